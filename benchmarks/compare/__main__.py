@@ -1,0 +1,86 @@
+"""The command line of benchmarks/compare.sh."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+
+from compare import build, engine, local
+from compare.bars import Report
+
+# A group is a module with TARGETS (what to build), SECTIONS ({name: function(context)}) and, optionally,
+# missing(context) (the peers that are not there). Each section adds its bars to context.report.
+GROUPS = {"engine": engine, "local": local}
+
+
+class Context:
+    """What sections need: where the programs are, how much to run, and where bars go."""
+
+    def __init__(self, build_dir, quick, may_build, report):
+        self.build_dir = build_dir
+        self.quick = quick
+        self.may_build = may_build
+        self.report = report
+        self.cores = len(os.sched_getaffinity(0))
+        self.reps = 2 if quick else 5
+
+
+def parse_selection(words):
+    """Turns ["engine", "local:sum"] into {group: [section...]}, all of it if empty."""
+    selection = {}
+    for word in words or GROUPS:
+        group, _, section = word.partition(":")
+        if group not in GROUPS:
+            sys.exit(f"unknown group {group!r}; known: {', '.join(GROUPS)}")
+        known = GROUPS[group].SECTIONS
+        if section and section not in known:
+            sys.exit(f"unknown section {word!r}; {group} has {', '.join(known)}")
+        chosen = selection.setdefault(group, [])
+        chosen += [s for s in ([section] if section else known) if s not in chosen]
+    return selection
+
+
+def main():
+    sections = "; ".join(f"{name}: {', '.join(group.SECTIONS)}" for name, group in GROUPS.items())
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/compare.sh", description="Compares heddle with its peers and limits.",
+        epilog=f"Groups and their sections: {sections}.")
+    parser.add_argument("groups", nargs="*", metavar="group[:section]", help="default: all groups")
+    parser.add_argument("--json", metavar="FILE", help="also write the bars there")
+    parser.add_argument("--quick", action="store_true",
+                        help="a smoke test: small and few runs; exit status 0 whatever the bars say")
+    parser.add_argument("--build-dir", metavar="DIR", help="use what is built there; build nothing")
+    arguments = parser.parse_args()
+    selection = parse_selection(arguments.groups)
+
+    report = Report()
+    context = Context(arguments.build_dir or build.RELEASE_DIR, arguments.quick,
+                      arguments.build_dir is None, report)
+    try:
+        if context.may_build:
+            build.build_release([t for group in selection for t in GROUPS[group].TARGETS])
+        for name, chosen in selection.items():
+            group = GROUPS[name]
+            report.group = name
+            for peer in getattr(group, "missing", lambda _: [])(context):
+                report.add_missing(peer)
+            for section in chosen:
+                group.SECTIONS[section](context)
+    except (build.BuildError, RuntimeError) as error:
+        print(f"compare.sh: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if arguments.json:
+            with open(arguments.json, "w", encoding="utf-8") as file:
+                json.dump({"machine": platform.machine(), "cores": context.cores,
+                           "quick": context.quick, "missing": report.missing,
+                           "bars": report.bars}, file, indent=1)
+                file.write("\n")
+    short = sum(not bar["holds"] for bar in report.bars)
+    print(f"{len(report.bars)} bars, {short} fall short", flush=True)
+    return 1 if short and not arguments.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+// How close the n-way sum comes to what the machine's memory allows.
+//
+//   bench_sum_roofline [--json FILE] [--quick]
+//
+// For 2 to 16 inputs of 4 KiB to 64 MiB, float32 and bfloat16, one thread: ours against the best of
+// the plain loops of the same SIMD target, made for just that number of inputs, with ordinary and
+// with streaming stores. The bytes moved are N reads and one write. For arrays beyond the caches
+// memcpy of one array is a third loop to beat: the plain loops are no limit if memcpy moves bytes
+// faster. All run in one process over the same arrays, in turn, and each round gives one ratio;
+// what counts is the median. A line stands for the number of inputs that comes out worst. Status 1:
+// a bar falls short.
+#include <heddle/dtype.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <time.h>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "benchmarks/ops/sum_roofline.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include <hwy/highway.h>
+
+#include "ops/simd-inl.h"
+#include "ops/sum.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::ops::HWY_NAMESPACE {
+
+template <std::size_t kInputs, bool kStream, typename T>
+void PlainLoop(std::span<const void* const> inputs, T* out, std::size_t count) {
+  const hn::ScalableTag<float> d;
+  const T* in[kInputs];
+  for (std::size_t k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(inputs[k]);
+  for (std::size_t i = 0; i < count; i += hn::Lanes(d)) {
+    auto sum = LoadAs(d, in[0] + i);
+    for (std::size_t k = 1; k < kInputs; ++k) sum = hn::Add(sum, LoadAs(d, in[k] + i));
+    StoreAs<kStream>(sum, d, out + i);
+  }
+  if (kStream) hwy::FlushStream();
+}
+
+template <bool kStream, typename T, std::size_t... kIndices>
+void PlainLoopOf(std::span<const void* const> inputs, T* out, std::size_t count,
+                 std::index_sequence<kIndices...>) {
+  using Loop = void (*)(std::span<const void* const>, T*, std::size_t);
+  static constexpr Loop kLoops[] = {&PlainLoop<kIndices + 2, kStream, T>...};
+  kLoops[inputs.size() - 2](inputs, out, count);
+}
+
+// The arrays are whole vectors long.
+void PlainSum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
+              bool streaming) {
+  const auto run = [&](auto* typed_out) HWY_ATTR {
+    constexpr std::make_index_sequence<15> kFrom2To16;
+    if (streaming) {
+      PlainLoopOf<true>(inputs, typed_out, count, kFrom2To16);
+    } else {
+      PlainLoopOf<false>(inputs, typed_out, count, kFrom2To16);
+    }
+  };
+  if (dtype == DType::kFloat32) {
+    run(static_cast<float*>(out));
+  } else {
+    run(static_cast<BFloat16*>(out));
+  }
+}
+
+}  // namespace heddle::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heddle::ops {
+
+HWY_EXPORT(PlainSum);
+
+namespace {
+
+constexpr double kBar = 0.9;
+constexpr std::size_t kBeyondCaches = std::size_t{4} << 20;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+// The arrays of one size: 16 inputs and an output, page-aligned.
+class Arrays {
+ public:
+  explicit Arrays(std::size_t bytes) {
+    for (int k = 0; k <= 16; ++k) {
+      memory_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
+      std::memset(memory_.back().get(), k + 1, bytes);  // small numbers in both formats
+      pointers_.push_back(memory_.back().get());
+    }
+  }
+  std::span<const void* const> inputs(std::size_t n) const { return {pointers_.data(), n}; }
+  void* out() const { return memory_.back().get(); }
+
+ private:
+  std::vector<Memory> memory_;
+  std::vector<const void*> pointers_;
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// Seconds that this thread has run: sums of large arrays outlast a time slice, and what other
+// processes did in between must not count. Nothing measured here sleeps.
+double ThreadSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+template <typename F>
+double SecondsPerCall(std::size_t calls, const F& call) {
+  const double start = ThreadSeconds();
+  for (std::size_t i = 0; i < calls; ++i) call();
+  return (ThreadSeconds() - start) / static_cast<double>(calls);
+}
+
+struct Result {
+  std::size_t inputs = 0;
+  double ours = 0;  // GB/s, as the next two
+  double limit = 0;
+  double memcpy = 0;
+  std::string limit_name;
+  double ratio = 0;  // median over the rounds
+  double ratio_min = 0;
+  double ratio_max = 0;
+};
+
+Result Measure(DType dtype, std::size_t inputs, std::size_t bytes, const Arrays& arrays,
+               int rounds) {
+  const auto in = arrays.inputs(inputs);
+  void* const out = arrays.out();
+  const std::size_t count = bytes / SizeOf(dtype);
+  const double moved = static_cast<double>((inputs + 1) * bytes);
+  const std::size_t calls =
+      std::max<std::size_t>(1, (std::size_t{64} << 20) / ((inputs + 1) * bytes));
+
+  enum { kOurs, kPlain, kStreaming, kMemcpy, kContenders };
+  const auto run = [&](int contender) {
+    switch (contender) {
+      case kOurs:
+        return SecondsPerCall(calls, [&] { Sum(dtype, in, out, count); });
+      case kPlain:
+        return SecondsPerCall(calls, [&] {
+          HWY_DYNAMIC_DISPATCH(PlainSum)(dtype, in, out, count, false);
+        });
+      case kStreaming:
+        return SecondsPerCall(calls, [&] {
+          HWY_DYNAMIC_DISPATCH(PlainSum)(dtype, in, out, count, true);
+        });
+      default:  // per byte moved, as if it had moved as many as the sum
+        return SecondsPerCall(calls, [&] { std::memcpy(out, in[0], bytes); }) * moved /
+               static_cast<double>(2 * bytes);
+    }
+  };
+  std::vector<double> seconds[kContenders];
+  for (int round = -1; round < rounds; ++round) {  // the first warms up
+    for (int turn = 0; turn < kContenders; ++turn) {
+      const int contender = (turn + round + 1) % kContenders;
+      const double taken = run(contender);
+      if (round >= 0) seconds[contender].push_back(taken);
+    }
+  }
+
+  int best = kPlain;
+  if (Median(seconds[kStreaming]) < Median(seconds[best])) best = kStreaming;
+  if (bytes >= kBeyondCaches && Median(seconds[kMemcpy]) < Median(seconds[best])) best = kMemcpy;
+  std::vector<double> ratios;
+  for (int round = 0; round < rounds; ++round) {
+    ratios.push_back(seconds[best][round] / seconds[kOurs][round]);
+  }
+  const auto rate = [&](int contender) { return moved / Median(seconds[contender]) / 1e9; };
+  constexpr const char* kNames[] = {"ours", "plain loop", "streaming loop", "memcpy"};
+  return {.inputs = inputs,
+          .ours = rate(kOurs),
+          .limit = rate(best),
+          .memcpy = rate(kMemcpy),
+          .limit_name = kNames[best],
+          .ratio = Median(ratios),
+          .ratio_min = *std::min_element(ratios.begin(), ratios.end()),
+          .ratio_max = *std::max_element(ratios.begin(), ratios.end())};
+}
+
+nlohmann::json CaseOf(const Result& result) {
+  return {{"inputs", result.inputs},
+          {"ours", result.ours},
+          {"against", result.limit_name},
+          {"limit", result.limit},
+          {"memcpy", result.memcpy},
+          {"ratio", result.ratio},
+          {"spread", {result.ratio_min, result.ratio_max}}};
+}
+
+nlohmann::json BarOf(DType dtype, std::size_t bytes, const std::vector<Result>& results) {
+  const Result& worst =
+      *std::min_element(results.begin(), results.end(),
+                        [](const Result& a, const Result& b) { return a.ratio < b.ratio; });
+  const std::string size =
+      bytes >= 1 << 20 ? fmt::format("{} MiB", bytes >> 20) : fmt::format("{} KiB", bytes >> 10);
+  nlohmann::json cases = nlohmann::json::array();
+  for (const Result& result : results) cases.push_back(CaseOf(result));
+  return {
+      {"what", fmt::format("sum of {} to {} {} arrays of {}, worst at {}", results.front().inputs,
+                           results.back().inputs, Name(dtype), size, worst.inputs)},
+      {"ours", worst.ours},
+      {"unit", "GB/s"},
+      {"against", worst.limit_name},
+      {"limit", worst.limit},
+      {"ratio", worst.ratio},
+      {"spread", {worst.ratio_min, worst.ratio_max}},
+      {"bar", fmt::format(">= {:g}", kBar)},
+      {"holds", worst.ratio >= kBar},
+      {"cases", cases}};
+}
+
+int Main(int argc, char** argv) {
+  std::string json_path;
+  bool quick = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--json" && i + 1 < argc) {
+      json_path = argv[++i];
+    } else if (argument == "--quick") {
+      quick = true;
+    } else {
+      std::fprintf(stderr, "usage: bench_sum_roofline [--json FILE] [--quick]\n");
+      return 2;
+    }
+  }
+  std::ofstream json;
+  if (!json_path.empty()) {
+    json.open(json_path);
+    if (!json) {
+      std::fprintf(stderr, "bench_sum_roofline: cannot write %s\n", json_path.c_str());
+      return 2;
+    }
+  }
+
+  const int rounds = quick ? 5 : 9;
+  const std::vector<std::size_t> sizes_kib =
+      quick ? std::vector<std::size_t>{4, 1024, 16384}
+            : std::vector<std::size_t>{4, 16, 64, 256, 1024, 4096, 16384, 65536};
+  bool all_hold = true;
+  for (std::size_t kib : sizes_kib) {
+    const std::size_t bytes = kib << 10;
+    const Arrays arrays(bytes);
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      std::vector<Result> results;
+      for (std::size_t inputs = 2; inputs <= 16; ++inputs) {
+        if (quick && (inputs & (inputs - 1)) != 0) continue;
+        results.push_back(Measure(dtype, inputs, bytes, arrays, rounds));
+      }
+      const nlohmann::json bar = BarOf(dtype, bytes, results);
+      all_hold = all_hold && bar["holds"].get<bool>();
+      fmt::print("{}: {:.1f} GB/s, {} {:.1f} GB/s, ratio {:.2f} [{:.2f}..{:.2f}], {}\n",
+                 bar["what"].get<std::string>(), bar["ours"].get<double>(),
+                 bar["against"].get<std::string>(), bar["limit"].get<double>(),
+                 bar["ratio"].get<double>(), bar["spread"][0].get<double>(),
+                 bar["spread"][1].get<double>(),
+                 bar["holds"].get<bool>() ? "holds" : "falls short");
+      std::fflush(stdout);
+      if (json.is_open()) json << bar.dump() << '\n' << std::flush;
+    }
+  }
+  return all_hold ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace heddle::ops
+
+int main(int argc, char** argv) { return heddle::ops::Main(argc, argv); }
+#endif  // HWY_ONCE

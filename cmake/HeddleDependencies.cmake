@@ -1,0 +1,58 @@
+# The libraries that heddle uses. A missing required one stops the configure, all of them named at
+# once; an optional one is only reported (HeddleSummary).
+
+# heddle_require(<package> <Debian package>): finds a CMake package or remembers that it is missing.
+macro(heddle_require package debian_package)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND)
+    list(APPEND heddle_missing "${package} (Debian package ${debian_package})")
+  endif()
+endmacro()
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+heddle_require(Threads libc6-dev)
+heddle_require(TBB libtbb-dev)
+heddle_require(hwy libhwy-dev)
+heddle_require(fmt libfmt-dev)
+heddle_require(spdlog libspdlog-dev)
+heddle_require(nlohmann_json nlohmann-json3-dev)
+if(HEDDLE_BUILD_TOOLS OR HEDDLE_BUILD_EXAMPLES OR HEDDLE_BUILD_BENCHMARKS)
+  heddle_require(CLI11 libcli11-dev)
+endif()
+if(HEDDLE_BUILD_BENCHMARKS)
+  heddle_require(benchmark libbenchmark-dev)
+endif()
+if(HEDDLE_BUILD_TESTS)
+  heddle_require(GTest libgtest-dev)
+  heddle_require(rapidcheck librapidcheck-dev)
+  find_package(Python3 QUIET COMPONENTS Interpreter)
+  if(NOT Python3_Interpreter_FOUND)
+    list(APPEND heddle_missing "Python3 interpreter (Debian package python3)")
+  endif()
+endif()
+
+if(heddle_missing)
+  list(JOIN heddle_missing "\n  " heddle_missing_lines)
+  message(FATAL_ERROR "heddle needs what is not installed here:\n  ${heddle_missing_lines}\n"
+                      "On Debian, tools/setup.sh installs it.")
+endif()
+
+# The optional parts: each sets HEDDLE_<PART>_VERSION, empty if it was not found.
+find_package(CUDAToolkit QUIET)
+set(HEDDLE_CUDA_VERSION "${CUDAToolkit_VERSION}")
+
+find_path(HEDDLE_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(HEDDLE_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+set(HEDDLE_NCCL_VERSION "")
+if(HEDDLE_NCCL_INCLUDE_DIR AND HEDDLE_NCCL_LIBRARY)
+  file(STRINGS "${HEDDLE_NCCL_INCLUDE_DIR}/nccl.h" version_parts
+       REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) [0-9]+")
+  string(REGEX MATCHALL "[0-9]+" version_parts "${version_parts}")
+  list(JOIN version_parts "." HEDDLE_NCCL_VERSION)
+endif()
+
+find_package(Python3 QUIET OPTIONAL_COMPONENTS Interpreter Development.Module)
+set(HEDDLE_PYTHON_VERSION "")
+if(Python3_Interpreter_FOUND AND Python3_Development.Module_FOUND)
+  set(HEDDLE_PYTHON_VERSION "${Python3_VERSION}")
+endif()

@@ -1,0 +1,56 @@
+# What can be chosen at configure time, and the compiler flags that follow.
+
+option(HEDDLE_BUILD_TOOLS "Build the heddle command" ${PROJECT_IS_TOP_LEVEL})
+option(HEDDLE_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(HEDDLE_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(HEDDLE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(HEDDLE_DCHECKS "Check invariants at run time (DCHECK)" OFF)
+option(HEDDLE_WARNINGS_AS_ERRORS "Stop at the first warning" ${PROJECT_IS_TOP_LEVEL})
+set(HEDDLE_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # one set of objects makes both libraries
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_COMPILE_WARNING_AS_ERROR ${HEDDLE_WARNINGS_AS_ERRORS})
+
+add_compile_options(-Wall -Wextra -Wnon-virtual-dtor)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  add_compile_options(-Wthread-safety)
+else()
+  # Nobody replaces heddle's functions at load time; without this, position-independent code may not
+  # inline its own. Clang assumes it anyway.
+  add_compile_options(-fno-semantic-interposition)
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # GCC 12 reports overlapping copies inside std::string that cannot happen (GCC bug 105651).
+    add_compile_options(-Wno-restrict)
+  endif()
+endif()
+
+if(HEDDLE_SANITIZE)
+  add_compile_options(-fsanitize=${HEDDLE_SANITIZE} -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${HEDDLE_SANITIZE})
+endif()
+
+# What every test sees in its environment.
+set(HEDDLE_TEST_ENVIRONMENT "")
+if(HEDDLE_SANITIZE MATCHES "thread")
+  # The thread sanitizer does not see how the prebuilt oneTBB synchronises and reports races that
+  # are not there; engines run on plain threads instead.
+  list(APPEND HEDDLE_TEST_ENVIRONMENT "HEDDLE_WORKER_HOST=threads"
+                                      "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+elseif(HEDDLE_SANITIZE)
+  list(APPEND HEDDLE_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_stack_use_after_return=1"
+                                      "UBSAN_OPTIONS=print_stacktrace=1")
+endif()
+
+find_program(HEDDLE_CCACHE ccache)
+if(HEDDLE_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${HEDDLE_CCACHE}")
+endif()

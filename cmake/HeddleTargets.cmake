@@ -1,0 +1,81 @@
+# Functions that the folders' CMakeLists.txt use.
+
+# Everything that heddle's own code, tests and programs need on top of the public headers: the
+# internal headers (included from the root) and the libraries under them.
+add_library(heddle_internal INTERFACE)
+target_include_directories(heddle_internal INTERFACE "${PROJECT_SOURCE_DIR}/include"
+                                                     "${PROJECT_SOURCE_DIR}"
+                                                     "${PROJECT_BINARY_DIR}/generated")
+target_link_libraries(heddle_internal INTERFACE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
+                                                nlohmann_json::nlohmann_json Threads::Threads)
+target_compile_definitions(heddle_internal INTERFACE $<$<BOOL:${HEDDLE_DCHECKS}>:HEDDLE_DCHECKS>)
+
+configure_file("${PROJECT_SOURCE_DIR}/base/build_info.h.in"
+               "${PROJECT_BINARY_DIR}/generated/base/build_info.h" @ONLY)
+
+# heddle_add_library(<name> SOURCES <file>... [LIBS <target>...])
+# One folder's part of the library. Its objects go into both heddle::heddle and
+# heddle::heddle_shared.
+function(heddle_add_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+  if(NOT arg_SOURCES)
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE heddle_internal ${arg_LIBS})
+    return()
+  endif()
+  add_library(${name} OBJECT ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC heddle_internal ${arg_LIBS})
+  set_property(GLOBAL APPEND PROPERTY HEDDLE_OBJECT_LIBRARIES ${name})
+endfunction()
+
+# Makes heddle::heddle (static) and heddle::heddle_shared of all folders.
+function(heddle_bundle_libraries)
+  get_property(folders GLOBAL PROPERTY HEDDLE_OBJECT_LIBRARIES)
+  add_library(heddle STATIC)
+  add_library(heddle_shared SHARED)
+  foreach(target IN ITEMS heddle heddle_shared)
+    foreach(folder IN LISTS folders)
+      target_sources(${target} PRIVATE $<TARGET_OBJECTS:${folder}>)
+    endforeach()
+    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+    target_compile_features(${target} PUBLIC cxx_std_20)
+    target_link_libraries(${target} PRIVATE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
+                                            Threads::Threads)
+    set_target_properties(${target} PROPERTIES OUTPUT_NAME heddle EXPORT_NAME ${target}
+                                               VERSION ${PROJECT_VERSION}
+                                               SOVERSION ${PROJECT_VERSION_MAJOR}
+                                               LINKER_LANGUAGE CXX)
+    add_library(heddle::${target} ALIAS ${target})
+  endforeach()
+endfunction()
+
+# heddle_add_executable(<name> SOURCES <file>... [LIBS <target>...])
+# A program that may include internal headers and links the static library.
+function(heddle_add_executable name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE heddle::heddle heddle_internal ${arg_LIBS})
+endfunction()
+
+# heddle_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <seconds>])
+# A GoogleTest program; each of its tests becomes a ctest of its own, named <name>.<suite>.<test>.
+function(heddle_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  heddle_add_executable(${name} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS} GTest::gtest_main GTest::gmock)
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." TEST_LIST ${name}_tests
+                       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
+                       PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  # gtest_discover_tests cannot pass on properties that are lists; a file that ctest reads after the
+  # discovery can.
+  set(properties_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
+  file(CONFIGURE OUTPUT "${properties_file}" @ONLY CONTENT [[
+if(@name@_tests)
+  set_tests_properties(${@name@_tests} PROPERTIES
+                       LABELS "@arg_LABELS@" ENVIRONMENT "@HEDDLE_TEST_ENVIRONMENT@")
+endif()
+]])
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${properties_file}")
+endfunction()

@@ -1,0 +1,30 @@
+// What a Completion points to. It outlives its op: late calls must find out that they are late.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+
+#include "engine/op.h"
+
+namespace heddle::internal {
+
+// One reference is the engine's, until the op has finished; the others are Completion handles.
+struct alignas(engine::kBlockAlign) AsyncState {
+  // Bits of `flags`. The op is finished by whoever sets the second of kBodyDone and kCalled.
+  enum : std::uint32_t {
+    kClaimed = 1,   // some call has won and writes `error`
+    kCalled = 2,    // `error` is final
+    kBodyDone = 4,  // the body has returned and its captures are gone
+  };
+
+  std::atomic<std::uint32_t> refs{1};
+  std::atomic<std::uint32_t> flags{0};
+  EngineCore* core;
+  std::uint64_t core_id;  // for late calls, when `core` may be gone
+  Op* op;
+  std::exception_ptr error;
+  std::size_t in_flight_index = 0;  // in EngineCore::in_flight_; guarded by the engine's lock
+};
+
+}  // namespace heddle::internal

@@ -1,0 +1,396 @@
+// EngineCore: one engine behind the public facade.
+//
+// DESIGN. A pushing thread writes an op block and one slot of the inbox, and touches no variable.
+// All tracking (variables, ready queue, counts) is plain state under one lock, worked on by one
+// executor at a time:
+//
+//     pushers -> inbox (ring, total order) -> tracker (dependency queues) -> ready queue ->
+//     executors
+//
+// An executor is a worker, or a thread in a wait that helps. It holds the lock to finish the op
+// that it ran and to pick the next one, and releases it to run the body: one short hold an op. It
+// registers ops as late as it can: an op taken from the inbox when its predecessors have finished
+// is ready at once and never enters a queue, which costs a fraction of blocking and granting it.
+// Several executors share the work only where bodies are long enough to pay for it (see
+// ParallelPaysLocked), so tiny ops stay on one core.
+//
+// Sleeping. mode_ says who looks at the inbox next, hence what a pusher must do:
+//   kAwake    an executor will, within microseconds: nothing.
+//   kNap      the lookout thread will, within its nap of 50 us: nothing.
+//   kDeep     nobody: the first pusher requests a worker.
+//   kStopped  nobody ever again: the pusher empties the inbox itself.
+// Whoever lowers the guard (an executor that leaves, the lookout that goes to sleep) stores the
+// mode, then rechecks the inbox' tail; a pusher takes its ticket, then loads the mode. All four are
+// seq_cst, so one of the two sees the other.
+//
+// The lookout (one thread an engine) naps while the engine is in use, so that pushers need not wake
+// anyone, lets a further worker in when a body turns out to be long, and runs the watchdog.
+//
+// The engines `serial` and `seeded` use the same tracker and differ in who executes: see
+// inline_engine.cc.
+#pragma once
+
+#include <heddle/engine.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/async_state.h"
+#include "engine/inbox.h"
+#include "engine/op.h"
+#include "engine/ready_queue.h"
+#include "engine/thread_context.h"
+#include "engine/trace.h"
+#include "engine/tracker.h"
+#include "engine/tracker_lock.h"
+#include "engine/worker_host.h"
+
+namespace heddle::internal {
+
+// Off in one build only: the one that shows what the check costs.
+#ifdef HEDDLE_NO_TRACING
+inline constexpr bool kTracing = false;
+#else
+inline constexpr bool kTracing = true;
+#endif
+
+std::string VarName(const VarState& var);
+AsyncState* NewAsyncState(EngineCore* core, Op* op);
+void TracePush(engine::TraceWriter& trace, Op* op) noexcept;
+
+class EngineCore {
+ public:
+  explicit EngineCore(EngineOptions options);
+
+  // The facade's calls; contracts in heddle/engine.h.
+  Var NewVar(std::string_view name);
+  NewOp BeginPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
+                  bool async, PushMode mode);
+  void CommitPush(Op* op) noexcept;
+  void AbandonPush(Op* op) noexcept;
+  void WaitForVar(const Var& var, std::optional<Deadline> deadline);
+  void WaitForReadsAndWrites(const Var& var, std::optional<Deadline> deadline);
+  void WaitForAll(std::optional<Deadline> deadline);
+  void Stop(std::optional<Deadline> deadline);
+  std::uint64_t version(const Var& var) const;
+  std::optional<Failure> FailureOf(const Var& var);
+  std::exception_ptr ErrorOf(const Var& var);
+  void ClearError(const Var& var);
+  void ParallelFor(std::int64_t count, std::int64_t grain,
+                   const std::function<void(std::int64_t, std::int64_t)>& body);
+  std::string DumpState();
+  EngineStats stats();
+  void StartTrace(const std::string& file);
+  void StopTrace();
+  const EngineOptions& options() const { return options_; }
+
+  // Completions and handles.
+  void PublishCompletion(Op* op) noexcept;
+  void DropVar(VarState* var) noexcept;
+  void CountLateCompletion() noexcept;
+  void Ref() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref() noexcept;
+  std::uint64_t id() const { return id_; }
+
+ private:
+  using Clock = Deadline::Clock;
+  using FailureRecord = engine::FailureRecord;
+  enum class Kind { kThreaded, kSerial, kSeeded };
+  enum class Mode : int { kAwake, kNap, kDeep, kStopped };
+  enum class WaitKind { kVar, kAll, kRoom, kInline };
+
+  // A thread in a wait; lies on its stack, linked while it sleeps. Guarded by lock_ but for
+  // `woken`.
+  struct Waiter {
+    WaitKind kind;
+    VarState* var = nullptr;   // kVar
+    std::uint32_t target = 0;  // kVar: writes_finished to reach; kAll: the epoch to end
+    bool may_help = false;     // kAll: would run ops if woken
+    Waiter* previous = nullptr;
+    Waiter* next = nullptr;
+    std::atomic<bool> woken{false};
+    Mutex mutex{};
+    CondVar cond{};
+  };
+
+  // A ParallelFor in progress; lies on its caller's stack.
+  struct Job {
+    std::int64_t count;
+    std::int64_t grain;
+    std::int64_t blocks;
+    const std::function<void(std::int64_t, std::int64_t)>* body;
+    Op* op;  // whose body called ParallelFor; null outside ops
+    int priority;
+    std::atomic<std::int64_t> next{0};  // the first block that nobody has taken
+    std::atomic<int> helpers{0};        // raised under lock_, while the job is listed
+    std::atomic<bool> pushed_children{false};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error{};  // of whoever set `failed`; read when helpers is 0
+  };
+
+  // One thread that runs ops. Lives on its stack, linked for DumpState. Guarded by lock_.
+  struct Executor {
+    Op* current = nullptr;  // whose body is running
+    // Made ready by the op just finished; run next unless something is more urgent. Null whenever
+    // the lock is free.
+    Op* candidate = nullptr;
+    bool keeps_candidate = false;
+    int streak = 0;                           // candidates run in a row
+    std::optional<std::uint32_t> last_epoch;  // runs nothing pushed later (WaitForAll)
+    std::uint64_t ran = 0;
+    Executor* previous = nullptr;
+    Executor* next = nullptr;
+  };
+
+  // Lists an executor for its scope. Made and destroyed under lock_.
+  class ExecutorLink {
+   public:
+    ExecutorLink(EngineCore& core, Executor& executor) NO_THREAD_SAFETY_ANALYSIS;
+    ~ExecutorLink() NO_THREAD_SAFETY_ANALYSIS;
+    ExecutorLink(const ExecutorLink&) = delete;
+    ExecutorLink& operator=(const ExecutorLink&) = delete;
+
+   private:
+    EngineCore& core_;
+    Executor& executor_;
+  };
+
+  // The ready ops of one epoch, for the seeded engine.
+  struct SeededEpoch {
+    std::uint32_t epoch;
+    std::vector<Op*> ops;
+  };
+
+  struct Dequeued {
+    bool any;
+    Op* ready;  // an op that may run at once; null: a blocked one, or another kind of message
+  };
+
+  ~EngineCore();
+
+  // core_lifecycle.cc
+  static Kind ParseKind(const std::string& type);
+  static std::uint64_t Enlist(EngineCore* core);
+  void Delist() noexcept;
+  void PublishCompleted(Op* op) noexcept;
+
+  // core_push.cc
+  void Validate(const OpOptions& options) const;
+  bool LooksFull() const {
+    return inbox_.LooseTail() - released_published_.load(std::memory_order_relaxed) >=
+           static_cast<std::uint64_t>(options_.max_pending_ops);
+  }
+  bool EnterBound(std::int64_t bytes, PushMode mode);
+  bool HasRoomLocked(std::int64_t bytes) REQUIRES(lock_);
+  bool OnlyCompletionsHelpLocked() REQUIRES(lock_);
+  NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
+                   bool async);
+  void AwaitSlot(std::uint64_t ticket) noexcept;
+  void AfterPublish() noexcept {
+    const Mode mode = mode_.load(std::memory_order_seq_cst);  // see DESIGN
+    if (mode >= Mode::kDeep) WakeFromPublish(mode);
+  }
+  void WakeFromPublish(Mode mode) noexcept;
+  void AwaitRoomLocked(std::int64_t bytes) REQUIRES(lock_);
+  void PushFence(const Var& var, const char* name, bool clears_error);
+
+  // core_execute.cc
+  Dequeued DequeueLocked() REQUIRES(lock_);
+  void DrainLocked() REQUIRES(lock_);
+  void DrainToTailLocked() REQUIRES(lock_);
+  void PushReadyLocked(Op* op) REQUIRES(lock_);
+  Op* PickLocked(Executor& executor) REQUIRES(lock_);
+  Op* StreamLocked(Executor& executor) REQUIRES(lock_);
+  Op* PopReadyLocked(Executor& executor) REQUIRES(lock_);
+  void ExecuteLocked(Executor& executor, Op* op) REQUIRES(lock_);
+  void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
+  static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
+  bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
+  void FinishInFlightLocked(Op* op) REQUIRES(lock_);
+  void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
+  void FreeVarLocked(VarState* var) REQUIRES(lock_);
+  FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error) REQUIRES(lock_);
+  void ReleaseFromBoundLocked() REQUIRES(lock_);
+  void AdvanceEpochsLocked() REQUIRES(lock_);
+
+  // core_workers.cc
+  void RunWorker();
+  void WorkLocked(Executor& executor, bool* again) REQUIRES(lock_);
+  bool LingerLocked(int polls) REQUIRES(lock_);
+  void JoinExecutorsLocked() REQUIRES(lock_);
+  bool LeaveExecutorsLocked() REQUIRES(lock_);
+  bool WorkIsVisibleLocked() REQUIRES(lock_);
+  bool ParallelPaysLocked() const REQUIRES(lock_) { return body_ns_ > kParallelBodyNs; }
+  bool NeedsHelpLocked() REQUIRES(lock_);
+  bool ReserveWorker() noexcept;
+  void EnsureWorkerLocked() REQUIRES(lock_);
+  bool LowerGuardLocked(bool* request_worker) REQUIRES(lock_);
+  Job* JoinableJobLocked() REQUIRES(lock_);
+  void HelpLocked(Job& job) REQUIRES(lock_);
+  static void RunBlocks(Job& job) noexcept;
+  void Lookout();
+  bool LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns, bool* request_worker)
+      REQUIRES(lock_);
+  std::string WatchdogLocked(std::int64_t now_ns) REQUIRES(lock_);
+  void SightTail(std::int64_t now_ns);
+  void WakeLookoutLocked() REQUIRES(lock_);
+
+  // inline_engine.cc
+  bool AcquireInlineLocked(std::optional<Deadline> deadline) REQUIRES(lock_);
+  void ReleaseInlineLocked() REQUIRES(lock_);
+  bool AwaitPublishedLocked() REQUIRES(lock_);
+  void RunReadyInlineLocked(Executor& executor, const std::function<bool()>& done) REQUIRES(lock_);
+  std::vector<Op*>& SeededReadyLocked(std::uint32_t epoch) REQUIRES(lock_);
+  Op* PickSeededLocked(Executor& executor) REQUIRES(lock_);
+  void CommitSerial(Op* op) noexcept;
+  void EmptyInboxAfterStop() noexcept;
+
+  // core_wait.cc
+  void CheckNotInOp(const char* wait, const VarState* var) const;
+  void CheckOwn(const VarState* var, const char* call) const;
+  void CheckOpen(const char* call) const;
+  bool SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) REQUIRES(lock_);
+  static void WakeLocked(Waiter& waiter);
+  template <class Matches>
+  void WakeWaitersLocked(Matches&& matches) REQUIRES(lock_) {
+    for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
+      if (matches(*waiter)) WakeLocked(*waiter);
+    }
+  }
+  void WaitForWrites(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind);
+  Op* DrainButLastLocked() REQUIRES(lock_);
+  void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);
+  Op* FindRunnableLocked(VarState* var) REQUIRES(lock_);
+  std::uint32_t CloseEpochLocked() REQUIRES(lock_);
+  bool EpochEndedLocked(std::uint32_t epoch) const REQUIRES(lock_) {
+    return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;
+  }
+  bool WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline> deadline) REQUIRES(lock_);
+  std::string WhatBlocksLocked(VarState* var) REQUIRES(lock_);
+  std::string WhatIsPendingLocked() REQUIRES(lock_);
+
+  void TraceWaitFor(engine::TraceWait kind, std::uint64_t var_id, std::int64_t started_ns);
+
+  // core_dump.cc
+  template <class Visit>
+  void ForEachOpLocked(Visit&& visit) REQUIRES(lock_);
+  Op* AnyReaderLocked(VarState* var) REQUIRES(lock_);
+  std::string DescribeLocked(Op* op) REQUIRES(lock_);
+  std::string BlockersLocked(Op* op) REQUIRES(lock_);
+  Op* OldestPendingLocked() REQUIRES(lock_);
+  std::string ChainLocked(Op* op, std::int64_t now_ns = 0) REQUIRES(lock_);
+  Op* OldestBlockedLocked() REQUIRES(lock_);
+  std::string AgeOf(const Op* op, std::int64_t now_ns) const;
+
+  // Bodies shorter than this are cheaper on one core than shared between two.
+  static constexpr std::int64_t kParallelBodyNs = 150;
+  // Work worth a wake-up.
+  static constexpr std::int64_t kWorthHelpNs = 30'000;
+  // During longer bodies pushers may not count on this executor to look at the inbox.
+  static constexpr std::int64_t kLongBodyNs = 20'000;
+
+  const std::uint64_t id_;
+  EngineOptions options_;
+  const Kind kind_;
+  std::atomic<int> refs_{1};  // the facade's and one a variable
+
+  // Read by every push, written rarely.
+  alignas(engine::kNoSharing) std::atomic<Mode> mode_;
+  std::atomic<bool> closed_{false};
+  std::atomic<engine::TraceWriter*> trace_{nullptr};
+
+  engine::Inbox inbox_;
+
+  // How many messages of the inbox no longer count against the bound, a little late; exact under
+  // lock_.
+  alignas(engine::kNoSharing) std::atomic<std::uint64_t> released_published_{0};
+  std::atomic<std::int64_t> pending_bytes_{0};
+  std::atomic<bool> urgent_{false};  // an op above priority 0 may lie in the inbox
+  std::atomic<bool> look_{false};    // wakes executors that look away: something became ready
+  std::atomic<int> workers_{0};      // requested or running
+  std::atomic<std::uint64_t> late_completions_{0};
+  std::atomic<std::uint64_t> next_var_id_{1};
+
+  alignas(engine::kNoSharing) mutable engine::TrackerLock lock_;
+  engine::Tracker tracker_ GUARDED_BY(lock_);
+  engine::ReadyQueue ready_ GUARDED_BY(lock_);
+  std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
+  bool body_measured_ GUARDED_BY(lock_) = false;
+  int until_sample_ GUARDED_BY(lock_) = 0;          // ops until one is timed
+  bool children_pushed_ GUARDED_BY(lock_) = false;  // by ops; they may still lie in the inbox
+  int executors_ GUARDED_BY(lock_) = 0;  // threads that will look at the inbox before they leave
+  int executing_ GUARDED_BY(lock_) = 0;  // bodies running now
+  int idlers_ GUARDED_BY(lock_) = 0;     // executors that look away
+  bool admit_ GUARDED_BY(lock_) =
+      false;  // the lookout wants a further worker in, whatever the average
+  int help_skips_ GUARDED_BY(lock_) = 0;
+  int help_backoff_ GUARDED_BY(lock_) = 0;
+  std::uint64_t released_ GUARDED_BY(lock_) = 0;
+  std::uint64_t pushed_ GUARDED_BY(lock_) = 0;  // ops taken from the inbox
+  std::uint64_t done_ GUARDED_BY(lock_) = 0;
+  std::uint64_t failed_ GUARDED_BY(lock_) = 0;
+  Waiter* waiters_ GUARDED_BY(lock_) = nullptr;
+  int room_waiters_ GUARDED_BY(lock_) = 0;
+  Executor* executor_list_ GUARDED_BY(lock_) = nullptr;
+  std::vector<Job*> jobs_ GUARDED_BY(lock_);
+  std::vector<Op*> in_flight_ GUARDED_BY(lock_);  // async, body returned, not completed
+  VarState* vars_ GUARDED_BY(lock_) = nullptr;
+  std::vector<FailureRecord*> failures_ GUARDED_BY(lock_);    // that anything still refers to
+  std::vector<FailureRecord*> unreported_ GUARDED_BY(lock_);  // for WaitForAll; also listed above
+
+  // Epochs: what WaitForAll waits for. An op belongs to the epoch that is open when it is
+  // registered, or to that of the op that pushed it. WaitForAll closes the epoch at the inbox'
+  // tail.
+  std::deque<std::uint64_t> boundaries_
+      GUARDED_BY(lock_);  // tickets at which the next epochs begin
+  std::deque<std::int64_t> epoch_pending_ GUARDED_BY(lock_) = {0};  // ops of base_epoch_ and later
+  std::uint32_t base_epoch_ GUARDED_BY(lock_) = 0;
+  std::uint32_t current_epoch_ GUARDED_BY(lock_) = 0;
+  std::uint64_t last_boundary_ GUARDED_BY(lock_) = 0;
+
+  // serial and seeded
+  bool inline_busy_ GUARDED_BY(lock_) = false;  // some thread is running ops
+  std::mt19937_64 random_ GUARDED_BY(lock_);
+  std::vector<SeededEpoch> seeded_ready_ GUARDED_BY(lock_);  // few: the epochs with ready ops
+  std::size_t seeded_count_ GUARDED_BY(lock_) = 0;           // ops in them
+  std::vector<Op*> seeded_completions_ GUARDED_BY(lock_);
+
+  Mutex lookout_mutex_;
+  CondVar lookout_wake_;
+  bool lookout_signal_ GUARDED_BY(lookout_mutex_) = false;
+  bool lookout_stop_ GUARDED_BY(lookout_mutex_) = false;
+  std::atomic<bool> lookout_deep_{false};
+  // The lookout thread's own memory of its last look.
+  std::uint64_t last_tail_ = 0;
+  std::uint64_t last_head_ = 0;
+  std::uint64_t last_done_ = 0;
+  struct Sighting {
+    std::int64_t time_ns;
+    std::uint64_t tail;  // ops with smaller tickets had been pushed by then
+  };
+  std::vector<Sighting> sightings_;  // rising; thinned when it grows long
+  bool progress_idle_ = true;        // nothing was pending
+  std::uint64_t progress_done_ = 0;  // done_ when it last changed, and when that was
+  std::int64_t progress_ns_ = 0;
+
+  Mutex stop_mutex_;  // one Stop at a time; taken before lock_
+  bool stopped_ GUARDED_BY(stop_mutex_) = false;
+  Mutex trace_mutex_;
+  std::vector<std::unique_ptr<engine::TraceWriter>> traces_ GUARDED_BY(trace_mutex_);
+  std::unique_ptr<engine::WorkerHost> host_;
+  std::thread lookout_;
+};
+
+}  // namespace heddle::internal

@@ -1,0 +1,402 @@
+// The executing side: from the inbox through the tracker to a body that has run.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/core.h"
+
+namespace heddle::internal {
+
+using engine::MessageKind;
+using engine::ThreadContext;
+using engine::tls_context;
+
+namespace {
+
+// Candidates that an executor runs in a row although older ops of the same priority are ready.
+constexpr int kStreakMax = 32;
+// Blocked ops that an executor registers in search of a ready one while others are at work:
+// registering early costs more than waiting, and they will get there.
+constexpr int kLookahead = 16;
+// One op in so many is timed while ops are short.
+constexpr int kSampleEvery = 32;
+
+std::string MessageOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
+}  // namespace
+
+void EngineCore::PushReadyLocked(Op* op) {
+  if (kind_ == Kind::kSeeded) {
+    SeededReadyLocked(op->epoch).push_back(op);
+    ++seeded_count_;
+    return;
+  }
+  ready_.Push(op);
+  if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
+}
+
+// Takes the next message from the inbox, if there is one.
+EngineCore::Dequeued EngineCore::DequeueLocked() {
+  const engine::Inbox::Message message = inbox_.Front();
+  if (message.address == nullptr) return {false, nullptr};
+  if (!boundaries_.empty()) AdvanceEpochsLocked();
+  inbox_.Advance();
+  switch (message.kind) {
+    case MessageKind::kOp: {
+      Op* op = static_cast<Op*>(message.address);
+      if (!op->child) op->epoch = current_epoch_;
+      ++epoch_pending_[op->epoch - base_epoch_];
+      ++pushed_;
+      return {true, tracker_.Register(op) ? op : nullptr};
+    }
+    case MessageKind::kCompleted: {
+      ReleaseFromBoundLocked();
+      Op* op = static_cast<Op*>(message.address);
+      if (kind_ == Kind::kSeeded) {
+        seeded_completions_.push_back(op);
+      } else {
+        FinishInFlightLocked(op);
+      }
+      return {true, nullptr};
+    }
+    case MessageKind::kDropped: {
+      ReleaseFromBoundLocked();
+      auto* var = static_cast<VarState*>(message.address);
+      var->dropped = true;
+      if (var->Idle()) FreeVarLocked(var);
+      return {true, nullptr};
+    }
+  }
+  return {false, nullptr};
+}
+
+void EngineCore::DrainLocked() {
+  for (Dequeued next = DequeueLocked(); next.any; next = DequeueLocked()) {
+    if (next.ready != nullptr) PushReadyLocked(next.ready);
+  }
+  if (!boundaries_.empty()) AdvanceEpochsLocked();
+}
+
+// Registers everything that was pushed before, this thread's own pushes among it. The inbox ends
+// for now where another thread has taken a ticket and not published its op yet, so this may have to
+// wait for that thread.
+void EngineCore::DrainToTailLocked() {
+  const std::uint64_t tail = inbox_.tail();
+  for (DrainLocked(); inbox_.head() < tail; DrainLocked()) {
+    lock_.unlock();
+    std::this_thread::yield();
+    lock_.lock();
+  }
+}
+
+// The op that `executor` should run next; null: none may run now.
+Op* EngineCore::PickLocked(Executor& executor) {
+  while (tracker_.has_more_to_grant()) {
+    tracker_.GrantMore([this](Op* op) {
+      lock_.AssertHeld();
+      PushReadyLocked(op);
+    });
+    if (!ready_.empty()) break;
+  }
+  // Not exchange: the usual answer is no, and a load keeps the line shared.
+  if (urgent_.load(std::memory_order_acquire)) {
+    urgent_.store(false, std::memory_order_relaxed);
+    // Draining may release the lock, and then a ready op must be where waits look for it.
+    if (executor.candidate != nullptr) ready_.Push(std::exchange(executor.candidate, nullptr));
+    DrainLocked();
+  }
+  if (Op* op = std::exchange(executor.candidate, nullptr)) {
+    // Ops below priority 0 let those pass that still lie in the inbox.
+    if (op->priority >= 0 && executor.streak < kStreakMax &&
+        (ready_.empty() || (op->priority >= ready_.top_priority() && !ready_.ageing_due()))) {
+      ++executor.streak;
+      ready_.CountOvertake(op->priority);
+      return op;
+    }
+    ready_.Push(op);
+  }
+  executor.streak = 0;
+  if (!ready_.empty() && ready_.top_priority() >= 0) return PopReadyLocked(executor);
+  return StreamLocked(executor);
+}
+
+// Looks for an op in the inbox. Whatever is ready already is below priority 0.
+Op* EngineCore::StreamLocked(Executor& executor) {
+  const int lookahead = executors_ > 1 ? kLookahead : std::numeric_limits<int>::max();
+  for (int blocked = 0; blocked < lookahead || !ready_.empty();) {
+    if (executor.last_epoch &&
+        static_cast<std::int32_t>(current_epoch_ - *executor.last_epoch) > 0) {
+      break;
+    }
+    const Dequeued next = DequeueLocked();
+    if (!next.any) break;
+    if (next.ready == nullptr) {
+      ++blocked;
+      // A completion may have made something ready.
+      if (!ready_.empty() && ready_.top_priority() >= 0) break;
+      continue;
+    }
+    if (next.ready->priority == 0 && (ready_.empty() || ready_.top_priority() < 0)) {
+      return next.ready;
+    }
+    ready_.Push(next.ready);
+    // Above 0: nothing in the inbox is above it that urgent_ does not announce. Below: look on.
+    if (ready_.top_priority() >= 0) break;
+  }
+  if (!boundaries_.empty()) AdvanceEpochsLocked();
+  return ready_.empty() ? nullptr : PopReadyLocked(executor);
+}
+
+Op* EngineCore::PopReadyLocked(Executor& executor) {
+  Op* op = ready_.Pop();
+  if (executor.last_epoch && static_cast<std::int32_t>(op->epoch - *executor.last_epoch) > 0) {
+    ready_.Push(op);  // pushed after the WaitForAll that helps here
+    return nullptr;
+  }
+  return op;
+}
+
+// Runs the body of `op` without the lock, then finishes it.
+void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
+  FailureRecord* poison = tracker_.PoisonOf(op);
+  if (poison != nullptr) ++poison->refs;
+  op->started = true;
+  executor.current = op;
+  ++executor.ran;
+  ++executing_;
+  bool request_worker = false;
+  const bool lowered = kind_ == Kind::kThreaded && LowerGuardLocked(&request_worker);
+  const bool timed = body_ns_ > 1000 || --until_sample_ < 0;
+  AsyncState* async = op->async_state();
+  lock_.unlock();
+
+  if (request_worker) host_->RequestWorker();
+  engine::TraceWriter* trace = kTracing ? trace_.load(std::memory_order_acquire) : nullptr;
+  const std::int64_t started_ns = timed || trace != nullptr ? SteadyNowNs() : 0;
+  std::exception_ptr error;
+  ThreadContext& context = tls_context;
+  const ThreadContext outer = context;
+  context.core = this;
+  context.op = op;
+  context.pushed_children = false;
+  // Holds on, so that a body that throws fails with its exception and not with its dropped
+  // completion.
+  if (async != nullptr) RetainAsync(async);
+  try {
+    op->function(op->body(), poison != nullptr ? BodyAction::kDrop : BodyAction::kRun, async);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const bool failed = error != nullptr;
+  if (async != nullptr) EndAsyncBody(op, poison != nullptr, std::exchange(error, nullptr));
+  const bool pushed_children = context.pushed_children;
+  context = outer;
+  const std::int64_t ended_ns = started_ns != 0 ? SteadyNowNs() : 0;
+  if (trace != nullptr) [[unlikely]] {
+    const auto outcome = poison != nullptr ? engine::TraceOutcome::kSkipped
+                         : failed          ? engine::TraceOutcome::kFailed
+                                           : engine::TraceOutcome::kOk;
+    trace->OnRun(op->ticket, static_cast<std::uint64_t>(started_ns),
+                 static_cast<std::uint64_t>(poison != nullptr ? started_ns : ended_ns), outcome);
+  }
+
+  lock_.lock();
+  executor.current = nullptr;
+  --executing_;
+  if (lowered) mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  if (timed) MeasureBodyLocked(ended_ns - started_ns);
+  children_pushed_ |= pushed_children;
+  ReleaseFromBoundLocked();
+  if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, error)) return;
+  FailureRecord* failure = error != nullptr ? RecordFailureLocked(op, error) : poison;
+  FinishLocked(&executor, op, failure);
+  if (poison != nullptr) engine::Tracker::Unref(poison);
+}
+
+// Keeps the moving average. A single long sample is more often a preempted thread than a long body,
+// so it counts little, and the next op is timed too.
+void EngineCore::MeasureBodyLocked(std::int64_t sample_ns) {
+  const std::int64_t most_ns = 2 * body_ns_ + 100;
+  until_sample_ = sample_ns > most_ns ? 0 : kSampleEvery;
+  body_ns_ = body_measured_ ? body_ns_ + (std::min(sample_ns, most_ns) - body_ns_) / 4 : sample_ns;
+  body_measured_ = true;
+}
+
+// The body of an async op is gone: it was skipped, has returned, or has thrown `error`.
+void EngineCore::EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept {
+  AsyncState* async = op->async_state();
+  if (skipped) {
+    async->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
+  } else if (error != nullptr) {
+    CompleteAsync(async, std::move(error));
+  }
+  ReleaseAsync(async);
+}
+
+// The body of an async op has returned. True: it has been completed as well, with `error`. False:
+// its completion will come through the inbox.
+bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
+  AsyncState* async = op->async_state();
+  // acq_rel: acquires `error` from the caller; releases the body's effects to it
+  if ((async->flags.fetch_or(AsyncState::kBodyDone, std::memory_order_acq_rel) &
+       AsyncState::kCalled) == 0) {
+    async->in_flight_index = in_flight_.size();
+    in_flight_.push_back(op);
+    return false;
+  }
+  error = async->error;
+  return true;
+}
+
+void EngineCore::FinishInFlightLocked(Op* op) {
+  AsyncState* async = op->async_state();
+  in_flight_[async->in_flight_index] = in_flight_.back();
+  in_flight_[async->in_flight_index]->async_state()->in_flight_index = async->in_flight_index;
+  in_flight_.pop_back();
+  FailureRecord* failure =
+      async->error != nullptr ? RecordFailureLocked(op, async->error) : nullptr;
+  FinishLocked(nullptr, op, failure);
+}
+
+// Takes `op`, run or skipped, out of all queues, and frees it.
+void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure) {
+  if (failure != nullptr) {
+    ++failed_;
+    ++failure->refs;
+  }
+  // Ops that it or its like pushed may still lie in the inbox, and belong to the epoch that would
+  // end here.
+  if (children_pushed_ && epoch_pending_[op->epoch - base_epoch_] == 1 &&
+      (op->epoch != current_epoch_ || !boundaries_.empty())) {
+    children_pushed_ = false;
+    DrainToTailLocked();
+  }
+  tracker_.Finish(
+      op, failure,
+      [&](Op* ready) {
+        lock_.AssertHeld();
+        if (executor != nullptr && executor->keeps_candidate && executor->candidate == nullptr) {
+          executor->candidate = ready;
+        } else {
+          PushReadyLocked(ready);
+        }
+      },
+      [&](VarState* var) {
+        lock_.AssertHeld();
+        WakeWaitersLocked([var](const Waiter& waiter) {
+          return waiter.kind == WaitKind::kVar && waiter.var == var &&
+                 static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
+        });
+      },
+      [&](VarState* var) {
+        lock_.AssertHeld();
+        FreeVarLocked(var);
+      });
+  if (failure != nullptr) engine::Tracker::Unref(failure);
+  ++done_;
+  const std::uint32_t epoch = op->epoch;
+  if (const std::int64_t bytes = op->temporary_bytes(); bytes > 0) {
+    pending_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    if (room_waiters_ > 0) {
+      WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+    }
+  }
+  if (AsyncState* async = op->async_state()) {
+    if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
+      trace->OnComplete(
+          op->ticket, static_cast<std::uint64_t>(SteadyNowNs()),
+          failure != nullptr ? engine::TraceOutcome::kFailed : engine::TraceOutcome::kOk);
+    }
+    // No Completion may be made any more from the engine's reference.
+    async->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
+    ReleaseAsync(async);
+  }
+  engine::FreeBlock(op, op->block_class);
+  if (--epoch_pending_[epoch - base_epoch_] == 0 && epoch == base_epoch_ &&
+      base_epoch_ != current_epoch_) {
+    AdvanceEpochsLocked();
+  }
+}
+
+void EngineCore::ReleaseFromBoundLocked() {
+  ++released_;
+  // Not the inbox' tail: reading the line that pushers write, an op at a time, would cost both
+  // sides dearly.
+  if ((released_ & 31) == 0) {
+    released_published_.store(released_, std::memory_order_relaxed);
+  }
+  if (room_waiters_ > 0) {
+    WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+  }
+}
+
+void EngineCore::AdvanceEpochsLocked() {
+  while (!boundaries_.empty() && inbox_.head() >= boundaries_.front()) {
+    boundaries_.pop_front();
+    ++current_epoch_;
+    epoch_pending_.push_back(0);
+  }
+  const std::uint32_t base = base_epoch_;
+  while (base_epoch_ != current_epoch_ && epoch_pending_.front() == 0) {
+    epoch_pending_.pop_front();
+    ++base_epoch_;
+  }
+  if (base == base_epoch_) return;
+  WakeWaitersLocked([this](const Waiter& waiter) {
+    lock_.AssertHeld();
+    return waiter.kind == WaitKind::kAll && EpochEndedLocked(waiter.target);
+  });
+}
+
+// The record of the failure of `op`: a new one, unless `error` is one that the engine knows, passed
+// on.
+engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::exception_ptr& error) {
+  std::erase_if(failures_, [](FailureRecord* record) {
+    if (record->refs > 1) return false;
+    engine::Tracker::Unref(record);
+    return true;
+  });
+  for (FailureRecord* record : failures_) {
+    if (record->error == error) return record;
+  }
+  auto* record = new FailureRecord;
+  record->ticket = op->ticket;
+  record->error = error;
+  record->failure.op = op->name;
+  for (std::uint32_t i = 0; i < op->access_count; ++i) {
+    if (!op->access(i).names_failure()) continue;
+    record->failure.var = VarName(*op->access(i).var());
+    break;
+  }
+  record->failure.message = MessageOf(error);
+  record->refs = 2;  // failures_ and unreported_
+  failures_.push_back(record);
+  unreported_.push_back(record);
+  return record;
+}
+
+EngineCore::ExecutorLink::ExecutorLink(EngineCore& core, Executor& executor)
+    : core_(core), executor_(executor) {
+  executor.next = core.executor_list_;
+  if (core.executor_list_ != nullptr) core.executor_list_->previous = &executor;
+  core.executor_list_ = &executor;
+}
+
+EngineCore::ExecutorLink::~ExecutorLink() {
+  if (executor_.candidate != nullptr) core_.PushReadyLocked(executor_.candidate);
+  (executor_.previous != nullptr ? executor_.previous->next : core_.executor_list_) =
+      executor_.next;
+  if (executor_.next != nullptr) executor_.next->previous = executor_.previous;
+}
+
+}  // namespace heddle::internal

@@ -1,0 +1,364 @@
+// Making, stopping and taking apart an engine; variables, completions and traces.
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "base/cpu_count.h"
+#include "base/log.h"
+#include "engine/core.h"
+
+namespace heddle::internal {
+
+using engine::MessageKind;
+using engine::tls_context;
+
+namespace {
+
+constexpr int kWorkersMax = 1024;
+constexpr int kNoMoreWorkers = 1 << 20;  // more than any engine may have
+
+EngineOptions Resolve(EngineOptions options) {
+  const auto check = [](bool good, const char* name, auto value, const char* expected) {
+    if (good) return;
+    throw InvalidArgument(
+        fmt::format("engine option {} is {}, expected {}", name, value, expected));
+  };
+  check(options.num_workers >= 0 && options.num_workers <= kWorkersMax, "num_workers",
+        options.num_workers, "0 to 1024");
+  check(options.max_pending_ops >= 1, "max_pending_ops", options.max_pending_ops, "at least 1");
+  check(options.max_pending_bytes >= 1, "max_pending_bytes", options.max_pending_bytes,
+        "at least 1");
+  check(options.ageing >= 0, "ageing", options.ageing, "at least 0");
+  check(options.watchdog.count() >= 0, "watchdog", options.watchdog.count(), "at least 0 ms");
+  if (options.num_workers == 0) options.num_workers = std::min(AvailableCpus(), kWorkersMax);
+  return options;
+}
+
+}  // namespace
+
+EngineCore::Kind EngineCore::ParseKind(const std::string& type) {
+  if (type == "threaded") return Kind::kThreaded;
+  if (type == "serial") return Kind::kSerial;
+  if (type == "seeded") return Kind::kSeeded;
+  throw InvalidArgument(
+      fmt::format("unknown engine type '{}', expected threaded, serial or seeded", type));
+}
+
+EngineCore::EngineCore(EngineOptions options)
+    : id_(Enlist(this)),
+      options_(Resolve(std::move(options))),
+      kind_(ParseKind(options_.type)),
+      mode_(Mode::kNap),
+      ready_(options_.ageing),
+      random_(options_.seed) {
+  if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
+  if (kind_ == Kind::kThreaded) {
+    const auto run_worker = [this] { RunWorker(); };
+    host_ = options_.worker_host == WorkerHost::kTbb
+                ? engine::MakeTbbHost(options_.num_workers, run_worker)
+                : engine::MakeThreadHost(options_.num_workers, run_worker);
+  }
+  if (kind_ == Kind::kThreaded || options_.watchdog.count() > 0) {
+    lookout_ = std::thread([this] { Lookout(); });
+  }
+}
+
+EngineCore::~EngineCore() {
+  Delist();
+  lock_.AssertHeld();  // the last reference: nobody else is here
+  for (FailureRecord* record : unreported_) engine::Tracker::Unref(record);
+  for (FailureRecord* record : failures_) engine::Tracker::Unref(record);
+}
+
+void EngineCore::Unref() noexcept {
+  // acq_rel: the last one sees what all others did
+  if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+}
+
+void EngineCore::Stop(std::optional<Deadline> deadline) {
+  CheckNotInOp("Stop", nullptr);
+  const MutexLock stop(stop_mutex_);
+  if (stopped_) return;
+  closed_.store(true, std::memory_order_seq_cst);
+  {
+    const engine::TrackerGuard guard(lock_);
+    // Those who wait for room must find out.
+    WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+    while (true) {
+      if (!WaitForEpochLocked(CloseEpochLocked(), deadline)) {
+        throw TimeoutError(
+            fmt::format("stopping the engine: the deadline has passed; {}", WhatIsPendingLocked()));
+      }
+      if (inbox_.tail() != inbox_.head() || done_ != pushed_) continue;
+      mode_.store(Mode::kStopped, std::memory_order_seq_cst);  // store, then recheck
+      if (inbox_.tail() == inbox_.head()) break;
+      mode_.store(Mode::kNap, std::memory_order_relaxed);
+    }
+  }
+  {
+    const MutexLock lock(lookout_mutex_);
+    lookout_stop_ = true;
+  }
+  lookout_wake_.NotifyAll();
+  if (lookout_.joinable()) lookout_.join();
+  // Workers that were requested and found nothing to do; kNoMoreWorkers keeps others from being
+  // requested. acquire; pairs with the release in RunWorker
+  int none = 0;
+  while (!workers_.compare_exchange_strong(none, kNoMoreWorkers, std::memory_order_acquire)) {
+    none = 0;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  host_.reset();
+  // The last workers and the lookout may have changed the mode, and pushers relied on them.
+  mode_.store(Mode::kStopped, std::memory_order_seq_cst);
+  EmptyInboxAfterStop();
+  {
+    const engine::TrackerGuard guard(lock_);
+    for (const FailureRecord* record : unreported_) {
+      if (record->seen) continue;
+      Log(LogLevel::kError, "op '{}' failed and nobody waited for it: {}", record->failure.op,
+          record->failure.message);
+    }
+  }
+  StopTrace();
+  stopped_ = true;
+}
+
+// --- variables -----------------------------------------------------------------------------------
+
+std::string VarName(const VarState& var) {
+  return var.name != nullptr ? *var.name : fmt::format("var{}", var.id);
+}
+
+Var EngineCore::NewVar(std::string_view name) {
+  CheckOpen("NewVar");
+  auto text = name.empty() ? nullptr : std::make_unique<std::string>(name);
+  auto* var = new VarState;
+  var->core = this;
+  var->id = next_var_id_.fetch_add(1, std::memory_order_relaxed);
+  var->name = text.release();
+  Ref();
+  if (var->name != nullptr) {
+    if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
+      trace->OnVar(var->id, *var->name);
+    }
+  }
+  const engine::TrackerGuard guard(lock_);
+  var->next = vars_;
+  if (vars_ != nullptr) vars_->previous = var;
+  vars_ = var;
+  return Var::Adopt(var);
+}
+
+void RetainVar(VarState* var) noexcept { var->refs.fetch_add(1, std::memory_order_relaxed); }
+
+void ReleaseVar(VarState* var) noexcept {
+  // acq_rel: pushes that used other handles come before the drop
+  if (var->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) var->core->DropVar(var);
+}
+
+// In ticket order like a push: all ops that name the variable come before.
+void EngineCore::DropVar(VarState* var) noexcept {
+  Ref();  // once the drop is published, others may free the variable and let the engine go
+  const std::uint64_t ticket = inbox_.TakeTicket();
+  if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
+  inbox_.Publish(ticket, var, MessageKind::kDropped);
+  AfterPublish();
+  Unref();
+}
+
+void EngineCore::FreeVarLocked(VarState* var) {
+  tracker_.SetFailure(var, nullptr);
+  (var->previous != nullptr ? var->previous->next : vars_) = var->next;
+  if (var->next != nullptr) var->next->previous = var->previous;
+  delete var->name;
+  delete var;
+  // Never the last: the facade holds one while the engine runs, EmptyInboxAfterStop after.
+  Unref();
+}
+
+std::uint64_t EngineCore::version(const Var& var) const {
+  CheckOwn(var.state(), "version");
+  return var.state()->version.load(std::memory_order_acquire);
+}
+
+std::optional<Failure> EngineCore::FailureOf(const Var& var) {
+  CheckOwn(var.state(), "FailureOf");
+  const engine::TrackerGuard guard(lock_);
+  const FailureRecord* record = var.state()->failure;
+  return record != nullptr ? std::optional(record->failure) : std::nullopt;
+}
+
+std::exception_ptr EngineCore::ErrorOf(const Var& var) {
+  CheckOwn(var.state(), "ErrorOf");
+  const engine::TrackerGuard guard(lock_);
+  const FailureRecord* record = var.state()->failure;
+  return record != nullptr ? record->error : nullptr;
+}
+
+void EngineCore::ClearError(const Var& var) {
+  CheckOwn(var.state(), "ClearError");
+  if (tls_context.core != this) CheckOpen("ClearError");
+  PushFence(var, "clear_error", /*clears_error=*/true);
+}
+
+EngineStats EngineCore::stats() {
+  const engine::TrackerGuard guard(lock_);
+  DrainLocked();
+  return {
+      .pushed = pushed_,
+      .done = done_,
+      .failed = failed_,
+      .running = static_cast<std::uint64_t>(executing_) + in_flight_.size(),
+      .pending_bytes = static_cast<std::uint64_t>(pending_bytes_.load(std::memory_order_relaxed)),
+      .late_completions = late_completions_.load(std::memory_order_relaxed)};
+}
+
+// --- completions ---------------------------------------------------------------------------------
+
+namespace {
+
+// Late calls may come when their engine is gone: live engines by number.
+Mutex live_mutex;
+std::unordered_map<std::uint64_t, EngineCore*>& LiveEngines() REQUIRES(live_mutex) {
+  static auto* engines = new std::unordered_map<std::uint64_t, EngineCore*>;
+  return *engines;
+}
+
+void ReportLateCompletion(std::uint64_t core_id) {
+  Log(LogLevel::kWarning, "a completion was called again; only its first call counts");
+  const MutexLock lock(live_mutex);
+  const auto found = LiveEngines().find(core_id);
+  if (found != LiveEngines().end()) found->second->CountLateCompletion();
+}
+
+}  // namespace
+
+std::uint64_t EngineCore::Enlist(EngineCore* core) {
+  static std::uint64_t last_id = 0;
+  const MutexLock lock(live_mutex);
+  LiveEngines().emplace(++last_id, core);
+  return last_id;
+}
+
+void EngineCore::Delist() noexcept {
+  const MutexLock lock(live_mutex);
+  LiveEngines().erase(id_);
+}
+
+void EngineCore::CountLateCompletion() noexcept {
+  late_completions_.fetch_add(1, std::memory_order_relaxed);
+}
+
+AsyncState* NewAsyncState(EngineCore* core, Op* op) {
+  void* block = engine::AllocateBlock(engine::BlockClassOf(sizeof(AsyncState)), sizeof(AsyncState));
+  auto* state = new (block) AsyncState;
+  state->core = core;
+  state->core_id = core->id();
+  state->op = op;
+  return state;
+}
+
+void RetainAsync(AsyncState* state) noexcept {
+  state->refs.fetch_add(1, std::memory_order_relaxed);
+}
+
+namespace {
+
+// The claimed call: hands `error` over, and the op to the engine if its body has returned.
+void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
+  state->error = std::move(error);
+  // acq_rel: releases `error`; acquires the body's effects
+  if ((state->flags.fetch_or(AsyncState::kCalled, std::memory_order_acq_rel) &
+       AsyncState::kBodyDone) != 0) {
+    state->core->PublishCompletion(state->op);
+  }
+}
+
+}  // namespace
+
+void ReleaseAsync(AsyncState* state) noexcept {
+  std::uint32_t refs = state->refs.load(std::memory_order_acquire);
+  while (refs > 2) {
+    if (state->refs.compare_exchange_weak(refs, refs - 1, std::memory_order_acq_rel)) return;
+  }
+  // Unclaimed, the other reference is the engine's: this is the last handle, and no call can come
+  // any more.
+  if (refs == 2 && (state->flags.load(std::memory_order_acquire) & AsyncState::kClaimed) == 0) {
+    state->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
+    FinishCall(state, std::make_exception_ptr(OpError(fmt::format(
+                          "op '{}': its completion was dropped without a call", state->op->name))));
+  }
+  if (state->refs.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  state->~AsyncState();
+  engine::FreeBlock(state, engine::BlockClassOf(sizeof(AsyncState)));
+}
+
+void CompleteAsync(AsyncState* state, std::exception_ptr error) noexcept {
+  if (state == nullptr) return;  // moved from
+  if ((state->flags.fetch_or(AsyncState::kClaimed, std::memory_order_acq_rel) &
+       AsyncState::kClaimed) != 0) {
+    ReportLateCompletion(state->core_id);
+    return;
+  }
+  FinishCall(state, std::move(error));
+}
+
+void EngineCore::PublishCompletion(Op* op) noexcept {
+  Ref();  // once the op is published, others may finish it, stop the engine and let it go
+  PublishCompleted(op);
+  Unref();
+}
+
+void EngineCore::PublishCompleted(Op* op) noexcept {
+  const std::uint64_t ticket = inbox_.TakeTicket();
+  if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
+  inbox_.Publish(ticket, op, MessageKind::kCompleted);
+  AfterPublish();
+  if (kind_ == Kind::kThreaded) return;
+  const engine::TrackerGuard guard(lock_);
+  WakeWaitersLocked([](const Waiter&) { return true; });
+}
+
+// --- traces --------------------------------------------------------------------------------------
+
+void TracePush(engine::TraceWriter& trace, Op* op) noexcept {
+  trace.OnPush(op->ticket, static_cast<std::uint64_t>(SteadyNowNs()), op->name, op->device(),
+               op->lane, op->priority, op->access_count, [op](std::size_t i) {
+                 const engine::Access& access = op->access(static_cast<std::uint32_t>(i));
+                 constexpr engine::TraceAccess kModes[] = {
+                     engine::TraceAccess::kRead, engine::TraceAccess::kWrite,
+                     engine::TraceAccess::kReadWrite, engine::TraceAccess::kReadWrite};
+                 return engine::TraceWriter::TraceVar{access.var()->id,
+                                                      kModes[static_cast<int>(access.mode())]};
+               });
+}
+
+void EngineCore::StartTrace(const std::string& file) {
+  const MutexLock lock(trace_mutex_);
+  if (engine::TraceWriter* running = trace_.load(std::memory_order_relaxed)) {
+    throw InvalidState(
+        fmt::format("StartTrace('{}'): a trace to '{}' is running", file, running->path()));
+  }
+  traces_.push_back(std::make_unique<engine::TraceWriter>(file, options_.trace_bytes_max));
+  engine::TraceWriter* trace = traces_.back().get();
+  {
+    const engine::TrackerGuard guard(lock_);
+    for (const VarState* var = vars_; var != nullptr; var = var->next) {
+      if (var->name != nullptr) trace->OnVar(var->id, *var->name);
+    }
+  }
+  trace_.store(trace, std::memory_order_release);
+}
+
+// The writer itself stays until the engine goes: other threads may be in the midst of a record.
+void EngineCore::StopTrace() {
+  const MutexLock lock(trace_mutex_);
+  engine::TraceWriter* trace = trace_.exchange(nullptr, std::memory_order_acq_rel);
+  if (trace != nullptr) trace->Finish();
+}
+
+}  // namespace heddle::internal

@@ -1,0 +1,324 @@
+// The pushing side: from OpOptions to a slot in the inbox.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "engine/core.h"
+
+namespace heddle::internal {
+
+using engine::Access;
+using engine::AccessMode;
+using engine::AccessRef;
+using engine::MessageKind;
+using engine::OpExtension;
+using engine::tls_context;
+
+namespace {
+
+constexpr std::size_t kPairwiseMax = 16;
+// How long a pusher at the bound waits for completions before it enters all the same.
+constexpr std::chrono::milliseconds kStuckPatience{5};
+
+// Writes the accesses of an op, each variable once, and returns how many: pure reads first, in list
+// order, then writes, so that the first failed input in list order is the one passed on.
+std::size_t MergeFew(const OpOptions& options, Access* out) {
+  std::size_t count = 0;
+  for (const VarRef read : options.reads) {
+    bool again = false;
+    for (std::size_t i = 0; i < count; ++i) again |= out[i].var() == read.state();
+    if (!again) new (&out[count++]) Access(read.state(), AccessMode::kRead);
+  }
+  for (const VarRef& write : options.writes) {
+    std::size_t place = 0;
+    while (place < count && out[place].var() != write.state()) ++place;
+    if (place < count && out[place].is_write()) continue;  // again
+    const AccessMode mode = place < count ? AccessMode::kReadWrite : AccessMode::kWrite;
+    new (&out[place]) Access(write.state(), mode);
+    if (&write == options.writes.begin()) out[place].set_names_failure();
+    if (place == count) ++count;
+  }
+  return count;
+}
+
+// The same for long lists, in n log n.
+std::size_t MergeMany(const OpOptions& options, std::vector<Access>* merged) {
+  struct Named {
+    VarState* var;
+    bool write;
+    std::size_t order;
+  };
+  std::vector<Named> named;
+  named.reserve(options.reads.size() + options.writes.size());
+  for (const VarRef read : options.reads) named.push_back({read.state(), false, named.size()});
+  for (const VarRef write : options.writes) named.push_back({write.state(), true, named.size()});
+  std::sort(named.begin(), named.end(), [](const Named& a, const Named& b) {
+    return a.var != b.var ? a.var < b.var : a.order < b.order;
+  });
+  std::vector<std::pair<std::size_t, Access>> ordered;
+  for (std::size_t i = 0; i < named.size();) {
+    const std::size_t first = i;
+    bool read = false;
+    bool write = false;
+    for (; i < named.size() && named[i].var == named[first].var; ++i) {
+      (named[i].write ? write : read) = true;
+    }
+    const AccessMode mode = !write ? AccessMode::kRead
+                            : read ? AccessMode::kReadWrite
+                                   : AccessMode::kWrite;
+    ordered.emplace_back(named[first].order, Access(named[first].var, mode));
+  }
+  std::sort(ordered.begin(), ordered.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [order, access] : ordered) {
+    merged->push_back(access);
+    const bool first = !options.writes.empty() && access.var() == options.writes.begin()->state();
+    if (first) merged->back().set_names_failure();
+  }
+  return merged->size();
+}
+
+void CheckAccessCount(std::size_t count, const OpOptions& options) {
+  if (count <= AccessRef::kAccessesMax) return;
+  throw InvalidArgument(fmt::format("push of op '{}': {} variables, expected at most {}",
+                                    options.name.c_str(), count, AccessRef::kAccessesMax));
+}
+
+}  // namespace
+
+void EngineCore::Validate(const OpOptions& options) const {
+  // relaxed: a push that races with Stop may come before it
+  if (closed_.load(std::memory_order_relaxed) && tls_context.core != this) [[unlikely]] {
+    throw InvalidState(
+        fmt::format("push of op '{}': the engine has been stopped", options.name.c_str()));
+  }
+  const auto check = [&](const VarList& vars, const char* list) {
+    std::size_t index = 0;
+    for (const VarRef var : vars) {
+      if (var.state() == nullptr) [[unlikely]] {
+        throw InvalidArgument(
+            fmt::format("push of op '{}': {}[{}] is an empty Var, expected one made by NewVar",
+                        options.name.c_str(), list, index));
+      }
+      if (var.state()->core != this) [[unlikely]] {
+        throw InvalidArgument(
+            fmt::format("push of op '{}': {}[{}] ('{}') belongs to another engine",
+                        options.name.c_str(), list, index, VarName(*var.state())));
+      }
+      ++index;
+    }
+  };
+  check(options.reads, "reads");
+  check(options.writes, "writes");
+  if (options.device.type != DeviceType::kCpu || options.device.id < 0) [[unlikely]] {
+    throw InvalidArgument(fmt::format(
+        "push of op '{}': device {}, expected cpu(i) with i >= 0 (this build has no CUDA)",
+        options.name.c_str(), ToString(options.device)));
+  }
+  if (options.temporary_bytes < 0) [[unlikely]] {
+    throw InvalidArgument(fmt::format("push of op '{}': temporary_bytes is {}, expected >= 0",
+                                      options.name.c_str(), options.temporary_bytes));
+  }
+}
+
+NewOp EngineCore::BeginPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
+                            bool async, PushMode mode) {
+  Validate(options);
+  if (LooksFull() || options.temporary_bytes > 0) [[unlikely]] {
+    if (!EnterBound(options.temporary_bytes, mode)) return {nullptr, nullptr};
+  }
+  try {
+    return NewOpBlock(options, body_bytes, function, async);
+  } catch (...) {
+    pending_bytes_.fetch_sub(options.temporary_bytes, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+NewOp EngineCore::NewOpBlock(const OpOptions& options, std::size_t body_bytes,
+                             BodyFunction function, bool async) {
+  const std::size_t named = options.reads.size() + options.writes.size();
+  std::vector<Access> merged;
+  if (named > kPairwiseMax) CheckAccessCount(MergeMany(options, &merged), options);
+  const std::size_t room = merged.empty() ? named : merged.size();
+  const bool extended = async || options.temporary_bytes > 0;
+  const std::size_t bytes = Op::Bytes(room, extended, body_bytes);
+  const int block_class = engine::BlockClassOf(bytes);
+  Op* op = static_cast<Op*>(engine::AllocateBlock(block_class, bytes));
+  op->function = function;
+  op->name = options.name.c_str();
+  op->priority = options.priority;
+  op->blocked = 0;
+  op->device_id = options.device.id;
+  op->device_type = options.device.type;
+  op->lane = options.lane;
+  op->async = async;
+  op->started = false;
+  op->child = false;
+  op->extended = extended;
+  op->run_when_poisoned = options.run_when_poisoned;
+  op->clears_error = false;
+  op->block_class = static_cast<std::uint8_t>(block_class);
+  if (merged.empty()) {
+    op->access_count = static_cast<std::uint16_t>(MergeFew(options, op->accesses()));
+  } else {
+    op->access_count = static_cast<std::uint16_t>(merged.size());
+    std::copy(merged.begin(), merged.end(), op->accesses());
+  }
+  if (extended) {
+    auto* extension = new (op->extension()) OpExtension;
+    extension->temporary_bytes = options.temporary_bytes;
+    if (async) extension->async = NewAsyncState(this, op);
+  }
+  return {op, op->body()};
+}
+
+void EngineCore::AbandonPush(Op* op) noexcept {
+  pending_bytes_.fetch_sub(op->temporary_bytes(), std::memory_order_relaxed);
+  if (AsyncState* async = op->async_state()) {
+    async->flags.store(AsyncState::kClaimed, std::memory_order_relaxed);
+    ReleaseAsync(async);
+  }
+  engine::FreeBlock(op, op->block_class);
+}
+
+void EngineCore::CommitPush(Op* op) noexcept {
+  if (kind_ == Kind::kSerial) [[unlikely]] {
+    CommitSerial(op);
+    return;
+  }
+  engine::ThreadContext& context = tls_context;
+  if (context.core == this) {
+    op->child = true;
+    op->epoch = context.op->epoch;
+    context.pushed_children = true;
+  }
+  const bool urgent = op->priority > 0;
+  const std::uint64_t ticket = inbox_.TakeTicket();
+  op->ticket = ticket;
+  if (!inbox_.HasSlot(ticket)) [[unlikely]]
+    AwaitSlot(ticket);
+  if (kTracing) {
+    if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) [[unlikely]] {
+      TracePush(*trace, op);
+    }
+  }
+  inbox_.Publish(ticket, op, MessageKind::kOp);
+  // After publishing: an executor that clears the flag first must find the op.
+  if (urgent && !urgent_.load(std::memory_order_relaxed)) {
+    urgent_.store(true, std::memory_order_release);
+  }
+  AfterPublish();
+}
+
+// The ring is full: whoever has a ticket empties it. Earlier tickets have slots, so this ends.
+void EngineCore::AwaitSlot(std::uint64_t ticket) noexcept {
+  while (!inbox_.HasSlot(ticket)) {
+    if (lock_.try_lock()) {
+      DrainLocked();
+      inbox_.PublishHead();
+      lock_.unlock();
+    }
+    if (!inbox_.HasSlot(ticket)) std::this_thread::yield();
+  }
+}
+
+void EngineCore::WakeFromPublish(Mode mode) noexcept {
+  if (mode == Mode::kStopped) {
+    EmptyInboxAfterStop();
+    return;
+  }
+  // One pusher wins and wakes; the worker that comes looks at all that was published.
+  if (mode_.compare_exchange_strong(mode, Mode::kAwake, std::memory_order_seq_cst) &&
+      ReserveWorker()) {
+    host_->RequestWorker();
+  }
+}
+
+bool EngineCore::HasRoomLocked(std::int64_t bytes) {
+  const auto pending = static_cast<std::int64_t>(inbox_.tail() - released_);
+  if (pending >= options_.max_pending_ops) return false;
+  if (bytes == 0) return true;
+  const std::int64_t pending_bytes = pending_bytes_.load(std::memory_order_relaxed);
+  return pending_bytes == 0 || pending_bytes + bytes <= options_.max_pending_bytes;
+}
+
+// Takes part in the bound: true when there is room, or when this thread must not wait for it.
+// `bytes` are counted.
+bool EngineCore::EnterBound(std::int64_t bytes, PushMode mode) {
+  const bool may_wait = tls_context.op == nullptr && tls_context.no_wait_depth == 0;
+  const engine::TrackerGuard guard(lock_);
+  DrainLocked();
+  released_published_.store(released_, std::memory_order_relaxed);
+  if (!HasRoomLocked(bytes) && mode == PushMode::kTry) return false;
+  if (!HasRoomLocked(bytes) && may_wait) AwaitRoomLocked(bytes);
+  if (bytes > 0) pending_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  return true;
+}
+
+// Everything pending waits for completions: perhaps only a push from outside can bring them.
+bool EngineCore::OnlyCompletionsHelpLocked() {
+  return executing_ == 0 && ready_.empty() && seeded_count_ == 0 &&
+         inbox_.tail() == inbox_.head() && !in_flight_.empty();
+}
+
+void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
+  const std::int64_t started_ns = SteadyNowNs();
+  Executor executor;
+  const ExecutorLink link(*this, executor);
+  std::optional<Deadline> patience;  // runs while nothing but completions can make room
+  std::uint64_t released = released_;
+  while (!HasRoomLocked(bytes)) {
+    if (closed_.load(std::memory_order_relaxed)) {
+      throw InvalidState("push waiting for room: the engine has been stopped");
+    }
+    if (kind_ != Kind::kThreaded) {
+      if (!AcquireInlineLocked(std::nullopt)) continue;
+      RunReadyInlineLocked(executor, [&] {
+        lock_.AssertHeld();
+        return HasRoomLocked(bytes);
+      });
+      ReleaseInlineLocked();
+      if (HasRoomLocked(bytes)) break;
+      if (AwaitPublishedLocked()) continue;
+    } else if (executing_ < options_.num_workers) {
+      if (Op* op = PickLocked(executor)) {
+        ExecuteLocked(executor, op);
+        continue;
+      }
+      if (HasRoomLocked(bytes)) break;  // what was picked may have been a completion
+    }
+    if (!OnlyCompletionsHelpLocked() || released != released_) patience.reset();
+    released = released_;
+    if (!patience && OnlyCompletionsHelpLocked()) patience = Deadline(kStuckPatience);
+    Waiter waiter{.kind = WaitKind::kRoom};
+    ++room_waiters_;
+    SleepLocked(waiter, patience);
+    --room_waiters_;
+    DrainLocked();
+    // One op past the bound each time: it never deadlocks, and still bounds how fast the pending
+    // ops grow. The clock decides, not that nobody woke this thread: two that wait for room in an
+    // inline engine wake each other for as long as they look for ops to run.
+    if (patience && Deadline::Clock::now() >= patience->time() && released == released_ &&
+        OnlyCompletionsHelpLocked()) {
+      break;
+    }
+  }
+  TraceWaitFor(engine::TraceWait::kRoom, 0, started_ns);
+}
+
+void EngineCore::PushFence(const Var& var, const char* name, bool clears_error) {
+  OpOptions options;
+  options.writes = {var};
+  const NewOp fresh = NewOpBlock(
+      options, 0, [](void*, BodyAction, AsyncState*) {}, /*async=*/false);
+  fresh.op->name = name;
+  fresh.op->clears_error = clears_error;
+  new (&fresh.op->access(0)) Access(var.state(), AccessMode::kFence);
+  CommitPush(fresh.op);
+}
+
+}  // namespace heddle::internal

@@ -1,0 +1,287 @@
+// Waits: helping where a wait can show that it needs the op, sleeping otherwise.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "engine/core.h"
+#include "engine/scheduling.h"
+
+namespace heddle::internal {
+
+using engine::Pause;
+using engine::tls_context;
+
+namespace {
+
+// A waiter looks on for so long before it sleeps: waking a thread costs more.
+constexpr int kSpinMicroseconds = 10;
+constexpr int kHelpDepthMax = 64;
+
+}  // namespace
+
+void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
+  if (tls_context.op == nullptr) return;
+  const std::string what = var != nullptr ? fmt::format("('{}')", VarName(*var)) : std::string();
+  throw InvalidState(fmt::format(
+      "{}{} inside op '{}': an op must not wait; name the variable in its reads instead", wait,
+      what, tls_context.op->name));
+}
+
+void EngineCore::CheckOpen(const char* call) const {
+  if (!closed_.load(std::memory_order_relaxed)) return;
+  throw InvalidState(fmt::format("{}: the engine has been stopped", call));
+}
+
+void EngineCore::CheckOwn(const VarState* var, const char* call) const {
+  if (var == nullptr) {
+    throw InvalidArgument(fmt::format("{}: empty Var, expected one made by NewVar", call));
+  }
+  if (var->core != this) {
+    throw InvalidArgument(
+        fmt::format("{}: variable '{}' belongs to another engine", call, VarName(*var)));
+  }
+}
+
+void EngineCore::WakeLocked(Waiter& waiter) {
+  if (waiter.woken.load(std::memory_order_relaxed)) return;
+  {
+    const MutexLock lock(waiter.mutex);
+    // release; pairs with the acquire in SleepLocked
+    waiter.woken.store(true, std::memory_order_release);
+  }
+  // Still under the engine's lock, which the waiter takes before its frame goes.
+  waiter.cond.NotifyOne();
+}
+
+// Releases the lock until `waiter` is woken or the deadline has passed; true: it has passed.
+bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
+  waiter.next = waiters_;
+  if (waiters_ != nullptr) waiters_->previous = &waiter;
+  waiters_ = &waiter;
+  EnsureWorkerLocked();
+  lock_.unlock();
+  const int spins = kSpinMicroseconds * engine::PausesPerMicrosecond();
+  // acquire; pairs with the release in WakeLocked
+  for (int i = 0; i < spins && !waiter.woken.load(std::memory_order_acquire); ++i) Pause();
+  bool late = false;
+  if (!waiter.woken.load(std::memory_order_acquire)) {
+    const MutexLock lock(waiter.mutex);
+    while (!late && !waiter.woken.load(std::memory_order_acquire)) {
+      if (deadline) {
+        late = !waiter.cond.WaitUntil(waiter.mutex, deadline->time());
+      } else {
+        waiter.cond.Wait(waiter.mutex);
+      }
+    }
+  }
+  lock_.lock();
+  (waiter.previous != nullptr ? waiter.previous->next : waiters_) = waiter.next;
+  if (waiter.next != nullptr) waiter.next->previous = waiter.previous;
+  return late && !waiter.woken.load(std::memory_order_relaxed);
+}
+
+void EngineCore::TraceWaitFor(engine::TraceWait kind, std::uint64_t var_id,
+                              std::int64_t started_ns) {
+  if (!kTracing) return;
+  if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
+    trace->OnWait(kind, var_id, static_cast<std::uint64_t>(started_ns),
+                  static_cast<std::uint64_t>(SteadyNowNs()));
+  }
+}
+
+// --- one variable --------------------------------------------------------------------------------
+
+void EngineCore::WaitForVar(const Var& var, std::optional<Deadline> deadline) {
+  CheckOwn(var.state(), "WaitForVar");
+  CheckNotInOp("WaitForVar", var.state());
+  CheckOpen("WaitForVar");
+  WaitForWrites(var.state(), deadline, engine::TraceWait::kVar);
+}
+
+void EngineCore::WaitForReadsAndWrites(const Var& var, std::optional<Deadline> deadline) {
+  CheckOwn(var.state(), "WaitForReadsAndWrites");
+  CheckNotInOp("WaitForReadsAndWrites", var.state());
+  CheckOpen("WaitForReadsAndWrites");
+  // A fence is ordered as a write, so it comes after all reads pushed so far.
+  PushFence(var, "wait_for_reads", /*clears_error=*/false);
+  WaitForWrites(var.state(), deadline, engine::TraceWait::kVarReads);
+}
+
+void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
+                               engine::TraceWait kind) {
+  const bool traced = kTracing && trace_.load(std::memory_order_relaxed) != nullptr;
+  const std::int64_t started_ns = traced ? SteadyNowNs() : 0;
+  std::exception_ptr error;
+  {
+    const engine::TrackerGuard guard(lock_);
+    WaitForVarLocked(var, deadline);
+    if (var->failure != nullptr) {
+      var->failure->seen = true;
+      error = var->failure->error;
+    }
+  }
+  if (traced) TraceWaitFor(kind, var->id, started_ns);
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+// Registers what lies in the inbox. If its very last op is ready, returns that instead of queueing
+// it.
+Op* EngineCore::DrainButLastLocked() {
+  for (Dequeued next = DequeueLocked(); next.any; next = DequeueLocked()) {
+    if (next.ready == nullptr) continue;
+    if (inbox_.head() == inbox_.tail()) return next.ready;
+    PushReadyLocked(next.ready);
+  }
+  return nullptr;
+}
+
+void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadline) {
+  Op* last = kind_ == Kind::kThreaded ? DrainButLastLocked() : nullptr;
+  if (last == nullptr) DrainToTailLocked();
+  const std::uint32_t target = var->writes_registered;
+  const auto reached = [var, target] {
+    return static_cast<std::int32_t>(var->writes_finished - target) >= 0;
+  };
+  Executor executor;
+  const ExecutorLink link(*this, executor);
+  if (last != nullptr) {
+    // A wait right after its push: the op need not go through the ready queue.
+    const bool needed =
+        executing_ < options_.num_workers && !reached() && FindRunnableLocked(var) == last;
+    if (needed) {
+      ExecuteLocked(executor, last);
+    } else {
+      PushReadyLocked(last);
+    }
+  }
+  while (!reached()) {
+    if (kind_ != Kind::kThreaded) {
+      if (!AcquireInlineLocked(deadline)) continue;
+      RunReadyInlineLocked(executor, reached);
+      ReleaseInlineLocked();
+      if (reached()) break;
+      if (AwaitPublishedLocked()) continue;
+    } else if (executing_ < options_.num_workers) {
+      if (Op* op = FindRunnableLocked(var)) {
+        ready_.Remove(op);
+        ExecuteLocked(executor, op);
+        continue;
+      }
+    }
+    Waiter waiter{.kind = WaitKind::kVar, .var = var, .target = target};
+    ++var->waiters;
+    const bool late = SleepLocked(waiter, deadline);
+    --var->waiters;
+    if (late && !reached()) {
+      const std::string blocker = WhatBlocksLocked(var);
+      throw TimeoutError(fmt::format("waiting for variable '{}': the deadline has passed; {}",
+                                     VarName(*var), blocker));
+    }
+  }
+  EnsureWorkerLocked();
+}
+
+// The ready op that the oldest pending write of `var` waits for, followed down; null: there is none
+// to be seen from here, because it runs already or one of many readers is to blame.
+Op* EngineCore::FindRunnableLocked(VarState* var) {
+  // Each op that the wait runs starts the walk afresh: a long way down is left to the workers.
+  for (int depth = 0; depth < kHelpDepthMax; ++depth) {
+    Op* op = var->writer != nullptr ? var->writer : var->reader_hint;
+    if (op == nullptr || op->started) return nullptr;
+    if (op->blocked == 0) return op;
+    for (std::uint32_t i = 0; i < op->access_count; ++i) {
+      if (op->access(i).granted()) continue;
+      var = op->access(i).var();
+      break;
+    }
+  }
+  return nullptr;
+}
+
+// --- everything ----------------------------------------------------------------------------------
+
+void EngineCore::WaitForAll(std::optional<Deadline> deadline) {
+  CheckNotInOp("WaitForAll", nullptr);
+  CheckOpen("WaitForAll");
+  const bool traced = kTracing && trace_.load(std::memory_order_relaxed) != nullptr;
+  const std::int64_t started_ns = traced ? SteadyNowNs() : 0;
+  std::exception_ptr error;
+  {
+    const engine::TrackerGuard guard(lock_);
+    if (!WaitForEpochLocked(CloseEpochLocked(), deadline)) {
+      throw TimeoutError(
+          fmt::format("waiting for all ops: the deadline has passed; {}", WhatIsPendingLocked()));
+    }
+    const auto earliest = std::min_element(
+        unreported_.begin(), unreported_.end(),
+        [](const FailureRecord* a, const FailureRecord* b) { return a->ticket < b->ticket; });
+    if (earliest != unreported_.end()) {
+      FailureRecord* record = *earliest;
+      unreported_.erase(earliest);
+      record->unreported = false;
+      record->seen = true;
+      error = record->error;
+      engine::Tracker::Unref(record);
+    }
+  }
+  if (traced) TraceWaitFor(engine::TraceWait::kAll, 0, started_ns);
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+// Ends the open epoch at the inbox' tail. Returns the epoch that holds everything pushed before.
+std::uint32_t EngineCore::CloseEpochLocked() {
+  const std::uint64_t tail = inbox_.tail();
+  if (tail != last_boundary_) {
+    last_boundary_ = tail;
+    boundaries_.push_back(tail);
+    AdvanceEpochsLocked();
+  }
+  return current_epoch_ + static_cast<std::uint32_t>(boundaries_.size()) - 1;
+}
+
+// False: the deadline has passed.
+bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline> deadline) {
+  Executor executor;
+  executor.keeps_candidate = kind_ == Kind::kThreaded;
+  // An op of this epoch may wait for one of a later epoch: it was pushed late by an op of this
+  // epoch. Workers run that one; `serial` has none, so it runs whatever is ready.
+  if (kind_ != Kind::kSerial) executor.last_epoch = epoch;
+  const ExecutorLink link(*this, executor);
+  bool joined = false;
+  bool late = false;
+  while (!EpochEndedLocked(epoch) && !late) {
+    if (kind_ != Kind::kThreaded) {
+      if (!AcquireInlineLocked(deadline)) continue;
+      RunReadyInlineLocked(executor, [&] {
+        lock_.AssertHeld();
+        return EpochEndedLocked(epoch);
+      });
+      ReleaseInlineLocked();
+      if (EpochEndedLocked(epoch)) break;
+      if (AwaitPublishedLocked()) continue;
+    } else if (executing_ < options_.num_workers &&
+               (joined || executors_ == 0 || ParallelPaysLocked())) {
+      if (!joined) JoinExecutorsLocked();
+      joined = true;
+      if (Op* op = PickLocked(executor)) {
+        ExecuteLocked(executor, op);
+        continue;
+      }
+      if (EpochEndedLocked(epoch)) break;
+    }
+    // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
+    if (std::exchange(joined, false) && --executors_ == 0) {
+      mode_.store(Mode::kNap, std::memory_order_seq_cst);
+    }
+    if (executor.candidate != nullptr) PushReadyLocked(std::exchange(executor.candidate, nullptr));
+    Waiter waiter{.kind = WaitKind::kAll, .target = epoch, .may_help = true};
+    late = SleepLocked(waiter, deadline);
+  }
+  const bool ended = EpochEndedLocked(epoch);
+  if (joined && --executors_ == 0) mode_.store(Mode::kNap, std::memory_order_seq_cst);
+  EnsureWorkerLocked();
+  return ended;
+}
+
+}  // namespace heddle::internal

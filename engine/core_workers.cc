@@ -1,0 +1,439 @@
+// Who looks at the inbox: workers, helping waiters, the lookout, and how they hand over.
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/core.h"
+#include "engine/scheduling.h"
+
+namespace heddle::internal {
+
+using engine::Pause;
+
+namespace {
+
+// How long an executor without work stays before it goes back to its host.
+constexpr int kLingerPolls = 30;  // of about a microsecond
+// A worker that was woken for a few ops returns the CPU soon: it is often that of the thread that
+// woke it.
+constexpr int kShortLingerPolls = 3;
+// Times in a row that an executor finds its work taken by a wait that helps before it leaves.
+constexpr int kFruitlessMax = 4;
+// A worker returns to its host after so long, so that other arenas get their turn.
+constexpr std::int64_t kTurnNs = 5'000'000;
+// A helper that found fewer ops came for nothing.
+constexpr std::uint64_t kWorthComing = 8;
+constexpr int kBackoffMax = 1024;
+// Ops between two wake-ups of waits that could help.
+constexpr int kWakesApart = 16;
+
+constexpr std::chrono::microseconds kNap{50};         // nobody executes: a pusher relies on it
+constexpr std::chrono::microseconds kWatchNap{1000};  // somebody does
+constexpr std::int64_t kDeepAfterNs = 1'500'000;      // without a push
+
+}  // namespace
+
+// --- executors -----------------------------------------------------------------------------------
+
+void EngineCore::RunWorker() {
+  bool again = false;
+  {
+    const engine::TrackerGuard guard(lock_);
+    WakeLookoutLocked();
+    const bool admitted = std::exchange(admit_, false) || !jobs_.empty();
+    if (executors_ == 0 || admitted || ParallelPaysLocked()) {
+      Executor executor;
+      executor.keeps_candidate = true;
+      const ExecutorLink link(*this, executor);
+      JoinExecutorsLocked();
+      WorkLocked(executor, &again);
+    }
+  }
+  if (again) {
+    host_->RequestWorker();
+  } else {
+    workers_.fetch_sub(
+        1, std::memory_order_release);  // pairs with the acquire in Stop; nothing is touched after
+  }
+}
+
+// Runs ops until there are none, or until this worker's turn is over (*again).
+void EngineCore::WorkLocked(Executor& executor, bool* again) {
+  const bool helper = executors_ > 1;
+  const std::int64_t turn_ends_ns = SteadyNowNs() + kTurnNs;
+  int until_clock = 0;
+  int fruitless = 0;
+  std::uint64_t others_done = done_;
+  while (true) {
+    if (Job* job = JoinableJobLocked()) {
+      if (executor.candidate != nullptr) {
+        PushReadyLocked(std::exchange(executor.candidate, nullptr));
+      }
+      HelpLocked(*job);
+      continue;
+    }
+    if (executing_ >= options_.num_workers) {
+      // Waits that help have taken every place; they hand over when they leave.
+      if (--executors_ == 0) mode_.store(Mode::kNap, std::memory_order_seq_cst);
+      break;
+    }
+    if (Op* op = PickLocked(executor)) {
+      ExecuteLocked(executor, op);
+      fruitless = 0;
+      if (--until_clock < 0) {
+        until_clock = body_ns_ > 10'000 ? 0 : 64;
+        // Let in because the others seemed stuck: they no longer are, and one executor is faster.
+        const std::uint64_t others = done_ - executor.ran - others_done;
+        if (executors_ > 1 && !ParallelPaysLocked() && others > kWorthComing) {
+          --executors_;
+          break;
+        }
+        others_done = done_ - executor.ran;
+        if (SteadyNowNs() > turn_ends_ns) {
+          --executors_;  // the mode stays: another worker is on its way
+          *again = true;
+          break;
+        }
+      }
+      continue;
+    }
+    if (++fruitless <= kFruitlessMax &&
+        LingerLocked(executor.ran < kWorthComing ? kShortLingerPolls : kLingerPolls)) {
+      continue;
+    }
+    if (LeaveExecutorsLocked()) break;
+  }
+  if (helper) {
+    help_backoff_ = executor.ran < kWorthComing ? std::min(help_backoff_ * 2 + 1, kBackoffMax) : 0;
+    help_skips_ = help_backoff_;
+  }
+}
+
+void EngineCore::JoinExecutorsLocked() {
+  ++executors_;
+  mode_.store(Mode::kAwake, std::memory_order_relaxed);
+}
+
+// False: this is the last executor and there is work: it must stay.
+bool EngineCore::LeaveExecutorsLocked() {
+  if (--executors_ > 0) return true;
+  mode_.store(Mode::kNap, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
+  if (!WorkIsVisibleLocked()) return true;
+  JoinExecutorsLocked();
+  return false;
+}
+
+// By tail, not by slot: a pusher may have its ticket and not yet have written the slot.
+bool EngineCore::WorkIsVisibleLocked() {
+  return inbox_.tail() != inbox_.head() || !ready_.empty() || tracker_.has_more_to_grant();
+}
+
+// Looks away for a while: polling the inbox at once would fetch the lines that the pusher writes,
+// and taking ops one by one as they come is slower than coming late and finding several. True:
+// there may be work.
+bool EngineCore::LingerLocked(int polls) {
+  inbox_.PublishHead();
+  released_published_.store(released_, std::memory_order_relaxed);
+  const std::uint64_t head = inbox_.head();
+  look_.store(false, std::memory_order_relaxed);
+  ++idlers_;
+  lock_.unlock();
+  const int pauses = engine::PausesPerMicrosecond();
+  bool work = false;
+  for (int poll = 0; poll < polls && !work; ++poll) {
+    for (int i = 0; i < pauses && !look_.load(std::memory_order_relaxed); ++i) Pause();
+    work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head;
+  }
+  lock_.lock();
+  --idlers_;
+  return work;
+}
+
+// About to run a body that is probably long: may pushers still count on somebody to look at the
+// inbox? If not, lowers the mode, so that the next pusher requests a worker; true: raise it
+// afterwards. If work is visible already, *request_worker says to request one now.
+bool EngineCore::LowerGuardLocked(bool* request_worker) {
+  if (NeedsHelpLocked()) {
+    // A passive WaitForAll is nearer than a new worker.
+    for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
+      if (!waiter->may_help || waiter->woken.load(std::memory_order_relaxed)) continue;
+      WakeLocked(*waiter);
+      help_skips_ = kWakesApart;
+      return false;
+    }
+    *request_worker = ReserveWorker();
+    return false;
+  }
+  if (body_ns_ < kLongBodyNs || idlers_ > 0 || executors_ != 1 || executing_ > 1 ||
+      workers_.load(std::memory_order_relaxed) >= options_.num_workers) {
+    return false;
+  }
+  mode_.store(Mode::kDeep, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
+  if (inbox_.tail() == inbox_.head()) return true;
+  mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  *request_worker = ReserveWorker();
+  return false;
+}
+
+// Is there so much work beside the op about to run (executing_ counts it) that a further executor
+// pays?
+bool EngineCore::NeedsHelpLocked() {
+  if (executing_ + idlers_ >= options_.num_workers || !ParallelPaysLocked()) return false;
+  const auto visible =
+      static_cast<std::int64_t>(ready_.size() + inbox_.LooseTail() - inbox_.head());
+  if (visible == 0 || visible * std::min(body_ns_, kWorthHelpNs) < kWorthHelpNs) return false;
+  if (help_skips_ > 0) {
+    --help_skips_;
+    return false;
+  }
+  return true;
+}
+
+bool EngineCore::ReserveWorker() noexcept {
+  int workers = workers_.load(std::memory_order_relaxed);
+  while (workers < options_.num_workers) {
+    if (workers_.compare_exchange_weak(workers, workers + 1, std::memory_order_relaxed))
+      return true;
+  }
+  return false;
+}
+
+// A thread is about to sleep or to leave: somebody else must do the work that there is.
+void EngineCore::EnsureWorkerLocked() {
+  if (kind_ != Kind::kThreaded || executors_ > 0 || !WorkIsVisibleLocked() || !ReserveWorker())
+    return;
+  mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  lock_.unlock();
+  host_->RequestWorker();
+  lock_.lock();
+}
+
+// --- ParallelFor ---------------------------------------------------------------------------------
+
+EngineCore::Job* EngineCore::JoinableJobLocked() {
+  while (!jobs_.empty()) {
+    Job* job = jobs_.back();
+    if (job->next.load(std::memory_order_relaxed) >= job->blocks) {
+      jobs_.pop_back();
+      continue;
+    }
+    const bool urgent = ready_.empty() || job->priority >= ready_.top_priority();
+    return urgent && executing_ < options_.num_workers ? job : nullptr;
+  }
+  return nullptr;
+}
+
+void EngineCore::HelpLocked(Job& job) {
+  job.helpers.fetch_add(1, std::memory_order_relaxed);
+  ++executing_;
+  lock_.unlock();
+  engine::ThreadContext& context = engine::tls_context;
+  const engine::ThreadContext outer = context;
+  if (job.op != nullptr) {
+    context.core = this;
+    context.op = job.op;
+  }
+  context.pushed_children = false;
+  RunBlocks(job);
+  if (context.pushed_children) job.pushed_children.store(true, std::memory_order_relaxed);
+  context = outer;
+  lock_.lock();
+  --executing_;
+  // release; pairs with the acquire in ParallelFor: the blocks' effects. The job may be gone after
+  // this.
+  job.helpers.fetch_sub(1, std::memory_order_release);
+}
+
+void EngineCore::RunBlocks(Job& job) noexcept {
+  while (true) {
+    const std::int64_t block = job.next.fetch_add(1, std::memory_order_relaxed);
+    if (block >= job.blocks) return;
+    const std::int64_t begin = block * job.grain;
+    try {
+      (*job.body)(begin, std::min(begin + job.grain, job.count));
+    } catch (...) {
+      if (!job.failed.exchange(true)) job.error = std::current_exception();
+      job.next.store(job.blocks, std::memory_order_relaxed);  // starts no further block
+    }
+  }
+}
+
+void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
+                             const std::function<void(std::int64_t, std::int64_t)>& body) {
+  if (count < 0 || grain < 1 || !body) {
+    throw InvalidArgument(
+        fmt::format("ParallelFor: count {}, grain {}{}; expected count >= 0, grain >= 1 and a body",
+                    count, grain, body ? "" : ", null body"));
+  }
+  if (engine::tls_context.core != this) CheckOpen("ParallelFor");
+  Job job{.count = count,
+          .grain = grain,
+          .blocks = (count + grain - 1) / grain,
+          .body = &body,
+          .op = nullptr,
+          .priority = 0};
+  engine::ThreadContext& context = engine::tls_context;
+  if (context.core == this) {
+    job.op = context.op;
+    job.priority = context.op->priority;
+  }
+  if (kind_ != Kind::kThreaded || options_.num_workers == 1 || job.blocks < 2) {
+    RunBlocks(job);
+    if (job.failed) std::rethrow_exception(job.error);
+    return;
+  }
+  {
+    lock_.lock();
+    jobs_.push_back(&job);
+    if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
+    const std::int64_t others =
+        options_.num_workers - executing_ - idlers_ + (job.op == nullptr ? -1 : 0);
+    std::int64_t requests = std::min<std::int64_t>(job.blocks - 1, others);
+    while (requests > 0 && !ReserveWorker()) requests = 0;
+    lock_.unlock();
+    for (std::int64_t i = 0; i < requests; ++i) {
+      if (i == 0 || ReserveWorker()) host_->RequestWorker();
+    }
+  }
+  RunBlocks(job);
+  {
+    const engine::TrackerGuard guard(lock_);
+    std::erase(jobs_, &job);
+  }
+  // Helpers are in their last blocks; nobody joins any more.
+  for (int spins = 0; job.helpers.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spins < 1000) {
+      Pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  if (job.pushed_children) context.pushed_children = true;
+  if (job.failed) std::rethrow_exception(job.error);
+}
+
+// --- the lookout ---------------------------------------------------------------------------------
+
+void EngineCore::WakeLookoutLocked() {
+  if (!lookout_deep_.load(std::memory_order_relaxed)) return;
+  lookout_deep_.store(false, std::memory_order_relaxed);
+  {
+    const MutexLock lock(lookout_mutex_);
+    lookout_signal_ = true;
+  }
+  lookout_wake_.NotifyOne();
+}
+
+void EngineCore::Lookout() {
+  engine::PreferExactTimers();
+  engine::PreferPromptWakeups();
+  std::int64_t quiet_since_ns = SteadyNowNs();
+  while (true) {
+    bool deep = false;
+    bool request_worker = false;
+    std::string alarm;
+    std::chrono::nanoseconds nap = kNap;
+    {
+      const engine::TrackerGuard guard(lock_);
+      const std::int64_t now_ns = SteadyNowNs();
+      alarm = WatchdogLocked(now_ns);
+      deep = LookOutLocked(now_ns, &quiet_since_ns, &request_worker);
+      if (executors_ > 0) nap = kWatchNap;
+      if (deep) {
+        const bool watch = done_ != pushed_ || kind_ != Kind::kThreaded;
+        nap = watch && options_.watchdog.count() > 0
+                  ? std::chrono::nanoseconds(options_.watchdog) / 4
+                  : std::chrono::hours(24);
+      }
+    }
+    if (!alarm.empty()) Log(LogLevel::kWarning, "{}", alarm);
+    if (request_worker) host_->RequestWorker();
+    const MutexLock lock(lookout_mutex_);
+    if (lookout_stop_) return;
+    if (!lookout_signal_) lookout_wake_.WaitUntil(lookout_mutex_, Clock::now() + nap);
+    if (lookout_stop_) return;
+    if (std::exchange(lookout_signal_, false)) quiet_since_ns = SteadyNowNs();
+  }
+}
+
+// One look at the engine. True: nothing needs a lookout until a worker wakes it.
+bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns,
+                               bool* request_worker) {
+  if (kind_ != Kind::kThreaded) {
+    lookout_deep_.store(false, std::memory_order_relaxed);
+    return true;
+  }
+  const std::uint64_t tail = inbox_.tail();
+  const bool moved = tail != last_tail_ || done_ != last_done_;
+  const bool progress = done_ != last_done_;
+  last_tail_ = tail;
+  last_done_ = done_;
+  if (moved || executors_ > 0 || workers_.load(std::memory_order_relaxed) > 0) {
+    *quiet_since_ns = now_ns;
+  }
+  if (WorkIsVisibleLocked()) {
+    // Nobody executes, or whoever does is stuck in a body that the average did not foresee.
+    const bool stuck = executors_ > 0 && !progress && idlers_ == 0;
+    // Work that a wait is about to take on its own thread is gone by the next nap.
+    const bool left_lying =
+        executors_ == 0 && std::exchange(last_head_, inbox_.head()) == inbox_.head();
+    if ((left_lying || stuck) && ReserveWorker()) {
+      admit_ = stuck;
+      if (executors_ == 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
+      *request_worker = true;
+    }
+    return false;
+  }
+  if (now_ns - *quiet_since_ns < kDeepAfterNs) return false;
+  lookout_deep_.store(true, std::memory_order_relaxed);
+  mode_.store(Mode::kDeep, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
+  if (!WorkIsVisibleLocked()) return true;
+  lookout_deep_.store(false, std::memory_order_relaxed);
+  mode_.store(Mode::kNap, std::memory_order_relaxed);
+  return false;
+}
+
+// Ops carry no time; what the lookout has seen tells their age, to a nap.
+void EngineCore::SightTail(std::int64_t now_ns) {
+  constexpr std::size_t kSightingsMax = 256;
+  const std::uint64_t tail = inbox_.tail();
+  if (!sightings_.empty() && sightings_.back().tail == tail) return;
+  if (sightings_.size() == kSightingsMax) {
+    for (std::size_t i = 1; 2 * i < kSightingsMax; ++i) sightings_[i] = sightings_[2 * i];
+    sightings_.resize(kSightingsMax / 2);
+  }
+  sightings_.push_back({now_ns, tail});
+}
+
+std::string EngineCore::AgeOf(const Op* op, std::int64_t now_ns) const {
+  const auto seen = std::find_if(sightings_.begin(), sightings_.end(),
+                                 [op](const Sighting& s) { return s.tail > op->ticket; });
+  if (now_ns == 0 || seen == sightings_.end()) return {};
+  return fmt::format(", pending for {:.1f} s", static_cast<double>(now_ns - seen->time_ns) * 1e-9);
+}
+
+// What to log if nothing has finished for too long; empty: all is well.
+std::string EngineCore::WatchdogLocked(std::int64_t now_ns) {
+  if (options_.watchdog.count() == 0) return {};
+  if (kind_ != Kind::kThreaded) DrainLocked();
+  SightTail(now_ns);
+  const bool was_idle = std::exchange(progress_idle_, done_ == pushed_);
+  if (was_idle || progress_idle_ || done_ != progress_done_) {
+    progress_done_ = done_;
+    progress_ns_ = now_ns;
+    return {};
+  }
+  const std::int64_t quiet_ns = now_ns - progress_ns_;
+  if (quiet_ns < std::chrono::nanoseconds(options_.watchdog).count()) return {};
+  progress_ns_ = now_ns;
+  Op* oldest = OldestBlockedLocked();
+  if (oldest == nullptr) oldest = OldestPendingLocked();
+  return fmt::format("watchdog: nothing has finished for {:.1f} s while {} ops are pending; {}",
+                     static_cast<double>(quiet_ns) * 1e-9, pushed_ - done_,
+                     oldest == nullptr ? "none is registered" : ChainLocked(oldest, now_ns));
+}
+
+}  // namespace heddle::internal

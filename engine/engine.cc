@@ -1,0 +1,108 @@
+// The public facade over EngineCore, and the process-wide parts of the API.
+#include <heddle/engine.h>
+
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include <fmt/format.h>
+
+#include "base/env.h"
+#include "engine/core.h"
+
+namespace heddle {
+
+namespace engine {
+HEDDLE_TLS ThreadContext tls_context;
+}  // namespace engine
+
+namespace internal {
+
+NewOp BeginPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
+                BodyFunction function, bool async, PushMode mode) {
+  return core.BeginPush(options, body_bytes, function, async, mode);
+}
+void CommitPush(EngineCore& core, Op* op) noexcept { core.CommitPush(op); }
+void AbandonPush(EngineCore& core, Op* op) noexcept { core.AbandonPush(op); }
+
+void ThrowNullBody(const OpOptions& options) {
+  throw InvalidArgument(
+      fmt::format("push of op '{}': the body is null, expected a callable", options.name.c_str()));
+}
+
+}  // namespace internal
+
+const char* OpName::Intern(std::string_view text) {
+  static std::mutex mutex;
+  static auto* names = new std::unordered_set<std::string>;  // nodes never move
+  const std::lock_guard<std::mutex> lock(mutex);
+  return names->emplace(text).first->c_str();
+}
+
+std::string Var::name() const {
+  return state_ != nullptr ? internal::VarName(*state_) : std::string();
+}
+
+EngineOptions EngineOptions::FromEnvironment() {
+  EngineOptions options;
+  options.type = EnvString("HEDDLE_ENGINE", options.type);
+  options.num_workers =
+      static_cast<int>(EnvInt("HEDDLE_NUM_WORKERS", options.num_workers, 0, 1024));
+  options.worker_host = EnvChoice("HEDDLE_WORKER_HOST", {"tbb", "threads"}, 0) == 0
+                            ? WorkerHost::kTbb
+                            : WorkerHost::kThreads;
+  options.seed = EnvUint64("HEDDLE_SEED", options.seed);
+  options.max_pending_ops = EnvInt("HEDDLE_MAX_PENDING_OPS", options.max_pending_ops, 1);
+  options.max_pending_bytes = EnvInt("HEDDLE_MAX_PENDING_BYTES", options.max_pending_bytes, 1);
+  options.ageing =
+      static_cast<int>(EnvInt("HEDDLE_AGEING", options.ageing, 0, std::numeric_limits<int>::max()));
+  options.watchdog =
+      std::chrono::milliseconds(EnvInt("HEDDLE_WATCHDOG_MS", options.watchdog.count(), 0));
+  options.trace_file = EnvString("HEDDLE_TRACE", options.trace_file);
+  options.trace_bytes_max = EnvInt("HEDDLE_TRACE_BYTES_MAX", options.trace_bytes_max, 1);
+  return options;
+}
+
+Engine::Engine(EngineOptions options) : core_(new internal::EngineCore(std::move(options))) {}
+
+Engine::~Engine() {
+  core_->Stop(std::nullopt);
+  core_->Unref();
+}
+
+Engine& Engine::Default() {
+  static Engine engine(EngineOptions::FromEnvironment());
+  return engine;
+}
+
+Var Engine::NewVar(std::string_view name) { return core_->NewVar(name); }
+void Engine::WaitForVar(const Var& var) { core_->WaitForVar(var, std::nullopt); }
+void Engine::WaitForVar(const Var& var, Deadline deadline) { core_->WaitForVar(var, deadline); }
+void Engine::WaitForReadsAndWrites(const Var& var) {
+  core_->WaitForReadsAndWrites(var, std::nullopt);
+}
+void Engine::WaitForReadsAndWrites(const Var& var, Deadline deadline) {
+  core_->WaitForReadsAndWrites(var, deadline);
+}
+void Engine::WaitForAll() { core_->WaitForAll(std::nullopt); }
+void Engine::WaitForAll(Deadline deadline) { core_->WaitForAll(deadline); }
+void Engine::Stop() { core_->Stop(std::nullopt); }
+void Engine::Stop(Deadline deadline) { core_->Stop(deadline); }
+std::uint64_t Engine::version(const Var& var) const { return core_->version(var); }
+std::optional<Failure> Engine::FailureOf(const Var& var) const { return core_->FailureOf(var); }
+std::exception_ptr Engine::ErrorOf(const Var& var) const { return core_->ErrorOf(var); }
+void Engine::ClearError(const Var& var) { core_->ClearError(var); }
+void Engine::ParallelFor(std::int64_t count, std::int64_t grain,
+                         const std::function<void(std::int64_t, std::int64_t)>& body) {
+  core_->ParallelFor(count, grain, body);
+}
+std::string Engine::DumpState() const { return core_->DumpState(); }
+EngineStats Engine::stats() const { return core_->stats(); }
+const EngineOptions& Engine::options() const { return core_->options(); }
+void Engine::StartTrace(const std::string& file) { core_->StartTrace(file); }
+void Engine::StopTrace() { core_->StopTrace(); }
+
+NoWaitScope::NoWaitScope() { ++engine::tls_context.no_wait_depth; }
+NoWaitScope::~NoWaitScope() { --engine::tls_context.no_wait_depth; }
+
+}  // namespace heddle

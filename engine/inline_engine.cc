@@ -1,0 +1,153 @@
+// The engines without workers: `serial` and `seeded`.
+//
+// Both run ops on threads that call the engine, one body at a time: whoever holds inline_busy_
+// runs. `serial` runs in the outermost Push, so an op runs on the thread that pushed it; pushes
+// from inside ops queue behind. `seeded` runs only inside waits and picks among the ready ops, and
+// among the completions that have come in from other threads, with a random generator: the same
+// seed and the same calls give the same order.
+//
+// An async op whose completion comes later leaves its dependents pending; they run in the next push
+// or wait.
+#include <algorithm>
+
+#include "engine/core.h"
+
+namespace heddle::internal {
+
+using engine::MessageKind;
+using engine::tls_context;
+
+// True: this thread runs ops now. False: look again, somebody else has run some. When the deadline
+// passes first, it throws TimeoutError.
+bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline) {
+  if (!inline_busy_) {
+    inline_busy_ = true;
+    return true;
+  }
+  Waiter waiter{.kind = WaitKind::kInline};
+  if (SleepLocked(waiter, deadline)) {
+    throw TimeoutError("waiting while another thread runs ops: the deadline has passed; " +
+                       WhatIsPendingLocked());
+  }
+  return false;
+}
+
+void EngineCore::ReleaseInlineLocked() {
+  inline_busy_ = false;
+  WakeWaitersLocked([](const Waiter&) { return true; });
+}
+
+// True: some thread has taken a ticket and not published its op yet. Nobody will wake us for that
+// one, so look again rather than sleep.
+bool EngineCore::AwaitPublishedLocked() {
+  if (inbox_.head() == inbox_.tail()) return false;
+  lock_.unlock();
+  std::this_thread::yield();
+  lock_.lock();
+  return true;
+}
+
+void EngineCore::RunReadyInlineLocked(Executor& executor, const std::function<bool()>& done) {
+  while (!done()) {
+    DrainLocked();  // completions too, however far behind what is waited for
+    Op* op = kind_ == Kind::kSeeded ? PickSeededLocked(executor) : PickLocked(executor);
+    if (op == nullptr) return;
+    ExecuteLocked(executor, op);
+  }
+}
+
+std::vector<Op*>& EngineCore::SeededReadyLocked(std::uint32_t epoch) {
+  for (SeededEpoch& ready : seeded_ready_) {
+    if (ready.epoch == epoch) return ready.ops;
+  }
+  std::erase_if(seeded_ready_, [](const SeededEpoch& ready) { return ready.ops.empty(); });
+  seeded_ready_.push_back({epoch, {}});
+  return seeded_ready_.back().ops;
+}
+
+// Finishes picked completions on the way.
+Op* EngineCore::PickSeededLocked(Executor& executor) {
+  const auto take = [](std::vector<Op*>& ops, std::uint64_t index) {
+    Op* op = ops[index];
+    ops[index] = ops.back();
+    ops.pop_back();
+    return op;
+  };
+  const auto needed = [&executor](const SeededEpoch& ready) {
+    return !executor.last_epoch ||
+           static_cast<std::int32_t>(ready.epoch - *executor.last_epoch) <= 0;
+  };
+  while (true) {
+    DrainLocked();
+    while (tracker_.has_more_to_grant()) {
+      tracker_.GrantMore([this](Op* op) {
+        lock_.AssertHeld();
+        PushReadyLocked(op);
+      });
+    }
+    std::uint64_t choices = seeded_completions_.size();
+    for (const SeededEpoch& ready : seeded_ready_) {
+      if (needed(ready)) choices += ready.ops.size();
+    }
+    // What is needed may wait for something that was pushed later.
+    const bool any = choices == 0;
+    if (any) choices = seeded_count_;
+    if (choices == 0) return nullptr;
+    std::uint64_t pick = random_() % choices;
+    if (pick < seeded_completions_.size()) {
+      FinishInFlightLocked(take(seeded_completions_, pick));
+      continue;
+    }
+    pick -= seeded_completions_.size();
+    for (SeededEpoch& ready : seeded_ready_) {
+      if (!any && !needed(ready)) continue;
+      if (pick < ready.ops.size()) {
+        --seeded_count_;
+        return take(ready.ops, pick);
+      }
+      pick -= ready.ops.size();
+    }
+  }
+}
+
+void EngineCore::CommitSerial(Op* op) noexcept {
+  const bool nested = tls_context.op != nullptr;
+  if (tls_context.core == this) {
+    op->child = true;
+    op->epoch = tls_context.op->epoch;
+    tls_context.pushed_children = true;
+  }
+  const bool runs = !nested && tls_context.no_wait_depth == 0;
+  const engine::TrackerGuard guard(lock_);
+  while (runs && !AcquireInlineLocked(std::nullopt)) {
+  }
+  op->ticket = inbox_.TakeTicket();
+  while (!inbox_.HasSlot(op->ticket)) {
+    DrainLocked();
+    inbox_.PublishHead();
+  }
+  if (kTracing) {
+    if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) TracePush(*trace, op);
+  }
+  if (op->priority > 0) urgent_.store(true, std::memory_order_relaxed);
+  inbox_.Publish(op->ticket, op, MessageKind::kOp);
+  if (!runs) return;
+  Executor executor;
+  const ExecutorLink link(*this, executor);
+  RunReadyInlineLocked(executor, [] { return false; });
+  ReleaseInlineLocked();
+}
+
+// A push or a drop that raced with Stop, or a drop after it: its message must not be lost.
+void EngineCore::EmptyInboxAfterStop() noexcept {
+  Ref();  // the last variable may go
+  {
+    const engine::TrackerGuard guard(lock_);
+    Executor executor;
+    const ExecutorLink link(*this, executor);
+    RunReadyInlineLocked(executor, [] { return false; });
+  }
+  Unref();
+}
+
+}  // namespace heddle::internal

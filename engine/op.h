@@ -1,0 +1,180 @@
+// The blocks that the engine's hot path works on: ops, their accesses, variables, failures.
+//
+// An op is one block: header, accesses, an extension (rare), the body. Blocks and variables are
+// aligned to 64 bytes, which leaves the low bits of their addresses free.
+#pragma once
+
+#include <heddle/device.h>
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "engine/block_pool.h"
+
+namespace heddle::engine {
+
+using internal::AsyncState;
+using internal::EngineCore;
+using internal::Op;
+using internal::VarState;
+
+enum class AccessMode : std::uint8_t {
+  kRead = 0,
+  kWrite = 1,      // overwrites the variable whole, so cures it
+  kReadWrite = 2,  // ordered as a write, needs the old value
+  kFence = 3,      // ordered as a write, changes nothing: neither version nor failure
+};
+
+// One access of one op, packed into a word: the op's address and the access' index.
+class AccessRef {
+ public:
+  AccessRef() = default;
+  AccessRef(Op* op, std::uint32_t index)
+      : bits_(reinterpret_cast<std::uintptr_t>(op) | std::uint64_t{index} << kAddressBits) {}
+
+  explicit operator bool() const { return bits_ != 0; }
+  Op* op() const { return reinterpret_cast<Op*>(bits_ & kAddressMask); }
+  std::uint32_t index() const { return static_cast<std::uint32_t>(bits_ >> kAddressBits); }
+
+  // User addresses have 47 or 48 bits on x86-64 and arm64 unless a program asks for more.
+  static constexpr int kAddressBits = 48;
+  static constexpr std::uint64_t kAddressMask = (std::uint64_t{1} << kAddressBits) - 1;
+  static constexpr std::size_t kAccessesMax = 0xffff;
+
+ private:
+  std::uint64_t bits_ = 0;
+};
+static_assert(sizeof(void*) == 8, "heddle packs addresses into 48 bits");
+
+class Access {
+ public:
+  Access(VarState* var, AccessMode mode)
+      : word_(reinterpret_cast<std::uintptr_t>(var) | static_cast<std::uintptr_t>(mode)) {}
+
+  VarState* var() const { return reinterpret_cast<VarState*>(word_ & ~std::uintptr_t{63}); }
+  AccessMode mode() const { return static_cast<AccessMode>(word_ & 3); }
+  bool is_write() const { return mode() != AccessMode::kRead; }
+  bool granted() const { return (word_ & kGranted) != 0; }
+  void set_granted() { word_ |= kGranted; }
+  // The first of the op's `writes`, which names the op's failure.
+  bool names_failure() const { return (word_ & kNamesFailure) != 0; }
+  void set_names_failure() { word_ |= kNamesFailure; }
+
+  AccessRef next;  // in the variable's queue, while waiting
+
+ private:
+  static constexpr std::uintptr_t kGranted = 4;
+  static constexpr std::uintptr_t kNamesFailure = 8;
+  std::uintptr_t word_;
+};
+
+// For the few ops that need more than the header holds.
+struct OpExtension {
+  AsyncState* async = nullptr;
+  std::int64_t temporary_bytes = 0;
+};
+
+}  // namespace heddle::engine
+
+namespace heddle::internal {
+
+// Constant once pushed, except `blocked`, `started` and the accesses, which the tracker owns.
+struct alignas(engine::kBlockAlign) Op {
+  BodyFunction function;
+  const char* name;
+  std::uint64_t ticket;
+  std::int32_t priority;
+  std::uint32_t epoch;  // of the op that pushed it if `child`; else given when registered
+  std::uint16_t access_count;
+  std::uint16_t blocked;  // accesses not granted yet
+  std::int16_t device_id;
+  DeviceType device_type : 2;
+  Lane lane : 2;
+  bool async : 1;
+  bool started : 1;
+  bool child : 1;  // pushed by the body of another op
+  bool extended : 1;
+  bool run_when_poisoned : 1;
+  bool clears_error : 1;
+  std::uint8_t block_class : 4;
+
+  static constexpr std::size_t kHeaderBytes = 40;
+
+  engine::Access* accesses() {
+    return reinterpret_cast<engine::Access*>(reinterpret_cast<std::byte*>(this) + kHeaderBytes);
+  }
+  engine::Access& access(std::uint32_t index) { return accesses()[index]; }
+  engine::OpExtension* extension() {
+    return reinterpret_cast<engine::OpExtension*>(accesses() + access_count);
+  }
+  void* body() {
+    return reinterpret_cast<std::byte*>(accesses() + access_count) +
+           (extended ? sizeof(engine::OpExtension) : 0);
+  }
+  AsyncState* async_state() { return async ? extension()->async : nullptr; }
+  std::int64_t temporary_bytes() { return extended ? extension()->temporary_bytes : 0; }
+  Device device() const { return {device_type, device_id}; }
+
+  static constexpr std::size_t Bytes(std::size_t accesses, bool extended, std::size_t body_bytes) {
+    return kHeaderBytes + accesses * sizeof(engine::Access) +
+           (extended ? sizeof(engine::OpExtension) : 0) + body_bytes;
+  }
+};
+
+}  // namespace heddle::internal
+
+namespace heddle::engine {
+
+// Why variables are poisoned: the first op that failed. Guarded by the tracker's lock, counted by
+// `refs`.
+struct FailureRecord {
+  std::uint64_t ticket = 0;
+  std::exception_ptr error;
+  Failure failure;
+  int refs = 0;
+  bool unreported = true;  // WaitForAll has still to throw it
+  bool seen = false;       // by any wait
+};
+
+}  // namespace heddle::engine
+
+namespace heddle::internal {
+
+// The first line belongs to the tracker; the second is written when handles come and go, by any
+// thread. They lie apart so that a pushing thread that copies handles does not slow the tracker.
+struct alignas(engine::kNoSharing) VarState {
+  // Invariants, true whenever the tracker's lock is free:
+  //   (V1) A granted writer is alone: writer != null implies readers == 0.
+  //   (V2) Accesses are granted in push order; only neighbouring reads are granted together.
+  //   (V3) If the queue is not empty, its front cannot be granted yet, or `granting` says that the
+  //   tracker
+  //        is in the midst of granting a long run of reads.
+  Op* writer = nullptr;       // granted
+  Op* reader_hint = nullptr;  // one of the granted readers, if known
+  engine::AccessRef head;     // waiting accesses, oldest first
+  engine::AccessRef tail;
+  std::uint32_t readers = 0;            // granted
+  std::uint32_t writes_registered = 0;  // fences included; wraps
+  std::uint32_t writes_finished = 0;
+  bool granting = false;
+  bool dropped = false;       // no handle is left: freed when idle
+  std::uint16_t waiters = 0;  // threads that wait for a write, saturated count kept by the tracker
+  std::atomic<std::uint64_t> version{0};
+  engine::FailureRecord* failure = nullptr;
+
+  alignas(engine::kNoSharing) std::atomic<std::uint32_t> refs{1};
+  EngineCore* core = nullptr;  // holds a reference
+  std::uint64_t id = 0;
+  VarState* previous = nullptr;  // all variables of the engine
+  VarState* next = nullptr;
+  const std::string* name = nullptr;  // null: unnamed
+
+  bool Idle() const { return writer == nullptr && readers == 0 && !head && !granting; }
+};
+static_assert(sizeof(VarState) == 2 * engine::kNoSharing);
+
+}  // namespace heddle::internal

@@ -1,0 +1,134 @@
+#include "engine/ready_queue.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace heddle::engine {
+namespace {
+
+constexpr auto kLaterTicket = [](const auto& a, const auto& b) { return a.ticket > b.ticket; };
+
+}  // namespace
+
+void ReadyQueue::Ring::push_back(Entry entry) {
+  if (size() == entries_.size()) {
+    std::vector<Entry> larger(std::max<std::size_t>(16, entries_.size() * 2));
+    const std::size_t count = size();
+    for (std::size_t i = 0; i < count; ++i) larger[i] = (*this)[i];
+    entries_ = std::move(larger);
+    head_ = 0;
+    tail_ = count;
+  }
+  entries_[tail_++ & (entries_.size() - 1)] = entry;
+}
+
+void ReadyQueue::Push(Op* op) {
+  // The usual case, one priority for all, needs no search.
+  const auto level = top_ != levels_.end() && top_->first == op->priority
+                         ? top_
+                         : levels_.try_emplace(op->priority).first;
+  if (level->second.count++ == 0) {
+    ++levels_in_use_;
+    level->second.served = takes_;
+    check_at_ = std::min(check_at_, takes_ + ageing_);
+    if (top_ == levels_.end() || size_ == 0 || op->priority > top_->first) top_ = level;
+  }
+  ++size_;
+  Ring& entries = level->second.entries;
+  if (entries.empty() || entries.back().ticket < op->ticket) {
+    entries.push_back({op->ticket, op});
+  } else {
+    level->second.late.push_back({op->ticket, op});
+    std::push_heap(level->second.late.begin(), level->second.late.end(), kLaterTicket);
+  }
+}
+
+Op* ReadyQueue::PopOldest(Level& level) {
+  if (level.late.empty() ||
+      (!level.entries.empty() && level.entries.front().ticket < level.late.front().ticket)) {
+    Op* op = level.entries.front().op;
+    do {
+      level.entries.pop_front();
+    } while (!level.entries.empty() && level.entries.front().op == nullptr);
+    return op;
+  }
+  Op* op = level.late.front().op;
+  std::pop_heap(level.late.begin(), level.late.end(), kLaterTicket);
+  level.late.pop_back();
+  return op;
+}
+
+Op* ReadyQueue::Pop() {
+  DCHECK(size_ > 0);
+  Levels::iterator level = top_;
+  // check_at_ is never later than the moment at which some level's turn comes, so most calls skip
+  // the search.
+  if (ageing_due()) {
+    const Levels::iterator waiting = LongestWaiting();
+    if (takes_ - waiting->second.served >= ageing_) level = waiting;
+    check_at_ = waiting->second.served + ageing_;
+  }
+  Op* op = PopOldest(level->second);
+  level->second.served = ++takes_;
+  Taken(level);
+  return op;
+}
+
+ReadyQueue::Levels::iterator ReadyQueue::LongestWaiting() {
+  Levels::iterator longest = top_;
+  for (auto level = levels_.begin(); level != levels_.end(); ++level) {
+    if (level->second.count > 0 && level->second.served < longest->second.served) longest = level;
+  }
+  return longest;
+}
+
+void ReadyQueue::CountOvertake(int priority) {
+  if (size_ == 0) return;
+  ++takes_;
+  if (top_->first == priority) top_->second.served = takes_;
+}
+
+void ReadyQueue::Remove(Op* op) {
+  const auto level = levels_.find(op->priority);
+  CHECK(level != levels_.end());
+  Ring& entries = level->second.entries;
+  std::size_t low = 0;
+  std::size_t high = entries.size();
+  while (low < high) {
+    const std::size_t middle = (low + high) / 2;
+    if (entries[middle].ticket < op->ticket) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low < entries.size() && entries[low].op == op) {
+    entries[low].op = nullptr;
+    while (!entries.empty() && entries.front().op == nullptr) entries.pop_front();
+  } else {
+    auto& late = level->second.late;
+    const auto found =
+        std::find_if(late.begin(), late.end(), [op](const Entry& e) { return e.op == op; });
+    CHECK(found != late.end());
+    late.erase(found);
+    std::make_heap(late.begin(), late.end(), kLaterTicket);
+  }
+  Taken(level);
+}
+
+// One op has left `level`: keeps the counts and `top_` right.
+void ReadyQueue::Taken(Levels::iterator level) {
+  --size_;
+  if (--level->second.count > 0) return;
+  --levels_in_use_;
+  if (level == top_ && size_ > 0) {
+    while (top_->second.count == 0) ++top_;
+  }
+  if (levels_.size() - levels_in_use_ > kEmptyLevelsMax) {
+    std::erase_if(levels_, [](const auto& entry) { return entry.second.count == 0; });
+    if (size_ == 0) top_ = levels_.end();
+  }
+}
+
+}  // namespace heddle::engine

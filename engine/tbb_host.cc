@@ -1,0 +1,78 @@
+// Workers as oneTBB tasks, in one arena for all engines of the process.
+//
+// TBB gives its threads to arenas by a fixed rule: of several arenas that all want the only thread,
+// the same one gets it every time. Inside one arena enqueued tasks run in the order in which they
+// came, so engines that share an arena, and whose workers return to it after each turn, all
+// advance.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/info.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include "base/mutex.h"
+#include "engine/scheduling.h"
+#include "engine/worker_host.h"
+
+namespace heddle::engine {
+namespace {
+
+using oneapi::tbb::global_control;
+using oneapi::tbb::task_arena;
+
+// The arena with at least so many places for workers. It never goes: TBB's threads may be in it.
+class SharedArena {
+ public:
+  static task_arena& WithPlaces(int workers) {
+    static auto* shared = new SharedArena;
+    const MutexLock lock(shared->mutex_);
+    if (workers > shared->places_) shared->GrowLocked(workers);
+    return *shared->arenas_.back();
+  }
+
+ private:
+  // By default TBB has one thread less than there are CPUs, since it counts on the thread that
+  // calls it. There is one control for all engines, since of several the least would count; one
+  // that the host program holds still bounds it.
+  void GrowLocked(int workers) REQUIRES(mutex_) {
+    places_ = std::max(workers, oneapi::tbb::info::default_concurrency());
+    limit_.emplace(global_control::max_allowed_parallelism, static_cast<std::size_t>(places_) + 1);
+    arenas_.push_back(std::make_unique<task_arena>(places_, /*reserved_for_masters=*/0));
+    arenas_.back()->initialize();
+  }
+
+  Mutex mutex_;
+  int places_ GUARDED_BY(mutex_) = 0;
+  std::optional<global_control> limit_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<task_arena>> arenas_
+      GUARDED_BY(mutex_);  // earlier engines keep theirs
+};
+
+class TbbHost final : public WorkerHost {
+ public:
+  TbbHost(int workers, std::function<void()> run_worker)
+      : run_worker_(std::move(run_worker)), arena_(SharedArena::WithPlaces(workers)) {}
+
+  void RequestWorker() noexcept override {
+    arena_.enqueue([this] {
+      PreferPromptWakeups();
+      run_worker_();
+    });
+  }
+
+ private:
+  const std::function<void()> run_worker_;
+  task_arena& arena_;
+};
+
+}  // namespace
+
+std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<void()> run_worker) {
+  return std::make_unique<TbbHost>(workers, std::move(run_worker));
+}
+
+}  // namespace heddle::engine

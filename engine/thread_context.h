@@ -1,0 +1,21 @@
+// What the engine knows of the calling thread.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/op.h"
+#include "engine/tls.h"
+
+namespace heddle::engine {
+
+struct ThreadContext {
+  // The op whose body this thread is running, and its engine; null outside of ops.
+  EngineCore* core = nullptr;
+  Op* op = nullptr;
+  bool pushed_children = false;  // by that body, into its own engine
+  int no_wait_depth = 0;         // > 0: pushes of this thread never wait for room
+};
+
+extern HEDDLE_TLS ThreadContext tls_context;
+
+}  // namespace heddle::engine

@@ -1,0 +1,66 @@
+// Workers as plain threads of the engine's own: what the thread sanitizer can follow, and what
+// programs take that do not want oneTBB's threads.
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/scheduling.h"
+#include "engine/worker_host.h"
+
+namespace heddle::engine {
+namespace {
+
+class ThreadHost final : public WorkerHost {
+ public:
+  ThreadHost(int workers, std::function<void()> run_worker) : run_worker_(std::move(run_worker)) {
+    threads_.reserve(static_cast<std::size_t>(workers));
+    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { Loop(); });
+  }
+
+  ~ThreadHost() override {
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.NotifyAll();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void RequestWorker() noexcept override {
+    {
+      const MutexLock lock(mutex_);
+      ++requests_;
+    }
+    wake_.NotifyOne();
+  }
+
+ private:
+  void Loop() {
+    PreferPromptWakeups();
+    while (TakeRequest()) run_worker_();
+  }
+
+  bool TakeRequest() {
+    const MutexLock lock(mutex_);
+    while (requests_ == 0 && !stopping_) wake_.Wait(mutex_);
+    if (requests_ == 0) return false;
+    --requests_;
+    return true;
+  }
+
+  const std::function<void()> run_worker_;
+  Mutex mutex_;
+  CondVar wake_;
+  int requests_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // constant after construction
+};
+
+}  // namespace
+
+std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<void()> run_worker) {
+  return std::make_unique<ThreadHost>(workers, std::move(run_worker));
+}
+
+}  // namespace heddle::engine

@@ -1,0 +1,85 @@
+// Trains a small network on handwritten digits, on four logical devices that meet in a store.
+#include <heddle/engine.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "examples/digits/data.h"
+#include "examples/digits/report.h"
+#include "examples/digits/training.h"
+
+namespace {
+
+struct Options {
+  std::vector<std::string> stores = {"local", "device"};
+  std::string data = HEDDLE_DIGITS_CSV;
+  std::string engine, trace;
+  int workers = 0;
+  digits::TrainingOptions training;
+};
+
+void AddOptions(CLI::App& app, Options& options) {
+  digits::TrainingOptions& training = options.training;
+  app.add_option("--store", options.stores, "Types of store, one training each")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--engine", options.engine, "threaded, serial or seeded");
+  app.add_option("--workers", options.workers, "Worker threads; 0: one a CPU");
+  app.add_option("--devices", training.devices, "Logical devices")->capture_default_str();
+  app.add_option("--epochs", training.epochs, "Times through the images")->capture_default_str();
+  app.add_option("--batch", training.batch, "Images a step, over all devices")
+      ->capture_default_str();
+  app.add_option("--hidden", training.hidden, "Units of the hidden layer")->capture_default_str();
+  app.add_option("--seed", training.seed, "Of the first weights and the order of the images")
+      ->capture_default_str();
+  app.add_option("--data", options.data, "The images")->capture_default_str();
+  app.add_option("--trace", options.trace,
+                 "Record a trace; with several stores the store's name is appended");
+}
+
+// Returns the line that sums the training up.
+std::string TrainWith(const std::string& store, const Options& options,
+                      const digits::DataSet& data) {
+  digits::TrainingOptions training = options.training;
+  training.store = store;
+  training.engine = heddle::EngineOptions::FromEnvironment();
+  if (!options.engine.empty()) training.engine.type = options.engine;
+  if (options.workers > 0) training.engine.num_workers = options.workers;
+  if (!options.trace.empty()) {
+    training.engine.trace_file =
+        options.stores.size() == 1 ? options.trace : options.trace + "." + store;
+  }
+  digits::ProgressBar bar(store);
+  const digits::TrainingResult result = digits::Train(
+      data, training, [&bar](const digits::Progress& progress) { bar.Show(progress); });
+  digits::PrintConfusion(result.confusion);
+  digits::PrintTimes(result.times);
+  fmt::print("\nChecksum of the weights: {:016x}\n", result.weights_checksum);
+  return fmt::format("{}: test accuracy {:.3f}", store, result.accuracy);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Data-parallel training on handwritten digits");
+  Options options;
+  AddOptions(app, options);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    const digits::DataSet data = digits::LoadDigits(options.data);
+    fmt::print("{} images for training, {} held out for the test, {} devices\n\n",
+               data.train.size(), data.test.size(), options.training.devices);
+    for (const std::string& store : options.stores) {
+      fmt::print("{}\n\n", TrainWith(store, options, data));
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "digits: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

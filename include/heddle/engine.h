@@ -1,0 +1,320 @@
+// The dependency engine: runs ops asynchronously, ordered by the variables that they read and
+// write.
+//
+//   heddle::Engine engine;
+//   heddle::Var x = engine.NewVar("x"), y = engine.NewVar("y");
+//   engine.Push({.name = "load", .writes = {x}}, [&] { Load(buffer); });
+//   engine.Push({.name = "add", .reads = {x, y}, .writes = {y}, .priority = 2}, [&] { Add(buffer,
+//   sum); }); engine.WaitForVar(y);
+//
+// docs/consistency.md lists the promises and the test that shows each.
+#pragma once
+
+#include <heddle/completion.h>
+#include <heddle/device.h>
+#include <heddle/error.h>
+#include <heddle/var.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace heddle {
+
+// Lanes of a device. CPU workers serve all lanes in one order; GPUs have a stream for each.
+enum class Lane : std::uint8_t { kNormal, kCopy, kComm };
+
+// The name of a kind of op, for errors and traces. A string literal is kept by address; any other
+// string is interned for the life of the process, so use a bounded set of names.
+class OpName {
+ public:
+  constexpr OpName() = default;
+  template <std::size_t kSize>
+  constexpr OpName(const char (&literal)[kSize]) : text_(literal) {}  // NOLINT
+  template <std::size_t kSize>
+  OpName(char (&buffer)[kSize]) : text_(Intern(buffer)) {}  // NOLINT
+  template <class Text>
+  requires(std::is_convertible_v<const Text&, std::string_view> && !std::is_array_v<Text>)
+      OpName(const Text& text)  // NOLINT(google-explicit-constructor)
+      : text_(Intern(text)) {}
+
+  constexpr const char* c_str() const { return text_; }
+
+ private:
+  static const char* Intern(std::string_view text);
+  const char* text_ = "op";
+};
+
+// What an op is. A variable may stand in both lists (read-modify) or several times (counts once);
+// in `writes` alone it means that the op overwrites it whole.
+struct OpOptions {
+  OpName name = {};
+  VarList reads = {};
+  VarList writes = {};
+  Device device = Cpu();
+  Lane lane = Lane::kNormal;
+  int priority = 0;                  // higher first
+  bool run_when_poisoned = false;    // run although an input failed; the body looks at FailureOf
+  std::int64_t temporary_bytes = 0;  // counts against max_pending_bytes until the op has finished
+};
+
+// A point in time, given as one or as a duration from now.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  template <class Rep, class Period>
+  Deadline(std::chrono::duration<Rep, Period> from_now)  // NOLINT(google-explicit-constructor)
+      : time_(Clock::now() + std::chrono::duration_cast<Clock::duration>(from_now)) {}
+  Deadline(Clock::time_point time) : time_(time) {}  // NOLINT(google-explicit-constructor)
+  Clock::time_point time() const { return time_; }
+
+ private:
+  Clock::time_point time_;
+};
+
+// Where the threads of a threaded engine come from.
+enum class WorkerHost : std::uint8_t {
+  kTbb,      // tasks in a oneTBB arena, shared politely with the host program
+  kThreads,  // plain threads of the engine's own; what the sanitizers can follow
+};
+
+struct EngineOptions {
+  // "threaded"; "serial": ops run in the outermost Push, on the pushing thread; "seeded": ops run
+  // only inside waits, in an order that `seed` picks among the ready ones.
+  std::string type = "threaded";
+  int num_workers = 0;  // 0: one per CPU that affinity and the cgroup quota allow
+  WorkerHost worker_host = WorkerHost::kTbb;
+  std::uint64_t seed = 0;
+  std::int64_t max_pending_ops = 1 << 20;
+  std::int64_t max_pending_bytes = std::int64_t{4} << 30;
+  // A ready op that this many ops of higher priority have overtaken runs next; 0 never.
+  int ageing = 1000;
+  // Logs the blocked chain when nothing has finished for so long while ops are pending; 0 never.
+  std::chrono::milliseconds watchdog{30'000};
+  std::string trace_file;  // empty: no trace
+  std::int64_t trace_bytes_max = std::int64_t{256} << 20;
+
+  // The defaults, changed by HEDDLE_ENGINE, HEDDLE_NUM_WORKERS, HEDDLE_WORKER_HOST (tbb, threads),
+  // HEDDLE_SEED, HEDDLE_MAX_PENDING_OPS, HEDDLE_MAX_PENDING_BYTES, HEDDLE_AGEING,
+  // HEDDLE_WATCHDOG_MS, HEDDLE_TRACE and HEDDLE_TRACE_BYTES_MAX. Throws InvalidArgument naming a
+  // variable that does not parse.
+  static EngineOptions FromEnvironment();
+};
+
+// Why a variable is poisoned.
+struct Failure {
+  std::string op;       // the op that failed first
+  std::string var;      // the first variable that this op writes; empty if none
+  std::string message;  // what() of its exception
+};
+
+struct EngineStats {
+  std::uint64_t pushed = 0;            // ops, since the start
+  std::uint64_t done = 0;              // finished, failed and skipped ones included
+  std::uint64_t failed = 0;            // failed or skipped because an input had failed
+  std::uint64_t running = 0;           // bodies executing, and async ops not yet completed
+  std::uint64_t pending_bytes = 0;     // temporary bytes of pending ops
+  std::uint64_t late_completions = 0;  // calls of a completion after the first
+};
+
+namespace internal {
+
+class EngineCore;
+struct Op;
+enum class BodyAction { kRun, kDrop };
+// Runs the body in `storage` (kRun) and destroys it, also when it throws; or only destroys it
+// (kDrop). `async` is the op's completion state, null for synchronous ops.
+using BodyFunction = void (*)(void* storage, BodyAction action, AsyncState* async);
+
+enum class PushMode { kWaitForRoom, kTry };
+
+struct NewOp {
+  Op* op;  // null: no room (PushMode::kTry)
+  void* storage;
+};
+// Validates the options and waits for room. Bodies up to kBodyBytesMax bytes are stored in the op.
+NewOp BeginPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
+                BodyFunction function, bool async, PushMode mode);
+void CommitPush(EngineCore& core, Op* op) noexcept;
+void AbandonPush(EngineCore& core, Op* op) noexcept;
+[[noreturn]] void ThrowNullBody(const OpOptions& options);
+
+inline constexpr std::size_t kBodyBytesMax = 256;
+
+// How a body of type Body lies in an op: in place, or behind a pointer if large or over-aligned.
+template <class Body, bool kAsync>
+struct StoredBody {
+  static constexpr bool kInPlace = sizeof(Body) <= kBodyBytesMax && alignof(Body) <= alignof(void*);
+  static constexpr std::size_t kBytes = kInPlace ? sizeof(Body) : sizeof(Body*);
+
+  template <class F>
+  static void Construct(void* storage, F&& body) {
+    if constexpr (kInPlace) {
+      ::new (storage) Body(std::forward<F>(body));
+    } else {
+      *static_cast<Body**>(storage) = new Body(std::forward<F>(body));
+    }
+  }
+
+  static void Invoke(void* storage, BodyAction action, [[maybe_unused]] AsyncState* async) {
+    struct Destroyer {
+      void* storage;
+      Body* body;
+      ~Destroyer() {
+        if constexpr (kInPlace) {
+          body->~Body();
+        } else {
+          delete body;
+        }
+      }
+    };
+    Destroyer destroyer{storage, kInPlace ? std::launder(static_cast<Body*>(storage))
+                                          : *static_cast<Body**>(storage)};
+    if (action == BodyAction::kDrop) return;
+    if constexpr (kAsync) {
+      RetainAsync(async);
+      (*destroyer.body)(Completion::Adopt(async));
+    } else {
+      (*destroyer.body)();
+    }
+  }
+};
+
+}  // namespace internal
+
+// Threads: every method may be called from any thread, and from inside op bodies except the waits.
+// Waits throw InvalidState inside an op body, naming the op. After Stop, everything but the
+// accessors throws InvalidState; vars may still be dropped.
+class Engine {
+ public:
+  explicit Engine(EngineOptions options = {});
+  ~Engine();  // stops; errors that nobody saw are logged
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // The engine that front ends share: made from EngineOptions::FromEnvironment() on first use.
+  static Engine& Default();
+
+  // A fresh variable, version 0. Its name appears in errors, dumps and traces.
+  Var NewVar(std::string_view name = {});
+
+  // Queues body(). Returns once the op is queued: it never waits for inputs, only for room when
+  // more than max_pending_ops are pending (and not from inside an op, nor under a NoWaitScope).
+  // Errors: InvalidArgument (null body, empty var or one of another engine, device not built in),
+  // InvalidState (stopped). Nothing is queued then.
+  template <class F>
+  void Push(const OpOptions& options, F&& body) {
+    Enqueue<F, false>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  }
+  // Like Push, but returns false instead of waiting for room.
+  template <class F>
+  [[nodiscard]] bool TryPush(const OpOptions& options, F&& body) {
+    return Enqueue<F, false>(options, std::forward<F>(body), internal::PushMode::kTry);
+  }
+  // Queues body(completion): the op finishes when the body has returned and the completion was
+  // called.
+  template <class F>
+  void PushAsync(const OpOptions& options, F&& body) {
+    Enqueue<F, true>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  }
+  template <class F>
+  [[nodiscard]] bool TryPushAsync(const OpOptions& options, F&& body) {
+    return Enqueue<F, true>(options, std::forward<F>(body), internal::PushMode::kTry);
+  }
+
+  // Returns when all writes of `var` that were pushed before are done, and throws the error of the
+  // variable if it is poisoned. All that they did is visible to the caller. With a deadline:
+  // TimeoutError.
+  void WaitForVar(const Var& var);
+  void WaitForVar(const Var& var, Deadline deadline);
+  // Like WaitForVar, and waits for pending reads too: afterwards the caller may overwrite what it
+  // guards.
+  void WaitForReadsAndWrites(const Var& var);
+  void WaitForReadsAndWrites(const Var& var, Deadline deadline);
+  // Returns when everything pushed before, and what those ops push before they finish, is done.
+  // Throws the unreported error of the op pushed earliest, each once; the rest stay for the next
+  // call.
+  void WaitForAll();
+  void WaitForAll(Deadline deadline);
+
+  // Refuses further pushes from outside, runs everything pending, then ends the workers.
+  // Repeatable.
+  void Stop();
+  void Stop(Deadline deadline);  // TimeoutError: still stopping; may be called again
+
+  // Completed writes of `var`, failed and skipped ones included.
+  std::uint64_t version(const Var& var) const;
+  // Why `var` is poisoned now; nothing if it is not.
+  std::optional<Failure> FailureOf(const Var& var) const;
+  // The exception that poisons `var` now; null if none. An op that rethrows it passes the same
+  // failure on, rather than making a new one. For bodies pushed with run_when_poisoned.
+  std::exception_ptr ErrorOf(const Var& var) const;
+  // Cures `var`, in order like a write pushed now; does not count as one.
+  void ClearError(const Var& var);
+
+  // Splits [0, count) into blocks of `grain` and calls body(begin, end) for each, on this thread
+  // and on idle workers, until all are done. The blocks do not depend on the number of workers. The
+  // first exception is rethrown once all started blocks have ended. For use inside op bodies;
+  // elsewhere it works too.
+  void ParallelFor(std::int64_t count, std::int64_t grain,
+                   const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+
+  // Every pending op, a line each: name, state, variables, and whom it waits for.
+  std::string DumpState() const;
+  EngineStats stats() const;
+  const EngineOptions& options() const;  // num_workers as resolved
+
+  // Records every op from now on as binary records in `file` (see docs/trace.md).
+  void StartTrace(const std::string& file);
+  void StopTrace();
+
+ private:
+  template <class F, bool kAsync>
+  bool Enqueue(const OpOptions& options, F&& body, internal::PushMode mode) {
+    using Body = std::decay_t<F>;
+    using Stored = internal::StoredBody<Body, kAsync>;
+    static_assert(kAsync ? std::is_invocable_v<Body&, Completion> : std::is_invocable_v<Body&>,
+                  "Push takes a body(), PushAsync a body(heddle::Completion)");
+    if constexpr (requires { body == nullptr; }) {
+      if (body == nullptr) internal::ThrowNullBody(options);
+    }
+    const internal::NewOp fresh =
+        internal::BeginPush(*core_, options, Stored::kBytes, &Stored::Invoke, kAsync, mode);
+    if (fresh.op == nullptr) return false;
+    if constexpr (Stored::kInPlace && std::is_nothrow_constructible_v<Body, F&&>) {
+      Stored::Construct(fresh.storage, std::forward<F>(body));
+    } else {
+      try {
+        Stored::Construct(fresh.storage, std::forward<F>(body));
+      } catch (...) {
+        internal::AbandonPush(*core_, fresh.op);
+        throw;
+      }
+    }
+    internal::CommitPush(*core_, fresh.op);
+    return true;
+  }
+
+  internal::EngineCore* core_;
+};
+
+// While one lives, pushes of its thread never wait for room. For threads that must not block, such
+// as those that complete async ops. Scopes nest.
+class NoWaitScope {
+ public:
+  NoWaitScope();
+  ~NoWaitScope();
+  NoWaitScope(const NoWaitScope&) = delete;
+  NoWaitScope& operator=(const NoWaitScope&) = delete;
+};
+
+}  // namespace heddle

@@ -1,0 +1,55 @@
+// Exceptions that heddle throws. All derive from Error, so `catch (const heddle::Error&)` takes
+// every one.
+//
+// Errors of the user's own op bodies are not wrapped: they are rethrown unchanged by the waits.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace heddle {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The caller passed something that cannot work; nothing was changed. The message names what was
+// expected and what was given.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+// The call cannot work in the present state: the engine has stopped, or a wait was called inside an
+// op.
+class InvalidState : public Error {
+ public:
+  using Error::Error;
+};
+
+// A deadline passed. The message says what was waited for and which op holds it up.
+class TimeoutError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A pool's cap or the machine's memory is exhausted.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+// A file could not be read, written or understood.
+class IoError : public Error {
+ public:
+  using Error::Error;
+};
+
+// An asynchronous op ended without a result: its completion was dropped, or reported an error code.
+class OpError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace heddle

@@ -1,0 +1,319 @@
+// KVStore: values under keys, shared by devices. Gradients are pushed and summed, an updater
+// changes the stored value, weights are pulled.
+//
+//   auto store = heddle::KVStore::Create("device");
+//   store->SetOptimizer(heddle::Sgd({.learning_rate = 0.1}));
+//   store->Init("weight", weight);
+//   store->Push("weight", {gradient0, gradient1}, /*priority=*/-layer);  // returns at once
+//   store->Pull("weight", {weight0, weight1}, /*priority=*/-layer);      // so does this
+//   weight0.WaitToRead();
+//
+// docs/consistency.md lists the promises and the test that shows each.
+#pragma once
+
+#include <heddle/engine.h>
+#include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace heddle {
+
+// A key that owns its text: a 64-bit integer or a string. A store holds keys of one kind.
+using Key = std::variant<std::int64_t, std::string>;
+
+namespace internal {
+template <class T>
+concept KeyInteger = std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, char> &&
+                     !std::same_as<T, wchar_t> && !std::same_as<T, char8_t> &&
+                     !std::same_as<T, char16_t> && !std::same_as<T, char32_t>;
+[[noreturn]] void ThrowKeyTooLarge(std::uint64_t key);
+}  // namespace internal
+
+// Borrows a key for the duration of a call.
+class KeyRef {
+ public:
+  template <internal::KeyInteger T>
+  constexpr KeyRef(T number)  // NOLINT(google-explicit-constructor)
+      : number_(static_cast<std::int64_t>(number)) {
+    if (!std::in_range<std::int64_t>(number)) {
+      internal::ThrowKeyTooLarge(static_cast<std::uint64_t>(number));
+    }
+  }
+  constexpr KeyRef(std::string_view text)  // NOLINT(google-explicit-constructor)
+      : text_(text.data() != nullptr ? text.data() : ""),
+        number_(static_cast<std::int64_t>(text.size())) {}
+  constexpr KeyRef(const char* text)  // NOLINT(google-explicit-constructor)
+      : KeyRef(std::string_view(text)) {}
+  KeyRef(const std::string& text)  // NOLINT(google-explicit-constructor)
+      : KeyRef(std::string_view(text)) {}
+  KeyRef(const Key& key)  // NOLINT(google-explicit-constructor)
+      : KeyRef(key.index() == 0 ? KeyRef(std::get<0>(key)) : KeyRef(std::get<1>(key))) {}
+
+  constexpr bool is_string() const { return text_ != nullptr; }
+  constexpr std::int64_t number() const { return number_; }  // of an integer key
+  constexpr std::string_view text() const {                  // of a string key
+    return {text_, static_cast<std::size_t>(number_)};
+  }
+  Key ToKey() const { return is_string() ? Key(std::string(text())) : Key(number_); }
+
+  friend constexpr bool operator==(KeyRef a, KeyRef b) {
+    if (a.is_string() != b.is_string()) return false;
+    return a.is_string() ? a.text() == b.text() : a.number_ == b.number_;
+  }
+
+ private:
+  const char* text_ = nullptr;
+  std::int64_t number_ = 0;  // the integer, or the length of the text
+};
+
+// "'weight'" or "7", as messages show it.
+std::string ToString(KeyRef key);
+
+// Borrows the arrays of one key for the duration of a call: an array, `{a, b}`, or any contiguous
+// range of arrays.
+class ArrayList {
+ public:
+  ArrayList(const NDArray& array) : arrays_(&array, 1) {}  // NOLINT(google-explicit-constructor)
+  ArrayList(std::initializer_list<NDArray> arrays)         // NOLINT(google-explicit-constructor)
+      : arrays_(arrays.begin(), arrays.size()) {}
+  ArrayList(const std::vector<NDArray>& arrays)  // NOLINT(google-explicit-constructor)
+      : arrays_(arrays) {}
+  ArrayList(std::span<const NDArray> arrays)  // NOLINT(google-explicit-constructor)
+      : arrays_(arrays) {}
+
+  std::span<const NDArray> arrays() const { return arrays_; }
+
+ private:
+  std::span<const NDArray> arrays_;
+};
+
+// Borrows the keys of a list call: `{"a", "b"}`, `{5, 7, 9}`, or a vector of integers, strings or
+// Key.
+class KeyList {
+ public:
+  KeyList(std::initializer_list<KeyRef> keys)  // NOLINT(google-explicit-constructor)
+      : keys_(keys) {}
+  template <std::convertible_to<KeyRef> T>
+  KeyList(const std::vector<T>& keys)  // NOLINT(google-explicit-constructor)
+      : keys_(keys.begin(), keys.end()) {}
+
+  std::span<const KeyRef> keys() const { return keys_; }
+
+ private:
+  std::vector<KeyRef> keys_;
+};
+
+// Borrows what belongs to the keys of a list call, in order: an array each, `{a, b}`, or a list of
+// arrays each (several devices), `{{a0, a1}, {b0, b1}}`; or the same as vectors.
+class ArrayLists {
+ public:
+  ArrayLists(std::initializer_list<ArrayList> lists)  // NOLINT(google-explicit-constructor)
+      : lists_(lists) {}
+  ArrayLists(const std::vector<NDArray>& arrays)  // NOLINT(google-explicit-constructor)
+      : lists_(arrays.begin(), arrays.end()) {}
+  ArrayLists(const std::vector<std::vector<NDArray>>& lists)  // NOLINT
+      : lists_(lists.begin(), lists.end()) {}
+
+  std::span<const ArrayList> lists() const { return lists_; }
+
+ private:
+  std::vector<ArrayList> lists_;
+};
+
+// One key of a call and its arrays. A list call may name a key several times.
+struct KeyArrays {
+  KeyRef key;
+  std::span<const NDArray> arrays;
+};
+
+// Called once a key and push on the pushing thread, before Push returns. Changes `stored`, usually
+// by pushing ops: `stored += input * 2`. `input` is the sum of what was pushed, valid until the
+// next push of the key. Both are handles of arrays, also for ops of the caller's own.
+using Updater = std::function<void(KeyRef key, const NDArray& input, const NDArray& stored)>;
+
+struct KVStoreOptions {
+  bool strict_init = false;  // a push never creates a key
+};
+
+class KVStore;
+using KVStoreFactory =
+    std::function<std::unique_ptr<KVStore>(Engine& engine, const KVStoreOptions& options)>;
+
+template <class T>
+concept KeyLike = std::convertible_to<const T&, KeyRef>;
+
+// The interface of all stores, and the calls that all share. A type of one's own derives from it
+// and overrides what it can do; the rest throws InvalidState ("not supported by type ...").
+//
+// Order:   per key, operations of a thread take effect in program order: a push after all earlier
+//          pushes and pulls of the key, a pull after all earlier ones. A pull returns the newest
+//          value; reads of its output wait for it. Calls of several threads behave as if made in
+//          one order that respects happens-before.
+// Inputs:  a pushed array may be overwritten right after: the write waits. The store never aliases
+//          the caller's arrays. A list call reads all its inputs before it writes any output.
+// Errors:  InvalidArgument on the calling thread, naming the key, the expected and the given, for
+// an
+//          unknown key, a key of the other kind, wrong shape, dtype, number of arrays, an empty
+//          array or one of another engine. Nothing of the call happens then, list calls included.
+//          A push whose input failed leaves the stored value as it was; pulls of the key pass the
+//          error on to their outputs until a push of it succeeds. An update that fails midway
+//          poisons the key until Reset.
+// Threads: every method may be called from any thread, and from inside op bodies except where the
+//          method waits.
+// Life:    may be dropped with operations pending: they complete.
+class KVStore {
+ public:
+  // Case does not matter. InvalidArgument for an unknown type, listing the known ones.
+  static std::unique_ptr<KVStore> Create(std::string_view type, const KVStoreOptions& options = {});
+  static std::unique_ptr<KVStore> Create(std::string_view type, Engine& engine,
+                                         const KVStoreOptions& options = {});
+  // Adds a type for the life of the process. InvalidArgument if the name is empty or taken, or
+  // `factory` is null.
+  static void Register(std::string_view type, KVStoreFactory factory);
+  static std::vector<std::string> Types();  // known names, sorted
+
+  explicit KVStore(Engine& engine) : engine_(&engine) {}
+  virtual ~KVStore() = default;
+  KVStore(const KVStore&) = delete;
+  KVStore& operator=(const KVStore&) = delete;
+
+  // Adds keys with copies of the values; waits until they are in the store. InvalidArgument for a
+  // key that is there already or named twice; the error of `value` if it is poisoned.
+  template <KeyLike K>
+  void Init(const K& key, ArrayList value) {
+    const KeyArrays pair{KeyRef(key), value.arrays()};
+    DoInit({&pair, 1});
+  }
+  void Init(const KeyList& keys, const ArrayLists& values) { DoInit(Pair("Init", keys, values)); }
+
+  // Sums the values of each key in list order and hands the sum to the updater; by default it
+  // replaces the stored value, and creates a key that is not there (unless strict_init).
+  // A higher priority runs first. Returns once the ops are queued.
+  template <KeyLike K>
+  void Push(const K& key, ArrayList values, int priority = 0) {
+    const KeyArrays pair{KeyRef(key), values.arrays()};
+    DoPush({&pair, 1}, priority);
+  }
+  void Push(const KeyList& keys, const ArrayLists& values, int priority = 0) {
+    DoPush(Pair("Push", keys, values), priority);
+  }
+
+  // Copies the stored value of each key to its outputs, casting to their dtypes. If an array is the
+  // output of several keys, the last wins. Returns once the ops are queued.
+  template <KeyLike K>
+  void Pull(const K& key, ArrayList out, int priority = 0) {
+    const KeyArrays pair{KeyRef(key), out.arrays()};
+    DoPull({&pair, 1}, priority);
+  }
+  void Pull(const KeyList& keys, const ArrayLists& out, int priority = 0) {
+    DoPull(Pair("Pull", keys, out), priority);
+  }
+
+  // Push, then pull to `out`; without `out` to `value`.
+  template <KeyLike K>
+  void PushPull(const K& key, ArrayList value, ArrayList out, int priority = 0) {
+    const KeyArrays from{KeyRef(key), value.arrays()};
+    const KeyArrays to{KeyRef(key), out.arrays()};
+    DoPushPull({&from, 1}, {&to, 1}, priority);
+  }
+  template <KeyLike K>
+  void PushPull(const K& key, ArrayList value, int priority = 0) {
+    PushPull(key, value, value, priority);
+  }
+  void PushPull(const KeyList& keys, const ArrayLists& values, const ArrayLists& out,
+                int priority = 0) {
+    DoPushPull(Pair("PushPull", keys, values), Pair("PushPull", keys, out), priority);
+  }
+  void PushPull(const KeyList& keys, const ArrayLists& values, int priority = 0) {
+    const std::vector<KeyArrays> pairs = Pair("PushPull", keys, values);
+    DoPushPull(pairs, pairs, priority);
+  }
+
+  // Init, then pull to `out`.
+  template <KeyLike K>
+  void Broadcast(const K& key, ArrayList value, ArrayList out, int priority = 0) {
+    const KeyArrays from{KeyRef(key), value.arrays()};
+    const KeyArrays to{KeyRef(key), out.arrays()};
+    DoBroadcast({&from, 1}, {&to, 1}, priority);
+  }
+  void Broadcast(const KeyList& keys, const ArrayLists& values, const ArrayLists& out,
+                 int priority = 0) {
+    DoBroadcast(Pair("Broadcast", keys, values), Pair("Broadcast", keys, out), priority);
+  }
+
+  // Overwrites the value of a key that is there, cures it if it is poisoned, and forgets its
+  // optimizer state. Waits for `value`; throws its error, changing nothing, if that is poisoned.
+  template <KeyLike K>
+  void Reset(const K& key, const NDArray& value) {
+    DoReset(KeyRef(key), value);
+  }
+  // Takes a key out of the store. Operations pushed before complete.
+  template <KeyLike K>
+  void Remove(const K& key) {
+    DoRemove(KeyRef(key));
+  }
+  template <KeyLike K>
+  bool Contains(const K& key) const {
+    return DoContains(KeyRef(key));
+  }
+  virtual std::vector<Key> Keys() const;  // in the order of their creation
+
+  // What later pushes do with the sum, in place of replacing the stored value. One thread at a time
+  // is in the updater of a key; an exception of it leaves Push. It may read and wait, unless the
+  // push comes from inside an op. InvalidArgument if null; InvalidState in a push of a key from
+  // inside that key's own updater.
+  virtual void SetUpdater(Updater updater);
+  // Updates by ops of the store's own, with a fresh state for each key. Later changes of the
+  // optimizer's parameters count from the next push on.
+  virtual void SetOptimizer(std::shared_ptr<Optimizer> optimizer);
+
+  const std::string& type() const { return type_; }  // lower case, as created
+  Engine& engine() const { return *engine_; }
+  virtual int rank() const { return 0; }
+  virtual int num_workers() const { return 1; }
+  // Returns when all workers have called it.
+  virtual void Barrier() {}
+  // Returns after every server's controller ran the command; at once where there are no servers.
+  virtual void SendCommandToServers(int head, std::string_view body);
+  virtual int NumDeadNodes() const { return 0; }
+  // "optimizer": whether SetOptimizer works. False for unknown names; case does not matter.
+  virtual bool IsCapable(std::string_view capability) const;
+
+ protected:
+  // The calls above, as a type implements them. Keys may repeat, arrays may be empty lists or empty
+  // handles; in PushPull and Broadcast both lists name the same keys in the same order.
+  virtual void DoInit(std::span<const KeyArrays> pairs);
+  virtual void DoPush(std::span<const KeyArrays> pairs, int priority);
+  virtual void DoPull(std::span<const KeyArrays> pairs, int priority);
+  virtual void DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                          int priority);
+  virtual void DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                           int priority);
+  virtual void DoReset(KeyRef key, const NDArray& value);
+  virtual void DoRemove(KeyRef key);
+  virtual bool DoContains(KeyRef key) const;
+
+  [[noreturn]] void ThrowNotSupported(std::string_view call) const;
+
+ private:
+  // A pair a key. InvalidArgument unless there are as many lists as keys.
+  static std::vector<KeyArrays> Pair(std::string_view call, const KeyList& keys,
+                                     const ArrayLists& lists);
+
+  Engine* engine_;
+  std::string type_ = "unnamed";  // set by Create
+};
+
+}  // namespace heddle

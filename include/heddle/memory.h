@@ -1,0 +1,45 @@
+// The memory that arrays live in: one pool per type of device, shared by the whole process.
+//
+// A pool keeps freed blocks for later arrays of about the same size, so that steady state neither
+// asks the operating system for memory nor touches fresh pages. Errors:  InvalidArgument for a type
+// of device that this build lacks. Threads: all functions, any thread.
+#pragma once
+
+#include <heddle/device.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace heddle {
+
+struct MemoryOptions {
+  // "pool": keeps freed blocks, in size classes at most an eighth apart. "system": keeps nothing,
+  // for memory checkers.
+  std::string allocator = "pool";
+  // Bound on used + cached bytes. Cached blocks are given back before an allocation fails over it.
+  std::int64_t bytes_max = std::numeric_limits<std::int64_t>::max();
+
+  // The defaults, changed by HEDDLE_CPU_ALLOCATOR and HEDDLE_CPU_MEMORY_MAX (bytes). Throws
+  // InvalidArgument naming a variable that does not parse.
+  static MemoryOptions FromEnvironment(DeviceType type);
+};
+
+struct MemoryStats {
+  std::int64_t used = 0;       // bytes of blocks in use, as rounded up to their size class
+  std::int64_t cached = 0;     // bytes of free blocks kept
+  std::int64_t peak = 0;       // the largest `used` so far
+  std::int64_t bytes_max = 0;  // the cap
+};
+
+// Changes the cap now; below what is in use, only later allocations fail. The allocator can be
+// chosen until the pool is first used, InvalidState after that. Without this call the options come
+// from the environment on first use. InvalidArgument for an unknown allocator or a cap below 1.
+void ConfigureMemory(DeviceType type, const MemoryOptions& options);
+
+MemoryStats GetMemoryStats(DeviceType type);
+
+// Gives cached blocks back to the operating system; returns how many bytes.
+std::int64_t TrimMemory(DeviceType type);
+
+}  // namespace heddle

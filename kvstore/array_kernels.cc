@@ -1,0 +1,170 @@
+#include "kvstore/array_kernels.h"
+
+#include <heddle/dtype.h>
+#include <heddle/engine.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ops/cast.h"
+#include "ops/copy.h"
+#include "ops/fan_out.h"
+#include "ops/fill.h"
+#include "ops/store_mode.h"
+#include "ops/sum.h"
+#include "storage/parallel.h"
+
+namespace heddle::kvstore {
+
+using storage::ForBlocks;
+
+namespace {
+
+void* At(void* base, std::int64_t element, std::size_t element_bytes) {
+  return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(element_bytes);
+}
+
+// Addresses in some arrays, a few without allocating.
+class Addresses {
+ public:
+  Addresses() = default;
+  // The first elements. Takes the arrays' memory from the pools, so it comes before any block.
+  explicit Addresses(std::span<const NDArray> arrays) {
+    for (const NDArray& array : arrays) Add(array.data());
+  }
+
+  void Add(void* address) {
+    if (size_ == kFew) more_.assign(few_.begin(), few_.end());
+    if (size_ < kFew) {
+      few_[size_] = address;
+    } else {
+      more_.push_back(address);
+    }
+    ++size_;
+  }
+
+  // Further on by `element`.
+  Addresses At(std::int64_t element, std::size_t element_bytes) const {
+    Addresses shifted;
+    for (void* address : all()) shifted.Add(kvstore::At(address, element, element_bytes));
+    return shifted;
+  }
+
+  std::size_t size() const { return size_; }
+  void* operator[](std::size_t i) const { return all()[i]; }
+  std::span<void* const> all() const { return {size_ > kFew ? more_.data() : few_.data(), size_}; }
+
+ private:
+  static constexpr std::size_t kFew = 8;
+
+  std::size_t size_ = 0;
+  std::array<void*, kFew> few_;
+  std::vector<void*> more_;  // all of them when there are more than kFew
+};
+
+// out = the sum of elements [begin, end) of the inputs.
+void SumRun(DType dtype, const Addresses& inputs, std::int64_t begin, std::int64_t end, void* out,
+            ops::StoreMode mode) {
+  const std::size_t count = static_cast<std::size_t>(end - begin);
+  if (inputs.size() == 1) {
+    ops::Copy(At(inputs[0], begin, SizeOf(dtype)), out, count * SizeOf(dtype), mode);
+  } else {
+    const Addresses from = inputs.At(begin, SizeOf(dtype));
+    ops::Sum(dtype, from.all(), out, count, mode);
+  }
+}
+
+std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }
+std::int64_t Count(std::span<const NDArray> arrays) {
+  return static_cast<std::int64_t>(arrays.size());
+}
+
+}  // namespace
+
+void SumArrays(std::span<const NDArray> inputs, const NDArray& out) {
+  const Addresses from(inputs);
+  void* const to = out.data();
+  const DType dtype = out.dtype();
+  ForBlocks(out.engine(), out.size(), Bytes(dtype) * (Count(inputs) + 1),
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+              SumRun(dtype, from, begin, end, At(to, begin, SizeOf(dtype)), mode);
+            });
+}
+
+void CopyArray(const NDArray& from, std::span<const NDArray> out) {
+  void* const source = from.data();
+  const DType dtype = from.dtype();
+  Addresses same;  // outputs of the same dtype
+  std::vector<std::pair<DType, void*>> others;
+  std::int64_t element_bytes = Bytes(dtype);
+  for (const NDArray& array : out) {
+    element_bytes += Bytes(array.dtype());
+    if (array.dtype() == dtype) {
+      same.Add(array.data());
+    } else {
+      others.emplace_back(array.dtype(), array.data());
+    }
+  }
+  ForBlocks(from.engine(), from.size(), element_bytes,
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+              const std::size_t count = static_cast<std::size_t>(end - begin);
+              const void* const run = At(source, begin, SizeOf(dtype));
+              const Addresses to = same.At(begin, SizeOf(dtype));
+              ops::FanOut(run, to.all(), count * SizeOf(dtype), mode);
+              for (const auto& [to_dtype, base] : others) {
+                ops::Cast(dtype, run, to_dtype, At(base, begin, SizeOf(to_dtype)), count, mode);
+              }
+            });
+}
+
+void UpdateArray(const internal::UpdateRule& rule, std::span<const NDArray> inputs,
+                 const NDArray& weight, internal::UpdateRun run) {
+  const Addresses from(inputs);
+  const DType dtype = weight.dtype();
+  const std::size_t element_bytes = SizeOf(dtype);
+  const std::size_t state_bytes = run.master != nullptr ? sizeof(float) : element_bytes;
+  const auto update = [&](std::int64_t begin, std::int64_t end, const void* gradient) {
+    internal::UpdateRun part = run;
+    part.weight = At(run.weight, begin, element_bytes);
+    part.gradient = gradient;
+    if (run.master != nullptr) part.master = run.master + begin;
+    for (std::size_t i = 0; i < part.states.size(); ++i) {
+      if (run.states[i] != nullptr) part.states[i] = At(run.states[i], begin, state_bytes);
+    }
+    part.count = static_cast<std::size_t>(end - begin);
+    rule.Update(part);
+  };
+  // What the update reads and writes besides its inputs differs; twice the weight is close enough.
+  ForBlocks(weight.engine(), weight.size(), Bytes(dtype) * (Count(inputs) + 2),
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+              if (from.size() == 1) {
+                update(begin, end, At(from[0], begin, element_bytes));
+                return;
+              }
+              // Small enough for the first level cache beside what the update reads.
+              constexpr std::size_t kSumBytes = 8192;
+              alignas(64) std::array<std::byte, kSumBytes> sum;
+              const std::int64_t step = static_cast<std::int64_t>(kSumBytes / element_bytes);
+              for (std::int64_t i = begin; i < end; i += step) {
+                const std::int64_t stop = std::min(i + step, end);
+                SumRun(dtype, from, i, stop, sum.data(), ops::StoreMode::kCached);
+                update(i, stop, sum.data());
+              }
+            });
+}
+
+void FillZero(const NDArray& array) {
+  void* const base = array.data();
+  const DType dtype = array.dtype();
+  ForBlocks(array.engine(), array.size(), Bytes(dtype),
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+              ops::Fill(dtype, 0, At(base, begin, SizeOf(dtype)),
+                        static_cast<std::size_t>(end - begin), mode);
+            });
+}
+
+}  // namespace heddle::kvstore

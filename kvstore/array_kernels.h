@@ -1,0 +1,28 @@
+// Kernels over whole arrays, for the bodies of the store's ops: cut into blocks that the engine's
+// workers share. The bits do not depend on the number of workers.
+#pragma once
+
+#include <heddle/ndarray.h>
+
+#include <span>
+
+#include "kvstore/optimizer/update_rule.h"
+
+namespace heddle::kvstore {
+
+// out = inputs[0] + inputs[1] + ..., in list order. Equal shapes and dtypes, one input at least;
+// inputs may be `out` itself.
+void SumArrays(std::span<const NDArray> inputs, const NDArray& out);
+
+// Every output becomes `from`, cast to its dtype. Equal shapes; an output may be `from` itself. In
+// one pass over `from`.
+void CopyArray(const NDArray& from, std::span<const NDArray> out);
+
+// Applies `rule` to the sum of the inputs, which never reaches memory as a whole. `run` holds what
+// belongs to the first element; its gradient and count are ignored.
+void UpdateArray(const internal::UpdateRule& rule, std::span<const NDArray> inputs,
+                 const NDArray& weight, internal::UpdateRun run);
+
+void FillZero(const NDArray& array);
+
+}  // namespace heddle::kvstore

@@ -1,0 +1,85 @@
+#include <heddle/error.h>
+#include <heddle/kvstore.h>
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvstore/registry.h"
+
+namespace heddle {
+
+namespace internal {
+
+void ThrowKeyTooLarge(std::uint64_t key) {
+  throw InvalidArgument(fmt::format("key {}: expected an integer of at most 63 bits", key));
+}
+
+}  // namespace internal
+
+std::string ToString(KeyRef key) {
+  return key.is_string() ? fmt::format("'{}'", key.text()) : fmt::format("{}", key.number());
+}
+
+std::unique_ptr<KVStore> KVStore::Create(std::string_view type, const KVStoreOptions& options) {
+  const std::string name = kvstore::LowerCase(type);
+  kvstore::FindStoreType(name);  // a wrong name should not start the default engine
+  return Create(name, Engine::Default(), options);
+}
+
+std::unique_ptr<KVStore> KVStore::Create(std::string_view type, Engine& engine,
+                                         const KVStoreOptions& options) {
+  std::string name = kvstore::LowerCase(type);
+  std::unique_ptr<KVStore> store = kvstore::FindStoreType(name)(engine, options);
+  if (store == nullptr) {
+    throw InvalidState(fmt::format("store type '{}': its factory returned no store", name));
+  }
+  store->type_ = std::move(name);
+  return store;
+}
+
+void KVStore::Register(std::string_view type, KVStoreFactory factory) {
+  kvstore::AddStoreType(kvstore::LowerCase(type), std::move(factory));
+}
+
+std::vector<std::string> KVStore::Types() { return kvstore::StoreTypes(); }
+
+void KVStore::ThrowNotSupported(std::string_view call) const {
+  throw InvalidState(fmt::format("{} is not supported by store type '{}'", call, type_));
+}
+
+std::vector<KeyArrays> KVStore::Pair(std::string_view call, const KeyList& keys,
+                                     const ArrayLists& lists) {
+  if (keys.keys().size() != lists.lists().size()) {
+    throw InvalidArgument(
+        fmt::format("{}: expected an array or a list of arrays for each of {} keys, got {}", call,
+                    keys.keys().size(), lists.lists().size()));
+  }
+  std::vector<KeyArrays> pairs;
+  pairs.reserve(keys.keys().size());
+  for (std::size_t i = 0; i < keys.keys().size(); ++i) {
+    pairs.push_back({keys.keys()[i], lists.lists()[i].arrays()});
+  }
+  return pairs;
+}
+
+std::vector<Key> KVStore::Keys() const { ThrowNotSupported("Keys"); }
+void KVStore::SetUpdater(Updater) { ThrowNotSupported("SetUpdater"); }
+void KVStore::SetOptimizer(std::shared_ptr<Optimizer>) { ThrowNotSupported("SetOptimizer"); }
+void KVStore::SendCommandToServers(int, std::string_view) {}
+bool KVStore::IsCapable(std::string_view) const { return false; }
+
+void KVStore::DoInit(std::span<const KeyArrays>) { ThrowNotSupported("Init"); }
+void KVStore::DoPush(std::span<const KeyArrays>, int) { ThrowNotSupported("Push"); }
+void KVStore::DoPull(std::span<const KeyArrays>, int) { ThrowNotSupported("Pull"); }
+void KVStore::DoPushPull(std::span<const KeyArrays>, std::span<const KeyArrays>, int) {
+  ThrowNotSupported("PushPull");
+}
+void KVStore::DoBroadcast(std::span<const KeyArrays>, std::span<const KeyArrays>, int) {
+  ThrowNotSupported("Broadcast");
+}
+void KVStore::DoReset(KeyRef, const NDArray&) { ThrowNotSupported("Reset"); }
+void KVStore::DoRemove(KeyRef) { ThrowNotSupported("Remove"); }
+bool KVStore::DoContains(KeyRef) const { ThrowNotSupported("Contains"); }
+
+}  // namespace heddle

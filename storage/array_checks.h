@@ -1,0 +1,55 @@
+// The checks of array operations. Each throws InvalidArgument, which names the operation, what it
+// expected and what it got. They run on every push, so only their failing ends are out of line.
+#pragma once
+
+#include <heddle/ndarray.h>
+
+#include "storage/array_state.h"
+
+namespace heddle::storage {
+
+[[noreturn]] void ThrowEmpty(const char* operation);
+[[noreturn]] void ThrowOtherEngine(const char* operation, const NDArray& array);
+[[noreturn]] void ThrowShape(const char* operation, const NDArray& like, const NDArray& array);
+[[noreturn]] void ThrowDType(const char* operation, const NDArray& like, const NDArray& array);
+[[noreturn]] void ThrowDevice(const char* operation, const NDArray& like, const NDArray& array);
+
+inline void CheckNotEmpty(const char* operation, const NDArray& array) {
+  if (array.empty()) [[unlikely]] {
+    ThrowEmpty(operation);
+  }
+}
+
+// From here on no array is empty. `array` as `like`:
+inline void CheckSameEngine(const char* operation, const NDArray& like, const NDArray& array) {
+  if (&internal::StateOf(like).buffer->engine() != &internal::StateOf(array).buffer->engine()) {
+    ThrowOtherEngine(operation, array);
+  }
+}
+inline void CheckSameShape(const char* operation, const NDArray& like, const NDArray& array) {
+  if (internal::StateOf(like).shape != internal::StateOf(array).shape) {
+    ThrowShape(operation, like, array);
+  }
+}
+inline void CheckSameDType(const char* operation, const NDArray& like, const NDArray& array) {
+  if (internal::StateOf(like).dtype != internal::StateOf(array).dtype) {
+    ThrowDType(operation, like, array);
+  }
+}
+inline void CheckSameDevice(const char* operation, const NDArray& like, const NDArray& array) {
+  if (internal::StateOf(like).buffer->device() != internal::StateOf(array).buffer->device()) {
+    ThrowDevice(operation, like, array);
+  }
+}
+// Kernels can read both at once: all cpu(i) share one memory.
+inline void CheckSameMemory(const char* operation, const NDArray& like, const NDArray& array) {
+  if (internal::StateOf(like).buffer->device().type !=
+      internal::StateOf(array).buffer->device().type) {
+    ThrowDevice(operation, like, array);
+  }
+}
+
+// An array of integers, or bools, holds `value` exactly.
+void CheckScalar(const char* operation, DType dtype, Scalar value);
+
+}  // namespace heddle::storage

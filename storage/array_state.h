@@ -1,0 +1,92 @@
+// What an NDArray handle points to.
+//
+// Many handles share an ArrayState (one view: shape, dtype, where in the buffer); many views share
+// a Buffer (memory and Var). The bodies of queued ops hold handles, so the memory outlives the last
+// of them.
+#pragma once
+
+#include <heddle/ndarray.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "storage/allocator.h"
+
+namespace heddle::internal {
+
+// The memory that views share. Takes it from the allocator on first use: arrays that wait in a
+// queue cost nothing yet.
+class Buffer {
+ public:
+  Buffer(Engine& engine, Device device, std::int64_t bytes, storage::Allocator& allocator)
+      : engine_(engine),
+        var_(engine.NewVar()),
+        device_(device),
+        bytes_(bytes),
+        allocator_(allocator) {}
+
+  void Retain() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Release() noexcept {
+    // acq_rel: the last holder sees what all others did with the memory
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  // Threads: any; the first calls may come together. Throws OutOfMemory.
+  std::byte* data() {
+    std::byte* const block = block_.load(std::memory_order_acquire);  // pairs with Allocate's CAS
+    return block != nullptr ? block : Allocate();
+  }
+
+  Engine& engine() const { return engine_; }
+  const Var& var() const { return var_; }
+  Device device() const { return device_; }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  ~Buffer();
+  std::byte* Allocate();
+  // Blocks of no bytes do not exist.
+  std::int64_t block_bytes() const { return bytes_ > 0 ? bytes_ : 1; }
+
+  std::atomic<std::int64_t> refs_{1};
+  Engine& engine_;  // not touched by the destructor: arrays may outlive their engine
+  const Var var_;
+  const Device device_;
+  const std::int64_t bytes_;
+  storage::Allocator& allocator_;
+  std::atomic<std::byte*> block_{nullptr};
+};
+
+struct ArrayState {
+  // Takes over one count of `shared`.
+  ArrayState(Shape dims, DType type, Buffer* shared, std::int64_t start)
+      : shape(std::move(dims)),
+        dtype(type),
+        buffer(shared),
+        offset(start),
+        bytes(shape.size() * static_cast<std::int64_t>(SizeOf(type))) {}
+  ~ArrayState() { buffer->Release(); }
+  ArrayState(const ArrayState&) = delete;
+  ArrayState& operator=(const ArrayState&) = delete;
+
+  std::atomic<std::int64_t> refs{1};
+  const Shape shape;
+  const DType dtype;
+  Buffer* const buffer;
+  const std::int64_t offset;  // bytes from the start of the buffer
+  const std::int64_t bytes;
+};
+
+// Opens handles for storage's own code.
+class ArrayAccess {
+ public:
+  static ArrayState& StateOf(const NDArray& array) { return *array.state_; }
+  static NDArray Adopt(ArrayState* state) { return NDArray(state); }
+};
+
+// The state of an array that is not empty.
+inline const ArrayState& StateOf(const NDArray& array) { return ArrayAccess::StateOf(array); }
+
+}  // namespace heddle::internal

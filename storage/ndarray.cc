@@ -1,0 +1,141 @@
+// Handles: making arrays and views, looking at them, waiting. Queued operations: ndarray_ops.cc.
+#include <heddle/error.h>
+#include <heddle/ndarray.h>
+
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "storage/allocator.h"
+#include "storage/array_checks.h"
+#include "storage/array_state.h"
+
+namespace heddle {
+
+using internal::ArrayAccess;
+using internal::ArrayState;
+using internal::Buffer;
+
+namespace {
+
+// The state of an array that is not empty.
+const ArrayState& Checked(const NDArray& array) {
+  storage::CheckNotEmpty("array", array);
+  return internal::StateOf(array);
+}
+
+std::int64_t CheckedBytes(const Shape& shape, DType dtype) {
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(shape.size(), static_cast<std::int64_t>(SizeOf(dtype)), &bytes)) {
+    throw InvalidArgument(fmt::format("shape {} of {}: expected at most 2^63 - 1 bytes",
+                                      ToString(shape), Name(dtype)));
+  }
+  return bytes;
+}
+
+// A view of `of`. Nothing is leaked if memory for it is short.
+NDArray MakeView(const ArrayState& of, Shape shape, std::int64_t offset) {
+  of.buffer->Retain();
+  ArrayState* view = nullptr;
+  try {
+    view = new ArrayState(std::move(shape), of.dtype, of.buffer, offset);
+  } catch (...) {
+    of.buffer->Release();
+    throw;
+  }
+  return ArrayAccess::Adopt(view);
+}
+
+}  // namespace
+
+NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
+  storage::CheckDevice(device);
+  const std::int64_t bytes = CheckedBytes(shape, dtype);
+  storage::Allocator& allocator = storage::AllocatorOf(device.type);
+  // What can never fit is the caller's to hear, not a waiter's.
+  if (const MemoryStats memory = allocator.stats(); bytes > memory.bytes_max) {
+    throw OutOfMemory(
+        fmt::format("array of shape {}, {}: asked for {} bytes, {} in use, cap {} bytes",
+                    ToString(shape), Name(dtype), bytes, memory.used, memory.bytes_max));
+  }
+  auto* const buffer = new Buffer(engine, device, bytes, allocator);
+  try {
+    state_ = new ArrayState(std::move(shape), dtype, buffer, 0);
+  } catch (...) {
+    buffer->Release();
+    throw;
+  }
+}
+
+const Shape& NDArray::shape() const { return Checked(*this).shape; }
+DType NDArray::dtype() const { return Checked(*this).dtype; }
+Device NDArray::device() const { return Checked(*this).buffer->device(); }
+Engine& NDArray::engine() const { return Checked(*this).buffer->engine(); }
+const Var& NDArray::var() const { return Checked(*this).buffer->var(); }
+std::int64_t NDArray::size() const { return Checked(*this).shape.size(); }
+std::int64_t NDArray::bytes() const { return Checked(*this).bytes; }
+
+bool NDArray::is_partial() const {
+  const ArrayState& state = Checked(*this);
+  return state.bytes < state.buffer->bytes();
+}
+
+bool NDArray::IsSameAs(const NDArray& other) const {
+  const ArrayState& a = Checked(*this);
+  const ArrayState& b = Checked(other);
+  return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
+}
+
+bool NDArray::Overlaps(const NDArray& other) const {
+  const ArrayState& a = Checked(*this);
+  const ArrayState& b = Checked(other);
+  return a.buffer == b.buffer && a.bytes > 0 && b.bytes > 0 && a.offset < b.offset + b.bytes &&
+         b.offset < a.offset + a.bytes;
+}
+
+void* NDArray::data() const {
+  const ArrayState& state = Checked(*this);
+  return state.buffer->data() + state.offset;
+}
+
+void* NDArray::TypedData(DType expected) const {
+  if (dtype() != expected) {
+    throw InvalidArgument(
+        fmt::format("data: expected dtype {}, got {}", Name(dtype()), Name(expected)));
+  }
+  return data();
+}
+
+NDArray NDArray::Slice(std::int64_t begin, std::int64_t end) const {
+  const ArrayState& state = Checked(*this);
+  if (state.shape.ndim() == 0) {
+    throw InvalidArgument("Slice: expected an array with at least one axis, got shape ()");
+  }
+  const std::int64_t rows = state.shape[0];
+  if (begin < 0 || end < begin || end > rows) {
+    throw InvalidArgument(
+        fmt::format("Slice: expected 0 <= begin <= end <= {}, got [{}, {})", rows, begin, end));
+  }
+  std::vector<std::int64_t> dims(state.shape.begin(), state.shape.end());
+  dims[0] = end - begin;
+  const std::int64_t row_bytes = rows > 0 ? state.bytes / rows : 0;
+  return MakeView(state, Shape(dims), state.offset + begin * row_bytes);
+}
+
+NDArray NDArray::Reshape(Shape shape) const {
+  const ArrayState& state = Checked(*this);
+  if (shape.size() != state.shape.size()) {
+    throw InvalidArgument(fmt::format("Reshape: expected {} elements as in {}, got {}",
+                                      state.shape.size(), ToString(state.shape), ToString(shape)));
+  }
+  return MakeView(state, std::move(shape), state.offset);
+}
+
+void NDArray::WaitToRead() const { engine().WaitForVar(var()); }
+void NDArray::WaitToRead(Deadline deadline) const { engine().WaitForVar(var(), deadline); }
+void NDArray::WaitToWrite() const { engine().WaitForReadsAndWrites(var()); }
+void NDArray::WaitToWrite(Deadline deadline) const {
+  engine().WaitForReadsAndWrites(var(), deadline);
+}
+
+}  // namespace heddle

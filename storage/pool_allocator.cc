@@ -1,0 +1,172 @@
+// The caching allocator. Free blocks wait in one list per size class, last freed first, because its
+// lines are the likeliest to be in a cache still.
+//
+// Size classes: multiples of 64 bytes up to 512, then eight to a doubling, so a block wastes less
+// than an eighth. The link of a list lies in the free block itself: freeing needs no memory and
+// cannot fail.
+//
+// Under AddressSanitizer free blocks are poisoned, except for the link, which the leak check
+// follows, and so is what a block has beyond the bytes asked for.
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <utility>
+
+#include "base/check.h"
+#include "base/mutex.h"
+#include "storage/allocator.h"
+#include "storage/memory_budget.h"
+#include "storage/system_memory.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define HEDDLE_ADDRESS_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HEDDLE_ADDRESS_SANITIZER
+#endif
+#endif
+#ifdef HEDDLE_ADDRESS_SANITIZER
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+
+namespace heddle::storage {
+namespace {
+
+constexpr int kLinearClasses = 8;  // 64, 128, ... 512
+constexpr int kStepBits = 3;       // eight classes to a doubling
+constexpr int kLinearBits = 9;     // 512 = 2^9
+constexpr int kClasses = kLinearClasses + ((62 - kLinearBits) << kStepBits);
+
+struct SizeClass {
+  int index;
+  std::int64_t bytes;
+};
+
+// `bytes` in [1, 2^62].
+SizeClass ClassOf(std::int64_t bytes) {
+  if (bytes <= std::int64_t{1} << kLinearBits) {
+    const auto index = static_cast<int>((bytes - 1) / kBlockAlignment);
+    return {index, (index + 1) * kBlockAlignment};
+  }
+  // bytes - 1 = 1xyz..., binary: its three digits after the first pick the step within the
+  // doubling.
+  const auto last = static_cast<std::uint64_t>(bytes - 1);
+  const int exponent = std::bit_width(last) - 1;
+  const auto step = static_cast<std::int64_t>(last >> (exponent - kStepBits)) - (1 << kStepBits);
+  const std::int64_t unit = std::int64_t{1} << (exponent - kStepBits);
+  return {kLinearClasses + ((exponent - kLinearBits) << kStepBits) + static_cast<int>(step),
+          (std::int64_t{1} << exponent) + (step + 1) * unit};
+}
+
+struct FreeBlock {
+  FreeBlock* next;
+};
+
+class PoolAllocator final : public Allocator {
+ public:
+  explicit PoolAllocator(std::int64_t bytes_max) : budget_(bytes_max) {}
+  ~PoolAllocator() override { Trim(); }
+
+  void* Allocate(std::int64_t bytes) override {
+    if (bytes > kLargest) budget_.ThrowOverCap(bytes);
+    const SizeClass size = ClassOf(bytes);
+    void* block = Pop(size);
+    if (block == nullptr) block = TakeFresh(size.bytes, bytes);
+    budget_.Use(size.bytes);
+    ASAN_UNPOISON_MEMORY_REGION(block, static_cast<std::size_t>(bytes));
+    return block;
+  }
+
+  void Free(void* block, std::int64_t bytes) noexcept override {
+    const SizeClass size = ClassOf(bytes);
+    budget_.Unuse(size.bytes);
+    auto* const free = static_cast<FreeBlock*>(block);
+    List& list = lists_[static_cast<std::size_t>(size.index)];
+    // What was asked for may be shorter than the link.
+    ASAN_UNPOISON_MEMORY_REGION(block, sizeof(FreeBlock));
+    MutexLock lock(list.mutex);
+    free->next = list.first;
+    list.first = free;
+    ASAN_POISON_MEMORY_REGION(free + 1, static_cast<std::size_t>(size.bytes) - sizeof(FreeBlock));
+  }
+
+  std::int64_t Trim() override {
+    std::int64_t trimmed = 0;
+    for (int index = 0; index < kClasses; ++index) {
+      const std::int64_t bytes = BytesOf(index);
+      FreeBlock* block = nullptr;
+      {
+        List& list = lists_[static_cast<std::size_t>(index)];
+        MutexLock lock(list.mutex);
+        block = std::exchange(list.first, nullptr);
+      }
+      while (block != nullptr) {
+        ASAN_UNPOISON_MEMORY_REGION(block, static_cast<std::size_t>(bytes));
+        FreeBlock* const next = block->next;
+        ReturnToSystem(block, bytes);
+        budget_.Unreserve(bytes);
+        trimmed += bytes;
+        block = next;
+      }
+    }
+    return trimmed;
+  }
+
+  void set_bytes_max(std::int64_t bytes_max) override { budget_.set_bytes_max(bytes_max); }
+  MemoryStats stats() const override { return budget_.stats(); }
+
+ private:
+  static constexpr std::int64_t kLargest = std::int64_t{1} << 61;
+
+  struct alignas(64) List {
+    Mutex mutex;
+    FreeBlock* first GUARDED_BY(mutex) = nullptr;
+  };
+
+  static std::int64_t BytesOf(int index) {
+    if (index < kLinearClasses) return (index + 1) * kBlockAlignment;
+    const int exponent = kLinearBits + ((index - kLinearClasses) >> kStepBits);
+    const std::int64_t step = (index - kLinearClasses) & ((1 << kStepBits) - 1);
+    return (std::int64_t{1} << exponent) + ((step + 1) << (exponent - kStepBits));
+  }
+
+  void* Pop(SizeClass size) {
+    List& list = lists_[static_cast<std::size_t>(size.index)];
+    MutexLock lock(list.mutex);
+    FreeBlock* const block = list.first;
+    if (block == nullptr) return nullptr;
+    list.first = block->next;
+    return block;
+  }
+
+  // When the cap or the system refuses, cached blocks of other classes make room. Another thread
+  // may free a block meanwhile, hence the loops.
+  void* TakeFresh(std::int64_t class_bytes, std::int64_t asked) {
+    while (!budget_.Reserve(class_bytes)) {
+      if (Trim() == 0) budget_.ThrowOverCap(asked);
+    }
+    void* block = nullptr;
+    while ((block = TakeFromSystem(class_bytes)) == nullptr) {
+      if (Trim() == 0) {
+        budget_.Unreserve(class_bytes);
+        budget_.ThrowSystemEmpty(asked);
+      }
+    }
+    ASAN_POISON_MEMORY_REGION(block, static_cast<std::size_t>(class_bytes));
+    return block;
+  }
+
+  MemoryBudget budget_;
+  std::array<List, kClasses> lists_;
+};
+
+}  // namespace
+
+std::unique_ptr<Allocator> MakePoolAllocator(std::int64_t bytes_max) {
+  return std::make_unique<PoolAllocator>(bytes_max);
+}
+
+}  // namespace heddle::storage

@@ -1,0 +1,144 @@
+// The one list of allocators, sorted by name, and the process-wide allocators made from it.
+#include <heddle/error.h>
+
+#include <array>
+#include <atomic>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/env.h"
+#include "base/mutex.h"
+#include "storage/allocator.h"
+
+namespace heddle::storage {
+
+std::unique_ptr<Allocator> MakePoolAllocator(std::int64_t bytes_max);    // pool_allocator.cc
+std::unique_ptr<Allocator> MakeSystemAllocator(std::int64_t bytes_max);  // system_allocator.cc
+
+namespace {
+
+struct AllocatorEntry {
+  std::string_view name;
+  std::unique_ptr<Allocator> (*make)(std::int64_t bytes_max);
+};
+constexpr std::array kAllocators = {AllocatorEntry{"pool", &MakePoolAllocator},
+                                    AllocatorEntry{"system", &MakeSystemAllocator}};
+
+std::string_view TypeName(DeviceType type) {
+  switch (type) {
+    case DeviceType::kCpu:
+      return "cpu";
+    case DeviceType::kCpuPinned:
+      return "cpu_pinned";
+    case DeviceType::kGpu:
+      return "gpu";
+  }
+  return "unknown device";
+}
+
+void CheckDeviceType(DeviceType type) {
+  if (type != DeviceType::kCpu) {
+    throw InvalidArgument(
+        fmt::format("expected a device of this build (cpu), got {}: heddle was built without CUDA",
+                    TypeName(type)));
+  }
+}
+
+const AllocatorEntry& CheckOptions(const MemoryOptions& options) {
+  if (options.bytes_max < 1) {
+    throw InvalidArgument(
+        fmt::format("expected a memory cap of at least 1 byte, got {}", options.bytes_max));
+  }
+  for (const AllocatorEntry& entry : kAllocators) {
+    if (entry.name == options.allocator) return entry;
+  }
+  throw InvalidArgument(fmt::format("expected an allocator (one of {}), got '{}'",
+                                    fmt::join(AllocatorNames(), ", "), options.allocator));
+}
+
+// The allocator of the CPUs: made once, by the first array that needs memory or by ConfigureMemory.
+struct CpuMemory {
+  Mutex mutex;
+  std::atomic<Allocator*> allocator{nullptr};  // written under mutex, once; never deleted
+  std::string name GUARDED_BY(mutex);
+
+  void MakeLocked(const MemoryOptions& options) REQUIRES(mutex) {
+    Allocator* const made = MakeAllocator(options).release();
+    name = options.allocator;
+    allocator.store(made, std::memory_order_release);  // pairs with the acquire in AllocatorOf
+  }
+};
+
+CpuMemory& TheCpuMemory() {
+  static auto* const memory = new CpuMemory;  // never deleted, see AllocatorOf
+  return *memory;
+}
+
+}  // namespace
+
+std::vector<std::string> AllocatorNames() {
+  std::vector<std::string> names;
+  for (const AllocatorEntry& entry : kAllocators) names.emplace_back(entry.name);
+  return names;
+}
+
+std::unique_ptr<Allocator> MakeAllocator(const MemoryOptions& options) {
+  return CheckOptions(options).make(options.bytes_max);
+}
+
+Allocator& AllocatorOf(DeviceType type) {
+  CheckDeviceType(type);
+  CpuMemory& memory = TheCpuMemory();
+  Allocator* const made = memory.allocator.load(std::memory_order_acquire);
+  if (made != nullptr) return *made;
+  MutexLock lock(memory.mutex);
+  if (memory.allocator.load(std::memory_order_relaxed) == nullptr) {
+    memory.MakeLocked(MemoryOptions::FromEnvironment(type));
+  }
+  return *memory.allocator.load(std::memory_order_relaxed);
+}
+
+void CheckDevice(Device device) {
+  CheckDeviceType(device.type);
+  if (device.id < 0) {
+    throw InvalidArgument(fmt::format("expected a device number of at least 0, got {}", device.id));
+  }
+}
+
+}  // namespace heddle::storage
+
+namespace heddle {
+
+MemoryOptions MemoryOptions::FromEnvironment(DeviceType type) {
+  storage::CheckDeviceType(type);
+  MemoryOptions options;
+  options.allocator = EnvString("HEDDLE_CPU_ALLOCATOR", options.allocator);
+  options.bytes_max = EnvInt("HEDDLE_CPU_MEMORY_MAX", options.bytes_max, 1);
+  return options;
+}
+
+void ConfigureMemory(DeviceType type, const MemoryOptions& options) {
+  storage::CheckDeviceType(type);
+  storage::CpuMemory& memory = storage::TheCpuMemory();
+  MutexLock lock(memory.mutex);
+  storage::Allocator* const made = memory.allocator.load(std::memory_order_relaxed);
+  if (made == nullptr) {
+    memory.MakeLocked(options);
+    return;
+  }
+  storage::CheckOptions(options);
+  if (options.allocator != memory.name) {
+    throw InvalidState(fmt::format("array memory already comes from allocator '{}', got '{}'",
+                                   memory.name, options.allocator));
+  }
+  made->set_bytes_max(options.bytes_max);
+}
+
+MemoryStats GetMemoryStats(DeviceType type) { return storage::AllocatorOf(type).stats(); }
+
+std::int64_t TrimMemory(DeviceType type) { return storage::AllocatorOf(type).Trim(); }
+
+}  // namespace heddle

@@ -1,0 +1,22 @@
+#include <heddle/device.h>
+
+#include <gtest/gtest.h>
+
+namespace heddle {
+namespace {
+
+TEST(Device, ToStringNamesTypeAndId) {
+  EXPECT_EQ(ToString(Cpu()), "cpu(0)");
+  EXPECT_EQ(ToString(Cpu(3)), "cpu(3)");
+  EXPECT_EQ(ToString(CpuPinned(1)), "cpu_pinned(1)");
+  EXPECT_EQ(ToString(Gpu(12)), "gpu(12)");
+}
+
+TEST(Device, EqualityComparesTypeAndId) {
+  EXPECT_EQ(Cpu(1), Cpu(1));
+  EXPECT_NE(Cpu(1), Cpu(2));
+  EXPECT_NE(Cpu(1), Gpu(1));
+}
+
+}  // namespace
+}  // namespace heddle

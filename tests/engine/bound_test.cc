@@ -1,0 +1,330 @@
+// The bound on pending ops and on their temporary bytes: it holds, and it never deadlocks.
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <functional>
+#include <latch>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+class BoundTest : public EveryEngine {
+ protected:
+  static EngineOptions Bounded(std::int64_t max_pending_ops) {
+    EngineOptions options = GetParam().options;
+    options.max_pending_ops = max_pending_ops;
+    return options;
+  }
+  // An op that writes `var` and can go on without anybody's help, but does not before Release(). (A
+  // Hold would not do: when all that is pending waits for completions the bound lets pushers
+  // through.) Null on the serial engine, which leaves nothing of the kind pending.
+  static std::unique_ptr<Blocker> Occupy(Engine& engine, const Var& var, std::int64_t bytes) {
+    const OpOptions options{.name = "busy", .writes = {var}, .temporary_bytes = bytes};
+    if (GetParam().options.type == "serial") return nullptr;
+    return std::make_unique<Blocker>(engine, options,
+                                     /*until_started=*/GetParam().options.type != "seeded");
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, BoundTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+TEST_P(BoundTest, APusherAtTheBoundWaitsAndCarriesOn) {
+  for (const int bound : {1, 2, 10}) {
+    Engine engine(Bounded(bound));
+    const Var x = engine.NewVar("x");
+    int runs = 0;
+    for (int i = 0; i < 5000; ++i) {
+      engine.Push({.name = "add", .reads = {x}, .writes = {x}}, [&] { ++runs; });
+      const EngineStats stats = engine.stats();
+      ASSERT_LE(stats.pushed - stats.done, static_cast<std::uint64_t>(bound));
+    }
+    engine.WaitForAll();
+    EXPECT_EQ(runs, 5000);
+  }
+}
+
+TEST_P(BoundTest, TryPushSaysNoAtTheBoundAndQueuesNothing) {
+  constexpr int kBound = 10;
+  Engine engine(Bounded(kBound));
+  const Var gate = engine.NewVar("gate");
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  if (busy == nullptr) GTEST_SKIP() << "all that the serial engine can run has run";
+  int accepted = 0, runs = 0;
+  auto token = std::make_shared<int>(0);
+  for (int i = 0; i < 3 * kBound; ++i) {
+    accepted += engine.TryPush({.name = "blocked", .reads = {gate}, .writes = {gate}},
+                               [&runs, token] { ++runs; });
+  }
+  EXPECT_EQ(accepted, kBound - 1);             // the running op counts
+  EXPECT_EQ(token.use_count(), 1 + accepted);  // refused bodies are gone
+  EXPECT_EQ(engine.stats().pushed, static_cast<std::uint64_t>(kBound));
+  EXPECT_FALSE(engine.TryPushAsync({.name = "blocked", .writes = {gate}},
+                                   [](const Completion& done) { done(); }));
+  busy->Release();
+  engine.WaitForAll();
+  EXPECT_EQ(runs, accepted);
+  EXPECT_TRUE(engine.TryPush({.name = "again", .writes = {gate}}, [&] { ++runs; }));
+  EXPECT_TRUE(engine.TryPushAsync({.name = "again", .writes = {gate}}, [&](const Completion& done) {
+    ++runs;
+    done();
+  }));
+  engine.WaitForAll();
+  EXPECT_EQ(runs, accepted + 2);
+}
+
+TEST_P(BoundTest, PushesFromInsideOpsNeverWait) {
+  Engine engine(Bounded(1));
+  std::atomic<int> runs = 0;
+  engine.Push({.name = "parent"}, [&] {
+    for (int i = 0; i < 100; ++i) {
+      engine.Push({.name = "child"}, [&] {
+        ++runs;
+        engine.PushAsync({.name = "grandchild"}, [&](const Completion& done) {
+          ++runs;
+          done();
+        });
+      });
+    }
+  });
+  engine.Push({.name = "after"}, [&] { ++runs; });
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 201);
+}
+
+TEST_P(BoundTest, UnderANoWaitScopePushesNeverWait) {
+  Engine engine(Bounded(1));
+  const Var gate = engine.NewVar("gate");
+  Hold hold(engine, {.name = "hold", .writes = {gate}});
+  int runs = 0;
+  {
+    const NoWaitScope outer;
+    for (int i = 0; i < 100; ++i) {
+      const NoWaitScope inner;
+      engine.Push({.name = "blocked", .reads = {gate}, .writes = {gate}}, [&] { ++runs; });
+    }
+    engine.Push({.name = "blocked", .reads = {gate}, .writes = {gate}}, [&] { ++runs; });
+  }
+  EXPECT_EQ(engine.stats().pushed - engine.stats().done, 102u);
+  hold.Release();
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 101);
+}
+
+// Each of these async ops ends only when the op pushed after it runs.
+TEST_P(BoundTest, AnAsyncOpCountsOnlyUntilItsBodyHasReturned) {
+  Engine engine(Bounded(1));
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 500; ++i) {
+    auto hold = std::make_shared<Hold>(engine, OpOptions{.name = "hold", .writes = {x}});
+    engine.Push({.name = "finisher"}, [hold] { hold->Release(); });
+  }
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), 500u);
+}
+
+TEST_P(BoundTest, AThreadThatCompletesMayPushUnderANoWaitScope) {
+  Engine engine(Bounded(1));
+  const Var x = engine.NewVar("x");
+  std::atomic<int> runs = 0;
+  std::vector<std::thread> completers;
+  for (int i = 0; i < 50; ++i) {
+    engine.PushAsync({.name = "async", .writes = {x}}, [&](Completion done) {
+      completers.emplace_back([&, done = std::move(done)] {
+        const NoWaitScope no_wait;
+        for (int child = 0; child < 3; ++child)
+          engine.Push({.name = "pushed_late"}, [&] { ++runs; });
+        done();
+      });
+    });
+  }
+  engine.WaitForVar(x);
+  for (std::thread& completer : completers) completer.join();
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 150);
+}
+
+// With room for one op, b fills it while it waits for a; but a is finished by an op pushed later
+// still.
+TEST_P(BoundTest, APusherEntersWhenAllThatIsPendingWaitsForCompletions) {
+  Engine engine(Bounded(1));
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 100; ++i) {
+    int value = 0, copy = 0;
+    auto a = std::make_shared<Hold>(engine, OpOptions{.name = "a", .writes = {x}});
+    engine.Push({.name = "b", .reads = {x}}, [&] { copy = value; });
+    engine.Push({.name = "c"}, [&, a] {
+      value = 9;
+      a->Release();
+    });
+    engine.WaitForReadsAndWrites(x);
+    engine.WaitForAll();
+    ASSERT_EQ(copy, 9);
+  }
+}
+
+TEST_P(BoundTest, TwoThreadsWhoseLoopsNeedEachOthersPushesCarryOn) {
+  Engine engine(Bounded(1));
+  const int kRounds = Scaled(300);
+  std::vector<std::shared_ptr<Hold>> mine(kRounds), theirs(kRounds);
+  std::vector<Var> x, y;
+  for (int i = 0; i < kRounds; ++i) {
+    x.push_back(engine.NewVar("x"));
+    y.push_back(engine.NewVar("y"));
+  }
+  std::atomic<int> mine_pushed = -1, theirs_pushed = -1, runs = 0;
+  // Each thread: an unfinished op, one behind it that fills the only room, then the op that
+  // finishes the other thread's.
+  const auto loop = [&](std::vector<Var>& vars, std::vector<std::shared_ptr<Hold>>& holds,
+                        std::vector<std::shared_ptr<Hold>>& other_holds, std::atomic<int>& pushed,
+                        std::atomic<int>& other_pushed) {
+    for (int i = 0; i < kRounds; ++i) {
+      holds[i] = std::make_shared<Hold>(engine, OpOptions{.name = "hold", .writes = {vars[i]}});
+      pushed.store(i, std::memory_order_release);
+      engine.Push({.name = "behind", .reads = {vars[i]}}, [&] { ++runs; });
+      while (other_pushed.load(std::memory_order_acquire) < i) std::this_thread::yield();
+      engine.Push({.name = "finisher"}, [hold = other_holds[i]] { hold->Release(); });
+    }
+  };
+  std::thread other([&] { loop(y, theirs, mine, theirs_pushed, mine_pushed); });
+  loop(x, mine, theirs, mine_pushed, theirs_pushed);
+  other.join();
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 2 * kRounds);
+}
+
+// Ops of two engines that push into each other: inside an op of either, no push waits.
+TEST_P(BoundTest, OpsMayPushIntoAnotherEngineAtItsBound) {
+  Engine a(Bounded(1)), b(Bounded(1));
+  std::atomic<int> runs = 0;
+  for (int i = 0; i < 100; ++i) {
+    a.Push({.name = "in_a"}, [&] {
+      for (int child = 0; child < 3; ++child) {
+        b.Push({.name = "in_b"}, [&] { a.Push({.name = "back_in_a"}, [&] { ++runs; }); });
+      }
+    });
+  }
+  a.WaitForAll();
+  b.WaitForAll();
+  a.WaitForAll();
+  EXPECT_EQ(runs.load(), 300);
+}
+
+TEST_P(BoundTest, SeveralThreadsShareTheBound) {
+  Engine engine(Bounded(3));
+  std::atomic<int> runs = 0;
+  std::vector<std::thread> pushers;
+  const int kOps = Scaled(2000);
+  for (int thread = 0; thread < 4; ++thread) {
+    pushers.emplace_back([&] {
+      const Var x = engine.NewVar("x");
+      for (int i = 0; i < kOps; ++i) {
+        engine.Push({.name = "add", .writes = {x}}, [&] { ++runs; });
+        if (i % 7 == 0) engine.WaitForVar(x);
+      }
+    });
+  }
+  for (std::thread& pusher : pushers) pusher.join();
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 4 * kOps);
+}
+
+// --- Temporary bytes ---
+
+class ByteBoundTest : public BoundTest {
+ protected:
+  static EngineOptions BytesBounded(std::int64_t max_pending_bytes) {
+    EngineOptions options = GetParam().options;
+    options.max_pending_bytes = max_pending_bytes;
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, ByteBoundTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+TEST_P(ByteBoundTest, TemporaryBytesOfPendingOpsAreBounded) {
+  Engine engine(BytesBounded(100));
+  const Var gate = engine.NewVar("gate");
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  if (busy == nullptr) GTEST_SKIP() << "all that the serial engine can run has run";
+  const auto try_push = [&](std::int64_t bytes) {
+    return engine.TryPush({.name = "blocked", .reads = {gate}, .temporary_bytes = bytes}, [] {});
+  };
+  EXPECT_TRUE(try_push(60));
+  EXPECT_EQ(engine.stats().pending_bytes, 60u);
+  EXPECT_FALSE(try_push(41));
+  EXPECT_EQ(engine.stats().pending_bytes, 60u);
+  EXPECT_TRUE(try_push(40));
+  EXPECT_FALSE(try_push(1));
+  EXPECT_TRUE(try_push(0));  // needs no bytes
+  EXPECT_EQ(engine.stats().pending_bytes, 100u);
+  busy->Release();
+  engine.WaitForAll();
+  EXPECT_EQ(engine.stats().pending_bytes, 0u);
+  EXPECT_TRUE(try_push(100));
+  engine.WaitForAll();
+}
+
+TEST_P(ByteBoundTest, AnOpLargerThanTheBoundEntersAlone) {
+  Engine engine(BytesBounded(100));
+  const Var gate = engine.NewVar("gate");
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  if (busy == nullptr) GTEST_SKIP() << "all that the serial engine can run has run";
+  const auto try_push = [&](std::int64_t bytes) {
+    return engine.TryPush({.name = "blocked", .reads = {gate}, .temporary_bytes = bytes}, [] {});
+  };
+  EXPECT_TRUE(try_push(1000));
+  EXPECT_FALSE(try_push(1000));
+  EXPECT_FALSE(try_push(1));
+  busy->Release();
+  engine.WaitForAll();
+  int runs = 0;
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 200; ++i) {
+    engine.Push({.name = "large", .writes = {x}, .temporary_bytes = i % 3 == 0 ? 1000 : 40},
+                [&] { ++runs; });
+  }
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 200);
+}
+
+TEST_P(ByteBoundTest, PushesFromInsideOpsAndUnderANoWaitScopeNeverWaitForBytes) {
+  Engine engine(BytesBounded(10));
+  std::atomic<int> runs = 0;
+  engine.Push({.name = "parent", .temporary_bytes = 10}, [&] {
+    for (int i = 0; i < 50; ++i)
+      engine.Push({.name = "child", .temporary_bytes = 7}, [&] { ++runs; });
+  });
+  const Var gate = engine.NewVar("gate");
+  Hold hold(engine, {.name = "hold", .writes = {gate}, .temporary_bytes = 10});
+  {
+    const NoWaitScope no_wait;
+    engine.Push({.name = "blocked", .reads = {gate}, .temporary_bytes = 10}, [&] { ++runs; });
+    engine.Push({.name = "blocked", .reads = {gate}, .temporary_bytes = 20}, [&] { ++runs; });
+  }
+  hold.Release();
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 52);
+  EXPECT_EQ(engine.stats().pending_bytes, 0u);
+}
+
+TEST_P(ByteBoundTest, BytesAreGivenBackByFailedAndSkippedOps) {
+  Engine engine(BytesBounded(100));
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 100; ++i) {
+    engine.Push({.name = "fails", .writes = {x}, .temporary_bytes = 60},
+                [] { throw std::runtime_error("fails"); });
+    engine.Push({.name = "skipped", .reads = {x}, .temporary_bytes = 60}, [] {});
+    engine.PushAsync({.name = "dropped", .reads = {x}, .temporary_bytes = 60},
+                     [](const Completion&) {});
+  }
+  EXPECT_THROW(engine.WaitForVar(x), std::runtime_error);
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  EXPECT_EQ(engine.stats().pending_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

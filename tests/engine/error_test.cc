@@ -1,0 +1,348 @@
+// Errors of op bodies: how they poison variables, spread, are cured, and come back. Random graphs
+// with failing ops are in error_graph_test.cc.
+#include <heddle/engine.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+class ErrorTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(All, ErrorTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+struct ForeignError {  // not derived from std::exception
+  int code;
+};
+
+std::exception_ptr MakeError(const std::string& message) {
+  return std::make_exception_ptr(std::runtime_error(message));
+}
+
+// The exception that `call` throws, null if none.
+template <class F>
+std::exception_ptr Thrown(F&& call) {
+  try {
+    call();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+TEST_P(ErrorTest, AForeignExceptionComesBackUnchangedAtEveryWaitOnTheVar) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const std::exception_ptr error = MakeError("mine");
+  engine.Push({.name = "fails", .writes = {x}}, [error] { std::rethrow_exception(error); });
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Thrown([&] { engine.WaitForVar(x); }), error);  // the very object, not a copy
+    EXPECT_EQ(Thrown([&] { engine.WaitForReadsAndWrites(x); }), error);
+    EXPECT_EQ(Thrown([&] { engine.WaitForVar(x, std::chrono::seconds(60)); }), error);
+    EXPECT_EQ(Thrown([&] { engine.WaitForReadsAndWrites(x, std::chrono::seconds(60)); }), error);
+    EXPECT_EQ(engine.ErrorOf(x), error);
+  }
+}
+
+TEST_P(ErrorTest, AnyTypeMayBeThrown) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  engine.Push({.name = "throws_struct", .writes = {x}}, [] { throw ForeignError{42}; });
+  engine.Push({.name = "throws_int", .writes = {y}}, [] { throw 7; });
+  try {
+    engine.WaitForVar(x);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ForeignError& error) {
+    EXPECT_EQ(error.code, 42);
+  }
+  EXPECT_THROW(engine.WaitForVar(y), int);
+  ASSERT_TRUE(engine.FailureOf(x).has_value());
+  EXPECT_EQ(engine.FailureOf(x)->op, "throws_struct");
+  EXPECT_FALSE(engine.FailureOf(x)->message.empty());
+}
+
+TEST_P(ErrorTest, FailureOfNamesTheOpThatFailedFirstItsVarAndItsMessage) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  EXPECT_FALSE(engine.FailureOf(x).has_value());
+  EXPECT_EQ(engine.ErrorOf(x), nullptr);
+  engine.Push({.name = "root", .writes = {y, x}}, [] { throw std::runtime_error("went wrong"); });
+  engine.Push({.name = "next", .reads = {x}, .writes = {z}}, [] {});
+  EXPECT_THROW(engine.WaitForVar(z), std::runtime_error);
+  EXPECT_THROW(engine.WaitForVar(y), std::runtime_error);
+  for (const Var& var : {x, y, z}) {
+    const std::optional<Failure> failure = engine.FailureOf(var);
+    ASSERT_TRUE(failure.has_value()) << var.name();
+    EXPECT_EQ(failure->op, "root");
+    EXPECT_EQ(failure->var, "y");
+    EXPECT_EQ(failure->message, "went wrong");
+  }
+}
+
+TEST_P(ErrorTest, FailureMessagesOfHeddlesOwnErrorsAreKept) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "fails", .writes = {x}}, [] { throw IoError("disk full"); });
+  EXPECT_EQ(MessageOf<IoError>([&] { engine.WaitForVar(x); }), "disk full");
+  EXPECT_EQ(engine.FailureOf(x)->message, "disk full");
+}
+
+TEST_P(ErrorTest, ReadersAndReadModifiersOfAPoisonedVarAreSkippedAndPassTheErrorOn) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z"),
+            unrelated = engine.NewVar("unrelated");
+  const std::exception_ptr error = MakeError("root");
+  bool read = false, modified = false, third = false, carried_on = false;
+  engine.Push({.name = "root", .writes = {x}}, [error] { std::rethrow_exception(error); });
+  engine.Push({.name = "read", .reads = {x}, .writes = {y}}, [&] { read = true; });
+  engine.Push({.name = "modify", .reads = {x}, .writes = {x}}, [&] { modified = true; });
+  engine.Push({.name = "third", .reads = {unrelated, y}, .writes = {z}}, [&] { third = true; });
+  engine.Push({.name = "unrelated", .writes = {unrelated}}, [&] { carried_on = true; });
+  for (const Var& var : {x, y, z}) {
+    EXPECT_EQ(Thrown([&] { engine.WaitForVar(var); }), error) << var.name();
+  }
+  engine.WaitForVar(unrelated);
+  EXPECT_TRUE(carried_on);
+  EXPECT_FALSE(read || modified || third);
+  EXPECT_EQ(engine.version(x), 2u);
+  EXPECT_EQ(engine.version(y), 1u);
+  EXPECT_EQ(engine.version(z), 1u);
+}
+
+TEST_P(ErrorTest, APureOverwriteCuresItsVarsAndOnlyThose) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  int value = 0;
+  engine.Push({.name = "root", .writes = {x, y}}, [] { throw std::runtime_error("root"); });
+  engine.Push({.name = "overwrite", .writes = {x}}, [&] { value = 5; });
+  engine.Push({.name = "read", .reads = {x}, .writes = {z}}, [&] { value *= 2; });
+  engine.WaitForVar(z);
+  engine.WaitForVar(x);
+  EXPECT_EQ(value, 10);
+  EXPECT_FALSE(engine.FailureOf(x).has_value());
+  EXPECT_EQ(engine.ErrorOf(x), nullptr);
+  EXPECT_THROW(engine.WaitForVar(y), std::runtime_error);
+}
+
+// A skipped op did not overwrite anything: its pure outputs are poisoned, not cured.
+TEST_P(ErrorTest, ASkippedOverwritePoisonsItsVar) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  engine.Push({.name = "fill", .writes = {y}}, [] {});
+  engine.Push({.name = "root", .writes = {x}}, [] { throw std::runtime_error("root"); });
+  engine.Push({.name = "copy", .reads = {x}, .writes = {y}}, [] {});
+  EXPECT_THROW(engine.WaitForVar(y), std::runtime_error);
+  EXPECT_EQ(engine.FailureOf(y)->op, "root");
+}
+
+TEST_P(ErrorTest, AnOverwriteThatFailsReplacesTheError) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "first", .writes = {x}}, [] { throw std::runtime_error("first"); });
+  engine.Push({.name = "second", .writes = {x}}, [] { throw std::logic_error("second"); });
+  EXPECT_THROW(engine.WaitForVar(x), std::logic_error);
+  EXPECT_EQ(engine.FailureOf(x)->op, "second");
+}
+
+TEST_P(ErrorTest, ClearErrorCuresInOrderLikeAWritePushedThen) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), gate = engine.NewVar("gate");
+  bool before = false, after = false;
+  {
+    Hold hold(engine, {.name = "hold", .writes = {gate}});
+    engine.Push({.name = "root", .reads = {gate}, .writes = {x}},
+                [] { throw std::runtime_error("root"); });
+    engine.Push({.name = "before", .reads = {x}}, [&] { before = true; });
+    engine.ClearError(x);  // queued: x is not even poisoned yet
+    engine.Push({.name = "after", .reads = {x}}, [&] { after = true; });
+  }
+  engine.WaitForVar(x);
+  engine.WaitForReadsAndWrites(x);
+  EXPECT_FALSE(before);
+  EXPECT_TRUE(after);
+  EXPECT_FALSE(engine.FailureOf(x).has_value());
+  EXPECT_EQ(engine.version(x), 1u);  // clearing is no write
+}
+
+TEST_P(ErrorTest, ClearErrorOfAHealthyVarChangesNothing) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.ClearError(x);
+  engine.Push({.name = "write", .writes = {x}}, [] {});
+  engine.ClearError(x);
+  engine.WaitForVar(x);
+  EXPECT_EQ(engine.version(x), 1u);
+}
+
+TEST_P(ErrorTest, ClearErrorInsideAnOpWorks) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "root", .writes = {x}}, [] { throw std::runtime_error("root"); });
+  EXPECT_THROW(engine.WaitForVar(x), std::runtime_error);
+  engine.Push({.name = "clears"}, [&] { engine.ClearError(x); });
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  engine.WaitForVar(x);
+}
+
+TEST_P(ErrorTest, RunWhenPoisonedLetsTheBodyLook) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), healthy = engine.NewVar("healthy");
+  const std::exception_ptr error = MakeError("root");
+  std::optional<Failure> failure;
+  std::exception_ptr seen;
+  bool healthy_failed = true;
+  engine.Push({.name = "root", .writes = {x}}, [error] { std::rethrow_exception(error); });
+  engine.Push({.name = "look", .reads = {x, healthy}, .writes = {y}, .run_when_poisoned = true},
+              [&] {
+                failure = engine.FailureOf(x);
+                seen = engine.ErrorOf(x);
+                healthy_failed = engine.FailureOf(healthy).has_value();
+              });
+  engine.WaitForVar(y);  // the body returned, so y is healthy
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->op, "root");
+  EXPECT_EQ(failure->message, "root");
+  EXPECT_EQ(seen, error);
+  EXPECT_FALSE(healthy_failed);
+  EXPECT_EQ(Thrown([&] { engine.WaitForVar(x); }), error);  // reading cures nothing
+}
+
+TEST_P(ErrorTest, RethrowingAnInputsErrorPassesTheSameFailureOn) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  const std::exception_ptr error = MakeError("root");
+  engine.Push({.name = "root", .writes = {x}}, [error] { std::rethrow_exception(error); });
+  engine.Push({.name = "pass_on", .reads = {x}, .writes = {y}, .run_when_poisoned = true},
+              [&] { std::rethrow_exception(engine.ErrorOf(x)); });
+  EXPECT_EQ(Thrown([&] { engine.WaitForAll(); }), error);
+  engine.WaitForAll();  // one failure, reported once
+  ASSERT_TRUE(engine.FailureOf(y).has_value());
+  EXPECT_EQ(engine.FailureOf(y)->op, "root");
+  EXPECT_EQ(engine.FailureOf(y)->var, "x");
+}
+
+TEST_P(ErrorTest, WaitForAllReportsEachFailureOnceTheOnePushedEarliestFirst) {
+  Engine engine(GetParam().options);
+  const Var gate = engine.NewVar("gate");
+  std::vector<std::exception_ptr> errors;
+  {
+    Hold hold(engine, {.name = "hold", .writes = {gate}});
+    for (int i = 0; i < 10; ++i) {
+      errors.push_back(MakeError("error " + std::to_string(i)));
+      // The later an op was pushed the earlier it fails.
+      const Var out = engine.NewVar("out" + std::to_string(i));
+      if (i < 5) {
+        engine.Push({.name = "fails", .reads = {gate}, .writes = {out}, .priority = i},
+                    [error = errors.back()] { std::rethrow_exception(error); });
+      } else {
+        engine.Push({.name = "fails", .writes = {out}, .priority = i},
+                    [error = errors.back()] { std::rethrow_exception(error); });
+      }
+      engine.Push({.name = "skipped", .reads = {out}, .writes = {engine.NewVar()}}, [] {});
+    }
+  }
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(Thrown([&] { engine.WaitForAll(); }), errors[i]) << i;
+    EXPECT_EQ(engine.stats().done, engine.stats().pushed);  // it threw, but only after all was done
+  }
+  engine.WaitForAll();
+  engine.Push({.name = "fails", .writes = {gate}}, [] { throw std::logic_error("another"); });
+  EXPECT_THROW(engine.WaitForAll(), std::logic_error);
+  engine.WaitForAll();
+}
+
+TEST_P(ErrorTest, ACuredFailureIsStillReported) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "root", .writes = {x}}, [] { throw std::runtime_error("root"); });
+  engine.Push({.name = "overwrite", .writes = {x}}, [] {});
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  engine.WaitForAll();
+  engine.WaitForVar(x);
+}
+
+TEST_P(ErrorTest, FailuresOfOpsWithoutWrittenVarsSurfaceAtWaitForAll) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "reads_and_fails", .reads = {x}}, [] { throw std::logic_error("read"); });
+  engine.Push({.name = "fails"}, [] { throw std::runtime_error("nothing written"); });
+  engine.WaitForReadsAndWrites(x);  // reading poisons nothing
+  EXPECT_THROW(engine.WaitForAll(), std::logic_error);
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  engine.WaitForAll();
+}
+
+TEST_P(ErrorTest, FailuresOfNestedOpsSurfaceToo) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "parent"}, [&] {
+    engine.Push({.name = "child", .writes = {x}}, [] { throw std::runtime_error("child"); });
+  });
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  EXPECT_EQ(engine.FailureOf(x)->op, "child");
+}
+
+TEST_P(ErrorTest, StatisticsCountFailedAndSkippedOps) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  engine.Push({.name = "fine", .writes = {y}}, [] {});
+  engine.Push({.name = "root", .writes = {x}}, [] { throw std::runtime_error("root"); });
+  engine.Push({.name = "skipped", .reads = {x}, .writes = {y}}, [] {});
+  engine.Push({.name = "skipped", .reads = {y}}, [] {});
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  EXPECT_EQ(engine.stats().pushed, 4u);
+  EXPECT_EQ(engine.stats().done, 4u);
+  EXPECT_EQ(engine.stats().failed, 3u);
+  EXPECT_EQ(engine.stats().running, 0u);
+}
+
+TEST_P(ErrorTest, ErrorsThatNobodySawAreLoggedAtStop) {
+  LogCapture log;
+  {
+    Engine engine(GetParam().options);
+    const Var x = engine.NewVar("x");
+    engine.Push({.name = "seen", .writes = {x}}, [] { throw std::runtime_error("seen error"); });
+    EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+    engine.Push({.name = "unseen", .writes = {x}}, [] { throw std::runtime_error("lost error"); });
+    engine.Stop();
+    EXPECT_TRUE(log.HasLine({"unseen", "lost error"})) << log.Text();
+    EXPECT_FALSE(log.HasLine({"seen error"})) << log.Text();
+  }
+  {
+    Engine engine(GetParam().options);
+    engine.Push({.name = "destroyed"}, [] { throw std::runtime_error("lost in destructor"); });
+  }
+  EXPECT_TRUE(log.HasLine({"destroyed", "lost in destructor"})) << log.Text();
+}
+
+TEST_P(ErrorTest, CapturesOfSkippedOpsAreDestroyedBeforeWaitsReturn) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  auto token = std::make_shared<int>(1);
+  engine.Push({.name = "root", .writes = {x}}, [token] { throw std::runtime_error("root"); });
+  engine.Push({.name = "skipped", .reads = {x}, .writes = {y}}, [token] { ++*token; });
+  engine.PushAsync({.name = "skipped_async", .reads = {y}, .writes = {y}},
+                   [token](Completion done) { done(); });
+  EXPECT_THROW(engine.WaitForVar(y), std::runtime_error);
+  EXPECT_EQ(token.use_count(), 1);
+  EXPECT_EQ(*token, 1);
+}
+
+// The serial engine has run the op by the end of Push; its error must wait for a wait.
+TEST_P(ErrorTest, PushNeverThrowsTheErrorOfABody) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 100; ++i) {
+    engine.Push({.name = "fails", .reads = {x}, .writes = {x}},
+                [] { throw std::runtime_error("x"); });
+  }
+  EXPECT_THROW(engine.WaitForVar(x), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

@@ -1,0 +1,161 @@
+// Guests: several engines and the host program share few CPUs and all advance; idle engines use no
+// CPU.
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <ctime>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <oneapi/tbb/parallel_for.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+// Keeps an engine busy with chains of ops that push their successors, until told to stop.
+class BusyEngine {
+ public:
+  BusyEngine(const EngineOptions& options, std::latch& advanced)
+      : engine_(options), advanced_(advanced) {}
+  void Start() {
+    for (int chain = 0; chain < 2; ++chain) PushNext();
+  }
+  void Finish() {
+    stop_ = true;
+    engine_.WaitForAll();
+  }
+
+ private:
+  static constexpr int kEnough = 300;
+
+  void PushNext() {
+    engine_.Push({.name = "busy"}, [this] {
+      volatile int work = 0;
+      for (int i = 0; i < 5000; ++i) work = work + i;
+      if (++ops_ == kEnough) advanced_.count_down();
+      if (!stop_) PushNext();
+    });
+  }
+
+  Engine engine_;
+  std::latch& advanced_;
+  std::atomic<int> ops_ = 0;
+  std::atomic<bool> stop_ = false;
+};
+
+void EightEnginesAndAParallelFor(WorkerHost worker_host, int num_workers) {
+  constexpr int kEngines = 8, kLoops = 30;
+  std::latch advanced(kEngines + 1);
+  EngineOptions options;
+  options.worker_host = worker_host;
+  options.num_workers = num_workers;
+  std::vector<std::unique_ptr<BusyEngine>> engines;
+  for (int i = 0; i < kEngines; ++i) {
+    engines.push_back(std::make_unique<BusyEngine>(options, advanced));
+  }
+  for (const auto& engine : engines) engine->Start();
+  std::thread host([&] {
+    for (int loop = 0; loop < kLoops; ++loop) {
+      std::atomic<int> sum = 0;
+      tbb::parallel_for(0, 1000, [&](int i) { sum += i; });
+      ASSERT_EQ(sum.load(), 499'500);
+    }
+    advanced.count_down();
+  });
+  advanced.wait();  // no wait of an engine: the workers alone must do it, while all stay busy
+  host.join();
+  for (const auto& engine : engines) engine->Finish();
+}
+
+TEST(EngineChild, EightBusyTbbEnginesAndAParallelForAllAdvance) {
+  if (!InChild()) GTEST_SKIP() << "runs in a child process";
+  EightEnginesAndAParallelFor(WorkerHost::kTbb, 0);
+  EightEnginesAndAParallelFor(WorkerHost::kTbb, 2);
+}
+
+TEST(EngineChild, EightBusyEnginesOnPlainThreadsAndAParallelForAllAdvance) {
+  if (!InChild()) GTEST_SKIP() << "runs in a child process";
+  EightEnginesAndAParallelFor(WorkerHost::kThreads, 0);
+}
+
+TEST(FairnessTest, EightBusyEnginesAndTheHostsParallelForAllAdvanceOnOneCpu) {
+  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  EXPECT_EQ(RunInChild("EngineChild.EightBusyTbbEnginesAndAParallelForAllAdvance", {}, true), 0);
+  EXPECT_EQ(
+      RunInChild("EngineChild.EightBusyEnginesOnPlainThreadsAndAParallelForAllAdvance", {}, true),
+      0);
+}
+
+TEST(FairnessTest, EightBusyEnginesAndTheHostsParallelForAllAdvance) {
+  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  EXPECT_EQ(RunInChild("EngineChild.EightBusyTbbEnginesAndAParallelForAllAdvance", {}, false), 0);
+}
+
+// The host's own tasks use an engine: its waits and pushes must not depend on free oneTBB threads.
+TEST(FairnessTest, TasksOfTheHostMayPushAndWait) {
+  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  Engine engine;
+  std::atomic<int> runs = 0;
+  tbb::parallel_for(0, 64, [&](int) {
+    const Var x = engine.NewVar();
+    int value = 0;
+    for (int i = 0; i < 20; ++i) {
+      engine.Push({.name = "add", .reads = {x}, .writes = {x}}, [&] { ++value, ++runs; });
+    }
+    engine.WaitForVar(x);
+    ASSERT_EQ(value, 20);
+  });
+  EXPECT_EQ(runs.load(), 64 * 20);
+}
+
+TEST(FairnessTest, OpsMayUseTheHostsParallelFor) {
+  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  Engine engine;
+  std::atomic<int> sum = 0;
+  for (int op = 0; op < 200; ++op) {
+    engine.Push({.name = "parallel"}, [&] { tbb::parallel_for(0, 100, [&](int) { ++sum; }); });
+  }
+  engine.WaitForAll();
+  EXPECT_EQ(sum.load(), 20'000);
+}
+
+class IdleTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(All, IdleTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+double ProcessCpuSeconds() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// The bound is generous; the benchmarks hold the tight one. A spinning or polling worker misses it.
+TEST_P(IdleTest, AnIdleEngineUsesNoCpu) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 1000; ++i) engine.Push({.name = "op", .writes = {x}}, [] {});
+  engine.WaitForAll();
+  Hold hold(engine, {.name = "hold", .writes = {x}});  // nor one that waits for a completion
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(100)), TimeoutError);
+  const double before = ProcessCpuSeconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));  // the idle time that is judged
+  EXPECT_LT(ProcessCpuSeconds() - before, 0.1);
+}
+
+TEST_P(IdleTest, AWaitingThreadUsesNoCpu) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(50)), TimeoutError);
+  const double before = ProcessCpuSeconds();
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(400)), TimeoutError);
+  EXPECT_LT(ProcessCpuSeconds() - before, 0.1);
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

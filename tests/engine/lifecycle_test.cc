@@ -1,0 +1,391 @@
+// Life: stop and destroy with work pending, use after stop, vars that outlive their engine, several
+// engines, and what bad input to Push and friends gives.
+#include <heddle/engine.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+using std::chrono::milliseconds;
+
+class LifecycleTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(All, LifecycleTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+TEST_P(LifecycleTest, StopRunsEverythingPending) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), gate = engine.NewVar("gate");
+  std::atomic<int> runs = 0;
+  Hold hold(engine, {.name = "hold", .writes = {gate}});
+  for (int i = 0; i < 1000; ++i) {
+    engine.Push({.name = "add", .reads = {gate}, .writes = {x}}, [&] { ++runs; });
+  }
+  std::thread releaser([&] { hold.Release(); });
+  engine.Stop();
+  EXPECT_EQ(runs.load(), 1000);
+  EXPECT_EQ(engine.version(x), 1000u);
+  releaser.join();
+}
+
+TEST_P(LifecycleTest, DestructionRunsEverythingPending) {
+  std::atomic<int> runs = 0;
+  auto token = std::make_shared<int>(0);
+  {
+    Engine engine(GetParam().options);
+    const Var x = engine.NewVar("x");
+    for (int i = 0; i < 1000; ++i) {
+      engine.Push({.name = "add", .writes = {x}}, [&runs, token] { ++runs; });
+    }
+  }
+  EXPECT_EQ(runs.load(), 1000);
+  EXPECT_EQ(token.use_count(), 1);
+}
+
+TEST_P(LifecycleTest, OpsMayPushWhileTheEngineStops) {
+  Engine engine(GetParam().options);
+  std::atomic<int> runs = 0;
+  std::function<void()> next = [&] {
+    if (++runs < 500) engine.Push({.name = "next"}, next);
+  };
+  engine.Push({.name = "next"}, next);
+  engine.Stop();
+  EXPECT_EQ(runs.load(), 500);
+}
+
+TEST_P(LifecycleTest, StopMayBeRepeated) {
+  Engine engine(GetParam().options);
+  engine.Push({.name = "op"}, [] {});
+  engine.Stop();
+  engine.Stop();
+  engine.Stop(milliseconds(1000));
+  std::thread([&] { engine.Stop(); }).join();
+}
+
+TEST_P(LifecycleTest, SeveralThreadsMayStopAtOnce) {
+  Engine engine(GetParam().options);
+  std::atomic<int> runs = 0;
+  for (int i = 0; i < 300; ++i) engine.Push({.name = "op"}, [&] { ++runs; });
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      engine.Stop();
+      EXPECT_EQ(runs.load(), 300);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(LifecycleTest, AStopThatIsLateSaysSoAndMayBeCalledAgain) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold hold(engine, {.name = "late_op", .writes = {x}});
+  const std::string message = MessageOf<TimeoutError>([&] { engine.Stop(milliseconds(30)); });
+  EXPECT_TRUE(Contains(message, "late_op")) << message;
+  EXPECT_THROW(engine.Push({.name = "op"}, [] {}), InvalidState);  // still stopping
+  hold.Release();
+  engine.Stop();
+  EXPECT_EQ(engine.version(x), 1u);
+}
+
+TEST_P(LifecycleTest, AfterStopEverythingButTheAccessorsThrowsInvalidState) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  engine.Push({.name = "write", .writes = {x}}, [] {});
+  engine.Push({.name = "fails", .writes = {y}}, [] { throw std::runtime_error("failed"); });
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  engine.Stop();
+
+  auto token = std::make_shared<int>(0);
+  const std::string message = MessageOf<InvalidState>(
+      [&] { engine.Push({.name = "pushed_late", .writes = {x}}, [token] {}); });
+  EXPECT_TRUE(Contains(message, "pushed_late")) << message;
+  EXPECT_THROW((void)engine.TryPush({.name = "op"}, [token] {}), InvalidState);
+  EXPECT_THROW(engine.PushAsync({.name = "op"}, [token](const Completion&) {}), InvalidState);
+  EXPECT_THROW((void)engine.TryPushAsync({.name = "op"}, [token](const Completion&) {}),
+               InvalidState);
+  EXPECT_EQ(token.use_count(), 1);
+  EXPECT_THROW(engine.NewVar("z"), InvalidState);
+  EXPECT_THROW(engine.WaitForVar(x), InvalidState);
+  EXPECT_THROW(engine.WaitForVar(x, milliseconds(1)), InvalidState);
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x), InvalidState);
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(1)), InvalidState);
+  EXPECT_THROW(engine.WaitForAll(), InvalidState);
+  EXPECT_THROW(engine.WaitForAll(milliseconds(1)), InvalidState);
+  EXPECT_THROW(engine.ClearError(y), InvalidState);
+  EXPECT_THROW(engine.ParallelFor(10, 1, [](std::int64_t, std::int64_t) {}), InvalidState);
+
+  EXPECT_EQ(engine.version(x), 1u);
+  EXPECT_EQ(engine.FailureOf(y)->op, "fails");
+  EXPECT_NE(engine.ErrorOf(y), nullptr);
+  EXPECT_EQ(engine.stats().pushed, 2u);
+  EXPECT_EQ(engine.options().type, GetParam().options.type);
+  (void)engine.DumpState();
+}
+
+TEST_P(LifecycleTest, PushesThatRaceWithStopEitherRunOrThrow) {
+  for (int round = 0; round < Scaled(30); ++round) {
+    Engine engine(GetParam().options);
+    std::atomic<int> runs = 0, accepted = 0;
+    std::vector<std::thread> pushers;
+    for (int thread = 0; thread < 2; ++thread) {
+      pushers.emplace_back([&] {
+        try {
+          for (;;) {
+            engine.Push({.name = "op"}, [&] { ++runs; });
+            ++accepted;
+          }
+        } catch (const InvalidState&) {
+        }
+      });
+    }
+    while (accepted < 10) std::this_thread::yield();
+    engine.Stop();
+    for (std::thread& pusher : pushers) pusher.join();
+    EXPECT_EQ(runs.load(), accepted.load());
+  }
+}
+
+TEST_P(LifecycleTest, VarsMayOutliveTheirEngine) {
+  std::vector<Var> vars;
+  Var unnamed;
+  {
+    Engine engine(GetParam().options);
+    for (int i = 0; i < 100; ++i) vars.push_back(engine.NewVar("outlives"));
+    unnamed = engine.NewVar();
+    for (const Var& var : vars) engine.Push({.name = "write", .writes = {var}}, [] {});
+    engine.Push({.name = "fails", .writes = {vars[0]}}, [] { throw std::runtime_error("fails"); });
+    EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  }
+  const Var copy = vars[3];
+  EXPECT_EQ(copy.name(), "outlives");
+  EXPECT_TRUE(unnamed.name().starts_with("var")) << unnamed.name();
+  EXPECT_TRUE(copy == vars[3]);
+  EXPECT_FALSE(copy == vars[4]);
+  vars.clear();
+  EXPECT_TRUE(static_cast<bool>(copy));
+  EXPECT_FALSE(static_cast<bool>(Var()));
+}
+
+TEST_P(LifecycleTest, VarsMayBeDroppedByOpsAndByOtherThreads) {
+  Engine engine(GetParam().options);
+  std::atomic<int> runs = 0;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        Var x = engine.NewVar("x");
+        const OpOptions options{.name = "holds_its_var", .writes = {x}};
+        engine.Push(options, [&runs, x = std::move(x)]() mutable {
+          x = Var();  // the last handle goes inside the very op that writes it
+          ++runs;
+        });
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 900);
+}
+
+TEST_P(LifecycleTest, SeveralEnginesWorkSideBySide) {
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<Var> vars;
+  std::array<int, 5> values{};
+  for (int i = 0; i < 5; ++i) {
+    engines.push_back(std::make_unique<Engine>(GetParam().options));
+    vars.push_back(engines.back()->NewVar());
+  }
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < 5; ++i) {
+      engines[i]->Push({.name = "add", .reads = {vars[i]}, .writes = {vars[i]}},
+                       [&values, i] { ++values[i]; });
+    }
+  }
+  for (int i = 0; i < 5; ++i) {
+    engines[i]->WaitForVar(vars[i]);
+    EXPECT_EQ(values[i], 200);
+    if (i % 2 == 0) engines[i].reset();
+  }
+}
+
+TEST_P(LifecycleTest, ManyEnginesMayComeAndGo) {
+  for (int i = 0; i < 50; ++i) {
+    Engine engine(GetParam().options);
+    if (i % 3 == 0) continue;  // never used
+    bool ran = false;
+    const Var x = engine.NewVar();
+    engine.Push({.name = "op", .writes = {x}}, [&] { ran = true; });
+    if (i % 3 == 1) engine.WaitForVar(x);
+    engine.Stop();
+    EXPECT_TRUE(ran);
+  }
+}
+
+// --- Bad input: a typed error on the calling thread that names what is wrong; nothing is queued.
+// ---
+
+class BadInputTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(All, BadInputTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+TEST_P(BadInputTest, ANullBody) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const OpOptions options{.name = "null_body", .writes = {x}};
+  const std::function<void()> empty;
+  const std::function<void(Completion)> empty_async;
+  void (*null_function)() = nullptr;
+  const std::vector<std::function<void()>> calls = {
+      [&] { engine.Push(options, empty); },
+      [&] { engine.Push(options, null_function); },
+      [&] { (void)engine.TryPush(options, empty); },
+      [&] { engine.PushAsync(options, empty_async); },
+      [&] { (void)engine.TryPushAsync(options, empty_async); },
+  };
+  for (const auto& call : calls) {
+    const std::string message = MessageOf<InvalidArgument>(call);
+    EXPECT_TRUE(Contains(message, "null_body")) << message;
+  }
+  engine.WaitForAll();
+  EXPECT_EQ(engine.stats().pushed, 0u);
+  EXPECT_EQ(engine.version(x), 0u);
+}
+
+TEST_P(BadInputTest, AnEmptyVar) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), empty;
+  for (const bool in_reads : {true, false}) {
+    OpOptions options{.name = "empty_var", .writes = {x}};
+    if (in_reads) {
+      options.reads = {x, empty};
+    } else {
+      options.writes = {x, x, x, x, x, empty};
+    }
+    auto token = std::make_shared<int>(0);
+    std::string message =
+        MessageOf<InvalidArgument>([&] { engine.Push(options, [token] { ++*token; }); });
+    EXPECT_TRUE(Contains(message, "empty_var")) << message;
+    message = MessageOf<InvalidArgument>(
+        [&] { engine.PushAsync(options, [token](const Completion&) { ++*token; }); });
+    EXPECT_TRUE(Contains(message, "empty_var")) << message;
+    EXPECT_EQ(token.use_count(), 1);
+  }
+  EXPECT_THROW(engine.WaitForVar(empty), InvalidArgument);
+  EXPECT_THROW(engine.WaitForVar(empty, milliseconds(1)), InvalidArgument);
+  EXPECT_THROW(engine.WaitForReadsAndWrites(empty), InvalidArgument);
+  EXPECT_THROW((void)engine.version(empty), InvalidArgument);
+  EXPECT_THROW((void)engine.FailureOf(empty), InvalidArgument);
+  EXPECT_THROW((void)engine.ErrorOf(empty), InvalidArgument);
+  EXPECT_THROW(engine.ClearError(empty), InvalidArgument);
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), 0u);
+  EXPECT_EQ(engine.stats().pushed, 0u);
+}
+
+TEST_P(BadInputTest, AVarOfAnotherEngine) {
+  Engine engine(GetParam().options), other(GetParam().options);
+  const Var x = engine.NewVar("x"), foreign = other.NewVar("foreign_var");
+  std::string message = MessageOf<InvalidArgument>(
+      [&] { engine.Push({.name = "mixes_engines", .reads = {x}, .writes = {foreign}}, [] {}); });
+  EXPECT_TRUE(Contains(message, "mixes_engines")) << message;
+  EXPECT_TRUE(Contains(message, "foreign_var")) << message;
+  message = MessageOf<InvalidArgument>(
+      [&] { engine.Push({.name = "mixes_engines", .reads = {foreign}, .writes = {x}}, [] {}); });
+  EXPECT_TRUE(Contains(message, "foreign_var")) << message;
+  const std::vector<std::function<void()>> calls = {
+      [&] { engine.WaitForVar(foreign); },
+      [&] { engine.WaitForVar(foreign, milliseconds(1)); },
+      [&] { engine.WaitForReadsAndWrites(foreign); },
+      [&] { (void)engine.version(foreign); },
+      [&] { (void)engine.FailureOf(foreign); },
+      [&] { (void)engine.ErrorOf(foreign); },
+      [&] { engine.ClearError(foreign); },
+  };
+  for (const auto& call : calls) {
+    message = MessageOf<InvalidArgument>(call);
+    EXPECT_TRUE(Contains(message, "foreign_var")) << message;
+  }
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), 0u);
+  EXPECT_EQ(other.version(foreign), 0u);
+}
+
+TEST_P(BadInputTest, ADeviceThatIsNotBuiltIn) {
+  Engine engine(GetParam().options);
+  const std::string message =
+      MessageOf<InvalidArgument>([&] { engine.Push({.name = "on_gpu", .device = Gpu(3)}, [] {}); });
+  EXPECT_TRUE(Contains(message, "on_gpu")) << message;
+  EXPECT_TRUE(Contains(message, "gpu(3)")) << message;
+  const std::string negative = MessageOf<InvalidArgument>(
+      [&] { engine.Push({.name = "nowhere", .device = Cpu(-1)}, [] {}); });
+  EXPECT_TRUE(Contains(negative, "nowhere")) << negative;
+}
+
+TEST_P(BadInputTest, NegativeTemporaryBytes) {
+  Engine engine(GetParam().options);
+  const std::string message = MessageOf<InvalidArgument>(
+      [&] { engine.Push({.name = "negative", .temporary_bytes = -5}, [] {}); });
+  EXPECT_TRUE(Contains(message, "negative")) << message;
+  EXPECT_TRUE(Contains(message, "-5")) << message;
+  EXPECT_EQ(engine.stats().pending_bytes, 0u);
+}
+
+TEST_P(BadInputTest, ABodyWhoseConstructorThrows) {
+  struct ThrowsWhenCopied {
+    explicit ThrowsWhenCopied(bool* ran) : ran(ran) {}
+    ThrowsWhenCopied(const ThrowsWhenCopied&) : ran(nullptr) { throw std::bad_alloc(); }
+    void operator()() const { *ran = true; }
+    bool* ran;
+  };
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  bool ran = false, after = false;
+  const ThrowsWhenCopied body(&ran);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_THROW(engine.Push({.name = "throws", .writes = {x}, .temporary_bytes = 10}, body),
+                 std::bad_alloc);
+  }
+  engine.Push({.name = "after", .reads = {x}, .writes = {x}}, [&] { after = true; });
+  engine.WaitForAll();
+  EXPECT_FALSE(ran);
+  EXPECT_TRUE(after);
+  EXPECT_EQ(engine.version(x), 1u);
+  EXPECT_EQ(engine.stats().pending_bytes, 0u);
+  EXPECT_EQ(engine.stats().pushed, 1u);
+}
+
+TEST_P(BadInputTest, BodiesMayBeLargeMoveOnlyAndOverAligned) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  struct alignas(64) Aligned {
+    std::uintptr_t Address() const { return reinterpret_cast<std::uintptr_t>(this); }
+    char bytes[64] = {};
+  };
+  std::array<std::int64_t, 1000> large{};
+  large[999] = 5;
+  std::int64_t sum = 0;
+  for (int i = 0; i < 100; ++i) {
+    engine.Push({.name = "large", .writes = {x}}, [large, &sum] { sum += large[999]; });
+    engine.Push({.name = "move_only", .writes = {x}},
+                [value = std::make_unique<int>(2), &sum] { sum += *value; });
+    engine.Push({.name = "aligned", .writes = {x}}, [aligned = Aligned(), &sum] {
+      sum += aligned.Address() % 64 == 0 ? 1 : 1'000'000;
+    });
+    std::array<char, 200> medium{};
+    medium[199] = 3;
+    engine.Push({.name = "medium", .writes = {x}}, [medium, &sum] { sum += medium[199]; });
+  }
+  engine.WaitForVar(x);
+  EXPECT_EQ(sum, 100 * (5 + 2 + 1 + 3));
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

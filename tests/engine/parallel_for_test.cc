@@ -1,0 +1,182 @@
+// ParallelFor: its blocks, its errors, and its use inside ops.
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+using Blocks = std::multiset<std::pair<std::int64_t, std::int64_t>>;
+
+class ParallelForTest : public EveryEngine {
+ protected:
+  static Blocks BlocksOf(Engine& engine, std::int64_t count, std::int64_t grain) {
+    std::mutex mutex;
+    Blocks blocks;
+    engine.ParallelFor(count, grain, [&](std::int64_t begin, std::int64_t end) {
+      const std::lock_guard lock(mutex);
+      blocks.emplace(begin, end);
+    });
+    return blocks;
+  }
+  static Blocks ExpectedBlocks(std::int64_t count, std::int64_t grain) {
+    Blocks blocks;
+    for (std::int64_t begin = 0; begin < count; begin += grain) {
+      blocks.emplace(begin, std::min(begin + grain, count));
+    }
+    return blocks;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, ParallelForTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+TEST_P(ParallelForTest, TheBlocksAreThoseOfTheGrainForEveryNumberOfWorkers) {
+  Engine engine(GetParam().options);
+  for (const auto& [count, grain] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {0, 1}, {1, 1}, {10, 3}, {10, 10}, {10, 11}, {1000, 1}, {1001, 10}, {5, 1 << 30}}) {
+    EXPECT_EQ(BlocksOf(engine, count, grain), ExpectedBlocks(count, grain))
+        << count << " " << grain;
+    Blocks inside;
+    engine.Push({.name = "op"},
+                [&, count = count, grain = grain] { inside = BlocksOf(engine, count, grain); });
+    engine.WaitForAll();
+    EXPECT_EQ(inside, ExpectedBlocks(count, grain)) << count << " " << grain;
+  }
+}
+
+TEST_P(ParallelForTest, CountsBeyond32BitsWork) {
+  Engine engine(GetParam().options);
+  const std::int64_t count = std::int64_t{1} << 40;
+  EXPECT_EQ(BlocksOf(engine, count, count / 7), ExpectedBlocks(count, count / 7));
+}
+
+TEST_P(ParallelForTest, AllBlocksAreDoneAndVisibleWhenItReturns) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::vector<int> values(10'000);
+  long sum = 0;
+  for (int round = 1; round <= Scaled(40); ++round) {
+    engine.Push({.name = "fill", .writes = {x}}, [&, round] {
+      engine.ParallelFor(10'000, 100, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) values[i] += round;
+      });
+      sum = std::accumulate(values.begin(), values.end(), 0L);
+    });
+    engine.WaitForVar(x);
+    ASSERT_EQ(sum, 10'000L * round * (round + 1) / 2);
+  }
+}
+
+TEST_P(ParallelForTest, TheExceptionOfABlockComesOutOnceAllStartedBlocksHaveEnded) {
+  Engine engine(GetParam().options);
+  for (int bad = 0; bad < 20; ++bad) {
+    std::atomic<int> running = 0, started = 0;
+    const std::string message = MessageOf<std::runtime_error>([&] {
+      engine.ParallelFor(20, 1, [&](std::int64_t begin, std::int64_t) {
+        ++started;
+        ++running;
+        std::this_thread::yield();
+        --running;
+        if (begin == bad) throw std::runtime_error("block " + std::to_string(begin));
+      });
+    });
+    EXPECT_EQ(message, "block " + std::to_string(bad));
+    EXPECT_EQ(running.load(), 0);
+    EXPECT_LE(started.load(), 20);
+  }
+  // One of several: any of them, whole.
+  EXPECT_THROW(engine.ParallelFor(100, 1, [](std::int64_t, std::int64_t) { throw 5; }), int);
+}
+
+TEST_P(ParallelForTest, AnExceptionInsideAnOpFailsTheOp) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "splits", .writes = {x}}, [&] {
+    engine.ParallelFor(50, 1, [](std::int64_t begin, std::int64_t) {
+      if (begin == 33) throw std::runtime_error("block 33");
+    });
+  });
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "block 33");
+  EXPECT_EQ(engine.FailureOf(x)->op, "splits");
+}
+
+TEST_P(ParallelForTest, ItNestsAndRunsInManyOpsAtOnce) {
+  Engine engine(GetParam().options);
+  std::atomic<long> sum = 0;
+  for (int op = 0; op < 50; ++op) {
+    engine.Push({.name = "outer"}, [&] {
+      engine.ParallelFor(4, 1, [&](std::int64_t, std::int64_t) {
+        engine.ParallelFor(8, 2, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+      });
+    });
+  }
+  engine.ParallelFor(10, 1, [&](std::int64_t, std::int64_t) {
+    engine.ParallelFor(10, 1, [&](std::int64_t, std::int64_t) { ++sum; });
+  });
+  engine.WaitForAll();
+  EXPECT_EQ(sum.load(), 50 * 32 + 100);
+}
+
+TEST_P(ParallelForTest, SeveralThreadsMayCallIt) {
+  Engine engine(GetParam().options);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        std::atomic<int> sum = 0;
+        engine.ParallelFor(100, 7, [&](std::int64_t begin, std::int64_t end) {
+          sum += static_cast<int>(end - begin);
+        });
+        ASSERT_EQ(sum.load(), 100);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// The workers may all be busy with something else for ever: the caller does the blocks itself.
+TEST_P(ParallelForTest, ItNeedsNoIdleWorker) {
+  Engine engine(GetParam().options);
+  std::vector<std::unique_ptr<Blocker>> blockers;
+  if (GetParam().options.type == "threaded") blockers.push_back(std::make_unique<Blocker>(engine));
+  EXPECT_EQ(BlocksOf(engine, 100, 3), ExpectedBlocks(100, 3));
+}
+
+TEST_P(ParallelForTest, BlocksOfAnOpMayPushButNotWait) {
+  Engine engine(GetParam().options);
+  std::atomic<int> refused = 0, runs = 0;
+  engine.Push({.name = "splits"}, [&] {
+    engine.ParallelFor(20, 1, [&](std::int64_t, std::int64_t) {
+      engine.Push({.name = "child"}, [&] { ++runs; });
+      try {
+        engine.WaitForAll();
+      } catch (const InvalidState&) {
+        ++refused;
+      }
+    });
+  });
+  engine.WaitForAll();
+  EXPECT_EQ(refused.load(), 20);
+  EXPECT_EQ(runs.load(), 20);
+}
+
+TEST_P(ParallelForTest, BadArgumentsAreRefused) {
+  Engine engine(GetParam().options);
+  const auto body = [](std::int64_t, std::int64_t) { ADD_FAILURE() << "it ran"; };
+  EXPECT_THROW(engine.ParallelFor(10, 0, body), InvalidArgument);
+  EXPECT_THROW(engine.ParallelFor(10, -1, body), InvalidArgument);
+  EXPECT_THROW(engine.ParallelFor(-1, 1, body), InvalidArgument);
+  EXPECT_THROW(engine.ParallelFor(10, 1, nullptr), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

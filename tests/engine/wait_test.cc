@@ -1,0 +1,319 @@
+// Waits: what they wait for, what they leave alone, deadlines, and that none works inside an op.
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+class WaitTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(All, WaitTest, testing::ValuesIn(AllConfigs()), ConfigLabel);
+
+TEST_P(WaitTest, WaitForVarLeavesPendingReadsAndOtherVarsAlone) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  int value = 0;
+  Hold unrelated(engine, {.name = "unrelated", .writes = {y}});
+  engine.Push({.name = "write", .writes = {x}}, [&] { value = 7; });
+  Hold reader(engine, {.name = "reader", .reads = {x}});
+  engine.WaitForVar(x);  // would hang if it waited for either hold
+  EXPECT_EQ(value, 7);
+}
+
+TEST_P(WaitTest, WaitForReadsAndWritesWaitsForPendingReads) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold reader(engine, {.name = "reader", .reads = {x}});
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(20)), TimeoutError);
+  reader.Release();
+  engine.WaitForReadsAndWrites(x);
+
+  std::vector<int> data(100, 1);
+  long sum = 0;
+  for (int i = 0; i < 100; ++i) {
+    engine.Push({.name = "read", .reads = {x}, .writes = {engine.NewVar()}},
+                [&data, out = std::make_shared<long>(0)] {
+                  for (const int value : data) *out += value;
+                });
+  }
+  engine.WaitForReadsAndWrites(x);
+  data.assign(100, 2);  // no pending op looks at it now: the thread sanitizer watches
+  engine.Push({.name = "read", .reads = {x}}, [&] {
+    for (const int value : data) sum += value;
+  });
+  engine.WaitForReadsAndWrites(x);
+  EXPECT_EQ(sum, 200);
+}
+
+TEST_P(WaitTest, WaitsOnFreshVarsAndIdleEnginesReturnAtOnce) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.WaitForVar(x);
+  engine.WaitForReadsAndWrites(x);
+  engine.WaitForAll();
+  const Deadline past = steady_clock::now() - milliseconds(1000);
+  engine.WaitForVar(x, past);  // nothing to wait for, so nothing is late
+  engine.WaitForReadsAndWrites(x, past);
+  engine.WaitForAll(past);
+}
+
+TEST_P(WaitTest, WaitForAllIncludesWhatPendingOpsPush) {
+  Engine engine(GetParam().options);
+  std::atomic<int> runs = 0;
+  std::function<void(int)> push = [&](int depth) {
+    engine.Push({.name = "nested"}, [&, depth] {
+      std::this_thread::yield();
+      if (depth > 0) {
+        push(depth - 1);
+        push(depth - 1);
+      }
+      ++runs;
+    });
+  };
+  for (int round = 1; round <= 20; ++round) {
+    push(6);
+    engine.WaitForAll();
+    ASSERT_EQ(runs.load(), round * 127);
+  }
+}
+
+TEST_P(WaitTest, WaitForAllIncludesWhatAsyncOpsPushBeforeTheyFinish) {
+  Engine engine(GetParam().options);
+  bool child_ran = false;
+  std::thread completer;
+  engine.PushAsync({.name = "parent"}, [&](Completion done) {
+    engine.Push({.name = "child"}, [&] { child_ran = true; });
+    completer = std::thread([done = std::move(done)] { done(); });
+  });
+  engine.WaitForAll();
+  EXPECT_TRUE(child_ran);
+  completer.join();
+}
+
+// The other thread always has at least one unfinished op, so that an engine which waits for a
+// moment without pending ops waits for ever.
+TEST_P(WaitTest, WaitForAllReturnsWhileAnotherThreadPushesForever) {
+  EngineOptions options = GetParam().options;
+  options.max_pending_ops = 1000;
+  Engine engine(options);
+  std::atomic<bool> stop = false;
+  std::atomic<long> pushed = 0;
+  std::thread forever([&] {
+    const Var x = engine.NewVar("x");
+    auto held = std::make_unique<Hold>(engine, OpOptions{.name = "held"});
+    while (!stop) {
+      auto next = std::make_unique<Hold>(engine, OpOptions{.name = "held"});
+      held = std::move(next);  // the former ends only now
+      engine.Push({.name = "forever", .reads = {x}, .writes = {x}}, [] {});
+      ++pushed;
+    }
+  });
+  while (pushed == 0) std::this_thread::yield();
+  for (int i = 0; i < 20; ++i) {
+    bool mine = false;
+    engine.Push({.name = "mine"}, [&] { mine = true; });
+    engine.WaitForAll();
+    EXPECT_TRUE(mine);
+  }
+  stop = true;
+  forever.join();
+  engine.WaitForAll();
+}
+
+TEST_P(WaitTest, WaitForVarReturnsWhileAnotherThreadWritesTheVarForever) {
+  EngineOptions options = GetParam().options;
+  options.max_pending_ops = 1000;
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  std::atomic<bool> stop = false;
+  std::atomic<long> pushed = 0;
+  std::thread forever([&] {
+    auto held = std::make_unique<Hold>(engine, OpOptions{.name = "held", .writes = {x}});
+    while (!stop) {
+      auto next = std::make_unique<Hold>(engine, OpOptions{.name = "held", .writes = {x}});
+      held = std::move(next);
+      ++pushed;
+    }
+  });
+  while (pushed == 0) std::this_thread::yield();
+  for (int i = 0; i < 20; ++i) {
+    engine.WaitForVar(x);
+    engine.WaitForReadsAndWrites(x);
+  }
+  stop = true;
+  forever.join();
+  engine.WaitForAll();
+}
+
+TEST_P(WaitTest, SeveralThreadsMayWaitAtOnce) {
+  Engine engine(GetParam().options);
+  const int kRounds = Scaled(300);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      const Var x = engine.NewVar("x");
+      int value = 0;
+      for (int i = 1; i <= kRounds; ++i) {
+        engine.Push({.name = "add", .reads = {x}, .writes = {x}}, [&] { ++value; });
+        if (thread % 2 == 0) {
+          engine.WaitForVar(x);
+        } else {
+          engine.WaitForAll();
+        }
+        ASSERT_EQ(value, i);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(WaitTest, WaitsInsideAnOpThrowAndNameTheOp) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  const milliseconds long_enough(60'000);
+  const std::vector<std::function<void()>> waits = {
+      [&] { engine.WaitForVar(x); },
+      [&] { engine.WaitForVar(x, long_enough); },
+      [&] { engine.WaitForVar(y); },
+      [&] { engine.WaitForReadsAndWrites(x); },
+      [&] { engine.WaitForReadsAndWrites(x, long_enough); },
+      [&] { engine.WaitForAll(); },
+      [&] { engine.WaitForAll(long_enough); },
+      [&] { engine.Stop(); },
+      [&] { engine.Stop(long_enough); },
+  };
+  for (const auto& wait : waits) {
+    std::string message;
+    engine.Push({.name = "waits_inside", .writes = {x}},
+                [&] { message = MessageOf<InvalidState>(wait); });
+    engine.WaitForVar(x);
+    EXPECT_TRUE(Contains(message, "waits_inside")) << message;
+    message.clear();
+    engine.PushAsync({.name = "waits_inside", .writes = {x}}, [&](Completion done) {
+      message = MessageOf<InvalidState>(wait);
+      done();
+    });
+    engine.WaitForVar(x);
+    EXPECT_TRUE(Contains(message, "waits_inside")) << message;
+  }
+  // Nothing of it lingers: waits work outside, also on the thread that ran the op while waiting.
+  engine.Push({.name = "after", .writes = {x}}, [] {});
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), 2 * waits.size() + 1);
+}
+
+TEST_P(WaitTest, AWaitThatThrowsOutOfAnOpFailsTheOp) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  engine.Push({.name = "waits_inside", .writes = {x}}, [&] { engine.WaitForAll(); });
+  const std::string message = MessageOf<InvalidState>([&] { engine.WaitForVar(x); });
+  EXPECT_TRUE(Contains(message, "waits_inside")) << message;
+}
+
+TEST_P(WaitTest, ADeadlineErrorNamesWhatWasWaitedForAndTheOpThatHoldsItUp) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("the_var"), y = engine.NewVar("other_var");
+  Hold culprit(engine, {.name = "culprit", .writes = {y}});
+  bool ran = false;
+  engine.Push({.name = "victim", .reads = {y}, .writes = {x}}, [&] { ran = true; });
+
+  const steady_clock::time_point before = steady_clock::now();
+  std::string message = MessageOf<TimeoutError>([&] { engine.WaitForVar(x, milliseconds(50)); });
+  EXPECT_GE(steady_clock::now() - before, milliseconds(50));
+  EXPECT_TRUE(Contains(message, "the_var")) << message;
+  EXPECT_TRUE(Contains(message, "culprit")) << message;
+
+  message = MessageOf<TimeoutError>(
+      [&] { engine.WaitForVar(x, steady_clock::now() + milliseconds(10)); });
+  EXPECT_TRUE(Contains(message, "culprit")) << message;
+
+  message = MessageOf<TimeoutError>([&] { engine.WaitForReadsAndWrites(y, milliseconds(10)); });
+  EXPECT_TRUE(Contains(message, "other_var")) << message;
+  EXPECT_TRUE(Contains(message, "culprit")) << message;
+
+  message = MessageOf<TimeoutError>([&] { engine.WaitForAll(milliseconds(10)); });
+  EXPECT_TRUE(Contains(message, "culprit")) << message;
+
+  // An expired deadline changes nothing.
+  culprit.Release();
+  engine.WaitForVar(x, milliseconds(60'000));
+  EXPECT_TRUE(ran);
+  engine.WaitForAll(milliseconds(60'000));
+}
+
+TEST_P(WaitTest, ADeadlineInThePastStillSeesWhatIsPending) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  const Deadline past = steady_clock::now() - milliseconds(1000);
+  EXPECT_THROW(engine.WaitForVar(x, past), TimeoutError);
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, past), TimeoutError);
+  EXPECT_THROW(engine.WaitForAll(past), TimeoutError);
+}
+
+// A wait abandoned by its deadline must leave nothing behind that a later completion touches.
+TEST_P(WaitTest, ManyExpiredWaitsDisturbNothing) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  for (int round = 0; round < 20; ++round) {
+    Hold hold(engine, {.name = "hold", .writes = {x}});
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (int i = 0; i < 5; ++i) {
+          try {
+            if (thread == 0) engine.WaitForVar(x, milliseconds(i));
+            if (thread == 1) engine.WaitForReadsAndWrites(x, milliseconds(i));
+            if (thread == 2) engine.WaitForAll(milliseconds(i));
+          } catch (const TimeoutError&) {
+          }
+        }
+      });
+    }
+    if (round % 2 == 0) hold.Release();
+    for (std::thread& thread : threads) thread.join();
+    hold.Release();
+    engine.WaitForAll();
+    ASSERT_EQ(engine.version(x), static_cast<std::uint64_t>(round + 1));
+  }
+}
+
+// A waiter may run ops, but only such as its wait needs: never the one that waits for what comes
+// later.
+class ThreadedWaitTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(Threaded, ThreadedWaitTest, testing::ValuesIn(ThreadedConfigs()),
+                         ConfigLabel);
+
+TEST_P(ThreadedWaitTest, WaitForVarNeverRunsAnOpThatTheWaitDoesNotNeed) {
+  Engine engine(GetParam().options);
+  const std::thread::id waiter = std::this_thread::get_id();
+  std::atomic<int> run_by_waiter = 0;
+  for (int round = 0; round < 200; ++round) {
+    const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+    engine.Push({.name = "needed_first", .writes = {y}}, [] {});
+    engine.Push({.name = "unneeded", .writes = {z}, .priority = 10}, [&] {
+      if (std::this_thread::get_id() == waiter) ++run_by_waiter;
+    });
+    engine.Push({.name = "needed", .reads = {y}, .writes = {x}}, [] {});
+    engine.Push({.name = "unneeded_reader", .reads = {x}, .writes = {z}}, [&] {
+      if (std::this_thread::get_id() == waiter) ++run_by_waiter;
+    });
+    engine.WaitForVar(x);
+  }
+  const int judged = run_by_waiter;  // WaitForAll needs every op and may run those left over
+  engine.WaitForAll();
+  EXPECT_EQ(judged, 0);
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

@@ -1,0 +1,366 @@
+// Optimizers by name and parameters, and their updates through a store against plain loops.
+#include <heddle/kvstore.h>
+#include <heddle/optimizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/kvstore/support.h"
+
+namespace heddle::kvstore_test {
+namespace {
+
+using Parameters = std::vector<std::pair<std::string_view, double>>;
+
+// ---- Names and parameters
+
+TEST(Optimizer, ByName) {
+  EXPECT_EQ(OptimizerNames(), (std::vector<std::string_view>{"adam", "sgd"}));
+  for (std::string_view name : OptimizerNames()) EXPECT_EQ(MakeOptimizer(name)->name(), name);
+  EXPECT_EQ(MakeOptimizer("Adam")->name(), "adam");
+  ExpectInvalid([] { MakeOptimizer("adamw"); }, {"'adamw'", "adam, sgd"});
+}
+
+TEST(Optimizer, DefaultsAreThePublishedOnes) {
+  EXPECT_EQ(Sgd()->Parameters(), (Parameters{{"learning_rate", 0.01},
+                                             {"momentum", 0},
+                                             {"weight_decay", 0},
+                                             {"rescale_grad", 1},
+                                             {"clip_gradient", 0},
+                                             {"multi_precision", 0}}));
+  EXPECT_EQ(Adam()->Parameters(), (Parameters{{"learning_rate", 0.001},
+                                              {"beta1", 0.9},
+                                              {"beta2", 0.999},
+                                              {"epsilon", 1e-8},
+                                              {"weight_decay", 0},
+                                              {"rescale_grad", 1},
+                                              {"clip_gradient", 0},
+                                              {"multi_precision", 0}}));
+  for (std::string_view name : OptimizerNames()) {
+    EXPECT_EQ(MakeOptimizer(name)->Parameters(), (name == "sgd" ? Sgd() : Adam())->Parameters());
+  }
+}
+
+TEST(Optimizer, OptionsReachTheParameters) {
+  const OptimizerPtr sgd = Sgd({.learning_rate = 0.5,
+                                .momentum = 0.25,
+                                .weight_decay = 2,
+                                .rescale_grad = 3,
+                                .clip_gradient = 4,
+                                .multi_precision = true});
+  EXPECT_EQ(sgd->Parameters(), (Parameters{{"learning_rate", 0.5},
+                                           {"momentum", 0.25},
+                                           {"weight_decay", 2},
+                                           {"rescale_grad", 3},
+                                           {"clip_gradient", 4},
+                                           {"multi_precision", 1}}));
+  const OptimizerPtr adam = Adam({.learning_rate = 0.5,
+                                  .beta1 = 0.25,
+                                  .beta2 = 0.75,
+                                  .epsilon = 0.125,
+                                  .weight_decay = 2,
+                                  .rescale_grad = 3,
+                                  .clip_gradient = 4,
+                                  .multi_precision = true});
+  EXPECT_EQ(adam->Parameters(), (Parameters{{"learning_rate", 0.5},
+                                            {"beta1", 0.25},
+                                            {"beta2", 0.75},
+                                            {"epsilon", 0.125},
+                                            {"weight_decay", 2},
+                                            {"rescale_grad", 3},
+                                            {"clip_gradient", 4},
+                                            {"multi_precision", 1}}));
+  EXPECT_EQ(MakeOptimizer("adam", {{"beta2", 0.5}})->Get("beta2"), 0.5);
+}
+
+TEST(Optimizer, ParametersOutOfRangeAreErrors) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<std::string_view, std::vector<double>>> wrong = {
+      {"learning_rate", {-0.1, nan, inf}}, {"momentum", {-0.1, 1, 1.5, nan}},
+      {"beta1", {-0.1, 1, nan}},           {"beta2", {-0.1, 1, nan}},
+      {"epsilon", {0, -1, nan, inf}},      {"weight_decay", {-1, nan, inf}},
+      {"rescale_grad", {nan, inf, -inf}},  {"clip_gradient", {-1, nan, inf}},
+      {"multi_precision", {-1, 2, nan}},
+  };
+  for (std::string_view name : OptimizerNames()) {
+    for (const auto& [parameter, value] : MakeOptimizer(name)->Parameters()) {
+      const auto row = std::find_if(wrong.begin(), wrong.end(),
+                                    [&, p = parameter](const auto& w) { return w.first == p; });
+      ASSERT_NE(row, wrong.end()) << parameter << " has no test";
+      for (double bad : row->second) {
+        const std::vector<std::string> parts = {std::string(name), std::string(parameter),
+                                                "expected"};
+        ExpectInvalid([&, p = parameter] { MakeOptimizer(name, {{p, bad}}); }, parts);
+        const OptimizerPtr optimizer = MakeOptimizer(name);
+        ExpectInvalid([&, p = parameter] { optimizer->Set(p, bad); }, parts);
+        EXPECT_EQ(optimizer->Get(parameter), value);
+      }
+    }
+  }
+  ExpectInvalid([] { Sgd({.momentum = 1}); }, {"sgd", "momentum", "[0, 1)", "1"});
+  ExpectInvalid([] { Adam({.epsilon = 0}); }, {"adam", "epsilon", "(0, inf)", "0"});
+  ExpectInvalid([] { Sgd({.rescale_grad = std::numeric_limits<double>::infinity()}); },
+                {"(-inf, inf)"});
+}
+
+TEST(Optimizer, UnknownParametersAreErrors) {
+  const OptimizerPtr sgd = Sgd();
+  const std::vector<std::string> parts = {"sgd", "'beta1'", "learning_rate", "momentum"};
+  ExpectInvalid([&] { sgd->Get("beta1"); }, parts);
+  ExpectInvalid([&] { sgd->Set("beta1", 0.5); }, parts);
+  ExpectInvalid([&] { MakeOptimizer("sgd", {{"beta1", 0.5}}); }, parts);
+}
+
+TEST(Optimizer, MultiPrecisionIsFixed) {
+  const OptimizerPtr sgd = Sgd();
+  sgd->Set("multi_precision", 0);
+  ExpectInvalid([&] { sgd->Set("multi_precision", 1); }, {"multi_precision", "fixed"});
+}
+
+// ---- Updates
+
+class OptimizerStoreTest : public StoreTest {
+ protected:
+  // Several blocks of the kernels, and a rest.
+  static constexpr std::int64_t kSize = 100'003;
+
+  NDArray Random(std::uint32_t seed, DType dtype = DType::kFloat32, Device device = Cpu()) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<float> value(-1, 1);
+    std::vector<float> values(kSize);
+    for (float& v : values) v = value(random);
+    return NDArray::FromVector(values, {kSize}, dtype, device, engine);
+  }
+  std::vector<float> Weight() {
+    NDArray out({kSize}, DType::kFloat32, Cpu(), engine);
+    store->Pull("w", out);
+    return out.ToVector<float>();
+  }
+};
+
+float Clip(float value, float limit) {
+  return limit > 0 ? std::min(std::max(value, -limit), limit) : value;
+}
+
+// The formula of heddle/optimizer.h in float32, each operation rounded.
+struct SgdOracle {
+  float lr, momentum, wd, rescale, clip;
+  std::vector<float> m = std::vector<float>(100'003, 0.0f);
+
+  void Update(std::vector<float>& w, const std::vector<float>& g) {
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const float step = clip > 0 ? lr * Clip(rescale * g[i], clip) : (lr * rescale) * g[i];
+      m[i] = momentum * m[i] - (lr * wd) * w[i] - step;
+      w[i] += m[i];
+    }
+  }
+};
+
+void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected,
+                float tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
+  }
+}
+
+TEST_P(OptimizerStoreTest, SgdFollowsItsFormula) {
+  for (const SgdOptions& options :
+       {SgdOptions{}, SgdOptions{.learning_rate = 0.1, .momentum = 0.9},
+        SgdOptions{.learning_rate = 0.1, .weight_decay = 0.01, .rescale_grad = 0.5},
+        SgdOptions{.learning_rate = 0.1,
+        .momentum = 0.5,
+        .weight_decay = 0.01,
+        .rescale_grad = 2,
+        .clip_gradient = 0.75}}) {
+    store = NewStore();
+    store->Init("w", Random(1));
+    store->SetOptimizer(Sgd(options));
+    SgdOracle oracle{static_cast<float>(options.learning_rate),
+                     static_cast<float>(options.momentum), static_cast<float>(options.weight_decay),
+                     static_cast<float>(options.rescale_grad),
+                     static_cast<float>(options.clip_gradient)};
+    std::vector<float> expected = Random(1).ToVector<float>();
+    for (std::uint32_t step = 0; step < 4; ++step) {
+      const NDArray a = Random(10 + step, DType::kFloat32, Cpu(0));
+      const NDArray b = Random(20 + step, DType::kFloat32, Cpu(1));
+      store->Push("w", {a, b});
+      oracle.Update(expected, (a + b.Copy(Cpu(0))).ToVector<float>());
+    }
+    ExpectNear(Weight(), expected, 1e-6f);
+  }
+}
+
+TEST_P(OptimizerStoreTest, AdamFollowsItsFormula) {
+  const AdamOptions options{.learning_rate = 0.01,
+                            .beta1 = 0.8,
+                            .beta2 = 0.99,
+                            .epsilon = 1e-6,
+                            .weight_decay = 0.1,
+                            .rescale_grad = 2,
+                            .clip_gradient = 1.5};
+  store->Init("w", Random(1));
+  store->SetOptimizer(Adam(options));
+  std::vector<float> expected = Random(1).ToVector<float>();
+  std::vector<double> m(kSize, 0.0);
+  std::vector<double> v(kSize, 0.0);
+  for (int t = 1; t <= 4; ++t) {
+    const NDArray gradient = Random(static_cast<std::uint32_t>(10 + t));
+    store->Push("w", gradient);
+    const std::vector<float> g = gradient.ToVector<float>();
+    const double lr = 0.01 * std::sqrt(1 - std::pow(0.99, t)) / (1 - std::pow(0.8, t));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const double big = Clip(static_cast<float>(2 * g[i] + 0.1 * expected[i]), 1.5f);
+      m[i] = 0.8 * m[i] + 0.2 * big;
+      v[i] = 0.99 * v[i] + 0.01 * big * big;
+      expected[i] -= static_cast<float>(lr * m[i] / (std::sqrt(v[i]) + 1e-6));
+    }
+  }
+  ExpectNear(Weight(), expected, 2e-5f);
+}
+
+TEST_P(OptimizerStoreTest, MultiPrecisionKeepsWhatFloat16Loses) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const bool multi_precision : {false, true}) {
+      store = NewStore();
+      store->Init("w", Full(1, Cpu(), dtype));
+      store->SetOptimizer(Sgd({.learning_rate = 1, .multi_precision = multi_precision}));
+      // Each step is too small to change a 1 of 16 bits, 64 of them are not.
+      const NDArray gradient = Full(0x1p-13, Cpu(), dtype);
+      for (int i = 0; i < 64; ++i) store->Push("w", gradient);
+      EXPECT_EQ(Pulled(*store, "w"), All(multi_precision ? 1 - 0x1p-7f : 1)) << Name(dtype);
+    }
+  }
+}
+
+TEST_P(OptimizerStoreTest, MultiPrecisionWithMomentumAndAdam) {
+  for (const OptimizerPtr& optimizer :
+       {Sgd({.learning_rate = 0.1, .momentum = 0.9, .multi_precision = true}),
+        Adam({.learning_rate = 0.1, .multi_precision = true})}) {
+    // Against the same steps on a float32 value.
+    const auto wide = NewStore();
+    store = NewStore();
+    store->SetOptimizer(optimizer);
+    wide->SetOptimizer(optimizer);
+    store->Init("w", Full(1, Cpu(), DType::kFloat16));
+    wide->Init("w", Full(1));
+    for (int i = 0; i < 5; ++i) {
+      store->Push("w", Full(0.25, Cpu(), DType::kFloat16));
+      wide->Push("w", Full(0.25));
+    }
+    const NDArray rounded = Full(0, Cpu(), DType::kFloat16);
+    wide->Pull("w", rounded);
+    EXPECT_EQ(Pulled(*store, "w"), rounded.ToVector<float>()) << optimizer->name();
+  }
+}
+
+TEST_P(OptimizerStoreTest, ChangesCountFromTheNextPushOn) {
+  store->Init("w", Full(0));
+  const OptimizerPtr sgd = Sgd({.learning_rate = 1});
+  store->SetOptimizer(sgd);
+  NDArray gradient = Full(1);
+  Hold writer(engine, {gradient.var()}, {gradient.var()});
+  store->Push("w", gradient);  // cannot run before the change
+  NDArray before = Full(0);
+  store->Pull("w", before);
+  sgd->Set("learning_rate", 0.25);
+  store->Push("w", gradient);
+  writer.Release();
+  EXPECT_EQ(before.ToVector<float>(), All(-1));
+  EXPECT_EQ(Pulled(*store, "w"), All(-1.25f));
+}
+
+TEST_P(OptimizerStoreTest, MomentumMayBeSwitchedOnAndOff) {
+  store->Init("w", Full(0));
+  const OptimizerPtr sgd = Sgd({.learning_rate = 1});
+  store->SetOptimizer(sgd);
+  store->Push("w", Full(1));  // w = -1
+  sgd->Set("momentum", 0.5);
+  store->Push("w", Full(1));  // m = -1, w = -2
+  store->Push("w", Full(1));  // m = -1.5, w = -3.5
+  sgd->Set("momentum", 0);
+  store->Push("w", Full(1));  // m = -1, w = -4.5
+  sgd->Set("momentum", 0.5);
+  store->Push("w", Full(1));  // m = -1.5, w = -6
+  EXPECT_EQ(Pulled(*store, "w"), All(-6));
+}
+
+TEST_P(OptimizerStoreTest, EachKeyAndEachSetOptimizerHasAStateOfItsOwn) {
+  const OptimizerPtr sgd = Sgd({.learning_rate = 1, .momentum = 0.5});
+  store->Init({"a", "b"}, {Full(0), Full(0)});
+  store->SetOptimizer(sgd);
+  store->Push("a", Full(1));  // a: m = -1
+  store->Push("b", Full(2));  // b: m = -2
+  store->Push("a", Full(1));  // a: m = -1.5
+  EXPECT_EQ(Pulled(*store, "a"), All(-2.5f));
+  EXPECT_EQ(Pulled(*store, "b"), All(-2));
+  store->SetOptimizer(sgd);
+  store->Push("a", Full(1));  // a: m = -1
+  EXPECT_EQ(Pulled(*store, "a"), All(-3.5f));
+
+  const auto other = NewStore();
+  other->Init("a", Full(0));
+  other->SetOptimizer(sgd);  // one optimizer may serve several stores
+  other->Push("a", Full(1));
+  EXPECT_EQ(Pulled(*other, "a"), All(-1));
+}
+
+TEST_P(OptimizerStoreTest, IntegersAreErrors) {
+  store->Init("w", Full(1, Cpu(), DType::kInt32));
+  store->SetOptimizer(Sgd());
+  ExpectInvalid([&] { store->Push("w", Full(1, Cpu(), DType::kInt32)); },
+                {"'w'", "floating", "sgd", "int32"});
+  EXPECT_EQ(Pulled(*store, "w"), All(1));
+}
+
+TEST_P(OptimizerStoreTest, Float64IsUpdatedInFloat64) {
+  store->Init("w", Full(1, Cpu(), DType::kFloat64));
+  store->SetOptimizer(Sgd({.learning_rate = 1}));
+  store->Push("w", Full(1e-12, Cpu(), DType::kFloat64));
+  const NDArray out = Full(0, Cpu(), DType::kFloat64);
+  store->Pull("w", out);
+  EXPECT_EQ(out.ToVector<double>()[0], 1 - 1e-12);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizerStoreTest, testing::ValuesIn(AllSetups()), SetupName);
+
+// The same bits for every engine and number of workers.
+TEST(OptimizerBits, DoNotDependOnTheEngine) {
+  std::vector<std::vector<float>> results;
+  for (const StoreSetup& setup : std::vector<StoreSetup>{{"local", "serial", 1},
+                                                         {"local", "threaded", 1},
+                                                         {"local", "threaded", 4},
+                                                         {"device", "threaded", 2}}) {
+    Engine engine(OptionsOf(setup));
+    const auto store = KVStore::Create(setup.store, engine);
+    std::mt19937 random(7);
+    std::normal_distribution<float> value;
+    const Shape shape{500, 401};
+    const auto draw = [&](int device) {
+      std::vector<float> values(static_cast<std::size_t>(shape.size()));
+      for (float& v : values) v = value(random);
+      return NDArray::FromVector(values, shape, DType::kFloat32, Cpu(device), engine);
+    };
+    store->Init("w", draw(0));
+    store->SetOptimizer(Adam({.weight_decay = 0.01}));
+    for (int step = 0; step < 5; ++step) store->Push("w", {draw(0), draw(1), draw(2)});
+    NDArray out(shape, DType::kFloat32, Cpu(), engine);
+    store->Pull("w", out);
+    results.push_back(out.ToVector<float>());
+  }
+  for (const std::vector<float>& result : results) EXPECT_TRUE(result == results[0]);
+}
+
+}  // namespace
+}  // namespace heddle::kvstore_test

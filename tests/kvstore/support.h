@@ -1,0 +1,174 @@
+// What the store tests share: every store type on every engine, and ops that wait or fail on
+// demand.
+#pragma once
+
+#include <heddle/engine.h>
+#include <heddle/kvstore.h>
+#include <heddle/ndarray.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace heddle::kvstore_test {
+
+struct StoreSetup {
+  std::string store;
+  std::string engine;
+  int workers;
+};
+
+inline std::string SetupName(const testing::TestParamInfo<StoreSetup>& info) {
+  return info.param.store + "_" + info.param.engine + std::to_string(info.param.workers);
+}
+
+// `store` on every engine.
+inline std::vector<StoreSetup> SetupsOf(const std::string& store) {
+  return {
+      {store, "threaded", 1}, {store, "threaded", 2}, {store, "serial", 1}, {store, "seeded", 1}};
+}
+
+inline std::vector<StoreSetup> AllSetups() {
+  std::vector<StoreSetup> setups = SetupsOf("local");
+  for (StoreSetup& setup : SetupsOf("device")) setups.push_back(std::move(setup));
+  return setups;
+}
+
+inline EngineOptions OptionsOf(const StoreSetup& setup) {
+  EngineOptions options = EngineOptions::FromEnvironment();  // HEDDLE_WORKER_HOST under tsan
+  options.type = setup.engine;
+  options.num_workers = setup.workers;
+  return options;
+}
+
+// Seed of a randomised test: HEDDLE_TEST_SEED, or a fresh one. Printed, so that a failure can be
+// repeated.
+inline std::uint64_t TestSeed() {
+  const char* given = std::getenv("HEDDLE_TEST_SEED");
+  const std::uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+  std::printf("HEDDLE_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+// An op over `reads` and `writes` that is unfinished until Release, without occupying a thread.
+class Hold {
+ public:
+  Hold(Engine& engine, const VarList& reads, const VarList& writes) {
+    engine.PushAsync({.name = "hold", .reads = reads, .writes = writes},
+                     [state = state_](Completion done) {
+                       std::unique_lock lock(state->mutex);
+                       if (!state->released) {
+                         state->done = std::move(done);
+                         return;
+                       }
+                       lock.unlock();
+                       state->Finish(done);
+                     });
+  }
+  ~Hold() { Release(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  // With a message: the op fails with a std::runtime_error.
+  void Release(const std::string& error = "") {
+    std::unique_lock lock(state_->mutex);
+    if (state_->released) return;
+    state_->released = true;
+    state_->error = error;
+    std::optional<Completion> done = std::exchange(state_->done, std::nullopt);
+    lock.unlock();
+    if (done) state_->Finish(*done);
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    bool released = false;
+    std::string error;
+    std::optional<Completion> done;
+
+    void Finish(const Completion& completion) const {
+      if (error.empty()) {
+        completion();
+      } else {
+        completion(std::make_exception_ptr(std::runtime_error(error)));
+      }
+    }
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// Calls `call`, which must throw an E, and returns its message.
+template <class E, class F>
+std::string MessageOf(F&& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another exception: " << error.what();
+    return "";
+  }
+  ADD_FAILURE() << "no exception";
+  return "";
+}
+
+// Expects an InvalidArgument whose message has all of `parts`.
+template <class F>
+void ExpectInvalid(F&& call, const std::vector<std::string>& parts) {
+  const std::string message = MessageOf<InvalidArgument>(std::forward<F>(call));
+  for (const std::string& part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
+  }
+}
+
+class StoreTest : public testing::TestWithParam<StoreSetup> {
+ protected:
+  std::unique_ptr<KVStore> NewStore(const KVStoreOptions& options = {}) {
+    return KVStore::Create(GetParam().store, engine, options);
+  }
+
+  NDArray Full(Scalar value, Device device = Cpu(), DType dtype = DType::kFloat32) {
+    return NDArray::Full(shape, value, dtype, device, engine);
+  }
+  // One array on each of four devices.
+  std::vector<NDArray> OnFour(Scalar value) {
+    std::vector<NDArray> arrays;
+    for (int i = 0; i < 4; ++i) arrays.push_back(Full(value, Cpu(i)));
+    return arrays;
+  }
+  // An array whose only write has failed with `error`.
+  NDArray Poisoned(const std::string& error) {
+    NDArray array = Full(0);
+    engine.Push({.name = "fail", .writes = {array.var()}},
+                [error] { throw std::runtime_error(error); });
+    return array;
+  }
+  template <KeyLike K>
+  std::vector<float> Pulled(KVStore& from, const K& key) {
+    NDArray out = Full(-1);
+    from.Pull(key, out);
+    return out.ToVector<float>();
+  }
+  std::vector<float> All(float value) const {
+    return std::vector<float>(static_cast<std::size_t>(shape.size()), value);
+  }
+
+  const Shape shape{2, 3};
+  Engine engine{OptionsOf(GetParam())};
+  std::unique_ptr<KVStore> store = NewStore();
+};
+
+}  // namespace heddle::kvstore_test

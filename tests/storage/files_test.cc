@@ -1,0 +1,292 @@
+// Saving and loading arrays: the values, the order against other ops, and every way a file can be
+// bad.
+#include <heddle/engine.h>
+#include <heddle/error.h>
+#include <heddle/files.h>
+#include <heddle/memory.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle {
+namespace {
+
+using engine_test::Contains;
+using engine_test::Hold;
+using engine_test::MessageOf;
+using Floats = std::vector<float>;
+
+// A directory that goes with the test.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string pattern = testing::TempDir() + "heddle-files-XXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+
+ private:
+  std::string path_;
+};
+
+std::string BytesOf(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void WriteBytes(const std::string& file, const std::string& bytes) {
+  std::ofstream(file, std::ios::binary) << bytes;
+}
+
+class Files : public engine_test::EveryEngine {
+ protected:
+  NDArray Array(const Floats& values, Shape shape, DType dtype = DType::kFloat32) {
+    return NDArray::FromVector(values, std::move(shape), dtype, Cpu(), engine_);
+  }
+  NDArray Array(const Floats& values) {
+    return Array(values, Shape{static_cast<std::int64_t>(values.size())});
+  }
+  ArrayFile Load(const std::string& file) { return LoadArrays(file, Cpu(), engine_); }
+
+  // Loading `bytes` throws IoError with a message that names the file and has `part`.
+  void ExpectRefused(const std::string& bytes, const std::string& part) {
+    const std::string file = directory_ / "bad";
+    WriteBytes(file, bytes);
+    const std::string message = MessageOf<IoError>([&] { Load(file); });
+    EXPECT_TRUE(Contains(message, file)) << message;
+    EXPECT_TRUE(Contains(message, part)) << message;
+  }
+
+  TemporaryDirectory directory_;
+  const std::string file_ = directory_ / "arrays.safetensors";
+  Engine engine_{GetParam().options};
+};
+
+TEST_P(Files, BringBackNamesValuesShapesTypesAndMetadata) {
+  std::vector<NamedArray> saved;
+  for (const DType dtype : kAllDTypes) {
+    saved.push_back(
+        {"array of " + std::string(Name(dtype)), Array({0, 1, 2, 3, 4, 100}, {2, 3}, dtype)});
+  }
+  saved.push_back({"scalar", Array({7}, {})});
+  saved.push_back({"none", Array({}, {0, 4})});
+  saved.push_back({"view", Array({1, 2, 3, 4}).Slice(1, 3)});
+  SaveArrays(file_, saved, {{"step", "12"}});
+  const ArrayFile loaded = LoadArrays(file_, Cpu(2), engine_);
+  EXPECT_EQ(loaded.metadata, (FileMetadata{{"step", "12"}}));
+  ASSERT_EQ(loaded.arrays.size(), saved.size());
+  for (std::size_t i = 0; i < saved.size(); ++i) {
+    EXPECT_EQ(loaded.arrays[i].name, saved[i].name);
+    EXPECT_EQ(loaded.arrays[i].array.shape(), saved[i].array.shape());
+    EXPECT_EQ(loaded.arrays[i].array.dtype(), saved[i].array.dtype());
+    EXPECT_EQ(loaded.arrays[i].array.device(), Cpu(2));
+    EXPECT_EQ(loaded.arrays[i].array.ToVector<double>(), saved[i].array.ToVector<double>());
+  }
+  EXPECT_EQ(loaded.Find("view").ToVector<float>(), (Floats{2, 3}));
+  EXPECT_TRUE(loaded.Find("unknown").empty());
+  EXPECT_EQ(directory_.Names(), std::vector<std::string>{"arrays.safetensors"});
+}
+
+// What another program finds: docs/files.md.
+TEST_P(Files, HaveTheDocumentedBytes) {
+  SaveArrays(file_, {{"b", Array({1, 0}, {2}, DType::kBool)}, {"w", Array({1, -2})}});
+  const std::string header = R"({"b":{"dtype":"BOOL","shape":[2],"data_offsets":[8,10]},)"
+                             R"("w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  std::string expected(1, static_cast<char>((header.size() + 7) / 8 * 8));
+  expected += std::string(7, '\0') + header;
+  expected.resize(8 + (header.size() + 7) / 8 * 8, ' ');
+  expected += std::string("\0\0\x80\x3f\0\0\0\xc0\1\0", 10);
+  EXPECT_EQ(BytesOf(file_), expected);
+}
+
+TEST_P(Files, KeepLists) {
+  std::vector<NDArray> list;
+  for (int i = 0; i < 12; ++i) list.push_back(Array({static_cast<float>(i)}));
+  SaveArrayList(file_, list);
+  EXPECT_EQ(Load(file_).arrays[10].name, "10");
+  const std::vector<NDArray> loaded = LoadArrayList(file_, Cpu(), engine_);
+  ASSERT_EQ(loaded.size(), list.size());
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_EQ(loaded[static_cast<std::size_t>(i)].ToVector<int>(), std::vector<int>{i});
+  }
+  SaveArrayList(file_, {});
+  EXPECT_TRUE(LoadArrayList(file_, Cpu(), engine_).empty());
+  // Names in another order make the same list; other names none.
+  SaveArrays(file_, {{"1", list[1]}, {"0", list[0]}});
+  EXPECT_EQ(LoadArrayList(file_, Cpu(), engine_)[1].ToVector<int>(), std::vector<int>{1});
+  for (const char* name : {"1", "00", "x", "", "-0", "99999999999999999999"}) {
+    SaveArrays(file_, {{name, list[0]}});
+    const std::string message = MessageOf<IoError>([&] { LoadArrayList(file_, Cpu(), engine_); });
+    EXPECT_TRUE(Contains(message, "expected a list")) << message;
+  }
+}
+
+TEST_P(Files, HoldTheValuesOfTheMomentOfTheCall) {
+  const NDArray array = Array({1, 2});
+  array *= 5;
+  SaveArrays(file_, {{"a", array}});
+  array.Fill(0);
+  EXPECT_EQ(Load(file_).Find("a").ToVector<float>(), (Floats{5, 10}));
+}
+
+TEST_P(Files, StayWhenAnArrayIsPoisoned) {
+  const NDArray good = Array({1, 2});
+  const NDArray bad = Array({3});
+  SaveArrays(file_, {{"a", good}});
+  const std::string before = BytesOf(file_);
+  engine_.Push({.name = "bad", .writes = {bad.var()}}, [] { throw std::runtime_error("poison"); });
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] {
+                SaveArrays(file_, {{"a", good}, {"b", bad}});
+              }),
+              "poison");
+  }
+  EXPECT_EQ(BytesOf(file_), before);
+  EXPECT_EQ(directory_.Names().size(), 1u);
+}
+
+TEST_P(Files, RefuseBadArrays) {
+  Engine other(GetParam().options);
+  const NDArray a = Array({1});
+  const NDArray foreign({1}, DType::kFloat32, Cpu(), other);
+  const auto refused = [&](const std::vector<NamedArray>& arrays, const std::string& part) {
+    const std::string message = MessageOf<InvalidArgument>([&] { SaveArrays(file_, arrays); });
+    EXPECT_TRUE(Contains(message, part)) << message;
+  };
+  refused({{"a", a}, {"b", NDArray()}}, "empty handle");
+  refused({{"a", a}, {"b", foreign}}, "another engine");
+  refused({{"a", a}, {"a", a}}, "'a' twice");
+  refused({{"__metadata__", a}}, "__metadata__");
+  refused({{"\xff", a}}, "UTF-8");
+  EXPECT_TRUE(directory_.Names().empty());
+}
+
+TEST_P(Files, RefuseToBeWrittenInsideAnOp) {
+  const NDArray a = Array({1});
+  std::string message;
+  engine_.Push({.name = "saves"}, [&] {
+    message = MessageOf<InvalidState>([&] { SaveArrays(file_, {{"a", a}}); });
+  });
+  engine_.WaitForAll();
+  EXPECT_TRUE(Contains(message, "saves")) << message;
+  EXPECT_TRUE(directory_.Names().empty());
+}
+
+TEST_P(Files, ThatCannotBeWrittenAreNamed) {
+  const NDArray a = Array({1});
+  WriteBytes(directory_ / "plain", "x");
+  std::filesystem::create_directory(directory_ / "folder");
+  for (const std::string& file : {directory_ / "missing/a", directory_ / "plain/a",
+                                  directory_ / "folder", std::string("/dev/full/a")}) {
+    const std::string message = MessageOf<IoError>([&] { SaveArrays(file, {{"a", a}}); });
+    EXPECT_TRUE(Contains(message, file)) << message;
+  }
+  EXPECT_EQ(directory_.Names(), (std::vector<std::string>{"folder", "plain"}));
+  engine_.WaitForAll();  // the failures have been reported
+}
+
+TEST_P(Files, ThatCannotBeReadAreNamed) {
+  std::filesystem::create_directory(directory_ / "folder");
+  ASSERT_EQ(mkfifo((directory_ / "fifo").c_str(), 0600), 0);
+  for (const std::string& file : {directory_ / "missing", directory_ / "folder",
+                                  directory_ / "fifo", std::string("/dev/zero")}) {
+    const std::string message = MessageOf<IoError>([&] { Load(file); });
+    EXPECT_TRUE(Contains(message, file)) << message;
+  }
+  EXPECT_THROW(LoadArrays(file_, Gpu(0), engine_), Error);
+}
+
+TEST_P(Files, OfOtherFormatsAreRefused) {
+  ExpectRefused("", "found 0 bytes");
+  ExpectRefused(std::string("\x93NUMPY\x01\x00v", 9), "header of at most");
+  ExpectRefused(std::string("\x02\0\0\0\0\0\0\0[]", 10), "expected a safetensors header");
+  ExpectRefused(std::string(8, '\xff'), "found 18446744073709551615");
+  ExpectRefused(std::string("\0\0\0\0\1\0\0\0{}", 10), "found 4294967296");
+  ExpectRefused(std::string("\x03\0\0\0\0\0\0\0{}", 10), "at most 2 bytes, found 3");
+  const std::string bools = R"({"b":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}} )";
+  ExpectRefused(
+      std::string(1, static_cast<char>(bools.size())) + std::string(7, '\0') + bools + "\x01\x02",
+      "expected bools of 0 or 1, found 2");
+}
+
+TEST_P(Files, CutAtAnyLengthAreRefused) {
+  SaveArrays(file_, {{"weight", Array({1, 2, 3})}, {"ids", Array({1, 2}, {2}, DType::kInt8)}},
+             {{"k", "v"}});
+  const std::string whole = BytesOf(file_);
+  for (std::size_t length = 0; length < whole.size(); ++length) {
+    WriteBytes(file_, whole.substr(0, length));
+    EXPECT_THROW(Load(file_), IoError) << length;
+  }
+  WriteBytes(file_, whole + "x");
+  EXPECT_THROW(Load(file_), IoError);
+  WriteBytes(file_, whole);
+  EXPECT_EQ(Load(file_).Find("weight").ToVector<float>(), (Floats{1, 2, 3}));
+}
+
+// Damaged files load, with other contents, or are refused as IoError; never anything else. Memory
+// stays within the size of the file: arrays of more are refused by their places.
+TEST_P(Files, WithDamagedBytesLoadOrAreRefused) {
+  SaveArrays(file_,
+             {{"weight", Array({1, 2, 3, 4}, {2, 2})}, {"flags", Array({1, 0}, {2}, DType::kBool)}},
+             {{"k", "v"}});
+  const std::string whole = BytesOf(file_);
+  std::mt19937_64 random(engine_test::BaseSeed());
+  const int rounds = engine_test::Rounds(1000);
+  int refused = 0;
+  for (int round = 0; round < rounds; ++round) {
+    std::string damaged = whole;
+    for (std::uint64_t flips = 1 + random() % 4; flips > 0; --flips) {
+      damaged[random() % damaged.size()] ^= static_cast<char>(1 << (random() % 8));
+    }
+    WriteBytes(file_, damaged);
+    try {
+      for (const auto& [name, array] : Load(file_).arrays) {
+        EXPECT_LE(array.bytes(), static_cast<std::int64_t>(whole.size()));
+        (void)array.ToVector<double>();
+      }
+    } catch (const IoError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST_P(Files, LargerThanOneBlockComeBack) {
+  const std::int64_t count = 3 << 20;
+  const NDArray array = NDArray::Arange(count, DType::kInt32, Cpu(), engine_);
+  SaveArrays(file_, {{"a", array}});
+  EXPECT_EQ(Load(file_).Find("a").ToVector<std::int32_t>(), array.ToVector<std::int32_t>());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Files, testing::ValuesIn(engine_test::AllConfigs()),
+                         engine_test::ConfigLabel);
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,82 @@
+#include "tests/tools/child_process.h"
+
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace heddle::tools {
+namespace {
+
+struct Child {
+  pid_t pid;
+  int output;  // stdout and stderr
+};
+
+Child Start(const std::vector<std::string>& command, const std::vector<std::string>& environment) {
+  std::vector<char*> arguments;
+  for (const std::string& argument : command) {
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  }
+  arguments.push_back(nullptr);
+  std::array<int, 2> pipe_ends;
+  if (pipe(pipe_ends.data()) != 0) throw std::runtime_error("pipe failed");
+  const pid_t pid = fork();
+  if (pid < 0) throw std::runtime_error("fork failed");
+  if (pid == 0) {
+    dup2(pipe_ends[1], STDOUT_FILENO);
+    dup2(pipe_ends[1], STDERR_FILENO);
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    for (const std::string& entry : environment) putenv(const_cast<char*>(entry.c_str()));
+    execvp(arguments[0], arguments.data());
+    std::perror(arguments[0]);
+    _exit(127);
+  }
+  close(pipe_ends[1]);
+  return {pid, pipe_ends[0]};
+}
+
+}  // namespace
+
+ProgramResult RunProgram(const std::vector<std::string>& command,
+                         const std::vector<std::string>& environment) {
+  const Child child = Start(command, environment);
+  ProgramResult result;
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = read(child.output, buffer.data(), buffer.size())) > 0;) {
+    result.output.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  close(child.output);
+  int status = 0;
+  waitpid(child.pid, &status, 0);
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return result;
+}
+
+RunningProgram::RunningProgram(const std::vector<std::string>& command) {
+  const Child child = Start(command, {});
+  pid_ = child.pid;
+  output_ = child.output;
+}
+
+std::string RunningProgram::ReadLine() {
+  std::string line;
+  for (char c; read(output_, &c, 1) == 1 && c != '\n';) line += c;
+  return line;
+}
+
+void RunningProgram::Kill() {
+  if (pid_ < 0) return;
+  kill(pid_, SIGKILL);
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  close(output_);
+  pid_ = -1;
+}
+
+}  // namespace heddle::tools

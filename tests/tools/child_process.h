@@ -1,0 +1,37 @@
+// Programs run by tests.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace heddle::tools {
+
+struct ProgramResult {
+  int status = -1;     // exit status; -signal if a signal ended it
+  std::string output;  // stdout and stderr
+};
+
+// Runs a program to its end. `environment` changes the test's own: "NAME=value".
+ProgramResult RunProgram(const std::vector<std::string>& command,
+                         const std::vector<std::string>& environment = {});
+
+// A program that runs until it is killed, by Kill() or by the destructor.
+class RunningProgram {
+ public:
+  explicit RunningProgram(const std::vector<std::string>& command);
+  ~RunningProgram() { Kill(); }
+  RunningProgram(const RunningProgram&) = delete;
+  RunningProgram& operator=(const RunningProgram&) = delete;
+
+  std::string ReadLine();  // of its output; waits for it
+  void Kill();             // SIGKILL; returns when the process is gone
+
+ private:
+  pid_t pid_ = -1;
+  int output_ = -1;
+};
+
+}  // namespace heddle::tools

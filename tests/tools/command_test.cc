@@ -1,0 +1,184 @@
+// The `heddle` program, run as a user runs it.
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "base/build_info.h"
+#include "tests/tools/child_process.h"
+#include "tests/tools/temp_folder.h"
+
+namespace heddle::tools {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr const char* kHeddle = HEDDLE_COMMAND;
+
+json ReadJson(const std::string& path) {
+  std::ifstream file(path);
+  return json::parse(file);
+}
+
+TEST(Command, VersionIsThatOfTheBuild) {
+  const ProgramResult result = RunProgram({kHeddle, "--version"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.output, "heddle " + std::string(kVersion) + "\n");
+}
+
+TEST(Command, NeedsASubcommandThatItKnows) {
+  EXPECT_NE(RunProgram({kHeddle}).status, 0);
+  EXPECT_NE(RunProgram({kHeddle, "weave"}).status, 0);
+  const ProgramResult help = RunProgram({kHeddle, "--help"});
+  EXPECT_EQ(help.status, 0);
+  for (const char* command : {"bench", "doctor", "trace"}) {
+    EXPECT_THAT(help.output, HasSubstr(command));
+  }
+}
+
+// The main promise of traces: they are there when the process was killed.
+TEST(TraceCommand, ConvertsTheFileOfAKilledProcess) {
+  const TempFolder folder;
+  const std::string file = folder / "run.trace", output = folder / "run.json";
+  RunningProgram program({TRACED_PROGRAM, file});
+  ASSERT_EQ(program.ReadLine(), "ready");
+  program.Kill();
+
+  const ProgramResult result = RunProgram({kHeddle, "trace", file, "-o", output});
+  ASSERT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("killed"));
+  const json trace = ReadJson(output);
+  EXPECT_EQ(trace["otherData"]["complete"], false);
+  std::map<std::string, int> slices, pending;
+  int arrows = 0, waits = 0;
+  for (const json& event : trace["traceEvents"]) {
+    const std::string type = event["ph"], category = event.value("cat", "");
+    if (type == "X" && category == "op") ++slices[event["name"]];
+    if (type == "X" && category == "wait") waits += event["name"] == "WaitForVar counter";
+    if (type == "b" && category == "pending") ++pending[event["name"]];
+    if (type == "s") ++arrows;
+  }
+  EXPECT_EQ(slices["count"], 1000);
+  EXPECT_EQ(arrows, 999);
+  EXPECT_EQ(waits, 1);
+  EXPECT_EQ(pending, (std::map<std::string, int>{{"stuck", 1}, {"behind", 1}}));
+}
+
+TEST(TraceCommand, BadFilesAreErrorsThatNameThem) {
+  const TempFolder folder;
+  const std::string output = folder / "out.json";
+  const ProgramResult missing = RunProgram({kHeddle, "trace", folder / "missing", "-o", output});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.output, StartsWith("heddle: "));
+  EXPECT_THAT(missing.output, HasSubstr(folder / "missing"));
+  const ProgramResult other = RunProgram({kHeddle, "trace", kHeddle, "-o", output});
+  EXPECT_EQ(other.status, 1);
+  EXPECT_THAT(other.output, HasSubstr("another format"));
+  EXPECT_FALSE(std::filesystem::exists(output));
+}
+
+TEST(TraceCommand, OutputThatCannotBeWrittenIsAnError) {
+  const TempFolder folder;
+  const std::string file = folder / "run.trace";
+  {
+    RunningProgram program({TRACED_PROGRAM, file});
+    ASSERT_EQ(program.ReadLine(), "ready");
+  }
+  const ProgramResult result = RunProgram({kHeddle, "trace", file, "-o", folder / "no/out.json"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr(folder / "no/out.json"));
+}
+
+TEST(DoctorCommand, SaysWhatItFound) {
+  const ProgramResult result = RunProgram({kHeddle, "doctor"}, {"HEDDLE_NUM_WORKERS=3"});
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr(std::string(kVersion)));
+  for (const BuildPart& part : kOptionalParts) {
+    EXPECT_THAT(result.output, HasSubstr(std::string(part.name)));
+  }
+  EXPECT_THAT(result.output, HasSubstr("HEDDLE_NUM_WORKERS=3"));
+  EXPECT_THAT(result.output, HasSubstr("No problems found."));
+}
+
+TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
+  const ProgramResult value = RunProgram({kHeddle, "doctor"}, {"HEDDLE_ENGINE=steam"});
+  EXPECT_EQ(value.status, 1);
+  EXPECT_THAT(value.output, HasSubstr("PROBLEM"));
+  EXPECT_THAT(value.output, HasSubstr("steam"));
+  const ProgramResult name = RunProgram({kHeddle, "doctor"}, {"HEDDLE_NUM_WORKER=3"});
+  EXPECT_EQ(name.status, 1);
+  EXPECT_THAT(name.output, HasSubstr("no such variable"));
+}
+
+TEST(BenchCommand, MeasuresWhatWasAskedFor) {
+  const TempFolder folder;
+  const std::string output = folder / "bench.json";
+  const ProgramResult result =
+      RunProgram({kHeddle, "bench", "--store", "local,device", "--devices", "1,3", "--sizes",
+                  "4KiB,64KiB", "--time-ms", "5", "--json", output});
+  ASSERT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("64 KiB"));
+  const json bench = ReadJson(output);
+  EXPECT_EQ(bench["heddle"], kVersion);
+  ASSERT_EQ(bench["results"].size(), 8u);
+  EXPECT_EQ(bench["results"][0]["store"], "local");
+  EXPECT_EQ(bench["results"][7]["store"], "device");
+  EXPECT_EQ(bench["results"][7]["devices"], 3);
+  EXPECT_EQ(bench["results"][7]["bytes"], 65536);
+  for (const json& row : bench["results"]) {
+    EXPECT_GE(row["rounds"], 5);
+    EXPECT_GT(row["latency_us"], 0);
+    EXPECT_GE(row["latency_p99_us"], row["latency_us"]);
+    EXPECT_GT(row["bandwidth_gb_s"], 0);
+  }
+}
+
+TEST(BenchCommand, DrawsCurves) {
+  const TempFolder folder;
+  if (RunProgram({"gnuplot", "--version"}).status != 0) GTEST_SKIP() << "gnuplot is not installed";
+  for (const std::string name : {"bench.png", "bench.svg"}) {
+    const ProgramResult result =
+        RunProgram({kHeddle, "bench", "--store", "local", "--devices", "1,2", "--sizes",
+                    "4096,8192", "--time-ms", "2", "--plot", folder / name});
+    EXPECT_EQ(result.status, 0) << result.output;
+    std::ifstream file(folder / name, std::ios::binary);
+    const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+    if (name == "bench.png") {
+      EXPECT_THAT(bytes, StartsWith("\x89PNG"));
+    } else {
+      EXPECT_THAT(bytes, HasSubstr("local, 2 devices"));
+      EXPECT_THAT(bytes, HasSubstr("</svg>"));
+    }
+  }
+}
+
+TEST(BenchCommand, MissingGnuplotIsNamedBeforeAnythingIsMeasured) {
+  const TempFolder folder;
+  const ProgramResult result =
+      RunProgram({kHeddle, "bench", "--plot", folder / "bench.png"}, {"PATH=/nowhere"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("gnuplot-nox"));
+  EXPECT_THAT(result.output, Not(HasSubstr("local")));
+}
+
+TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
+  const ProgramResult plot = RunProgram({kHeddle, "bench", "--plot", "bench.pdf"});
+  EXPECT_EQ(plot.status, 1);
+  EXPECT_THAT(plot.output, HasSubstr(".png or .svg"));
+  const ProgramResult size = RunProgram({kHeddle, "bench", "--sizes", "7"});
+  EXPECT_EQ(size.status, 1);
+  EXPECT_THAT(size.output, HasSubstr("multiple of 4"));
+  const ProgramResult store = RunProgram({kHeddle, "bench", "--store", "cloud"});
+  EXPECT_EQ(store.status, 1);
+  EXPECT_THAT(store.output, HasSubstr("cloud"));
+  EXPECT_NE(RunProgram({kHeddle, "bench", "--devices", "0"}).status, 0);
+}
+
+}  // namespace
+}  // namespace heddle::tools

@@ -1,0 +1,120 @@
+// The main job: training on real images through the stores.
+#include <heddle/error.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "examples/digits/data.h"
+#include "examples/digits/training.h"
+#include "tests/tools/child_process.h"
+#include "tests/tools/temp_folder.h"
+
+namespace digits {
+namespace {
+
+const DataSet& Digits() {
+  static const DataSet data = LoadDigits(HEDDLE_DIGITS_CSV);
+  return data;
+}
+
+TrainingResult TrainOn(const std::string& store, const std::string& engine, int workers, int epochs,
+                       std::uint64_t seed = 1) {
+  TrainingOptions options;
+  options.store = store;
+  options.engine.type = engine;
+  options.engine.num_workers = workers;
+  options.epochs = epochs;
+  options.seed = seed;
+  return Train(Digits(), options, [](const Progress&) {});
+}
+
+class DigitsTest : public ::testing::TestWithParam<std::string> {};
+
+TEST(DigitsData, EveryFifthImageIsHeldOut) {
+  EXPECT_EQ(Digits().train.size(), 1438u);
+  EXPECT_EQ(Digits().test.size(), 359u);
+  EXPECT_EQ(Digits().train.pixels.size(), 1438u * kPixels);
+  EXPECT_EQ(Digits().train.labels[0], 0);  // the file starts 0 1 2 3 4
+  EXPECT_EQ(Digits().train.labels[3], 3);
+  EXPECT_EQ(Digits().test.labels[0], 4);
+}
+
+TEST(DigitsData, BadFilesAreErrorsThatNameFileAndLine) {
+  const heddle::tools::TempFolder folder;
+  const std::string path = folder / "bad.csv";
+  std::string good;
+  for (int i = 0; i < kPixels; ++i) good += "16,";
+  good += "9";
+  for (const std::string& bad : {std::string("1,2"), good + ",1", "17" + good.substr(2),
+                                 good.substr(0, good.size() - 1) + "10", "x" + good}) {
+    std::ofstream(path) << good << '\n' << bad << '\n';
+    try {
+      LoadDigits(path);
+      ADD_FAILURE() << "accepted: " << bad;
+    } catch (const heddle::IoError& error) {
+      EXPECT_NE(std::string(error.what()).find(path + ", line 2"), std::string::npos)
+          << error.what();
+    }
+  }
+  EXPECT_THROW(LoadDigits(folder / "missing"), heddle::IoError);
+}
+
+// Same seed, same bits: the engine's order decides, not the threads.
+TEST_P(DigitsTest, WeightsAreTheSameBitsOnEveryEngineAndForEveryNumberOfWorkers) {
+  constexpr int kEpochs = 3;
+  const TrainingResult expected = TrainOn(GetParam(), "serial", 1, kEpochs);
+  for (const int workers : {1, 2, 4}) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const TrainingResult result = TrainOn(GetParam(), "threaded", workers, kEpochs);
+      EXPECT_EQ(result.weights_checksum, expected.weights_checksum) << workers << " workers";
+      EXPECT_EQ(result.losses, expected.losses) << workers << " workers";
+    }
+  }
+  EXPECT_EQ(TrainOn(GetParam(), "seeded", 1, kEpochs).weights_checksum, expected.weights_checksum);
+  EXPECT_NE(TrainOn(GetParam(), "serial", 1, kEpochs, /*seed=*/2).weights_checksum,
+            expected.weights_checksum);
+}
+
+TEST_P(DigitsTest, LearnsToReadTheDigits) {
+  const TrainingResult result = TrainOn(GetParam(), "threaded", 2, TrainingOptions().epochs);
+  EXPECT_GE(result.accuracy, 0.96);
+  EXPECT_LT(result.losses.back(), result.losses.front() / 10);
+  int images = 0, right = 0;
+  for (std::size_t label = 0; label < result.confusion.size(); ++label) {
+    for (const int count : result.confusion[label]) images += count;
+    right += result.confusion[label][label];
+  }
+  EXPECT_EQ(images, 359);
+  EXPECT_DOUBLE_EQ(result.accuracy, right / 359.0);
+  ASSERT_EQ(result.times.size(), 4u);
+  for (const KeyTimes& times : result.times) {
+    EXPECT_GT(times.push_call.median, 0) << times.key;
+    EXPECT_GT(times.exchange.median, 0) << times.key;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stores, DigitsTest, ::testing::Values("local", "device"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Digits, OptionsThatCannotWorkAreErrors) {
+  TrainingOptions options;
+  options.batch = 63;
+  EXPECT_THROW(Train(Digits(), options, {}), heddle::InvalidArgument);
+  options = {};
+  options.store = "cloud";
+  EXPECT_THROW(Train(Digits(), options, {}), heddle::InvalidArgument);
+}
+
+TEST(DigitsProgram, EndsWithTheAccuracyOfEachStore) {
+  const heddle::tools::ProgramResult result =
+      heddle::tools::RunProgram({DIGITS_PROGRAM, "--store", "local,device", "--epochs", "30"});
+  ASSERT_EQ(result.status, 0) << result.output;
+  EXPECT_NE(result.output.find("\nlocal: test accuracy 0.9"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("\ndevice: test accuracy 0.9"), std::string::npos) << result.output;
+}
+
+}  // namespace
+}  // namespace digits

@@ -1,0 +1,171 @@
+// What a real engine records, as the reader sees it.
+#include <heddle/engine.h>
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "engine/trace.h"
+#include "tests/tools/temp_folder.h"
+#include "tools/heddle/trace_file.h"
+
+namespace heddle::tools {
+namespace {
+
+using engine::TraceAccess;
+using engine::TraceOutcome;
+using engine::TraceWait;
+
+class TracedEngineTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Runs a program on an engine of the type under test and returns its trace.
+  TraceFile TraceOf(const std::function<void(Engine&)>& program) {
+    const std::string path = folder_ / "t.trace";
+    {
+      EngineOptions options = EngineOptions::FromEnvironment();
+      options.type = GetParam();
+      options.num_workers = 2;
+      options.trace_file = path;
+      Engine engine(options);
+      program(engine);
+      engine.Stop();
+    }
+    TraceFile trace = ReadTraceFile(path);
+    EXPECT_TRUE(trace.closed);
+    EXPECT_EQ(trace.damaged_bytes, 0u);
+    EXPECT_EQ(trace.dropped, 0u);
+    return trace;
+  }
+
+  static const TracedOp* Find(const TraceFile& trace, const std::string& name) {
+    const auto found = std::find_if(trace.ops.begin(), trace.ops.end(),
+                                    [&](const TracedOp& op) { return trace.NameOf(op) == name; });
+    return found == trace.ops.end() ? nullptr : &*found;
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_P(TracedEngineTest, OpsCarryWhatTheyWerePushedWith) {
+  const TraceFile trace = TraceOf([](Engine& engine) {
+    const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+    engine.Push({.name = "mix",
+                 .reads = {x, y},
+                 .writes = {y, z},
+                 .device = Cpu(3),
+                 .lane = Lane::kCopy,
+                 .priority = -7},
+                [] {});
+  });
+  const TracedOp* const op = Find(trace, "mix");
+  ASSERT_NE(op, nullptr);
+  EXPECT_EQ(op->device, Cpu(3));
+  EXPECT_EQ(op->lane, Lane::kCopy);
+  EXPECT_EQ(op->priority, -7);
+  std::vector<std::pair<std::string, TraceAccess>> accesses;
+  for (const TraceAccessTo& access : trace.AccessesOf(*op)) {
+    accesses.emplace_back(trace.VarName(access.var), access.access);
+  }
+  std::sort(accesses.begin(), accesses.end());
+  const std::vector<std::pair<std::string, TraceAccess>> expected = {
+      {"x", TraceAccess::kRead}, {"y", TraceAccess::kReadWrite}, {"z", TraceAccess::kWrite}};
+  EXPECT_EQ(accesses, expected);
+  ASSERT_TRUE(op->run);
+  EXPECT_LE(op->pushed_ns, op->run->started_ns);
+  EXPECT_LE(op->run->started_ns, op->run->ended_ns);
+  EXPECT_GE(op->pushed_ns, trace.started_ns);
+}
+
+TEST_P(TracedEngineTest, OutcomesAreThoseOfTheOps) {
+  const TraceFile trace = TraceOf([](Engine& engine) {
+    const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+    engine.Push({.name = "good", .writes = {y}}, [] {});
+    engine.Push({.name = "bad", .writes = {x}}, [] { throw OpError("no"); });
+    engine.Push({.name = "behind bad", .reads = {x}}, [] {});
+    EXPECT_THROW(engine.WaitForVar(x), OpError);
+    EXPECT_NO_THROW(engine.WaitForVar(y));
+  });
+  for (const auto& [name, outcome] :
+       {std::pair{"good", TraceOutcome::kOk}, std::pair{"bad", TraceOutcome::kFailed},
+        std::pair{"behind bad", TraceOutcome::kSkipped}}) {
+    const TracedOp* const op = Find(trace, name);
+    ASSERT_TRUE(op != nullptr && op->run) << name;
+    EXPECT_EQ(op->run->outcome, outcome) << name;
+  }
+}
+
+TEST_P(TracedEngineTest, AsyncOpsEndWithTheirCompletion) {
+  const TraceFile trace = TraceOf([](Engine& engine) {
+    const Var x = engine.NewVar("x");
+    std::thread completer;
+    engine.PushAsync({.name = "send", .writes = {x}}, [&completer](Completion done) {
+      completer = std::thread(
+          [done = std::move(done)] { done(std::make_error_code(std::errc::io_error)); });
+    });
+    EXPECT_THROW(engine.WaitForVar(x), std::system_error);
+    completer.join();
+  });
+  const TracedOp* const send = Find(trace, "send");
+  ASSERT_NE(send, nullptr);
+  ASSERT_TRUE(send->run && send->completion);
+  EXPECT_EQ(send->run->outcome, TraceOutcome::kOk);
+  EXPECT_EQ(send->completion->outcome, TraceOutcome::kFailed);
+  EXPECT_GE(send->completion->completed_ns, send->run->started_ns);
+}
+
+TEST_P(TracedEngineTest, WaitsAreRecorded) {
+  const TraceFile trace = TraceOf([](Engine& engine) {
+    const Var x = engine.NewVar("x");
+    const auto push = [&] { engine.Push({.name = "op", .writes = {x}}, [] {}); };
+    push();
+    engine.WaitForVar(x);
+    push();
+    engine.WaitForReadsAndWrites(x);
+    push();
+    engine.WaitForAll();
+  });
+  for (const TraceWait kind : {TraceWait::kVar, TraceWait::kVarReads, TraceWait::kAll}) {
+    const auto wait = std::find_if(trace.waits.begin(), trace.waits.end(),
+                                   [&](const TracedWait& w) { return w.kind == kind; });
+    ASSERT_NE(wait, trace.waits.end()) << static_cast<int>(kind);
+    EXPECT_LE(wait->started_ns, wait->ended_ns);
+    EXPECT_EQ(wait->var == 0 ? "" : trace.VarName(wait->var), kind == TraceWait::kAll ? "" : "x");
+  }
+}
+
+// The arrows that the reader derives are the order that the engine kept.
+TEST_P(TracedEngineTest, OpsStartAfterThoseThatAnArrowComesFrom) {
+  constexpr std::uint64_t kOps = 5000;
+  const TraceFile trace = TraceOf([](Engine& engine) {
+    std::vector<Var> vars;
+    for (int i = 0; i < 20; ++i) vars.push_back(engine.NewVar());
+    std::uint32_t random = 1;
+    const auto next = [&] { return vars[(random = random * 1664525 + 1013904223) >> 16 & 15]; };
+    for (std::uint64_t i = 0; i < kOps; ++i) {
+      engine.Push({.name = "op", .reads = {next(), next()}, .writes = {next()}}, [] {});
+    }
+    engine.WaitForAll();
+  });
+  ASSERT_EQ(trace.ops.size(), kOps);
+  const std::vector<TraceArrow> arrows = Dependencies(trace);
+  EXPECT_GT(arrows.size(), kOps);
+  for (const TraceArrow& arrow : arrows) {
+    ASSERT_TRUE(trace.ops[arrow.from].run && trace.ops[arrow.to].run);
+    ASSERT_LE(trace.ops[arrow.from].run->ended_ns, trace.ops[arrow.to].run->started_ns)
+        << "ops " << arrow.from << " and " << arrow.to;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, TracedEngineTest,
+                         ::testing::Values("threaded", "serial", "seeded"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace heddle::tools

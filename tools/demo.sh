@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds (preset release) and trains a small network on handwritten digits, on four
+# logical devices, through the stores `local` and `device`. Safe to repeat.
+#
+#   tools/demo.sh [option of the training...]     for example: tools/demo.sh --epochs 10
+#
+# Shows progress while it trains; ends each store with "<store>: test accuracy 0.9xx".
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools/setup.sh build
+cmake --preset release
+cmake --build --preset release --parallel "$(nproc)" --target digits heddle_command
+build/release/examples/digits/digits --store local,device "$@"

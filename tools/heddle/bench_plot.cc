@@ -1,0 +1,114 @@
+#include "tools/heddle/bench_plot.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "tools/heddle/program_path.h"
+
+namespace heddle::tools {
+namespace {
+
+// A gnuplot string: double quotes with backslashes.
+std::string Quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+std::string_view TerminalFor(std::string_view path) {
+  if (path.ends_with(".png")) return "pngcairo size 1200,560 font \"sans,11\"";
+  if (path.ends_with(".svg")) return "svg size 1200,560 font \"sans,13\" background \"white\"";
+  throw InvalidArgument(
+      fmt::format("plot file {}: expected a name that ends in .png or .svg", path));
+}
+
+// Where `value` stands in the list; at its end if it was new.
+template <class T>
+std::size_t IndexIn(std::vector<T>& values, const T& value) {
+  const auto found = std::find(values.begin(), values.end(), value);
+  const std::size_t index = static_cast<std::size_t>(found - values.begin());
+  if (found == values.end()) values.push_back(value);
+  return index;
+}
+
+}  // namespace
+
+void CheckPlot(const std::string& path) {
+  TerminalFor(path);
+  if (!FindProgram("gnuplot")) {
+    throw InvalidState(
+        "plotting needs gnuplot, which is not installed here (Debian package gnuplot-nox)");
+  }
+}
+
+std::string PlotScript(const std::vector<BenchResult>& results, const std::string& path) {
+  std::map<std::pair<std::string, int>, std::string> curves;
+  std::set<std::int64_t> sizes;
+  std::vector<std::string> stores;  // a kind of line each
+  std::vector<int> devices;         // a colour each
+  for (const BenchResult& result : results) {
+    fmt::format_to(std::back_inserter(curves[{result.store, result.devices}]), "{} {:.3f} {:.4f}\n",
+                   result.bytes, result.latency_us, result.bandwidth_gb_s);
+    sizes.insert(result.bytes);
+    IndexIn(stores, result.store);
+    IndexIn(devices, result.devices);
+  }
+  std::string script =
+      fmt::format("set terminal {}\nset output {}\n", TerminalFor(path), Quoted(path));
+  std::string latency = "plot ", bandwidth = "plot ", tics;
+  for (const std::int64_t bytes : sizes) {
+    tics += fmt::format("{}{} {}", tics.empty() ? "" : ", ", Quoted(BytesText(bytes)), bytes);
+  }
+  std::size_t number = 0;
+  for (const auto& [curve, points] : curves) {
+    const auto& [store, device_count] = curve;
+    script += fmt::format("$curve{} << EOD\n{}EOD\n", number, points);
+    const std::string style = fmt::format(
+        "with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor {} dashtype {} title "
+        "{}, ",
+        IndexIn(devices, device_count) + 1, IndexIn(stores, store) + 1,
+        Quoted(fmt::format("{}, {} device{}", store, device_count, device_count == 1 ? "" : "s")));
+    latency += fmt::format("$curve{} using 1:2 {}", number, style);
+    bandwidth += fmt::format("$curve{} using 1:3 {}", number, style);
+    ++number;
+  }
+  script += fmt::format(
+      "set multiplot layout 1,2\nset logscale x 2\nset xlabel \"array size\"\n"
+      "set xtics ({}) rotate by 30 right\nset offsets graph 0.05, graph 0.05, 0, 0\nset grid\n"
+      "set key outside below maxcols 3\n"
+      "set title \"Push to one key, then pull, until readable\"\n"
+      "set ylabel \"median latency in us\"\nset logscale y 10\n{}\n"
+      "set title \"The same with several keys in flight\"\n"
+      "unset logscale y\nset yrange [0:*]\nset ylabel \"GB/s pushed and pulled\"\n{}\n"
+      "unset multiplot\nset output\n",
+      tics, latency, bandwidth);
+  return script;
+}
+
+void PlotBench(const std::vector<BenchResult>& results, const std::string& path) {
+  CheckPlot(path);
+  const std::string script = PlotScript(results, path);
+  std::FILE* const gnuplot = popen("gnuplot", "w");
+  if (gnuplot == nullptr) throw IoError(fmt::format("plot file {}: gnuplot did not start", path));
+  const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
+  const int status = pclose(gnuplot);
+  if (!written || status != 0) {
+    throw IoError(fmt::format("plot file {}: gnuplot ended with status {}", path, status));
+  }
+}
+
+}  // namespace heddle::tools

@@ -1,0 +1,16 @@
+// The commands of `heddle`. Each lives in a file of its own; main.cc has the list.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace heddle::tools {
+
+// Each adds one subcommand to `app`, whose callback does the work. A heddle::Error that leaves the
+// callback is printed as "heddle: <message>" and makes the exit status 1.
+void AddBenchCommand(CLI::App& app);
+void AddDoctorCommand(CLI::App& app);
+void AddTraceCommand(CLI::App& app);
+
+}  // namespace heddle::tools

@@ -1,0 +1,141 @@
+// `heddle doctor`: what this build has, what the machine offers, what the environment says.
+#include <heddle/engine.h>
+#include <heddle/error.h>
+#include <heddle/memory.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "base/build_info.h"
+#include "base/cpu_count.h"
+#include "tools/heddle/commands.h"
+#include "tools/heddle/program_path.h"
+
+namespace heddle::tools {
+namespace {
+
+// What the library reads (docs: EngineOptions and MemoryOptions).
+constexpr std::array<std::string_view, 12> kVariables = {"HEDDLE_AGEING",
+                                                         "HEDDLE_CPU_ALLOCATOR",
+                                                         "HEDDLE_CPU_MEMORY_MAX",
+                                                         "HEDDLE_ENGINE",
+                                                         "HEDDLE_MAX_PENDING_BYTES",
+                                                         "HEDDLE_MAX_PENDING_OPS",
+                                                         "HEDDLE_NUM_WORKERS",
+                                                         "HEDDLE_SEED",
+                                                         "HEDDLE_TRACE",
+                                                         "HEDDLE_TRACE_BYTES_MAX",
+                                                         "HEDDLE_WATCHDOG_MS",
+                                                         "HEDDLE_WORKER_HOST"};
+
+void Line(std::string_view label, std::string_view value) {
+  fmt::print("  {:<22}{}\n", label, value);
+}
+
+void PrintBuild() {
+  fmt::print("heddle {}\n", kVersion);
+  Line("compiler", kCompiler);
+  Line("build type", kBuildType);
+  if (!kSanitizers.empty()) Line("sanitizers", kSanitizers);
+  fmt::print("Libraries\n");
+  for (const BuildPart& part : kRequiredParts) Line(part.name, part.version);
+  fmt::print("Optional parts\n");
+  for (const BuildPart& part : kOptionalParts) {
+    Line(part.name, part.version.empty() ? "not found" : part.version);
+  }
+  Line("gnuplot", FindProgram("gnuplot").value_or("not found (for heddle bench --plot; Debian "
+                                                  "package gnuplot-nox)"));
+}
+
+void PrintCpus() {
+  fmt::print("CPUs\n");
+  Line("of the machine", std::to_string(sysconf(_SC_NPROCESSORS_ONLN)));
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    Line("by affinity", std::to_string(CPU_COUNT(&set)));
+  }
+  Line("with the cgroup quota", std::to_string(AvailableCpus()));
+}
+
+void PrintVariables(int& problems) {
+  fmt::print("Environment\n");
+  bool any = false;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!name.starts_with("HEDDLE_")) continue;
+    any = true;
+    const bool known = std::find(kVariables.begin(), kVariables.end(), name) != kVariables.end();
+    if (!known) ++problems;
+    Line(text, known ? "" : "PROBLEM: heddle knows no such variable");
+  }
+  if (!any) Line("no HEDDLE_ variable is set", "");
+}
+
+void PrintSettings(const EngineOptions& engine, const MemoryOptions& memory) {
+  Line("type", engine.type);
+  Line("workers", engine.num_workers > 0 ? std::to_string(engine.num_workers)
+                                         : fmt::format("{}, one a CPU", AvailableCpus()));
+  Line("worker host", engine.worker_host == WorkerHost::kTbb ? "tbb" : "threads");
+  Line("pending ops at most", std::to_string(engine.max_pending_ops));
+  Line("pending bytes at most", std::to_string(engine.max_pending_bytes));
+  Line("ageing", std::to_string(engine.ageing));
+  Line("watchdog", fmt::format("{} ms", engine.watchdog.count()));
+  Line("trace", engine.trace_file.empty() ? "off" : engine.trace_file);
+  Line("allocator", memory.allocator);
+}
+
+// Runs a chain of ops on an engine with these options.
+void TestEngine(EngineOptions options) {
+  constexpr int kOps = 1000;
+  options.trace_file.clear();  // not to overwrite a trace that the user wants to keep
+  Engine engine(options);
+  const Var var = engine.NewVar("doctor");
+  int ran = 0;
+  const auto started = std::chrono::steady_clock::now();
+  for (int i = 0; i < kOps; ++i) {
+    engine.Push({.name = "doctor", .reads = {var}, .writes = {var}}, [&ran] { ++ran; });
+  }
+  engine.WaitForVar(var);
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - started;
+  Line("self-test", fmt::format("a chain of {} ops ran in {:.0f} us", ran, took.count()));
+}
+
+void CheckEngine(int& problems) {
+  fmt::print("Engine\n");
+  try {
+    const EngineOptions options = EngineOptions::FromEnvironment();
+    PrintSettings(options, MemoryOptions::FromEnvironment(DeviceType::kCpu));
+    TestEngine(options);
+  } catch (const Error& error) {
+    ++problems;
+    Line("PROBLEM", error.what());
+  }
+}
+
+void Run() {
+  PrintBuild();
+  PrintCpus();
+  int problems = 0;
+  PrintVariables(problems);
+  CheckEngine(problems);
+  if (problems > 0) throw InvalidState(fmt::format("doctor found {} problem(s)", problems));
+  fmt::print("No problems found.\n");
+}
+
+}  // namespace
+
+void AddDoctorCommand(CLI::App& app) {
+  app.add_subcommand("doctor", "Show versions, CPUs and settings, and what is wrong with them")
+      ->callback(Run);
+}
+
+}  // namespace heddle::tools

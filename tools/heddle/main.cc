@@ -1,0 +1,29 @@
+// The `heddle` command.
+#include <heddle/error.h>
+
+#include <cstdio>
+#include <exception>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "base/build_info.h"
+#include "tools/heddle/commands.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("heddle: asynchronous execution engine and parameter store", "heddle");
+  app.set_version_flag("--version", fmt::format("heddle {}", heddle::kVersion));
+  app.require_subcommand(1);
+  heddle::tools::AddBenchCommand(app);
+  heddle::tools::AddDoctorCommand(app);
+  heddle::tools::AddTraceCommand(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "heddle: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

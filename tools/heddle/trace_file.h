@@ -1,0 +1,93 @@
+// Reads the trace files that an engine writes (docs/trace.md), also those of a killed or running
+// process.
+#pragma once
+
+#include <heddle/device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/trace.h"
+
+namespace heddle::tools {
+
+struct TraceAccessTo {
+  std::uint64_t var;
+  engine::TraceAccess access;
+};
+
+struct TracedRun {
+  std::uint32_t thread;  // kernel's thread id
+  std::uint64_t started_ns, ended_ns;
+  engine::TraceOutcome outcome;
+};
+
+struct TracedCompletion {
+  std::uint64_t completed_ns;
+  engine::TraceOutcome outcome;
+};
+
+// One op, as far as the file tells: a killed run has ops that never ran, a capped file may have
+// runs whose push was dropped.
+struct TracedOp {
+  std::uint64_t ticket = 0;
+  bool pushed = false;  // the next six are valid
+  std::uint64_t pushed_ns = 0;
+  std::uint64_t name = 0;
+  Device device;
+  Lane lane = Lane::kNormal;
+  int priority = 0;
+  std::size_t accesses_begin = 0, accesses_end = 0;
+  std::optional<TracedRun> run;
+  std::optional<TracedCompletion> completion;  // async ops only
+};
+
+struct TracedWait {
+  std::uint32_t thread;
+  engine::TraceWait kind;
+  std::uint64_t var;
+  std::uint64_t started_ns, ended_ns;
+};
+
+struct TraceFile {
+  std::string process;
+  std::uint32_t pid = 0;
+  std::uint64_t started_ns = 0, started_unix_ns = 0;
+  std::uint64_t last_ns = 0;  // the latest time in the file
+  std::uint64_t bytes_max = 0, dropped = 0;
+  bool closed = false;              // false: the process was killed, or still runs
+  std::uint64_t damaged_bytes = 0;  // that were skipped because they hold no whole records
+  std::vector<TracedOp> ops;        // by ticket
+  std::vector<TraceAccessTo> accesses;
+  std::vector<TracedWait> waits;
+  std::map<std::uint32_t, std::string> threads;
+  std::unordered_map<std::uint64_t, std::string> names, vars;
+
+  std::span<const TraceAccessTo> AccessesOf(const TracedOp& op) const {
+    return std::span(accesses).subspan(op.accesses_begin, op.accesses_end - op.accesses_begin);
+  }
+  std::string NameOf(const TracedOp& op) const;
+  std::string VarName(std::uint64_t var) const;
+};
+
+// Errors: IoError (cannot be read), InvalidArgument (no trace file, or of another version); both
+// name the file. Damage behind the header is skipped and counted.
+TraceFile ReadTraceFile(const std::string& path);
+
+// One op must wait for another.
+struct TraceArrow {
+  std::size_t from, to;  // indices into TraceFile::ops
+};
+
+// The direct dependencies, by replaying the pushes in ticket order: a read waits for the last write
+// before it, a write for the reads since then, or without any for that write. Ordered by `to`, no
+// pair twice.
+std::vector<TraceArrow> Dependencies(const TraceFile& trace);
+
+}  // namespace heddle::tools

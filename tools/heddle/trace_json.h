@@ -1,0 +1,26 @@
+// Writes a trace in the Trace Event Format that chrome://tracing and Perfetto open.
+#pragma once
+
+#include <cstddef>
+#include <iosfwd>
+
+#include "tools/heddle/trace_file.h"
+
+namespace heddle::tools {
+
+struct TraceJsonOptions {
+  bool arrows = true;  // dependency arrows, which make most of a big file
+};
+
+struct TraceJsonCounts {
+  std::size_t ops = 0, unfinished = 0, arrows = 0, waits = 0;
+};
+
+// What is in it: a track for each thread with a slice for each op body (category "op") and wait
+// ("wait"); async ops from start to completion ("async"); ops that were pushed and never finished
+// ("pending"); and an arrow from each op to every op that had to wait for it ("dependency"). Times
+// are microseconds since the trace began.
+TraceJsonCounts WriteTraceJson(const TraceFile& trace, const TraceJsonOptions& options,
+                               std::ostream& out);
+
+}  // namespace heddle::tools
