@@ -133,9 +133,9 @@ class EngineCore {
     const std::function<void(std::int64_t, std::int64_t)>* body;
     Op* op;  // whose body called ParallelFor; null outside ops
     int priority;
-    std::atomic<std::int64_t> next{0};  // the first block that nobody has taken
-    std::atomic<int> helpers{0};        // raised under lock_, while the job is listed
-    std::atomic<bool> pushed_children{false};
+    std::atomic<std::int64_t> next{0};      // the first block that nobody has taken
+    std::atomic<int> helpers{0};            // raised under lock_, while the job is listed
+    std::atomic<std::int64_t> children{0};  // ops that helpers have pushed
     std::atomic<bool> failed{false};
     std::exception_ptr error{};  // of whoever set `failed`; read when helpers is 0
   };
@@ -171,6 +171,14 @@ class EngineCore {
   struct SeededEpoch {
     std::uint32_t epoch;
     std::vector<Op*> ops;
+  };
+
+  // What WaitForAll waits for. While `pending` is not 0 an op of the epoch may still push others
+  // into it; once it is, `children` says how many of those still lie in the inbox.
+  struct Epoch {
+    std::int64_t pending = 0;   // registered, not finished
+    std::int64_t children = 0;  // pushed by bodies that have returned, less those registered
+    bool Ended() const { return pending == 0 && children == 0; }
   };
 
   struct Dequeued {
@@ -223,6 +231,7 @@ class EngineCore {
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
   FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error) REQUIRES(lock_);
   void ReleaseFromBoundLocked() REQUIRES(lock_);
+  Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) { return epochs_[epoch - base_epoch_]; }
   void AdvanceEpochsLocked() REQUIRES(lock_);
 
   // core_workers.cc
@@ -328,11 +337,10 @@ class EngineCore {
   engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
   bool body_measured_ GUARDED_BY(lock_) = false;
-  int until_sample_ GUARDED_BY(lock_) = 0;          // ops until one is timed
-  bool children_pushed_ GUARDED_BY(lock_) = false;  // by ops; they may still lie in the inbox
-  int executors_ GUARDED_BY(lock_) = 0;  // threads that will look at the inbox before they leave
-  int executing_ GUARDED_BY(lock_) = 0;  // bodies running now
-  int idlers_ GUARDED_BY(lock_) = 0;     // executors that look away
+  int until_sample_ GUARDED_BY(lock_) = 0;  // ops until one is timed
+  int executors_ GUARDED_BY(lock_) = 0;     // threads that will look at the inbox before they leave
+  int executing_ GUARDED_BY(lock_) = 0;     // bodies running now
+  int idlers_ GUARDED_BY(lock_) = 0;        // executors that look away
   bool admit_ GUARDED_BY(lock_) =
       false;  // the lookout wants a further worker in, whatever the average
   int help_skips_ GUARDED_BY(lock_) = 0;
@@ -355,7 +363,7 @@ class EngineCore {
   // tail.
   std::deque<std::uint64_t> boundaries_
       GUARDED_BY(lock_);  // tickets at which the next epochs begin
-  std::deque<std::int64_t> epoch_pending_ GUARDED_BY(lock_) = {0};  // ops of base_epoch_ and later
+  std::deque<Epoch> epochs_ GUARDED_BY(lock_) = std::deque<Epoch>(1);  // base_epoch_ and later
   std::uint32_t base_epoch_ GUARDED_BY(lock_) = 0;
   std::uint32_t current_epoch_ GUARDED_BY(lock_) = 0;
   std::uint64_t last_boundary_ GUARDED_BY(lock_) = 0;

@@ -55,7 +55,9 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
     case MessageKind::kOp: {
       Op* op = static_cast<Op*>(message.address);
       if (!op->child) op->epoch = current_epoch_;
-      ++epoch_pending_[op->epoch - base_epoch_];
+      Epoch& epoch = EpochLocked(op->epoch);
+      ++epoch.pending;
+      epoch.children -= op->child;
       ++pushed_;
       return {true, tracker_.Register(op) ? op : nullptr};
     }
@@ -188,7 +190,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   const ThreadContext outer = context;
   context.core = this;
   context.op = op;
-  context.pushed_children = false;
+  context.children = 0;
   // Holds on, so that a body that throws fails with its exception and not with its dropped
   // completion.
   if (async != nullptr) RetainAsync(async);
@@ -199,7 +201,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   }
   const bool failed = error != nullptr;
   if (async != nullptr) EndAsyncBody(op, poison != nullptr, std::exchange(error, nullptr));
-  const bool pushed_children = context.pushed_children;
+  const std::int64_t children = context.children;
   context = outer;
   const std::int64_t ended_ns = started_ns != 0 ? SteadyNowNs() : 0;
   if (trace != nullptr) [[unlikely]] {
@@ -215,7 +217,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   --executing_;
   if (lowered) mode_.store(Mode::kAwake, std::memory_order_relaxed);
   if (timed) MeasureBodyLocked(ended_ns - started_ns);
-  children_pushed_ |= pushed_children;
+  if (children > 0) EpochLocked(op->epoch).children += children;
   ReleaseFromBoundLocked();
   if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, error)) return;
   FailureRecord* failure = error != nullptr ? RecordFailureLocked(op, error) : poison;
@@ -274,13 +276,6 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
     ++failed_;
     ++failure->refs;
   }
-  // Ops that it or its like pushed may still lie in the inbox, and belong to the epoch that would
-  // end here.
-  if (children_pushed_ && epoch_pending_[op->epoch - base_epoch_] == 1 &&
-      (op->epoch != current_epoch_ || !boundaries_.empty())) {
-    children_pushed_ = false;
-    DrainToTailLocked();
-  }
   tracker_.Finish(
       op, failure,
       [&](Op* ready) {
@@ -322,8 +317,7 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
     ReleaseAsync(async);
   }
   engine::FreeBlock(op, op->block_class);
-  if (--epoch_pending_[epoch - base_epoch_] == 0 && epoch == base_epoch_ &&
-      base_epoch_ != current_epoch_) {
+  if (--EpochLocked(epoch).pending == 0 && epoch == base_epoch_ && base_epoch_ != current_epoch_) {
     AdvanceEpochsLocked();
   }
 }
@@ -344,11 +338,11 @@ void EngineCore::AdvanceEpochsLocked() {
   while (!boundaries_.empty() && inbox_.head() >= boundaries_.front()) {
     boundaries_.pop_front();
     ++current_epoch_;
-    epoch_pending_.push_back(0);
+    epochs_.emplace_back();
   }
   const std::uint32_t base = base_epoch_;
-  while (base_epoch_ != current_epoch_ && epoch_pending_.front() == 0) {
-    epoch_pending_.pop_front();
+  while (base_epoch_ != current_epoch_ && epochs_.front().Ended()) {
+    epochs_.pop_front();
     ++base_epoch_;
   }
   if (base == base_epoch_) return;

@@ -194,7 +194,7 @@ void EngineCore::CommitPush(Op* op) noexcept {
   if (context.core == this) {
     op->child = true;
     op->epoch = context.op->epoch;
-    context.pushed_children = true;
+    ++context.children;
   }
   const bool urgent = op->priority > 0;
   const std::uint64_t ticket = inbox_.TakeTicket();
@@ -215,6 +215,7 @@ void EngineCore::CommitPush(Op* op) noexcept {
 }
 
 // The ring is full: whoever has a ticket empties it. Earlier tickets have slots, so this ends.
+// Nothing under DrainLocked may wait for tickets to be published: this thread's own is not.
 void EngineCore::AwaitSlot(std::uint64_t ticket) noexcept {
   while (!inbox_.HasSlot(ticket)) {
     if (lock_.try_lock()) {
@@ -269,7 +270,8 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
   const std::int64_t started_ns = SteadyNowNs();
   Executor executor;
   const ExecutorLink link(*this, executor);
-  std::optional<Deadline> patience;  // runs while nothing but completions can make room
+  // Since when nothing but completions could make room, and none has.
+  auto stuck_since = Clock::now();
   std::uint64_t released = released_;
   while (!HasRoomLocked(bytes)) {
     if (closed_.load(std::memory_order_relaxed)) {
@@ -291,21 +293,20 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
       }
       if (HasRoomLocked(bytes)) break;  // what was picked may have been a completion
     }
-    if (!OnlyCompletionsHelpLocked() || released != released_) patience.reset();
+    const auto now = Clock::now();
+    if (!OnlyCompletionsHelpLocked() || released != released_) stuck_since = now;
     released = released_;
-    if (!patience && OnlyCompletionsHelpLocked()) patience = Deadline(kStuckPatience);
+    // One op past the bound each time: it never deadlocks, and still bounds how fast the pending
+    // ops grow.
+    if (now - stuck_since >= kStuckPatience) break;
+    // Whatever gives room wakes this thread, but nobody does when the last op that could run has
+    // become a blocked one: so it looks again from time to time.
     Waiter waiter{.kind = WaitKind::kRoom};
     ++room_waiters_;
-    SleepLocked(waiter, patience);
+    SleepLocked(waiter,
+                in_flight_.empty() ? std::nullopt : std::optional<Deadline>(kStuckPatience));
     --room_waiters_;
     DrainLocked();
-    // One op past the bound each time: it never deadlocks, and still bounds how fast the pending
-    // ops grow. The clock decides, not that nobody woke this thread: two that wait for room in an
-    // inline engine wake each other for as long as they look for ops to run.
-    if (patience && Deadline::Clock::now() >= patience->time() && released == released_ &&
-        OnlyCompletionsHelpLocked()) {
-      break;
-    }
   }
   TraceWaitFor(engine::TraceWait::kRoom, 0, started_ns);
 }

@@ -236,9 +236,9 @@ void EngineCore::HelpLocked(Job& job) {
     context.core = this;
     context.op = job.op;
   }
-  context.pushed_children = false;
+  context.children = 0;
   RunBlocks(job);
-  if (context.pushed_children) job.pushed_children.store(true, std::memory_order_relaxed);
+  if (context.children > 0) job.children.fetch_add(context.children, std::memory_order_relaxed);
   context = outer;
   lock_.lock();
   --executing_;
@@ -311,7 +311,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
       std::this_thread::yield();
     }
   }
-  if (job.pushed_children) context.pushed_children = true;
+  context.children += job.children;
   if (job.failed) std::rethrow_exception(job.error);
 }
 

@@ -115,7 +115,7 @@ void EngineCore::CommitSerial(Op* op) noexcept {
   if (tls_context.core == this) {
     op->child = true;
     op->epoch = tls_context.op->epoch;
-    tls_context.pushed_children = true;
+    ++tls_context.children;
   }
   const bool runs = !nested && tls_context.no_wait_depth == 0;
   const engine::TrackerGuard guard(lock_);

@@ -12,8 +12,8 @@ struct ThreadContext {
   // The op whose body this thread is running, and its engine; null outside of ops.
   EngineCore* core = nullptr;
   Op* op = nullptr;
-  bool pushed_children = false;  // by that body, into its own engine
-  int no_wait_depth = 0;         // > 0: pushes of this thread never wait for room
+  std::int64_t children = 0;  // ops that body has pushed into its own engine
+  int no_wait_depth = 0;      // > 0: pushes of this thread never wait for room
 };
 
 extern HEDDLE_TLS ThreadContext tls_context;

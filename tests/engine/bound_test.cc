@@ -169,7 +169,7 @@ TEST_P(BoundTest, APusherEntersWhenAllThatIsPendingWaitsForCompletions) {
 
 TEST_P(BoundTest, TwoThreadsWhoseLoopsNeedEachOthersPushesCarryOn) {
   Engine engine(Bounded(1));
-  const int kRounds = Scaled(300);
+  const int kRounds = Scaled(100);
   std::vector<std::shared_ptr<Hold>> mine(kRounds), theirs(kRounds);
   std::vector<Var> x, y;
   for (int i = 0; i < kRounds; ++i) {
@@ -195,6 +195,27 @@ TEST_P(BoundTest, TwoThreadsWhoseLoopsNeedEachOthersPushesCarryOn) {
   other.join();
   engine.WaitForAll();
   EXPECT_EQ(runs.load(), 2 * kRounds);
+}
+
+// A pusher that finds the inbox full empties it itself, while its own op is not in it yet. Here
+// that finishes the last op of an epoch whose ops have pushed ops.
+TEST_P(BoundTest, APusherThatFindsTheInboxFullFinishesWhatItFindsThere) {
+  constexpr int kMoreThanTheInboxHolds = 300'000;
+  Engine engine(Bounded(10 * kMoreThanTheInboxHolds));
+  const Var x = engine.NewVar("x");
+  const Var gate = engine.NewVar("gate");
+  std::atomic<int> runs = 0;
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  engine.Push({.name = "parent"}, [&] { engine.Push({.name = "child"}, [&] { ++runs; }); });
+  EXPECT_THROW(engine.WaitForAll(std::chrono::milliseconds(20)), TimeoutError);  // ends the epoch
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  hold.Release();
+  for (int i = 0; i < kMoreThanTheInboxHolds; ++i) {
+    engine.Push({.name = "more", .reads = {gate}}, [&] { ++runs; });
+  }
+  if (busy != nullptr) busy->Release();
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 1 + kMoreThanTheInboxHolds);
 }
 
 // Ops of two engines that push into each other: inside an op of either, no push waits.
