@@ -14,6 +14,7 @@
 #include "ops/copy.h"
 #include "ops/fan_out.h"
 #include "ops/fill.h"
+#include "ops/reduce.h"
 #include "ops/store_mode.h"
 #include "ops/sum.h"
 #include "storage/parallel.h"
@@ -121,40 +122,95 @@ void CopyArray(const NDArray& from, std::span<const NDArray> out) {
             });
 }
 
-void UpdateArray(const internal::UpdateRule& rule, std::span<const NDArray> inputs,
-                 const NDArray& weight, internal::UpdateRun run) {
-  const Addresses from(inputs);
+namespace {
+
+// Update of the elements [begin, end) of the value with the gradients at `gradient`.
+void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t end,
+                    const void* gradient) {
+  const std::size_t element_bytes = SizeOf(update.run.dtype);
+  const std::size_t state_bytes = update.run.master != nullptr ? sizeof(float) : element_bytes;
+  internal::UpdateRun run = update.run;
+  run.update = &update.key;
+  run.weight = At(run.weight, begin, element_bytes);
+  run.gradient = gradient;
+  if (run.master != nullptr) run.master += begin;
+  const std::span<const internal::UpdateStateType> types = update.rule->states();
+  for (std::size_t i = 0; i < run.states.size(); ++i) {
+    if (run.states[i] == nullptr) continue;
+    const bool per_row = i < types.size() && types[i].per_row;
+    run.states[i] = At(run.states[i], per_row ? begin / update.key.row_length : begin, state_bytes);
+  }
+  for (double*& sums : run.block_sums) {
+    if (sums != nullptr) sums += begin / static_cast<std::int64_t>(ops::kReductionBlock);
+  }
+  run.count = static_cast<std::size_t>(end - begin);
+  run.first = begin;
+  update.rule->Update(run);
+}
+
+// One pass with the gradient in memory.
+void RunPass(const ArrayUpdate& update, const void* gradient, const NDArray& weight) {
+  const bool sums = update.run.block_sums[0] != nullptr;
+  const std::int64_t unit = sums ? ops::kReductionBlock
+                            : update.rule->by_rows()
+                                ? std::max<std::int64_t>(1, update.key.row_length)
+                                : 1;
   const DType dtype = weight.dtype();
-  const std::size_t element_bytes = SizeOf(dtype);
-  const std::size_t state_bytes = run.master != nullptr ? sizeof(float) : element_bytes;
-  const auto update = [&](std::int64_t begin, std::int64_t end, const void* gradient) {
-    internal::UpdateRun part = run;
-    part.weight = At(run.weight, begin, element_bytes);
-    part.gradient = gradient;
-    if (run.master != nullptr) part.master = run.master + begin;
-    for (std::size_t i = 0; i < part.states.size(); ++i) {
-      if (run.states[i] != nullptr) part.states[i] = At(run.states[i], begin, state_bytes);
-    }
-    part.count = static_cast<std::size_t>(end - begin);
-    rule.Update(part);
-  };
   // What the update reads and writes besides its inputs differs; twice the weight is close enough.
-  ForBlocks(weight.engine(), weight.size(), Bytes(dtype) * (Count(inputs) + 2),
+  ForBlocks(weight.engine(), (weight.size() + unit - 1) / unit, 3 * Bytes(dtype) * unit,
             [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
-              if (from.size() == 1) {
-                update(begin, end, At(from[0], begin, element_bytes));
-                return;
-              }
+              const std::int64_t first = begin * unit;
+              UpdateElements(update, first, std::min(end * unit, weight.size()),
+                             At(const_cast<void*>(gradient), first, SizeOf(dtype)));
+            });
+}
+
+// One pass over elements that sums the inputs as it goes.
+void RunSummingPass(const ArrayUpdate& update, const Addresses& inputs, const NDArray& weight) {
+  const DType dtype = weight.dtype();
+  const std::int64_t element_bytes = Bytes(dtype);
+  ForBlocks(weight.engine(), weight.size(),
+            element_bytes * (static_cast<std::int64_t>(inputs.size()) + 2),
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
               // Small enough for the first level cache beside what the update reads.
-              constexpr std::size_t kSumBytes = 8192;
+              constexpr std::int64_t kSumBytes = 8192;
               alignas(64) std::array<std::byte, kSumBytes> sum;
-              const std::int64_t step = static_cast<std::int64_t>(kSumBytes / element_bytes);
+              const std::int64_t step = kSumBytes / element_bytes;
               for (std::int64_t i = begin; i < end; i += step) {
                 const std::int64_t stop = std::min(i + step, end);
-                SumRun(dtype, from, i, stop, sum.data(), ops::StoreMode::kCached);
-                update(i, stop, sum.data());
+                SumRun(dtype, inputs, i, stop, sum.data(), ops::StoreMode::kCached);
+                UpdateElements(update, i, stop, sum.data());
               }
             });
+}
+
+}  // namespace
+
+void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs, const NDArray& weight) {
+  const Addresses from(inputs);
+  if (from.size() > 1 && update.passes == 1 && !update.rule->by_rows()) {
+    RunSummingPass(update, from, weight);
+    return;
+  }
+  NDArray sum;
+  if (from.size() > 1) {
+    sum = NDArray(weight.shape(), weight.dtype(), weight.device(), weight.engine());
+    SumArrays(inputs, sum);
+  }
+  const void* const gradient = sum.empty() ? from[0] : sum.data();
+  const std::size_t blocks = ops::ReductionBlocks(static_cast<std::size_t>(weight.size()));
+  std::vector<double> block_sums(update.passes > 1 ? internal::kUpdateSumsMax * blocks : 0);
+  for (; update.key.pass < update.passes; ++update.key.pass) {
+    const bool last = update.key.pass + 1 == update.passes;
+    for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
+      update.run.block_sums[i] = last ? nullptr : block_sums.data() + i * blocks;
+    }
+    RunPass(update, gradient, weight);
+    if (last) break;
+    for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
+      update.key.sums[i] = ops::AddBlocks({block_sums.data() + i * blocks, blocks});
+    }
+  }
 }
 
 void FillZero(const NDArray& array) {

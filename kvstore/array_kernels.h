@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "kvstore/optimizer/update_rule.h"
+#include "kvstore/update_state.h"
 
 namespace heddle::kvstore {
 
@@ -18,10 +18,9 @@ void SumArrays(std::span<const NDArray> inputs, const NDArray& out);
 // one pass over `from`.
 void CopyArray(const NDArray& from, std::span<const NDArray> out);
 
-// Applies `rule` to the sum of the inputs, which never reaches memory as a whole. `run` holds what
-// belongs to the first element; its gradient and count are ignored.
-void UpdateArray(const internal::UpdateRule& rule, std::span<const NDArray> inputs,
-                 const NDArray& weight, internal::UpdateRun run);
+// All passes of `update` with the sum of the inputs as the gradient. Where one pass over elements
+// does, the sum never reaches memory as a whole.
+void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs, const NDArray& weight);
 
 void FillZero(const NDArray& array);
 

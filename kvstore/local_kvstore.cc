@@ -24,6 +24,7 @@
 #include "kvstore/checks.h"
 #include "kvstore/key_table.h"
 #include "kvstore/merge_placement.h"
+#include "kvstore/optimizer/update_plan.h"
 #include "kvstore/registry.h"
 #include "kvstore/stored_value.h"
 
@@ -376,8 +377,8 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
     }
   }
   MutexLock lock(mutex_);
-  std::shared_ptr<const internal::UpdateRule> rule;
-  if (optimizer_ != nullptr) rule = optimizer_->rule();
+  std::shared_ptr<const internal::UpdatePlan> plan;
+  if (optimizer_ != nullptr) plan = optimizer_->plan();
   for (KeyPush& push : pushes) {
     CheckKeyKindLocked(call, push.key);
     const auto found = slots_.find(push.key);
@@ -391,28 +392,36 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
           ToString(push.key),
           strict_init_ ? "the store was made with strict_init" : "an updater or optimizer is set"));
     }
-    if (rule != nullptr && !IsFloating(push.arrays[0].dtype())) {
+    if (plan == nullptr) continue;
+    if (!IsFloating(push.arrays[0].dtype())) {
       throw InvalidArgument(
           fmt::format("{}: key {}: expected a floating dtype for optimizer {}, got {}", call,
                       ToString(push.key), optimizer_->name(), Name(push.arrays[0].dtype())));
     }
+    const std::string refusal =
+        plan->rule->Refusal({.dimensions = static_cast<int>(push.arrays[0].shape().ndim()),
+                             .weight_decay = plan->weight_decay,
+                             .row_sparse = false});
+    if (!refusal.empty()) {
+      throw InvalidArgument(fmt::format("{}: key {}: optimizer {}: {}", call, ToString(push.key),
+                                        optimizer_->name(), refusal));
+    }
   }
   // All is well; now what may run out of memory.
-  const std::vector<Placement> plan = PlanPlacementLocked(pushes);
-  if (rule != nullptr) {
+  const std::vector<Placement> placements = PlanPlacementLocked(pushes);
+  if (plan != nullptr) {
     for (KeyPush& push : pushes) {
-      for (const Placement& placement : plan) {
-        if (placement.slot == push.slot) push.value = placement.value;
-      }
-      push.update.rule = rule;
+      push.update.rule = plan->rule;
+      push.update.learning_rate = plan->learning_rate;
+      push.update.weight_decay = plan->weight_decay;
       push.update.state =
           push.slot->optimizer_number == optimizer_number_ && push.slot->update_state != nullptr
               ? push.slot->update_state
-              : std::make_shared<UpdateState>(push.value->array(), *rule);
+              : std::make_shared<UpdateState>(plan->multi_precision);
     }
   }
   // From here on nothing fails.
-  for (const Placement& placement : plan) {
+  for (const Placement& placement : placements) {
     Slot& slot = placement.slot != nullptr ? *placement.slot : InsertLocked(placement.value);
     slot.value = placement.value;
     if (!std::exchange(slot.placed, true)) --unplaced_;
@@ -422,7 +431,7 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
     Slot& slot =
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
     push.value = slot.value;
-    if (rule == nullptr) continue;
+    if (plan == nullptr) continue;
     slot.update_state = push.update.state;
     slot.optimizer_number = optimizer_number_;
   }

@@ -14,8 +14,6 @@ namespace heddle::kvstore {
 
 namespace {
 
-bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
-
 std::span<const NDArray> View(const NDArray& array) { return {&array, 1}; }
 std::span<const NDArray> View(const std::vector<NDArray>& arrays) { return arrays; }
 
@@ -27,15 +25,6 @@ std::vector<VarRef> VarsOf(std::span<const NDArray> arrays) {
 }
 
 }  // namespace
-
-UpdateState::UpdateState(const NDArray& value, const internal::UpdateRule& rule)
-    : has_master(rule.multi_precision() && Is16Bit(value.dtype())) {
-  const DType dtype = has_master ? DType::kFloat32 : value.dtype();
-  if (has_master) master = NDArray(value.shape(), dtype, value.device(), value.engine());
-  for (NDArray& array : arrays) {
-    array = NDArray(value.shape(), dtype, value.device(), value.engine());
-  }
-}
 
 StoredValue::StoredValue(Key key, const NDArray& like, Device device, Engine& engine)
     : key_(std::move(key)), array_(like.shape(), like.dtype(), device, engine) {}
@@ -69,24 +58,9 @@ void StoredValue::RethrowIfPoisoned() const {
 }
 
 void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Update& update) {
-  UpdateState& state = *update.state;
-  internal::UpdateRun run = {};
-  run.dtype = array_.dtype();
-  run.weight = array_.data();
-  if (state.has_master) {
-    run.master = state.master.data<float>();
-    if (!std::exchange(state.master_ready, true)) CopyArray(array_, View(state.master));
-  }
-  for (std::size_t i = 0; i < internal::kUpdateStatesMax; ++i) {
-    if (!state.array_ready[i]) {
-      if (i >= update.rule->num_states()) continue;
-      FillZero(state.arrays[i]);
-      state.array_ready[i] = true;
-    }
-    run.states[i] = state.arrays[i].data();
-  }
-  run.step = ++state.step;
-  UpdateArray(*update.rule, inputs, array_, run);
+  UpdateArray(
+      update.state->Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
+      inputs, array_);
 }
 
 // Sum and update in one op. Inputs: NDArray or std::vector<NDArray>.

@@ -5,38 +5,16 @@
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
 
-#include <array>
 #include <atomic>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <span>
 #include <thread>
 
 #include "base/mutex.h"
-#include "kvstore/optimizer/update_rule.h"
+#include "kvstore/update_state.h"
 
 namespace heddle::kvstore {
-
-// What an optimizer keeps for one key. The arrays take memory when first used. Like the value
-// itself it is touched only by ops that write the value's Var, which orders them.
-struct UpdateState {
-  UpdateState(const NDArray& value, const internal::UpdateRule& rule);
-
-  const bool has_master;
-  NDArray master;
-  std::array<NDArray, internal::kUpdateStatesMax> arrays;
-
-  bool master_ready = false;
-  std::array<bool, internal::kUpdateStatesMax> array_ready = {};
-  std::int64_t step = 0;  // updates so far
-};
-
-// An update by a built-in optimizer; empty: the sum replaces the value.
-struct Update {
-  std::shared_ptr<const internal::UpdateRule> rule;
-  std::shared_ptr<UpdateState> state;
-};
 
 // Shared by the store's table and the pending ops, so keys may be removed, and stores dropped, at
 // any time. All ops on a value name the Var of its array; that gives the order of section "Order"

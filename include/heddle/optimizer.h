@@ -13,7 +13,7 @@
 namespace heddle {
 
 namespace internal {
-class UpdateRule;  // kvstore/optimizer/update_rule.h
+struct UpdatePlan;  // kvstore/optimizer/update_plan.h
 }
 
 // An optimizer's name and the parameters that it has now. Serves any number of stores; each keeps
@@ -34,14 +34,16 @@ class Optimizer {
   virtual std::vector<std::pair<std::string_view, double>> Parameters() const = 0;
 
   // For heddle itself: how to update with the parameters as they are now.
-  virtual std::shared_ptr<const internal::UpdateRule> rule() const = 0;
+  virtual std::shared_ptr<const internal::UpdatePlan> plan() const = 0;
 };
 
 using OptimizerPtr = std::shared_ptr<Optimizer>;
 
 // Common to the optimizers below, for weight w and pushed sum g; clip(x) limits x to
 // [-clip_gradient, clip_gradient], and 0 turns it off. With multi_precision a float16 or bfloat16
-// value is updated through a float32 copy of it, kept by the store, and the state is float32.
+// value is updated through a float32 copy of it, kept by the store, and the state is float32. With
+// lazy_update a row-sparse gradient changes only the rows that it has, states included; else its
+// missing rows count as zeros.
 //
 // m = momentum * m - learning_rate * (weight_decay * w + clip(rescale_grad * g));  w += m.
 struct SgdOptions {
@@ -50,6 +52,7 @@ struct SgdOptions {
   double weight_decay = 0;
   double rescale_grad = 1;
   double clip_gradient = 0;
+  bool lazy_update = true;
   bool multi_precision = false;
 };
 OptimizerPtr Sgd(const SgdOptions& options = {});
@@ -65,6 +68,7 @@ struct AdamOptions {
   double weight_decay = 0;
   double rescale_grad = 1;
   double clip_gradient = 0;
+  bool lazy_update = true;
   bool multi_precision = false;
 };
 OptimizerPtr Adam(const AdamOptions& options = {});

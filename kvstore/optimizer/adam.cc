@@ -4,8 +4,6 @@
 #include <heddle/optimizer.h>
 
 #include <cmath>
-#include <cstddef>
-#include <memory>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
@@ -24,28 +22,34 @@ constexpr ParameterType kParameters[] = {
     kWeightDecay,
     kRescaleGrad,
     kClipGradient,
+    kLazyUpdate,
     kMultiPrecision,
 };
 
 class AdamRule final : public internal::UpdateRule {
  public:
-  explicit AdamRule(std::span<const double> values)
-      : UpdateRule(values[7] != 0),
-        params_{.learning_rate = values[0],
-                .beta1 = values[1],
-                .beta2 = values[2],
-                .epsilon = values[3],
-                .weight_decay = values[4],
-                .rescale = values[5],
-                .clip = values[6] > 0 ? values[6] : -1} {}
+  explicit AdamRule(const ParameterValues& values)
+      : params_{.beta1 = values["beta1"],
+                .beta2 = values["beta2"],
+                .epsilon = values["epsilon"],
+                .rescale = values["rescale_grad"],
+                .clip = values["clip_gradient"] > 0 ? values["clip_gradient"] : -1},
+        lazy_(values["lazy_update"] != 0) {}
 
-  std::size_t num_states() const override { return 2; }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  bool lazy() const override { return lazy_; }
+
+  int Begin(internal::KeyUpdate& update) const override {
+    const double step = static_cast<double>(update.step);
+    update.learning_rate *= std::sqrt(1 - std::pow(params_.beta2, step));
+    update.learning_rate /= 1 - std::pow(params_.beta1, step);
+    return 1;
+  }
 
   void Update(const internal::UpdateRun& run) const override {
     ops::AdamParams params = params_;
-    const double step = static_cast<double>(run.step);
-    params.learning_rate *= std::sqrt(1 - std::pow(params.beta2, step));
-    params.learning_rate /= 1 - std::pow(params.beta1, step);
+    params.learning_rate = run.update->learning_rate;
+    params.weight_decay = run.update->weight_decay;
     void* const mean = run.states[0];
     void* const variance = run.states[1];
     if (run.master != nullptr) {
@@ -58,14 +62,13 @@ class AdamRule final : public internal::UpdateRule {
   }
 
  private:
+  static constexpr internal::UpdateStateType kStates[] = {{.name = "mean"}, {.name = "variance"}};
+
   const ops::AdamParams params_;
+  const bool lazy_;
 };
 
-std::shared_ptr<const internal::UpdateRule> MakeRule(std::span<const double> values) {
-  return std::make_shared<AdamRule>(values);
-}
-
-constexpr OptimizerType kAdam = {"adam", kParameters, &MakeRule};
+constexpr OptimizerType kAdam = {"adam", kParameters, &MakeRule<AdamRule>};
 
 }  // namespace
 
@@ -81,6 +84,7 @@ OptimizerPtr Adam(const AdamOptions& options) {
                                 {"weight_decay", options.weight_decay},
                                 {"rescale_grad", options.rescale_grad},
                                 {"clip_gradient", options.clip_gradient},
+                                {"lazy_update", options.lazy_update ? 1 : 0},
                                 {"multi_precision", options.multi_precision ? 1 : 0}});
 }
 

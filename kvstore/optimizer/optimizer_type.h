@@ -1,11 +1,13 @@
 // What one optimizer is: a row for each parameter, and how to make the rule for their values.
 #pragma once
 
+#include <cstddef>
 #include <limits>
 #include <memory>
 #include <span>
 #include <string_view>
 
+#include "base/check.h"
 #include "kvstore/optimizer/update_rule.h"
 
 namespace heddle::kvstore {
@@ -26,6 +28,8 @@ inline constexpr ParameterType kWeightDecay = {.name = "weight_decay", .value = 
 inline constexpr ParameterType kRescaleGrad = {
     .name = "rescale_grad", .value = 1, .min = std::numeric_limits<double>::lowest()};
 inline constexpr ParameterType kClipGradient = {.name = "clip_gradient", .value = 0};
+// Row-sparse gradients touch only their rows.
+inline constexpr ParameterType kLazyUpdate = {.name = "lazy_update", .value = 1, .max = 1};
 // It decides what is kept for each key.
 inline constexpr ParameterType kMultiPrecision = {
     .name = "multi_precision", .value = 0, .max = 1, .fixed = true};
@@ -34,11 +38,40 @@ constexpr ParameterType FractionBelowOne(std::string_view name, double value) {
   return {.name = name, .value = value, .max = 1, .max_bound = ParameterType::Bound::kOpen};
 }
 
+// The parameters of an optimizer with a value each, all within their ranges.
+class ParameterValues {
+ public:
+  ParameterValues(std::span<const ParameterType> types, std::span<const double> values)
+      : types_(types), values_(values) {}
+
+  bool Has(std::string_view name) const { return IndexOf(name) < types_.size(); }
+  double operator[](std::string_view name) const {
+    CHECK(Has(name));
+    return values_[IndexOf(name)];
+  }
+
+ private:
+  std::size_t IndexOf(std::string_view name) const {
+    std::size_t i = 0;
+    while (i < types_.size() && types_[i].name != name) ++i;
+    return i;
+  }
+
+  std::span<const ParameterType> types_;
+  std::span<const double> values_;
+};
+
+// Every optimizer has a parameter learning_rate; weight_decay and multi_precision if they have a
+// meaning for it. These three the store looks at, all others only the rule.
 struct OptimizerType {
   std::string_view name;
   std::span<const ParameterType> parameters;
-  // `values`: one for each parameter, in that order, all within their ranges.
-  std::shared_ptr<const internal::UpdateRule> (*make_rule)(std::span<const double> values);
+  std::shared_ptr<const internal::UpdateRule> (*make_rule)(const ParameterValues& values);
 };
+
+template <class Rule>
+std::shared_ptr<const internal::UpdateRule> MakeRule(const ParameterValues& values) {
+  return std::make_shared<const Rule>(values);
+}
 
 }  // namespace heddle::kvstore

@@ -19,6 +19,7 @@
 
 #include "base/mutex.h"
 #include "kvstore/optimizer/optimizer_type.h"
+#include "kvstore/optimizer/update_plan.h"
 
 namespace heddle {
 
@@ -70,10 +71,23 @@ void CheckValue(std::string_view optimizer, const ParameterType& type, double va
                                     optimizer, type.name, RangeOf(type), value));
 }
 
+std::shared_ptr<const internal::UpdatePlan> MakePlan(const OptimizerType& type,
+                                                     std::span<const double> numbers) {
+  const ParameterValues values(type.parameters, numbers);
+  const auto value_or_0 = [&](std::string_view name) {
+    return values.Has(name) ? values[name] : 0.0;
+  };
+  return std::make_shared<internal::UpdatePlan>(
+      internal::UpdatePlan{.rule = type.make_rule(values),
+                           .learning_rate = values["learning_rate"],
+                           .weight_decay = value_or_0("weight_decay"),
+                           .multi_precision = value_or_0("multi_precision") != 0});
+}
+
 class LiveOptimizer final : public Optimizer {
  public:
   LiveOptimizer(const OptimizerType& type, std::vector<double> values)
-      : type_(type), values_(std::move(values)), rule_(type.make_rule(values_)) {}
+      : type_(type), values_(std::move(values)), plan_(MakePlan(type, values_)) {}
 
   std::string_view name() const override { return type_.name; }
 
@@ -95,7 +109,7 @@ class LiveOptimizer final : public Optimizer {
           type_.name, parameter, values_[index], value));
     }
     values_[index] = value;
-    rule_ = type_.make_rule(values_);
+    plan_ = MakePlan(type_, values_);
   }
 
   std::vector<std::pair<std::string_view, double>> Parameters() const override EXCLUDES(mutex_) {
@@ -107,9 +121,9 @@ class LiveOptimizer final : public Optimizer {
     return parameters;
   }
 
-  std::shared_ptr<const internal::UpdateRule> rule() const override EXCLUDES(mutex_) {
+  std::shared_ptr<const internal::UpdatePlan> plan() const override EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return rule_;
+    return plan_;
   }
 
   static std::size_t IndexOf(const OptimizerType& type, std::string_view parameter) {
@@ -126,7 +140,7 @@ class LiveOptimizer final : public Optimizer {
   const OptimizerType& type_;
   mutable Mutex mutex_;
   std::vector<double> values_ GUARDED_BY(mutex_);
-  std::shared_ptr<const internal::UpdateRule> rule_ GUARDED_BY(mutex_);  // of values_
+  std::shared_ptr<const internal::UpdatePlan> plan_ GUARDED_BY(mutex_);  // of values_
 };
 
 }  // namespace

@@ -3,8 +3,6 @@
 
 #include <heddle/optimizer.h>
 
-#include <cstddef>
-#include <memory>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
@@ -21,41 +19,45 @@ constexpr ParameterType kParameters[] = {
     kWeightDecay,
     kRescaleGrad,
     kClipGradient,
+    kLazyUpdate,
     kMultiPrecision,
 };
 
 class SgdRule final : public internal::UpdateRule {
  public:
-  explicit SgdRule(std::span<const double> values)
-      : UpdateRule(values[5] != 0),
-        params_{.learning_rate = values[0],
-                .momentum = values[1],
-                .weight_decay = values[2],
-                .rescale = values[3],
-                .clip = values[4] > 0 ? values[4] : -1} {}
+  explicit SgdRule(const ParameterValues& values)
+      : params_{.momentum = values["momentum"],
+                .rescale = values["rescale_grad"],
+                .clip = values["clip_gradient"] > 0 ? values["clip_gradient"] : -1},
+        lazy_(values["lazy_update"] != 0) {}
 
-  std::size_t num_states() const override { return params_.momentum != 0 ? 1 : 0; }
+  std::span<const internal::UpdateStateType> states() const override {
+    return std::span(kStates).first(params_.momentum != 0 ? 1 : 0);
+  }
+  bool lazy() const override { return lazy_; }
 
   void Update(const internal::UpdateRun& run) const override {
+    ops::SgdParams params = params_;
+    params.learning_rate = run.update->learning_rate;
+    params.weight_decay = run.update->weight_decay;
     // A momentum that was kept once is kept on, also while the parameter is 0.
     void* const momentum = run.states[0];
     if (run.master != nullptr) {
-      ops::SgdUpdateMultiPrecision(params_, run.dtype, run.weight, run.gradient, run.master,
+      ops::SgdUpdateMultiPrecision(params, run.dtype, run.weight, run.gradient, run.master,
                                    static_cast<float*>(momentum), run.count);
     } else {
-      ops::SgdUpdate(params_, run.dtype, run.weight, run.gradient, momentum, run.count);
+      ops::SgdUpdate(params, run.dtype, run.weight, run.gradient, momentum, run.count);
     }
   }
 
  private:
+  static constexpr internal::UpdateStateType kStates[] = {{.name = "momentum"}};
+
   const ops::SgdParams params_;
+  const bool lazy_;
 };
 
-std::shared_ptr<const internal::UpdateRule> MakeRule(std::span<const double> values) {
-  return std::make_shared<SgdRule>(values);
-}
-
-constexpr OptimizerType kSgd = {"sgd", kParameters, &MakeRule};
+constexpr OptimizerType kSgd = {"sgd", kParameters, &MakeRule<SgdRule>};
 
 }  // namespace
 
@@ -69,6 +71,7 @@ OptimizerPtr Sgd(const SgdOptions& options) {
                                {"weight_decay", options.weight_decay},
                                {"rescale_grad", options.rescale_grad},
                                {"clip_gradient", options.clip_gradient},
+                               {"lazy_update", options.lazy_update ? 1 : 0},
                                {"multi_precision", options.multi_precision ? 1 : 0}});
 }
 

@@ -1,4 +1,13 @@
-// How an optimizer changes a run of elements, with its parameters as they were at one moment.
+// How an optimizer changes one key's value, with its parameters as they were at one moment.
+//
+// An update of a key is one call of UpdateRule::Begin and then one or more passes over its
+// elements. A pass calls Update for runs of elements: all elements, cut into runs in any way, on
+// any threads, without changing the bits of the result.
+//
+// Row-sparse gradients. A lazy rule leaves the rows that are not in the gradient alone, states
+// included: its last pass gets runs of rows that are there, and `gradient` points at their
+// values. All else, and the earlier passes of a lazy rule, takes the gradient as if it were dense,
+// with zeros in the missing rows.
 #pragma once
 
 #include <heddle/dtype.h>
@@ -6,42 +15,85 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
 
 namespace heddle::internal {
 
 inline constexpr std::size_t kUpdateStatesMax = 4;
+inline constexpr std::size_t kUpdateSumsMax = 3;
+inline constexpr std::size_t kUpdateNumbersMax = 2;
 
-// A run of consecutive elements of one key. All elements of an update may be cut into such runs in
-// any way, on any threads, without changing the bits of the result.
+// One array that is kept for each key.
+struct UpdateStateType {
+  std::string_view name;  // "momentum": how files of states call it
+  enum class Start { kZeros, kWeight };
+  Start start = Start::kZeros;  // kWeight: as a copy of the value before the first update
+  bool per_row = false;         // one number for each row of the value, else one for each element
+};
+
+// What the elements of one update of one key share.
+struct KeyUpdate {
+  double learning_rate;     // as scheduled, times the key's multiplier
+  double weight_decay;      // times the key's multiplier
+  std::int64_t step;        // 1 for the first update of the key
+  std::string_view key;     // its text; empty for an integer key
+  std::uint64_t key_hash;   // the same in every process
+  std::int64_t row_length;  // elements in a row: of shape (n, a, b) a * b, of shape (n) 1
+  // Numbers that the rule keeps for the key, 0 at first.
+  std::array<double, kUpdateNumbersMax> numbers;
+  int pass;  // 0 for the first
+  // What the last pass that summed has summed.
+  std::array<double, kUpdateSumsMax> sums;
+};
+
+// A run of consecutive elements of one key.
 struct UpdateRun {
+  const KeyUpdate* update;
   DType dtype;           // of weight and gradient; floating
   void* weight;          // read and written
   const void* gradient;  // the pushed sum
   // A float32 copy of the weight, read and written in its place; the weight becomes its rounding.
   // Null without multi-precision. With it the states are float32, else they have `dtype`.
   float* master;
-  std::array<void*, kUpdateStatesMax> states;  // null: a state that has not been needed so far
+  // Of the run's first element, or of its first row. Null: a state that has not been needed so far.
+  std::array<void*, kUpdateStatesMax> states;
   std::size_t count;
-  std::int64_t step;  // 1 for the first update of the key
+  std::int64_t first;  // the place of the run's first element among those of the value
+  // In passes that sum: where the sums of each block of ops::kReductionBlock elements go, from the
+  // block of the run's first element on. Such runs start at the start of a block, and end at the
+  // end of one or of the value. Null in the last pass.
+  std::array<double*, kUpdateSumsMax> block_sums;
 };
 
 // Immutable: an optimizer makes a new one when a parameter changes, and each push keeps the one
 // that was current. Threads: any.
 class UpdateRule {
  public:
-  explicit UpdateRule(bool multi_precision) : multi_precision_(multi_precision) {}
+  UpdateRule() = default;
   virtual ~UpdateRule() = default;
   UpdateRule(const UpdateRule&) = delete;
   UpdateRule& operator=(const UpdateRule&) = delete;
 
-  // Updates float16 and bfloat16 values through a float32 copy.
-  bool multi_precision() const { return multi_precision_; }
-  // States that Update needs with these parameters, at most kUpdateStatesMax; they start as zeros.
-  virtual std::size_t num_states() const = 0;
-  virtual void Update(const UpdateRun& run) const = 0;
+  // States that the rule needs with these parameters, at most kUpdateStatesMax.
+  virtual std::span<const UpdateStateType> states() const { return {}; }
+  // Row-sparse gradients touch only their rows.
+  virtual bool lazy() const { return false; }
+  // Runs consist of whole rows.
+  virtual bool by_rows() const { return false; }
+  // Why such an update cannot be: what was expected and given. Empty: it can.
+  struct Subject {
+    int dimensions;  // of the value
+    double weight_decay;
+    bool row_sparse;  // the gradient
+  };
+  virtual std::string Refusal(const Subject& /*subject*/) const { return {}; }
 
- private:
-  bool multi_precision_;
+  // Called once before the first run. May change all of `update`. Returns the number of passes: all
+  // but the last one sum, and their sums are in `update.sums` from the next pass on.
+  virtual int Begin(KeyUpdate& /*update*/) const { return 1; }
+  virtual void Update(const UpdateRun& run) const = 0;
 };
 
 }  // namespace heddle::internal

@@ -37,6 +37,7 @@ TEST(Optimizer, DefaultsAreThePublishedOnes) {
                                              {"weight_decay", 0},
                                              {"rescale_grad", 1},
                                              {"clip_gradient", 0},
+                                             {"lazy_update", 1},
                                              {"multi_precision", 0}}));
   EXPECT_EQ(Adam()->Parameters(), (Parameters{{"learning_rate", 0.001},
                                               {"beta1", 0.9},
@@ -45,6 +46,7 @@ TEST(Optimizer, DefaultsAreThePublishedOnes) {
                                               {"weight_decay", 0},
                                               {"rescale_grad", 1},
                                               {"clip_gradient", 0},
+                                              {"lazy_update", 1},
                                               {"multi_precision", 0}}));
   for (std::string_view name : OptimizerNames()) {
     EXPECT_EQ(MakeOptimizer(name)->Parameters(), (name == "sgd" ? Sgd() : Adam())->Parameters());
@@ -57,12 +59,14 @@ TEST(Optimizer, OptionsReachTheParameters) {
                                 .weight_decay = 2,
                                 .rescale_grad = 3,
                                 .clip_gradient = 4,
+                                .lazy_update = false,
                                 .multi_precision = true});
   EXPECT_EQ(sgd->Parameters(), (Parameters{{"learning_rate", 0.5},
                                            {"momentum", 0.25},
                                            {"weight_decay", 2},
                                            {"rescale_grad", 3},
                                            {"clip_gradient", 4},
+                                           {"lazy_update", 0},
                                            {"multi_precision", 1}}));
   const OptimizerPtr adam = Adam({.learning_rate = 0.5,
                                   .beta1 = 0.25,
@@ -71,6 +75,7 @@ TEST(Optimizer, OptionsReachTheParameters) {
                                   .weight_decay = 2,
                                   .rescale_grad = 3,
                                   .clip_gradient = 4,
+                                  .lazy_update = false,
                                   .multi_precision = true});
   EXPECT_EQ(adam->Parameters(), (Parameters{{"learning_rate", 0.5},
                                             {"beta1", 0.25},
@@ -79,6 +84,7 @@ TEST(Optimizer, OptionsReachTheParameters) {
                                             {"weight_decay", 2},
                                             {"rescale_grad", 3},
                                             {"clip_gradient", 4},
+                                            {"lazy_update", 0},
                                             {"multi_precision", 1}}));
   EXPECT_EQ(MakeOptimizer("adam", {{"beta2", 0.5}})->Get("beta2"), 0.5);
 }
@@ -91,7 +97,7 @@ TEST(Optimizer, ParametersOutOfRangeAreErrors) {
       {"beta1", {-0.1, 1, nan}},           {"beta2", {-0.1, 1, nan}},
       {"epsilon", {0, -1, nan, inf}},      {"weight_decay", {-1, nan, inf}},
       {"rescale_grad", {nan, inf, -inf}},  {"clip_gradient", {-1, nan, inf}},
-      {"multi_precision", {-1, 2, nan}},
+      {"multi_precision", {-1, 2, nan}},   {"lazy_update", {-1, 2, nan}},
   };
   for (std::string_view name : OptimizerNames()) {
     for (const auto& [parameter, value] : MakeOptimizer(name)->Parameters()) {

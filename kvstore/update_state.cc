@@ -1,0 +1,86 @@
+#include "kvstore/update_state.h"
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "kvstore/array_kernels.h"
+
+namespace heddle::kvstore {
+
+namespace {
+
+using internal::UpdateStateType;
+
+bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+std::int64_t RowLength(const Shape& shape) {
+  std::int64_t length = 1;
+  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) length *= shape[axis];
+  return length;
+}
+
+// FNV-1a over the bytes of the text, or of the integer from the lowest byte up.
+std::uint64_t StableHash(KeyRef key) {
+  std::uint64_t hash = 0xCBF29CE484222325;
+  const auto add = [&](std::uint8_t byte) { hash = (hash ^ byte) * 0x100000001B3; };
+  if (key.is_string()) {
+    for (char c : key.text()) add(static_cast<std::uint8_t>(c));
+  } else {
+    const auto number = static_cast<std::uint64_t>(key.number());
+    for (int shift = 0; shift < 64; shift += 8) add(static_cast<std::uint8_t>(number >> shift));
+  }
+  return hash;
+}
+
+NDArray MakeState(const UpdateStateType& type, DType dtype, const NDArray& start) {
+  const Shape& shape = start.shape();
+  const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 1;
+  NDArray state(type.per_row ? Shape{rows} : shape, dtype, start.device(), start.engine());
+  if (type.start == UpdateStateType::Start::kWeight) {
+    CopyArray(start, {&state, 1});
+  } else {
+    FillZero(state);
+  }
+  return state;
+}
+
+}  // namespace
+
+ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
+                               double learning_rate, double weight_decay) {
+  ArrayUpdate update = {};
+  update.rule = &rule;
+  update.run.dtype = value.dtype();
+  update.run.weight = value.data();
+  if (multi_precision && Is16Bit(value.dtype())) {
+    if (master.empty()) {
+      master = MakeState({.name = "master", .start = UpdateStateType::Start::kWeight},
+                         DType::kFloat32, value);
+    }
+    update.run.master = master.data<float>();
+  }
+  const NDArray& weight = master.empty() ? value : master;
+  const std::span<const UpdateStateType> types = rule.states();
+  DCHECK(types.size() <= arrays.size());
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    if (arrays[i].empty()) {
+      if (i >= types.size()) continue;
+      arrays[i] = MakeState(types[i], weight.dtype(), weight);
+    }
+    update.run.states[i] = arrays[i].data();
+  }
+  update.key.learning_rate = learning_rate;
+  update.key.weight_decay = weight_decay;
+  update.key.step = ++step;
+  if (key.is_string()) update.key.key = key.text();
+  update.key.key_hash = StableHash(key);
+  update.key.row_length = RowLength(value.shape());
+  update.key.numbers = numbers;
+  update.passes = rule.Begin(update.key);
+  numbers = update.key.numbers;
+  return update;
+}
+
+}  // namespace heddle::kvstore

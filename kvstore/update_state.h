@@ -1,0 +1,46 @@
+// What a store keeps of one key for its optimizer.
+#pragma once
+
+#include <heddle/kvstore.h>
+#include <heddle/ndarray.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "kvstore/optimizer/update_rule.h"
+
+namespace heddle::kvstore {
+
+// An update that has begun: for all its passes, apart from the gradient.
+struct ArrayUpdate {
+  const internal::UpdateRule* rule;
+  internal::KeyUpdate key;
+  internal::UpdateRun run;  // what belongs to the first element; without `update`
+  int passes;
+};
+
+// Like the value itself it is touched only by ops that write the value's Var, which orders them.
+struct UpdateState {
+  explicit UpdateState(bool multi_precision) : multi_precision(multi_precision) {}
+
+  // Counts the step and readies the arrays that `rule` needs.
+  ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
+                    double learning_rate, double weight_decay);
+
+  const bool multi_precision;
+  NDArray master;  // float32; empty until the first update, and where there is no need for it
+  std::array<NDArray, internal::kUpdateStatesMax> arrays;  // empty: not needed so far
+  std::array<double, internal::kUpdateNumbersMax> numbers = {};
+  std::int64_t step = 0;  // updates so far
+};
+
+// An update by a built-in optimizer; empty: the sum replaces the value.
+struct Update {
+  std::shared_ptr<const internal::UpdateRule> rule;
+  std::shared_ptr<UpdateState> state;
+  double learning_rate = 0;  // of the key
+  double weight_decay = 0;
+};
+
+}  // namespace heddle::kvstore
