@@ -1,8 +1,11 @@
-"""Runs benchmark programs, which print one JSON object on their last line."""
+"""Runs benchmark programs: those that print one JSON object on their last line, and those that write bars."""
 
 import json
 import os
 import subprocess
+import tempfile
+
+FIELDS = ["what", "ours", "unit", "against", "limit", "ratio", "spread", "bar", "holds"]
 
 
 def run_json(command, environment=None):
@@ -24,3 +27,26 @@ def interleave(programs, reps, measure):
         for name, command in programs.items():
             values[name].append(measure(command))
     return values
+
+
+def add_bars(context, program, *arguments):
+    """Runs a program that takes `--json FILE [--quick]` and writes there one bar a line, an object with the
+    fields of Report.add; adds its bars."""
+    with tempfile.TemporaryDirectory() as folder:
+        bars = os.path.join(folder, "bars.json")
+        command = [os.path.join(context.build_dir, program), *arguments, "--json", bars]
+        if context.quick:
+            command.append("--quick")
+        try:
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                  check=False, timeout=1800)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RuntimeError(f"{' '.join(command)}: {error}") from error
+        if not os.path.exists(bars):
+            raise RuntimeError(f"{program}: status {done.returncode}\n{done.stderr.strip()}")
+        with open(bars, encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    bar = json.loads(line)
+                    fields = [bar.pop(field) for field in FIELDS]
+                    context.report.add(*fields, **bar)

@@ -15,22 +15,17 @@
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <string>
-#include <string_view>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
+
+#include "benchmarks/support/bars.h"
+#include "benchmarks/support/team.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "benchmarks/kvstore/bench_local.cc"
@@ -110,53 +105,19 @@ HWY_EXPORT(PlainLoop);
 
 namespace {
 
+using bench::BarReport;
+using bench::Median;
+using bench::Spread;
+using bench::Team;
 using Clock = std::chrono::steady_clock;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
-std::vector<double> Spread(const std::vector<double>& values) {
-  return {*std::min_element(values.begin(), values.end()),
-          *std::max_element(values.begin(), values.end())};
-}
-
-// Prints bars and writes them as JSON, one a line.
-class Report {
- public:
-  bool Open(const std::string& path) {
-    json_.open(path);
-    return json_.good();
-  }
-
-  void Add(const nlohmann::json& bar) {
-    all_hold_ = all_hold_ && bar["holds"].get<bool>();
-    const std::string unit = bar["unit"].get<std::string>();
-    fmt::print("{}: {:.4g} {}, {} {:.4g} {}, ratio {:.2f} [{:.2f}..{:.2f}], {}\n",
-               bar["what"].get<std::string>(), bar["ours"].get<double>(), unit,
-               bar["against"].get<std::string>(), bar["limit"].get<double>(), unit,
-               bar["ratio"].get<double>(), bar["spread"][0].get<double>(),
-               bar["spread"][1].get<double>(), bar["holds"].get<bool>() ? "holds" : "falls short");
-    std::fflush(stdout);
-    if (json_.is_open()) json_ << bar.dump() << '\n' << std::flush;
-  }
-
-  bool all_hold() const { return all_hold_; }
-
- private:
-  std::ofstream json_;
-  bool all_hold_ = true;
-};
-
 // ---- Small
 
-void AddLimit(Report& report, const std::string& what, const std::vector<double>& runs_us,
+void AddLimit(BarReport& report, const std::string& what, const std::vector<double>& runs_us,
               double limit_us) {
   std::vector<double> ratios;
   for (double run : runs_us) ratios.push_back(run / limit_us);
@@ -172,7 +133,7 @@ void AddLimit(Report& report, const std::string& what, const std::vector<double>
               {"holds", ours <= limit_us}});
 }
 
-void MeasureSmall(Report& report, bool quick) {
+void MeasureSmall(BarReport& report, bool quick) {
   Engine engine;
   const auto store = KVStore::Create("local", engine);
   const Shape shape{1024};
@@ -217,49 +178,6 @@ void MeasureSmall(Report& report, bool quick) {
 }
 
 // ---- Large
-
-// A fixed team of threads, the caller one of them; between calls they spin, so that starting them
-// costs nothing.
-class Team {
- public:
-  explicit Team(int size) : size_(size) {
-    for (int i = 1; i < size; ++i) {
-      threads_.emplace_back([this, i] { Serve(i); });
-    }
-  }
-  ~Team() {
-    work_ = nullptr;
-    ++generation_;
-    for (std::thread& thread : threads_) thread.join();
-  }
-  int size() const { return size_; }
-
-  // Runs work(i) on thread i.
-  void Run(std::function<void(int)> work) {
-    work_ = std::move(work);
-    pending_ = size_ - 1;
-    ++generation_;
-    work_(0);
-    while (pending_.load() > 0) std::this_thread::yield();
-  }
-
- private:
-  void Serve(int index) {
-    for (int seen = 0;;) {
-      while (generation_.load() == seen) std::this_thread::yield();
-      ++seen;
-      if (!work_) return;
-      work_(index);
-      --pending_;
-    }
-  }
-
-  const int size_;
-  std::function<void(int)> work_;  // published by generation_
-  std::atomic<int> generation_{0};
-  std::atomic<int> pending_{0};
-  std::vector<std::thread> threads_;
-};
 
 enum Contender { kOurs, kPlain, kStreaming, kMemcpy, kContenders };
 
@@ -336,7 +254,7 @@ class Large {
   std::vector<float*> out_pointers_;
 };
 
-void MeasureLarge(Report& report, bool quick) {
+void MeasureLarge(BarReport& report, bool quick) {
   Engine engine;
   Large large(engine);
   const int rounds = quick ? 7 : 25;
@@ -391,24 +309,11 @@ void MeasureLarge(Report& report, bool quick) {
 }
 
 int Main(int argc, char** argv) {
-  Report report;
-  bool quick = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--json" && i + 1 < argc) {
-      if (!report.Open(argv[++i])) {
-        std::fprintf(stderr, "bench_local: cannot write %s\n", argv[i]);
-        return 2;
-      }
-    } else if (argument == "--quick") {
-      quick = true;
-    } else {
-      std::fprintf(stderr, "usage: bench_local [--json FILE] [--quick]\n");
-      return 2;
-    }
-  }
-  MeasureSmall(report, quick);
-  MeasureLarge(report, quick);
+  BarReport report;
+  const auto arguments = bench::ParseArguments(argc, argv, report);
+  if (!arguments) return 2;
+  MeasureSmall(report, arguments->quick);
+  MeasureLarge(report, arguments->quick);
   return report.all_hold() ? 0 : 1;
 }
 

@@ -12,20 +12,18 @@
 #include <heddle/dtype.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <memory>
+#include <functional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <time.h>
+
+#include "benchmarks/support/bars.h"
+#include "benchmarks/support/roofline.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "benchmarks/ops/sum_roofline.cc"
@@ -91,48 +89,28 @@ namespace {
 constexpr double kBar = 0.9;
 constexpr std::size_t kBeyondCaches = std::size_t{4} << 20;
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
 // The arrays of one size: 16 inputs and an output, page-aligned.
 class Arrays {
  public:
   explicit Arrays(std::size_t bytes) {
     for (int k = 0; k <= 16; ++k) {
-      memory_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
-      std::memset(memory_.back().get(), k + 1, bytes);  // small numbers in both formats
-      pointers_.push_back(memory_.back().get());
+      memory_.emplace_back(bytes, k + 1);  // small numbers in both formats
+      pointers_.push_back(memory_.back().data());
     }
   }
   std::span<const void* const> inputs(std::size_t n) const { return {pointers_.data(), n}; }
-  void* out() const { return memory_.back().get(); }
+  void* out() const { return memory_.back().data(); }
 
  private:
-  std::vector<Memory> memory_;
+  std::vector<bench::Memory> memory_;
   std::vector<const void*> pointers_;
 };
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
-// Seconds that this thread has run: sums of large arrays outlast a time slice, and what other
-// processes did in between must not count. Nothing measured here sleeps.
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 template <typename F>
 double SecondsPerCall(std::size_t calls, const F& call) {
-  const double start = ThreadSeconds();
+  const double start = bench::ThreadSeconds();
   for (std::size_t i = 0; i < calls; ++i) call();
-  return (ThreadSeconds() - start) / static_cast<double>(calls);
+  return (bench::ThreadSeconds() - start) / static_cast<double>(calls);
 }
 
 struct Result {
@@ -142,8 +120,7 @@ struct Result {
   double memcpy = 0;
   std::string limit_name;
   double ratio = 0;  // median over the rounds
-  double ratio_min = 0;
-  double ratio_max = 0;
+  std::vector<double> spread;
 };
 
 Result Measure(DType dtype, std::size_t inputs, std::size_t bytes, const Arrays& arrays,
@@ -173,94 +150,66 @@ Result Measure(DType dtype, std::size_t inputs, std::size_t bytes, const Arrays&
                static_cast<double>(2 * bytes);
     }
   };
-  std::vector<double> seconds[kContenders];
-  for (int round = -1; round < rounds; ++round) {  // the first warms up
-    for (int turn = 0; turn < kContenders; ++turn) {
-      const int contender = (turn + round + 1) % kContenders;
-      const double taken = run(contender);
-      if (round >= 0) seconds[contender].push_back(taken);
-    }
+  std::vector<std::function<double()>> measure;
+  for (int contender = 0; contender < kContenders; ++contender) {
+    measure.emplace_back([&run, contender] { return run(contender); });
   }
+  const std::vector<std::vector<double>> seconds = bench::MeasureInTurn(measure, rounds);
 
   int best = kPlain;
-  if (Median(seconds[kStreaming]) < Median(seconds[best])) best = kStreaming;
-  if (bytes >= kBeyondCaches && Median(seconds[kMemcpy]) < Median(seconds[best])) best = kMemcpy;
+  if (bench::Median(seconds[kStreaming]) < bench::Median(seconds[best])) best = kStreaming;
+  if (bytes >= kBeyondCaches && bench::Median(seconds[kMemcpy]) < bench::Median(seconds[best]))
+    best = kMemcpy;
   std::vector<double> ratios;
   for (int round = 0; round < rounds; ++round) {
     ratios.push_back(seconds[best][round] / seconds[kOurs][round]);
   }
-  const auto rate = [&](int contender) { return moved / Median(seconds[contender]) / 1e9; };
+  const auto rate = [&](int contender) { return moved / bench::Median(seconds[contender]) / 1e9; };
   constexpr const char* kNames[] = {"ours", "plain loop", "streaming loop", "memcpy"};
   return {.inputs = inputs,
           .ours = rate(kOurs),
           .limit = rate(best),
           .memcpy = rate(kMemcpy),
           .limit_name = kNames[best],
-          .ratio = Median(ratios),
-          .ratio_min = *std::min_element(ratios.begin(), ratios.end()),
-          .ratio_max = *std::max_element(ratios.begin(), ratios.end())};
+          .ratio = bench::Median(ratios),
+          .spread = bench::Spread(ratios)};
 }
 
 nlohmann::json CaseOf(const Result& result) {
-  return {{"inputs", result.inputs},
-          {"ours", result.ours},
-          {"against", result.limit_name},
-          {"limit", result.limit},
-          {"memcpy", result.memcpy},
-          {"ratio", result.ratio},
-          {"spread", {result.ratio_min, result.ratio_max}}};
+  return {{"inputs", result.inputs}, {"ours", result.ours},     {"against", result.limit_name},
+          {"limit", result.limit},   {"memcpy", result.memcpy}, {"ratio", result.ratio},
+          {"spread", result.spread}};
 }
 
 nlohmann::json BarOf(DType dtype, std::size_t bytes, const std::vector<Result>& results) {
   const Result& worst =
       *std::min_element(results.begin(), results.end(),
                         [](const Result& a, const Result& b) { return a.ratio < b.ratio; });
-  const std::string size =
-      bytes >= 1 << 20 ? fmt::format("{} MiB", bytes >> 20) : fmt::format("{} KiB", bytes >> 10);
   nlohmann::json cases = nlohmann::json::array();
   for (const Result& result : results) cases.push_back(CaseOf(result));
-  return {
-      {"what", fmt::format("sum of {} to {} {} arrays of {}, worst at {}", results.front().inputs,
-                           results.back().inputs, Name(dtype), size, worst.inputs)},
-      {"ours", worst.ours},
-      {"unit", "GB/s"},
-      {"against", worst.limit_name},
-      {"limit", worst.limit},
-      {"ratio", worst.ratio},
-      {"spread", {worst.ratio_min, worst.ratio_max}},
-      {"bar", fmt::format(">= {:g}", kBar)},
-      {"holds", worst.ratio >= kBar},
-      {"cases", cases}};
+  return {{"what",
+           fmt::format("sum of {} to {} {} arrays of {}, worst at {}", results.front().inputs,
+                       results.back().inputs, Name(dtype), bench::BytesText(bytes), worst.inputs)},
+          {"ours", worst.ours},
+          {"unit", "GB/s"},
+          {"against", worst.limit_name},
+          {"limit", worst.limit},
+          {"ratio", worst.ratio},
+          {"spread", worst.spread},
+          {"bar", fmt::format(">= {:g}", kBar)},
+          {"holds", worst.ratio >= kBar},
+          {"cases", cases}};
 }
 
 int Main(int argc, char** argv) {
-  std::string json_path;
-  bool quick = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--json" && i + 1 < argc) {
-      json_path = argv[++i];
-    } else if (argument == "--quick") {
-      quick = true;
-    } else {
-      std::fprintf(stderr, "usage: bench_sum_roofline [--json FILE] [--quick]\n");
-      return 2;
-    }
-  }
-  std::ofstream json;
-  if (!json_path.empty()) {
-    json.open(json_path);
-    if (!json) {
-      std::fprintf(stderr, "bench_sum_roofline: cannot write %s\n", json_path.c_str());
-      return 2;
-    }
-  }
-
+  bench::BarReport report;
+  const auto arguments = bench::ParseArguments(argc, argv, report);
+  if (!arguments) return 2;
+  const bool quick = arguments->quick;
   const int rounds = quick ? 5 : 9;
   const std::vector<std::size_t> sizes_kib =
       quick ? std::vector<std::size_t>{4, 1024, 16384}
             : std::vector<std::size_t>{4, 16, 64, 256, 1024, 4096, 16384, 65536};
-  bool all_hold = true;
   for (std::size_t kib : sizes_kib) {
     const std::size_t bytes = kib << 10;
     const Arrays arrays(bytes);
@@ -270,19 +219,10 @@ int Main(int argc, char** argv) {
         if (quick && (inputs & (inputs - 1)) != 0) continue;
         results.push_back(Measure(dtype, inputs, bytes, arrays, rounds));
       }
-      const nlohmann::json bar = BarOf(dtype, bytes, results);
-      all_hold = all_hold && bar["holds"].get<bool>();
-      fmt::print("{}: {:.1f} GB/s, {} {:.1f} GB/s, ratio {:.2f} [{:.2f}..{:.2f}], {}\n",
-                 bar["what"].get<std::string>(), bar["ours"].get<double>(),
-                 bar["against"].get<std::string>(), bar["limit"].get<double>(),
-                 bar["ratio"].get<double>(), bar["spread"][0].get<double>(),
-                 bar["spread"][1].get<double>(),
-                 bar["holds"].get<bool>() ? "holds" : "falls short");
-      std::fflush(stdout);
-      if (json.is_open()) json << bar.dump() << '\n' << std::flush;
+      report.Add(BarOf(dtype, bytes, results));
     }
   }
-  return all_hold ? 0 : 1;
+  return report.all_hold() ? 0 : 1;
 }
 
 }  // namespace

@@ -1,0 +1,20 @@
+"""The group `kernels`: kernels and whole pushes against loops that move the same bytes.
+
+Each section is a file of benchmarks/kernels, where its bars are written down.
+"""
+
+from compare.programs import add_bars
+
+TARGETS = ["bench_kernels"]
+
+
+def _section(name, meaning):
+    def run(context):
+        add_bars(context, "benchmarks/kernels/bench_kernels", name)
+    run.__doc__ = meaning
+    return run
+
+
+SECTIONS = {
+    "updates": _section("updates", "The updates of optimizers."),
+}

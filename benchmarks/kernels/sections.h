@@ -1,0 +1,11 @@
+// The sections of bench_kernels, a file each.
+#pragma once
+
+#include "benchmarks/support/bars.h"
+
+namespace heddle::bench {
+
+// Each measures its kernels and adds their bars. `quick`: a smoke test, small and few runs.
+void MeasureUpdates(BarReport& report, bool quick);  // updates.cc
+
+}  // namespace heddle::bench

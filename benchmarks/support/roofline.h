@@ -1,0 +1,83 @@
+// How close a kernel comes to what the machine allows.
+//
+// The limits are loops that move the same bytes and compute next to nothing: once through all
+// arrays that the kernel reads, updates and writes, with ordinary or with streaming stores; and a
+// memcpy, per byte. All contenders run in one process over the same arrays, in turn, and each round
+// gives one ratio; what counts is the median. Kernels whose arithmetic may be what limits them are
+// also held against the same arithmetic on data in the first-level cache; the slower limit counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "benchmarks/support/bars.h"
+
+namespace heddle::bench {
+
+// Page-aligned, every byte set: no page is touched for the first time while time counts.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes, int fill = 0);
+  std::byte* data() const { return block_.get(); }
+  std::size_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(block_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* block) const { std::free(block); }
+  };
+  std::unique_ptr<std::byte, Free> block_;
+  std::size_t bytes_;
+};
+
+// One array that a kernel goes through once.
+struct Stream {
+  enum class Use : std::uint8_t { kRead, kUpdate, kWrite };
+  std::byte* data;  // aligned to 64 bytes
+  std::size_t bytes;
+  Use use;
+
+  std::size_t moved() const { return use == Use::kUpdate ? 2 * bytes : bytes; }
+};
+std::size_t BytesMoved(std::span<const Stream> streams);
+
+enum class StoreKind : std::uint8_t { kCached, kStreaming };
+
+// Part `part` of `parts` of all streams: reads what is read, changes what is updated, overwrites
+// what is written, cache line by cache line. The updated values stay as they are. kStreaming:
+// written arrays bypass the caches.
+void MoveBytes(std::span<const Stream> streams, StoreKind stores, std::size_t part = 0,
+               std::size_t parts = 1);
+
+// Seconds that this thread has run: kernels on large arrays outlast a time slice, and what other
+// processes did in between must not count.
+double ThreadSeconds();
+
+// times[c][r]: what measure[c]() returned in round r. They run in turn, each round beginning with
+// another one, after a round that does not count.
+std::vector<std::vector<double>> MeasureInTurn(std::span<const std::function<double()>> measure,
+                                               int rounds);
+
+struct KernelCase {
+  std::string what;
+  std::size_t count;                           // elements
+  std::vector<Stream> streams;                 // what the kernel moves for `count` elements
+  std::function<void(std::size_t count)> run;  // the kernel on the first `count` elements
+  // Not 0: also held against run(arithmetic_count) over and over, whose arrays fit into L1.
+  std::size_t arithmetic_count = 0;
+  double bar = 0.85;
+};
+
+// Measures one thread and adds a bar in GB/s.
+void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report);
+
+}  // namespace heddle::bench
