@@ -30,25 +30,34 @@ void ThrowEmpty(const char* operation) {
   throw InvalidArgument(fmt::format("{}: expected an array, got an empty handle", operation));
 }
 
-void ThrowOtherEngine(const char* operation, const NDArray& array) {
+void ThrowOtherEngine(const char* operation, const Shape& shape) {
   throw InvalidArgument(
       fmt::format("{}: expected arrays of one engine, got one of another engine (shape {})",
-                  operation, ToString(array.shape())));
+                  operation, ToString(shape)));
 }
 
-void ThrowShape(const char* operation, const NDArray& like, const NDArray& array) {
-  throw InvalidArgument(fmt::format("{}: expected shape {}, got {}", operation,
-                                    ToString(like.shape()), ToString(array.shape())));
+void ThrowShape(const char* operation, const Shape& expected, const Shape& given) {
+  throw InvalidArgument(
+      fmt::format("{}: expected shape {}, got {}", operation, ToString(expected), ToString(given)));
 }
 
-void ThrowDType(const char* operation, const NDArray& like, const NDArray& array) {
-  throw InvalidArgument(fmt::format("{}: expected dtype {}, got {}", operation, Name(like.dtype()),
-                                    Name(array.dtype())));
+void ThrowDType(const char* operation, DType expected, DType given) {
+  throw InvalidArgument(
+      fmt::format("{}: expected dtype {}, got {}", operation, Name(expected), Name(given)));
 }
 
-void ThrowDevice(const char* operation, const NDArray& like, const NDArray& array) {
-  throw InvalidArgument(fmt::format("{}: expected device {}, got {}", operation,
-                                    ToString(like.device()), ToString(array.device())));
+void ThrowDevice(const char* operation, Device expected, Device given) {
+  throw InvalidArgument(fmt::format("{}: expected device {}, got {}", operation, ToString(expected),
+                                    ToString(given)));
+}
+
+void CheckRowIdArray(const char* operation, const NDArray& row_ids, const Engine& engine) {
+  CheckNotEmpty(operation, row_ids);
+  if (&row_ids.engine() != &engine) ThrowOtherEngine(operation, row_ids.shape());
+  if (row_ids.dtype() == DType::kBool) {
+    throw InvalidArgument(
+        fmt::format("{}: expected row ids of a numeric dtype, got bool", operation));
+  }
 }
 
 void CheckScalar(const char* operation, DType dtype, Scalar value) {

@@ -9,10 +9,10 @@
 namespace heddle::storage {
 
 [[noreturn]] void ThrowEmpty(const char* operation);
-[[noreturn]] void ThrowOtherEngine(const char* operation, const NDArray& array);
-[[noreturn]] void ThrowShape(const char* operation, const NDArray& like, const NDArray& array);
-[[noreturn]] void ThrowDType(const char* operation, const NDArray& like, const NDArray& array);
-[[noreturn]] void ThrowDevice(const char* operation, const NDArray& like, const NDArray& array);
+[[noreturn]] void ThrowOtherEngine(const char* operation, const Shape& shape);
+[[noreturn]] void ThrowShape(const char* operation, const Shape& expected, const Shape& given);
+[[noreturn]] void ThrowDType(const char* operation, DType expected, DType given);
+[[noreturn]] void ThrowDevice(const char* operation, Device expected, Device given);
 
 inline void CheckNotEmpty(const char* operation, const NDArray& array) {
   if (array.empty()) [[unlikely]] {
@@ -23,31 +23,34 @@ inline void CheckNotEmpty(const char* operation, const NDArray& array) {
 // From here on no array is empty. `array` as `like`:
 inline void CheckSameEngine(const char* operation, const NDArray& like, const NDArray& array) {
   if (&internal::StateOf(like).buffer->engine() != &internal::StateOf(array).buffer->engine()) {
-    ThrowOtherEngine(operation, array);
+    ThrowOtherEngine(operation, internal::StateOf(array).shape);
   }
 }
 inline void CheckSameShape(const char* operation, const NDArray& like, const NDArray& array) {
   if (internal::StateOf(like).shape != internal::StateOf(array).shape) {
-    ThrowShape(operation, like, array);
+    ThrowShape(operation, internal::StateOf(like).shape, internal::StateOf(array).shape);
   }
 }
 inline void CheckSameDType(const char* operation, const NDArray& like, const NDArray& array) {
   if (internal::StateOf(like).dtype != internal::StateOf(array).dtype) {
-    ThrowDType(operation, like, array);
+    ThrowDType(operation, internal::StateOf(like).dtype, internal::StateOf(array).dtype);
   }
 }
 inline void CheckSameDevice(const char* operation, const NDArray& like, const NDArray& array) {
   if (internal::StateOf(like).buffer->device() != internal::StateOf(array).buffer->device()) {
-    ThrowDevice(operation, like, array);
+    ThrowDevice(operation, like.device(), array.device());
   }
 }
 // Kernels can read both at once: all cpu(i) share one memory.
 inline void CheckSameMemory(const char* operation, const NDArray& like, const NDArray& array) {
   if (internal::StateOf(like).buffer->device().type !=
       internal::StateOf(array).buffer->device().type) {
-    ThrowDevice(operation, like, array);
+    ThrowDevice(operation, like.device(), array.device());
   }
 }
+
+// An array of row ids: not empty, of `engine`, numbers rather than bools.
+void CheckRowIdArray(const char* operation, const NDArray& row_ids, const Engine& engine);
 
 // An array of integers, or bools, holds `value` exactly.
 void CheckScalar(const char* operation, DType dtype, Scalar value);

@@ -1,0 +1,316 @@
+// Handles of row-sparse arrays and their queued operations.
+#include <heddle/error.h>
+#include <heddle/row_sparse.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "ops/cast.h"
+#include "ops/elementwise.h"
+#include "ops/row_ids.h"
+#include "storage/allocator.h"
+#include "storage/array_checks.h"
+#include "storage/parallel.h"
+#include "storage/row_sparse_kernels.h"
+#include "storage/row_sparse_state.h"
+
+namespace heddle {
+
+using internal::RowSparseState;
+using internal::StateOf;
+
+namespace {
+
+template <class Array>
+void CheckNotEmpty(const char* operation, const Array& array) {
+  if (array.empty()) storage::ThrowEmpty(operation);
+}
+
+RowSparseState& Checked(const RowSparseNDArray& array) {
+  CheckNotEmpty("row-sparse array", array);
+  return StateOf(array);
+}
+
+// Arrays of which one at least is row-sparse: none empty, of one engine, with equal shapes.
+template <class A, class B>
+void CheckFits(const char* operation, const A& like, const B& array) {
+  CheckNotEmpty(operation, like);
+  CheckNotEmpty(operation, array);
+  if (&like.engine() != &array.engine()) storage::ThrowOtherEngine(operation, array.shape());
+  if (like.shape() != array.shape()) {
+    storage::ThrowShape(operation, like.shape(), array.shape());
+  }
+}
+
+template <class A, class B>
+void CheckAlike(const char* operation, const A& like, const B& array) {
+  CheckFits(operation, like, array);
+  if (like.dtype() != array.dtype()) {
+    storage::ThrowDType(operation, like.dtype(), array.dtype());
+  }
+  if (like.device() != array.device()) {
+    storage::ThrowDevice(operation, like.device(), array.device());
+  }
+}
+
+void CheckRowIds(const char* operation, std::span<const std::int64_t> ids, std::int64_t num_rows) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= num_rows) {
+      throw InvalidArgument(
+          fmt::format("{}: row id {}: expected one in [0, {})", operation, ids[i], num_rows));
+    }
+    if (i > 0 && ids[i] <= ids[i - 1]) {
+      throw InvalidArgument(fmt::format("{}: expected sorted and unique row ids, got {} after {}",
+                                        operation, ids[i], ids[i - 1]));
+    }
+  }
+}
+
+OpOptions Writing(OpName name, const RowSparseNDArray& out, int priority) {
+  OpOptions options{.name = name, .writes = {out.var()}, .device = out.device()};
+  options.priority = priority;
+  return options;
+}
+
+// The rows in the order of their ids.
+std::vector<std::size_t> SortedOrder(std::span<const std::int64_t> row_ids) {
+  std::vector<std::size_t> order(row_ids.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t i) { return row_ids[i]; });
+  return order;
+}
+
+}  // namespace
+
+RowSparseNDArray::RowSparseNDArray(Shape shape, DType dtype, Device device, Engine& engine) {
+  storage::CheckDevice(device);
+  state_ = std::make_shared<RowSparseState>(std::move(shape), dtype, device, engine);
+}
+
+RowSparseNDArray RowSparseNDArray::FromHost(std::span<const std::int64_t> row_ids, const void* rows,
+                                            std::size_t count, DType from, Shape shape, DType dtype,
+                                            Device device, Engine& engine) {
+  RowSparseNDArray out(std::move(shape), dtype, device, engine);
+  RowSparseState& state = StateOf(out);
+  const auto row_size = static_cast<std::size_t>(state.row_size);
+  const std::size_t expected = row_ids.size() * row_size;
+  if (count != expected) {
+    throw InvalidArgument(
+        fmt::format("FromVectors: expected {} values for {} rows of shape {}, got {}", expected,
+                    row_ids.size(), ToString(state.shape), count));
+  }
+  const std::vector<std::size_t> order = SortedOrder(row_ids);
+  std::vector<std::int64_t> ids;
+  ids.reserve(order.size());
+  for (const std::size_t i : order) ids.push_back(row_ids[i]);
+  // Nobody else has the array yet, so it needs no op.
+  CheckRowIds("FromVectors", ids, state.shape[0]);
+  out.SetRowIds(ids);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    ops::Cast(from, static_cast<const std::byte*>(rows) + order[i] * row_size * SizeOf(from), dtype,
+              state.rows.row(static_cast<std::int64_t>(i)), row_size);
+  }
+  return out;
+}
+
+const Shape& RowSparseNDArray::shape() const { return Checked(*this).shape; }
+DType RowSparseNDArray::dtype() const { return Checked(*this).dtype; }
+Device RowSparseNDArray::device() const { return Checked(*this).device; }
+Engine& RowSparseNDArray::engine() const { return Checked(*this).engine; }
+const Var& RowSparseNDArray::var() const { return Checked(*this).var; }
+std::int64_t RowSparseNDArray::row_size() const { return Checked(*this).row_size; }
+std::int64_t RowSparseNDArray::num_rows() const { return Checked(*this).rows.count(); }
+std::span<const std::int64_t> RowSparseNDArray::row_ids() const {
+  return Checked(*this).rows.view().ids;
+}
+void* RowSparseNDArray::rows() const { return Checked(*this).rows.rows(); }
+
+void* RowSparseNDArray::TypedRows(DType expected) const {
+  if (dtype() != expected) {
+    throw InvalidArgument(
+        fmt::format("rows: expected dtype {}, got {}", Name(dtype()), Name(expected)));
+  }
+  return rows();
+}
+
+void RowSparseNDArray::SetRowIds(std::span<const std::int64_t> row_ids) const {
+  RowSparseState& state = Checked(*this);
+  CheckRowIds("SetRowIds", row_ids, state.shape[0]);
+  state.rows.Reset(static_cast<std::int64_t>(row_ids.size()));
+  if (!row_ids.empty()) std::memcpy(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
+}
+
+void RowSparseNDArray::WaitToRead() const { engine().WaitForVar(var()); }
+void RowSparseNDArray::WaitToRead(Deadline deadline) const { engine().WaitForVar(var(), deadline); }
+void RowSparseNDArray::WaitToWrite() const { engine().WaitForReadsAndWrites(var()); }
+void RowSparseNDArray::WaitToWrite(Deadline deadline) const {
+  engine().WaitForReadsAndWrites(var(), deadline);
+}
+
+// ---- Queued operations
+
+RowSparseNDArray RowSparseNDArray::FromDense(const NDArray& dense, int priority) {
+  CheckNotEmpty("FromDense", dense);
+  RowSparseNDArray out(dense.shape(), dense.dtype(), dense.device(), dense.engine());
+  OpOptions options = Writing("FromDense", out, priority);
+  options.reads = {dense.var()};
+  out.engine().Push(options, [dense, out] { storage::DenseToRowSparse(dense, out); });
+  return out;
+}
+
+void RowSparseNDArray::CopyTo(const RowSparseNDArray& dst, int priority) const {
+  CheckFits("CopyTo", *this, dst);
+  if (IsSameAs(dst)) return;
+  OpOptions options = Writing("CopyTo", dst, priority);
+  options.reads = {var()};
+  options.lane = Lane::kCopy;
+  engine().Push(options, [src = *this, dst] { storage::CopyRowSparse(src, dst); });
+}
+
+void RowSparseNDArray::CopyTo(const NDArray& dst, int priority) const {
+  CheckFits("CopyTo", *this, dst);
+  OpOptions options{.name = "CopyTo",
+                    .reads = {var()},
+                    .writes = {dst.var()},
+                    .device = dst.device(),
+                    .lane = Lane::kCopy,
+                    .priority = priority};
+  if (dst.is_partial()) options.reads = {var(), dst.var()};
+  engine().Push(options, [src = *this, dst] { storage::RowSparseToDense(src, dst); });
+}
+
+RowSparseNDArray RowSparseNDArray::Copy(int priority) const { return Copy(device(), priority); }
+
+RowSparseNDArray RowSparseNDArray::Copy(Device device, int priority) const {
+  RowSparseNDArray out(shape(), dtype(), device, engine());
+  CopyTo(out, priority);
+  return out;
+}
+
+RowSparseNDArray RowSparseNDArray::AsType(DType dtype, int priority) const {
+  RowSparseNDArray out(shape(), dtype, device(), engine());
+  CopyTo(out, priority);
+  return out;
+}
+
+NDArray RowSparseNDArray::ToDense(int priority) const {
+  NDArray out(shape(), dtype(), device(), engine());
+  CopyTo(out, priority);
+  return out;
+}
+
+// Not this array itself after a wait: another thread may push a write to it meanwhile.
+RowSparseNDArray RowSparseNDArray::ReadableCopy(DType dtype) const {
+  RowSparseNDArray out(shape(), dtype, Cpu(), engine());
+  CopyTo(out);
+  out.WaitToRead();
+  return out;
+}
+
+RowSparseNDArray RowSparseNDArray::Retain(const NDArray& row_ids, int priority) const {
+  RowSparseNDArray out(shape(), dtype(), device(), engine());
+  storage::CheckRowIdArray("Retain", row_ids, engine());
+  OpOptions options = Writing("Retain", out, priority);
+  options.reads = {var(), row_ids.var()};
+  engine().Push(options, [src = *this, row_ids, out] {
+    const std::vector<std::int64_t> ids = storage::SortedRowIds(row_ids, src.shape()[0]);
+    storage::GatherRowSparse(src, ids, {&out, 1});
+  });
+  return out;
+}
+
+void RowSparseNDArray::Clear(int priority) const {
+  CheckNotEmpty("Clear", *this);
+  engine().Push(Writing("Clear", *this, priority), [out = *this] { StateOf(out).rows.Reset(0); });
+}
+
+const RowSparseNDArray& RowSparseNDArray::operator+=(const RowSparseNDArray& other) const {
+  CheckAlike("Add", *this, other);
+  OpOptions options = Writing("Add", *this, 0);
+  options.reads = {var(), other.var()};
+  engine().Push(options, [to = *this, other] {
+    if (to.IsSameAs(other)) {
+      const RowSparseNDArray twice[] = {to, to};
+      storage::SumRowSparse(twice, to);
+    } else {
+      storage::AddInPlace(to, other);
+    }
+  });
+  return *this;
+}
+
+const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
+  CheckNotEmpty("Multiply", *this);
+  storage::CheckScalar("Multiply", dtype(), value);
+  OpOptions options = Writing("Multiply", *this, 0);
+  options.reads = {var()};
+  engine().Push(options, [out = *this, value] {
+    const RowSparseState& state = StateOf(out);
+    const auto bytes = static_cast<std::int64_t>(SizeOf(state.dtype));
+    const ops::Scalar factor =
+        value.is_integer() ? ops::Scalar(value.integer()) : ops::Scalar(value.real());
+    storage::ForBlocks(state.engine, state.rows.count() * state.row_size, 2 * bytes,
+                       [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+                         std::byte* const part = state.rows.rows() + begin * bytes;
+                         ops::BinaryWithScalar(ops::BinaryOp::kMultiply, state.dtype, part, factor,
+                                               part, static_cast<std::size_t>(end - begin), mode);
+                       });
+  });
+  return *this;
+}
+
+RowSparseNDArray operator+(const RowSparseNDArray& a, const RowSparseNDArray& b) {
+  CheckAlike("Add", a, b);
+  RowSparseNDArray out(a.shape(), a.dtype(), a.device(), a.engine());
+  Sum({a, b}, out);
+  return out;
+}
+
+RowSparseNDArray operator*(const RowSparseNDArray& a, Scalar b) {
+  CheckNotEmpty("Multiply", a);
+  storage::CheckScalar("Multiply", a.dtype(), b);
+  RowSparseNDArray out = a.Copy();
+  out *= b;
+  return out;
+}
+RowSparseNDArray operator*(Scalar a, const RowSparseNDArray& b) { return b * a; }
+
+const NDArray& operator+=(const NDArray& a, const RowSparseNDArray& b) {
+  CheckAlike("Add", a, b);
+  a.engine().Push(
+      {.name = "Add", .reads = {a.var(), b.var()}, .writes = {a.var()}, .device = a.device()},
+      [a, b] { storage::AddToDense(b, a); });
+  return a;
+}
+
+void Sum(std::span<const RowSparseNDArray> inputs, const RowSparseNDArray& out, int priority) {
+  CheckNotEmpty("Sum", out);
+  if (inputs.empty()) throw InvalidArgument("Sum: expected at least one input, got none");
+  std::vector<VarRef> reads;
+  reads.reserve(inputs.size());
+  for (const RowSparseNDArray& input : inputs) {
+    CheckFits("Sum", out, input);
+    if (out.dtype() != input.dtype()) storage::ThrowDType("Sum", out.dtype(), input.dtype());
+    if (out.device().type != input.device().type) {
+      storage::ThrowDevice("Sum", out.device(), input.device());
+    }
+    reads.emplace_back(input.var());
+  }
+  OpOptions options = Writing("Sum", out, priority);
+  options.reads = reads;
+  out.engine().Push(options, [held = std::vector(inputs.begin(), inputs.end()), out] {
+    storage::SumRowSparse(held, out);
+  });
+}
+
+void Sum(std::initializer_list<RowSparseNDArray> inputs, const RowSparseNDArray& out,
+         int priority) {
+  Sum(std::span<const RowSparseNDArray>(inputs.begin(), inputs.size()), out, priority);
+}
+
+}  // namespace heddle

@@ -1,0 +1,97 @@
+// What a RowSparseNDArray handle points to.
+//
+// Invariants, whenever no op that writes the value is running:
+//   (R1) The ids are sorted and unique, in [0, shape[0]).
+//   (R2) There is memory for as many rows as there are ids.
+// `rows` is touched only by the bodies of ops that name `var`, and by threads after a wait, as the
+// elements of an NDArray are. An op that fails leaves R1 and R2 true: it takes memory before it
+// writes, or leaves no rows.
+#pragma once
+
+#include <heddle/engine.h>
+#include <heddle/row_sparse.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "ops/row_sparse.h"
+#include "storage/allocator.h"
+
+namespace heddle::internal {
+
+// Memory for ids and rows, which grows as needed.
+class RowStorage {
+ public:
+  RowStorage(storage::Allocator& allocator, std::int64_t row_bytes)
+      : allocator_(&allocator), row_bytes_(row_bytes) {}
+  RowStorage(RowStorage&& other) noexcept
+      : allocator_(other.allocator_),
+        row_bytes_(other.row_bytes_),
+        count_(std::exchange(other.count_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)),
+        ids_(std::exchange(other.ids_, nullptr)),
+        rows_(std::exchange(other.rows_, nullptr)) {}
+  RowStorage& operator=(RowStorage other) noexcept {
+    std::swap(allocator_, other.allocator_);
+    std::swap(row_bytes_, other.row_bytes_);
+    std::swap(count_, other.count_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(ids_, other.ids_);
+    std::swap(rows_, other.rows_);
+    return *this;
+  }
+  ~RowStorage() { Free(); }
+
+  std::int64_t count() const { return count_; }
+  std::int64_t capacity() const { return capacity_; }
+  std::int64_t row_bytes() const { return row_bytes_; }
+  std::int64_t* ids() const { return ids_; }
+  std::byte* rows() const { return rows_; }
+  std::byte* row(std::int64_t place) const { return rows_ + place * row_bytes_; }
+  ops::SparseRows view() const { return {{ids_, static_cast<std::size_t>(count_)}, rows_}; }
+
+  // Room for `count` rows; ids and rows are undefined. Keeps memory that fits, not much more.
+  // OutOfMemory: no rows.
+  void Reset(std::int64_t count);
+  // The first `count` rows, of those that there is room for.
+  void set_count(std::int64_t count) { count_ = count; }
+  // Empty storage for rows of the same size with room for `capacity` of them.
+  RowStorage Another(std::int64_t capacity) const;
+
+ private:
+  void Free() noexcept;
+
+  storage::Allocator* allocator_;
+  std::int64_t row_bytes_;
+  std::int64_t count_ = 0;
+  std::int64_t capacity_ = 0;  // rows
+  std::int64_t* ids_ = nullptr;
+  std::byte* rows_ = nullptr;
+};
+
+struct RowSparseState {
+  RowSparseState(Shape dims, DType type, Device where, Engine& of);
+
+  const Shape shape;
+  const DType dtype;
+  const Device device;
+  Engine& engine;  // not touched by the destructor: arrays may outlive their engine
+  const Var var;
+  const std::int64_t row_size;  // elements
+  RowStorage rows;
+};
+
+// Opens handles for heddle's own code.
+class RowSparseAccess {
+ public:
+  static RowSparseState& StateOf(const RowSparseNDArray& array) { return *array.state_; }
+};
+
+// The state of an array that is not empty.
+inline RowSparseState& StateOf(const RowSparseNDArray& array) {
+  return RowSparseAccess::StateOf(array);
+}
+
+}  // namespace heddle::internal
