@@ -16,5 +16,6 @@ def _section(name, meaning):
 
 
 SECTIONS = {
+    "quantise": _section("quantise", "Two-bit and one-bit codes of gradients, and back."),
     "updates": _section("updates", "The updates of optimizers."),
 }

@@ -20,6 +20,7 @@ struct Section {
 
 // In the order in which they run; compare/kernels.py lists them again.
 constexpr Section kSections[] = {
+    {"quantise", &heddle::bench::MeasureQuantise},
     {"updates", &heddle::bench::MeasureUpdates},
 };
 

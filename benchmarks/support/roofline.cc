@@ -27,7 +27,6 @@ HWY_INLINE void MoveRun(Stream::Use use, std::uint8_t* p, std::size_t bytes, std
   const std::size_t lanes = hn::Lanes(d);
   constexpr std::size_t kUnroll = 4;
   const std::size_t step = kUnroll * lanes;
-  const auto zero = hn::Zero(d);
   std::size_t i = 0;
   switch (use) {
     case Stream::Use::kRead: {
@@ -55,15 +54,17 @@ HWY_INLINE void MoveRun(Stream::Use use, std::uint8_t* p, std::size_t bytes, std
       }
       break;
     }
-    case Stream::Use::kWrite:
+    case Stream::Use::kWrite: {
+      const auto value = hn::Set(d, static_cast<std::uint8_t>(Memory::kSmallNumbers));
       for (; i + lanes <= bytes; i += lanes) {
         if constexpr (kStream) {
-          hn::Stream(zero, d, p + i);
+          hn::Stream(value, d, p + i);
         } else {
-          hn::Store(zero, d, p + i);
+          hn::Store(value, d, p + i);
         }
       }
       break;
+    }
   }
 }
 
