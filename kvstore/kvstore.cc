@@ -66,6 +66,9 @@ std::vector<KeyArrays> KVStore::Pair(std::string_view call, const KeyList& keys,
 std::vector<Key> KVStore::Keys() const { ThrowNotSupported("Keys"); }
 void KVStore::SetUpdater(Updater) { ThrowNotSupported("SetUpdater"); }
 void KVStore::SetOptimizer(std::shared_ptr<Optimizer>) { ThrowNotSupported("SetOptimizer"); }
+void KVStore::SetGradientCompression(const CompressionOptions&) {
+  ThrowNotSupported("SetGradientCompression");
+}
 void KVStore::SendCommandToServers(int, std::string_view) {}
 bool KVStore::IsCapable(std::string_view) const { return false; }
 

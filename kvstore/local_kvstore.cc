@@ -7,6 +7,7 @@
 #include <heddle/kvstore.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,11 +23,13 @@
 
 #include "base/mutex.h"
 #include "kvstore/checks.h"
+#include "kvstore/compression/compressor.h"
 #include "kvstore/key_table.h"
 #include "kvstore/merge_placement.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "kvstore/registry.h"
 #include "kvstore/stored_value.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -50,7 +53,13 @@ class LocalKVStore final : public KVStore {
   void SetUpdater(Updater updater) override EXCLUDES(mutex_);
   void SetOptimizer(std::shared_ptr<Optimizer> optimizer) override EXCLUDES(mutex_);
   bool IsCapable(std::string_view capability) const override {
-    return LowerCase(capability) == "optimizer";
+    const std::string name = LowerCase(capability);
+    return name == "optimizer" || name == "compression";
+  }
+  void SetGradientCompression(const CompressionOptions& options) override EXCLUDES(mutex_);
+  TransferStats transfers() const override {
+    return {pushed_bytes_.load(std::memory_order_relaxed),
+            pulled_bytes_.load(std::memory_order_relaxed)};
   }
 
  protected:
@@ -75,6 +84,7 @@ class LocalKVStore final : public KVStore {
     bool placed = true;                         // false: will get its device by the first push
     std::shared_ptr<UpdateState> update_state;  // of the optimizer `optimizer_number`
     std::uint64_t optimizer_number = 0;
+    std::vector<std::shared_ptr<Residual>> residuals;  // of the senders seen so far
   };
 
   // One key of a push: what to sum, and where it goes.
@@ -84,6 +94,8 @@ class LocalKVStore final : public KVStore {
     std::vector<NDArray> joined = {};  // holds `arrays` if the call names the key several times
     Slot* slot = nullptr;              // only while PreparePush holds the lock; null: a new key
     ValuePtr value = nullptr;
+    std::shared_ptr<Compression> compression = nullptr;
+    std::vector<std::shared_ptr<Residual>> residuals = {};  // of the slot, with the new senders
     Update update = {};
   };
 
@@ -108,7 +120,9 @@ class LocalKVStore final : public KVStore {
   // The first returns the updater to call, if any.
   UpdaterPtr PreparePush(std::string_view call, std::span<KeyPush> pushes) EXCLUDES(mutex_);
   static void QueuePush(std::span<KeyPush> pushes, const UpdaterPtr& updater, int priority);
+  void QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority);
 
+  void PlanCompressionLocked(KeyPush& push, const NDArray& value) const REQUIRES(mutex_);
   void CheckKeyKindLocked(std::string_view call, KeyRef key) const REQUIRES(mutex_);
   void CheckNewLocked(std::string_view call, std::span<const KeyArrays> pairs) const
       REQUIRES(mutex_);
@@ -122,6 +136,8 @@ class LocalKVStore final : public KVStore {
 
   const bool strict_init_;
   const MergeOn merge_on_;
+  std::atomic<std::int64_t> pushed_bytes_{0};
+  std::atomic<std::int64_t> pulled_bytes_{0};
 
   // Nothing waits, and no op is pushed, while it is held.
   mutable Mutex mutex_;
@@ -131,7 +147,9 @@ class LocalKVStore final : public KVStore {
   UpdaterPtr updater_ GUARDED_BY(mutex_);
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::uint64_t optimizer_number_ GUARDED_BY(mutex_) = 0;  // counts the optimizers set
-  std::size_t unplaced_ GUARDED_BY(mutex_) = 0;            // slots that are not placed
+  std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
+  bool pushed_ GUARDED_BY(mutex_) = false;
+  std::size_t unplaced_ GUARDED_BY(mutex_) = 0;  // slots that are not placed
   MergePlacement placement_ GUARDED_BY(mutex_);
 };
 
@@ -255,13 +273,15 @@ void LocalKVStore::DoReset(KeyRef key, const NDArray& value) {
   }
   value.WaitToRead();
   ValuePtr stored;
-  std::shared_ptr<UpdateState> old_state;  // dropped after the lock
+  std::shared_ptr<UpdateState> old_state;  // dropped after the lock, as are the residuals
+  std::vector<std::shared_ptr<Residual>> old_residuals;
   {
     MutexLock lock(mutex_);
     const auto found = slots_.find(key);
     if (found == slots_.end()) ThrowUnknownKey("Reset", key);
     stored = found->second.value;
     old_state = std::exchange(found->second.update_state, nullptr);
+    old_residuals.swap(found->second.residuals);
     // Only values that no op has written may move to another device.
     if (!std::exchange(found->second.placed, true)) --unplaced_;
   }
@@ -286,6 +306,27 @@ void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   optimizer_.swap(optimizer);
   updater_.swap(old_updater);
   ++optimizer_number_;
+}
+
+void LocalKVStore::SetGradientCompression(const CompressionOptions& options) {
+  const auto fresh = MakeCompressor(options);
+  const auto text = [](const CompressionOptions& o) {
+    return fmt::format("type {}, threshold {}", o.type, o.threshold);
+  };
+  MutexLock lock(mutex_);
+  if (compressor_ != nullptr) {
+    const CompressionOptions& set = compressor_->options();
+    if (set.type == fresh->options().type && set.threshold == options.threshold) return;
+    throw InvalidArgument(
+        fmt::format("SetGradientCompression: expected what is set already, {}, got {}", text(set),
+                    text(fresh->options())));
+  }
+  if (pushed_) {
+    throw InvalidState(fmt::format(
+        "SetGradientCompression: expected a call before the first push, got {} after it",
+        text(fresh->options())));
+  }
+  compressor_ = fresh;
 }
 
 std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
@@ -369,6 +410,28 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
   return plan;
 }
 
+// The residuals of a push to `value`: those of the senders that the key knows, and new ones.
+void LocalKVStore::PlanCompressionLocked(KeyPush& push, const NDArray& value) const {
+  push.compression = std::make_shared<Compression>();
+  push.compression->compressor = compressor_;
+  if (push.slot != nullptr) push.residuals = push.slot->residuals;
+  for (std::size_t i = 0; i < push.arrays.size(); ++i) {
+    const Device device = push.arrays[i].device();
+    int place = 0;
+    for (const NDArray& before : push.arrays.first(i)) place += before.device() == device;
+    const auto is_sender = [&](const std::shared_ptr<Residual>& residual) {
+      return residual->device == device && residual->place == place;
+    };
+    auto found = std::find_if(push.residuals.begin(), push.residuals.end(), is_sender);
+    if (found == push.residuals.end()) {
+      push.residuals.push_back(std::make_shared<Residual>(Residual{
+          device, place, internal::NewArrayGuardedBy(value, value.shape(), DType::kFloat32)}));
+      found = push.residuals.end() - 1;
+    }
+    push.compression->residuals.push_back(*found);
+  }
+}
+
 LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
                                                    std::span<KeyPush> pushes) {
   for (const KeyPush& push : pushes) {
@@ -391,6 +454,12 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
           "{}: key {} was never initialised: expected Init before the first push, since {}", call,
           ToString(push.key),
           strict_init_ ? "the store was made with strict_init" : "an updater or optimizer is set"));
+    }
+    if (compressor_ != nullptr && !IsCompressible(push.arrays[0].dtype())) {
+      throw InvalidArgument(fmt::format(
+          "{}: key {}: expected float32, float16 or bfloat16, since gradient compression {} is "
+          "set, got {}",
+          call, ToString(push.key), compressor_->options().type, Name(push.arrays[0].dtype())));
     }
     if (plan == nullptr) continue;
     if (!IsFloating(push.arrays[0].dtype())) {
@@ -420,7 +489,20 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
               : std::make_shared<UpdateState>(plan->multi_precision);
     }
   }
+  if (compressor_ != nullptr) {
+    for (KeyPush& push : pushes) {
+      NDArray value = push.slot != nullptr ? push.value->array() : NDArray();
+      for (const Placement& placement : placements) {
+        const bool is_placed =
+            push.slot != nullptr ? placement.slot == push.slot : placement.push == &push;
+        if (is_placed) value = placement.value->array();
+      }
+      PlanCompressionLocked(push, value);
+    }
+  }
   // From here on nothing fails.
+  pushed_ = true;
+  std::int64_t pushed_bytes = 0;
   for (const Placement& placement : placements) {
     Slot& slot = placement.slot != nullptr ? *placement.slot : InsertLocked(placement.value);
     slot.value = placement.value;
@@ -431,21 +513,36 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
     Slot& slot =
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
     push.value = slot.value;
+    if (push.compression != nullptr) slot.residuals = std::move(push.residuals);
+    for (const NDArray& array : push.arrays) {
+      pushed_bytes +=
+          push.compression != nullptr ? compressor_->CodeBytes(array.size()) : array.bytes();
+    }
     if (plan == nullptr) continue;
     slot.update_state = push.update.state;
     slot.optimizer_number = optimizer_number_;
   }
+  pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
   return updater_;
 }
 
 void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdaterPtr& updater, int priority) {
   for (KeyPush& push : pushes) {
     if (updater != nullptr) {
-      StoredValue::RunUpdater(push.value, push.arrays, *updater, priority);
+      StoredValue::RunUpdater(push.value, push.arrays, std::move(push.compression), *updater,
+                              priority);
     } else {
-      StoredValue::QueuePush(push.value, push.arrays, std::move(push.update), priority);
+      StoredValue::QueuePush(push.value, push.arrays, std::move(push.compression),
+                             std::move(push.update), priority);
     }
   }
+}
+
+void LocalKVStore::QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority) {
+  StoredValue::QueuePull(value, out, priority);
+  std::int64_t bytes = 0;
+  for (const NDArray& array : out) bytes += array.bytes();
+  pulled_bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
@@ -466,13 +563,13 @@ void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
   if (pairs.size() == 1) {
     const ValuePtr value = FindForPull(pairs[0]);
-    StoredValue::QueuePull(value, pairs[0].arrays, priority);
+    QueuePull(value, pairs[0].arrays, priority);
     return;
   }
   std::vector<ValuePtr> values;
   for (const KeyArrays& pair : pairs) values.push_back(FindForPull(pair));
   for (std::size_t i = 0; i < pairs.size(); ++i) {
-    StoredValue::QueuePull(values[i], pairs[i].arrays, priority);
+    QueuePull(values[i], pairs[i].arrays, priority);
   }
 }
 
@@ -497,7 +594,7 @@ void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const
   const UpdaterPtr updater = PreparePush("PushPull", pushes);
   QueuePush(pushes, updater, priority);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    StoredValue::QueuePull(pushes[push_of[i]].value, out[i].arrays, priority);
+    QueuePull(pushes[push_of[i]].value, out[i].arrays, priority);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "kvstore/array_kernels.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -22,6 +23,16 @@ std::vector<VarRef> VarsOf(std::span<const NDArray> arrays) {
   vars.reserve(arrays.size());
   for (const NDArray& array : arrays) vars.push_back(array.var());
   return vars;
+}
+
+// out = the sum of the inputs as they reach the store.
+void SumReceived(std::span<const NDArray> inputs, const Compression* compression,
+                 const NDArray& out) {
+  if (compression != nullptr) {
+    SumCompressed(inputs, *compression, out);
+  } else {
+    SumArrays(inputs, out);
+  }
 }
 
 }  // namespace
@@ -68,6 +79,7 @@ template <class Inputs>
 struct StoredValue::PushOp {
   std::shared_ptr<StoredValue> value;
   Inputs inputs;
+  std::shared_ptr<const Compression> compression;
   Update update;
 
   void operator()() const {
@@ -78,13 +90,23 @@ struct StoredValue::PushOp {
       return;
     }
     if (update.rule == nullptr) {
-      SumArrays(View(inputs), v.array_);
+      SumReceived(View(inputs), compression.get(), v.array_);
       v.source_ = NDArray();
       v.has_value_ = true;
     } else {
       if (!v.has_value_) return;  // nothing to update: the push that made the key failed, see E2
       v.FetchSource();
-      v.ApplyUpdate(View(inputs), update);
+      if (compression != nullptr) {
+        // A value of its own: compressing is no pure function, and updates may take several passes.
+        if (v.decompressed_.empty()) {
+          v.decompressed_ =
+              internal::NewArrayGuardedBy(v.array_, v.array_.shape(), v.array_.dtype());
+        }
+        SumCompressed(View(inputs), *compression, v.decompressed_);
+        v.ApplyUpdate(View(v.decompressed_), update);
+      } else {
+        v.ApplyUpdate(View(inputs), update);
+      }
     }
     v.input_error_ = nullptr;
   }
@@ -130,6 +152,7 @@ struct StoredValue::ResetOp {
 struct StoredValue::MergeOp {
   std::shared_ptr<StoredValue> value;
   std::vector<NDArray> inputs;
+  std::shared_ptr<const Compression> compression;
   NDArray merged;
 
   void operator()() const {
@@ -141,7 +164,7 @@ struct StoredValue::MergeOp {
       v.input_error_ = nullptr;
     if (v.input_error_ != nullptr) std::rethrow_exception(v.input_error_);
     v.FetchSource();
-    SumArrays(inputs, merged);
+    SumReceived(inputs, compression.get(), merged);
   }
 };
 
@@ -167,7 +190,9 @@ void StoredValue::WaitUntilInitialized() {
 }
 
 void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self,
-                            std::span<const NDArray> values, Update update, int priority) {
+                            std::span<const NDArray> values,
+                            std::shared_ptr<const Compression> compression, Update update,
+                            int priority) {
   Engine& engine = self->array_.engine();
   // The value is only in `writes`, although an update reads it: its body looks at poison itself.
   if (values.size() == 1) {
@@ -177,17 +202,17 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self,
                  .device = self->array_.device(),
                  .priority = priority,
                  .run_when_poisoned = true},
-                PushOp<NDArray>{self, values[0], std::move(update)});
+                PushOp<NDArray>{self, values[0], std::move(compression), std::move(update)});
     return;
   }
-  engine.Push(
-      {.name = "kvstore.push",
-       .reads = VarsOf(values),
-       .writes = {self->array_.var()},
-       .device = self->array_.device(),
-       .priority = priority,
-       .run_when_poisoned = true},
-      PushOp<std::vector<NDArray>>{self, {values.begin(), values.end()}, std::move(update)});
+  engine.Push({.name = "kvstore.push",
+               .reads = VarsOf(values),
+               .writes = {self->array_.var()},
+               .device = self->array_.device(),
+               .priority = priority,
+               .run_when_poisoned = true},
+              PushOp<std::vector<NDArray>>{
+                  self, {values.begin(), values.end()}, std::move(compression), std::move(update)});
 }
 
 void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> out,
@@ -237,7 +262,8 @@ void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const NDA
 }
 
 void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
-                             std::span<const NDArray> values, const Updater& updater,
+                             std::span<const NDArray> values,
+                             std::shared_ptr<const Compression> compression, const Updater& updater,
                              int priority) {
   StoredValue& v = *self;
   const std::thread::id me = std::this_thread::get_id();
@@ -264,7 +290,7 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
                .device = device,
                .priority = priority,
                .run_when_poisoned = true},
-              MergeOp{self, {values.begin(), values.end()}, v.merged_});
+              MergeOp{self, {values.begin(), values.end()}, std::move(compression), v.merged_});
   std::exception_ptr error;
   try {
     updater(v.key_, v.merged_, v.array_);

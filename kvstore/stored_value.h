@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/mutex.h"
+#include "kvstore/compression/compressed_sum.h"
 #include "kvstore/update_state.h"
 
 namespace heddle::kvstore {
@@ -44,14 +45,17 @@ class StoredValue {
   // Before the store knows of the value: takes a copy of `value`, whose error the wait throws.
   void QueueInitialize(const NDArray& value);
   void WaitUntilInitialized();
+  // `compression`: null, or how the values reach the store.
   static void QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> values,
-                        Update update, int priority);
+                        std::shared_ptr<const Compression> compression, Update update,
+                        int priority);
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> out,
                         int priority);
   static void QueueReset(const std::shared_ptr<StoredValue>& self, const NDArray& value);
   // Sums, calls `updater` on this thread, and returns when it has; throws what it throws.
   static void RunUpdater(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> values,
-                         const Updater& updater, int priority) EXCLUDES(self->updater_mutex_);
+                         std::shared_ptr<const Compression> compression, const Updater& updater,
+                         int priority) EXCLUDES(self->updater_mutex_);
 
  private:
   template <class Inputs>
@@ -74,6 +78,7 @@ class StoredValue {
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
+  NDArray decompressed_;            // (V) the sum of compressed gradients; empty until needed
   std::exception_ptr input_error_;  // (V)
   bool has_value_ = false;          // (V) false: created by a push that has not succeeded yet
 

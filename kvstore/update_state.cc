@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kvstore/array_kernels.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -37,7 +38,8 @@ std::uint64_t StableHash(KeyRef key) {
 NDArray MakeState(const UpdateStateType& type, DType dtype, const NDArray& start) {
   const Shape& shape = start.shape();
   const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 1;
-  NDArray state(type.per_row ? Shape{rows} : shape, dtype, start.device(), start.engine());
+  const NDArray state =
+      internal::NewArrayGuardedBy(start, type.per_row ? Shape{rows} : shape, dtype);
   if (type.start == UpdateStateType::Start::kWeight) {
     CopyArray(start, {&state, 1});
   } else {

@@ -20,7 +20,8 @@ struct ArrayUpdate {
   int passes;
 };
 
-// Like the value itself it is touched only by ops that write the value's Var, which orders them.
+// Like the value itself it is touched only by ops that write the value's Var, which orders them and
+// guards the arrays.
 struct UpdateState {
   explicit UpdateState(bool multi_precision) : multi_precision(multi_precision) {}
 

@@ -20,9 +20,9 @@ namespace heddle::internal {
 // queue cost nothing yet.
 class Buffer {
  public:
-  Buffer(Engine& engine, Device device, std::int64_t bytes, storage::Allocator& allocator)
+  Buffer(Engine& engine, Var var, Device device, std::int64_t bytes, storage::Allocator& allocator)
       : engine_(engine),
-        var_(engine.NewVar()),
+        var_(std::move(var)),
         device_(device),
         bytes_(bytes),
         allocator_(allocator) {}
@@ -85,6 +85,10 @@ class ArrayAccess {
   static ArrayState& StateOf(const NDArray& array) { return *array.state_; }
   static NDArray Adopt(ArrayState* state) { return NDArray(state); }
 };
+
+// An array of its own memory, on the device of `guard`, that has the Var of `guard`: what belongs
+// to a value and is touched only by ops on the value. Throws as NDArray's constructor does.
+NDArray NewArrayGuardedBy(const NDArray& guard, Shape shape, DType dtype);
 
 // The state of an array that is not empty.
 inline const ArrayState& StateOf(const NDArray& array) { return ArrayAccess::StateOf(array); }

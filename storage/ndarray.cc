@@ -46,10 +46,8 @@ NDArray MakeView(const ArrayState& of, Shape shape, std::int64_t offset) {
   return ArrayAccess::Adopt(view);
 }
 
-}  // namespace
-
-NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
-  storage::CheckDevice(device);
+// The state of a new array; `var` is empty for a fresh one.
+ArrayState* NewState(Shape shape, DType dtype, Device device, Engine& engine, Var var) {
   const std::int64_t bytes = CheckedBytes(shape, dtype);
   storage::Allocator& allocator = storage::AllocatorOf(device.type);
   // What can never fit is the caller's to hear, not a waiter's.
@@ -58,13 +56,26 @@ NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
         fmt::format("array of shape {}, {}: asked for {} bytes, {} in use, cap {} bytes",
                     ToString(shape), Name(dtype), bytes, memory.used, memory.bytes_max));
   }
-  auto* const buffer = new Buffer(engine, device, bytes, allocator);
+  if (!var) var = engine.NewVar();
+  auto* const buffer = new Buffer(engine, std::move(var), device, bytes, allocator);
   try {
-    state_ = new ArrayState(std::move(shape), dtype, buffer, 0);
+    return new ArrayState(std::move(shape), dtype, buffer, 0);
   } catch (...) {
     buffer->Release();
     throw;
   }
+}
+
+}  // namespace
+
+NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
+  storage::CheckDevice(device);
+  state_ = NewState(std::move(shape), dtype, device, engine, Var());
+}
+
+NDArray internal::NewArrayGuardedBy(const NDArray& guard, Shape shape, DType dtype) {
+  return ArrayAccess::Adopt(
+      NewState(std::move(shape), dtype, guard.device(), guard.engine(), guard.var()));
 }
 
 const Shape& NDArray::shape() const { return Checked(*this).shape; }

@@ -147,6 +147,20 @@ struct KVStoreOptions {
   bool strict_init = false;  // a push never creates a key
 };
 
+// Gradient compression: what the devices push reaches the store in a few bits an element, and what
+// these could not carry is added to the device's next push of the key.
+struct CompressionOptions {
+  std::string type;        // "2bit": the threshold, its negative or nothing; "1bit": 1 or -1
+  double threshold = 0.5;  // 2bit: above 0; 1bit: any
+};
+std::vector<std::string_view> CompressionTypes();  // sorted
+
+// Bytes that the calls so far have asked to move, those included that are still queued.
+struct TransferStats {
+  std::int64_t pushed_bytes = 0;  // from pushed arrays to the store; of their codes if compressed
+  std::int64_t pulled_bytes = 0;  // from the store to outputs
+};
+
 class KVStore;
 using KVStoreFactory =
     std::function<std::unique_ptr<KVStore>(Engine& engine, const KVStoreOptions& options)>;
@@ -254,7 +268,8 @@ class KVStore {
   }
 
   // Overwrites the value of a key that is there, cures it if it is poisoned, and forgets its
-  // optimizer state. Waits for `value`; throws its error, changing nothing, if that is poisoned.
+  // optimizer state and residuals. Waits for `value`; throws its error, changing nothing, if that
+  // is poisoned.
   template <KeyLike K>
   void Reset(const K& key, const NDArray& value) {
     DoReset(KeyRef(key), value);
@@ -279,6 +294,16 @@ class KVStore {
   // optimizer's parameters count from the next push on.
   virtual void SetOptimizer(std::shared_ptr<Optimizer> optimizer);
 
+  // Compresses what later pushes send; pulls and Init stay whole. Each key and sender (a device, or
+  // the n-th array of a device in a push) has a residual of its own, which Reset forgets. Pushes of
+  // other dtypes than float32, float16 and bfloat16 are InvalidArgument from then on.
+  // docs/compression.md has formulas and layouts.
+  // InvalidArgument for an unknown type, a threshold that it cannot work with, or other options
+  // than those set before (the same again are fine); InvalidState after the first push.
+  virtual void SetGradientCompression(const CompressionOptions& options);
+
+  virtual TransferStats transfers() const { return {}; }
+
   const std::string& type() const { return type_; }  // lower case, as created
   Engine& engine() const { return *engine_; }
   virtual int rank() const { return 0; }
@@ -288,7 +313,8 @@ class KVStore {
   // Returns after every server's controller ran the command; at once where there are no servers.
   virtual void SendCommandToServers(int head, std::string_view body);
   virtual int NumDeadNodes() const { return 0; }
-  // "optimizer": whether SetOptimizer works. False for unknown names; case does not matter.
+  // "optimizer": whether SetOptimizer works; "compression": SetGradientCompression. False for
+  // unknown names; case does not matter.
   virtual bool IsCapable(std::string_view capability) const;
 
  protected:

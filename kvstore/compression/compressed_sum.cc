@@ -1,0 +1,73 @@
+#include "kvstore/compression/compressed_sum.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "kvstore/array_kernels.h"
+#include "ops/cast.h"
+#include "ops/sum.h"
+#include "storage/parallel.h"
+
+namespace heddle::kvstore {
+
+namespace {
+
+// Elements whose codes, values and sums stay in the first-level cache beside the gradients and
+// residuals that they come from. All devices of this process share one memory, so codes that have
+// been made and read there need not be written out to reach the store.
+constexpr std::int64_t kRun = 1024;
+constexpr std::int64_t kCodeBytesMax = kRun * 4;  // a code is no longer than the gradient
+static_assert(kRun % Compressor::kRunElements == 0);
+
+struct Sender {
+  const std::byte* gradient;
+  float* residual;
+};
+
+}  // namespace
+
+void SumCompressed(std::span<const NDArray> inputs, const Compression& compression,
+                   const NDArray& out) {
+  const Compressor& compressor = *compression.compressor;
+  const DType dtype = out.dtype();
+  const auto element_bytes = static_cast<std::int64_t>(SizeOf(dtype));
+  std::vector<Sender> senders;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Residual& residual = *compression.residuals[i];
+    if (!std::exchange(residual.is_zeroed, true)) FillZero(residual.array);
+    senders.push_back(
+        {static_cast<const std::byte*>(inputs[i].data()), residual.array.data<float>()});
+  }
+  auto* const to = static_cast<std::byte*>(out.data());
+
+  const auto sum_run = [&](std::int64_t begin, std::int64_t end) {
+    const auto count = static_cast<std::size_t>(end - begin);
+    alignas(64) std::array<std::byte, kCodeBytesMax> code;
+    alignas(64) std::array<float, kRun> sum;
+    alignas(64) std::array<float, kRun> term;
+    for (const Sender& sender : senders) {
+      compressor.Compress(dtype, sender.gradient + begin * element_bytes, sender.residual + begin,
+                          code.data(), count);
+      if (&sender == senders.data()) {
+        compressor.Decompress(code.data(), sum.data(), count);
+        continue;
+      }
+      compressor.Decompress(code.data(), term.data(), count);
+      const std::array<const void*, 2> both = {sum.data(), term.data()};
+      ops::Sum(DType::kFloat32, both, sum.data(), count, ops::StoreMode::kCached);
+    }
+    ops::Cast(DType::kFloat32, sum.data(), dtype, to + begin * element_bytes, count,
+              ops::StoreMode::kCached);
+  };
+  const auto moved = static_cast<std::int64_t>(inputs.size()) * (element_bytes + 8) + element_bytes;
+  storage::ForBlocks(out.engine(), out.size(), moved,
+                     [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+                       for (std::int64_t i = begin; i < end; i += kRun) {
+                         sum_run(i, std::min(i + kRun, end));
+                       }
+                     });
+}
+
+}  // namespace heddle::kvstore
