@@ -147,6 +147,10 @@ class EngineCore {
     // the lock is free.
     Op* candidate = nullptr;
     bool keeps_candidate = false;
+    // A worker takes short ops in bursts: what the inbox held when it last looked, then it looks
+    // away, see LingerLocked.
+    bool in_bursts = false;
+    std::uint64_t burst_end = 0;
     int streak = 0;                           // candidates run in a row
     std::optional<std::uint32_t> last_epoch;  // runs nothing pushed later (WaitForAll)
     std::uint64_t ran = 0;
@@ -237,7 +241,7 @@ class EngineCore {
   // core_workers.cc
   void RunWorker();
   void WorkLocked(Executor& executor, bool* again) REQUIRES(lock_);
-  bool LingerLocked(int polls) REQUIRES(lock_);
+  bool LingerLocked(Executor& executor, int* polls) REQUIRES(lock_);
   void JoinExecutorsLocked() REQUIRES(lock_);
   bool LeaveExecutorsLocked() REQUIRES(lock_);
   bool WorkIsVisibleLocked() REQUIRES(lock_);
@@ -310,6 +314,9 @@ class EngineCore {
   // During longer bodies pushers may not count on this executor to look at the inbox.
   static constexpr std::int64_t kLongBodyNs = 20'000;
 
+  // How long an executor without work stays before it leaves, in looks of about a microsecond.
+  static constexpr int kLingerPolls = 100;
+
   const std::uint64_t id_;
   EngineOptions options_;
   const Kind kind_;
@@ -333,21 +340,22 @@ class EngineCore {
   std::atomic<std::uint64_t> next_var_id_{1};
 
   alignas(engine::kNoSharing) mutable engine::TrackerLock lock_;
-  engine::Tracker tracker_ GUARDED_BY(lock_);
-  engine::ReadyQueue ready_ GUARDED_BY(lock_);
-  std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
-  bool body_measured_ GUARDED_BY(lock_) = false;
+  // On the lock's own line, what changes with every op: executors that alternate fetch it once.
+  int executing_ GUARDED_BY(lock_) = 0;  // bodies running now
+  std::uint64_t released_ GUARDED_BY(lock_) = 0;
+  std::uint64_t pushed_ GUARDED_BY(lock_) = 0;  // ops taken from the inbox
+  std::uint64_t done_ GUARDED_BY(lock_) = 0;
   int until_sample_ GUARDED_BY(lock_) = 0;  // ops until one is timed
   int executors_ GUARDED_BY(lock_) = 0;     // threads that will look at the inbox before they leave
-  int executing_ GUARDED_BY(lock_) = 0;     // bodies running now
-  int idlers_ GUARDED_BY(lock_) = 0;        // executors that look away
+  std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
+  int idlers_ GUARDED_BY(lock_) = 0;                    // executors that look away
+  bool body_measured_ GUARDED_BY(lock_) = false;
   bool admit_ GUARDED_BY(lock_) =
       false;  // the lookout wants a further worker in, whatever the average
   int help_skips_ GUARDED_BY(lock_) = 0;
   int help_backoff_ GUARDED_BY(lock_) = 0;
-  std::uint64_t released_ GUARDED_BY(lock_) = 0;
-  std::uint64_t pushed_ GUARDED_BY(lock_) = 0;  // ops taken from the inbox
-  std::uint64_t done_ GUARDED_BY(lock_) = 0;
+  engine::Tracker tracker_ GUARDED_BY(lock_);
+  engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::uint64_t failed_ GUARDED_BY(lock_) = 0;
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;
   int room_waiters_ GUARDED_BY(lock_) = 0;

@@ -20,8 +20,9 @@ constexpr int kStreakMax = 32;
 // Blocked ops that an executor registers in search of a ready one while others are at work:
 // registering early costs more than waiting, and they will get there.
 constexpr int kLookahead = 16;
-// One op in so many is timed while ops are short.
+// One op in so many is timed while ops are short; all are if they are long.
 constexpr int kSampleEvery = 32;
+constexpr std::int64_t kTimedBodyNs = 5'000;
 
 std::string MessageOf(const std::exception_ptr& error) {
   try {
@@ -140,6 +141,8 @@ Op* EngineCore::StreamLocked(Executor& executor) {
         static_cast<std::int32_t>(current_epoch_ - *executor.last_epoch) > 0) {
       break;
     }
+    const bool burst_over = executor.in_bursts && inbox_.head() >= executor.burst_end;
+    if (burst_over && !ParallelPaysLocked() && ready_.empty()) break;
     const Dequeued next = DequeueLocked();
     if (!next.any) break;
     if (next.ready == nullptr) {
@@ -178,7 +181,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   ++executing_;
   bool request_worker = false;
   const bool lowered = kind_ == Kind::kThreaded && LowerGuardLocked(&request_worker);
-  const bool timed = body_ns_ > 1000 || --until_sample_ < 0;
+  const bool timed = body_ns_ > kTimedBodyNs || --until_sample_ < 0;
   AsyncState* async = op->async_state();
   lock_.unlock();
 
@@ -346,6 +349,7 @@ void EngineCore::AdvanceEpochsLocked() {
     ++base_epoch_;
   }
   if (base == base_epoch_) return;
+  if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
   WakeWaitersLocked([this](const Waiter& waiter) {
     lock_.AssertHeld();
     return waiter.kind == WaitKind::kAll && EpochEndedLocked(waiter.target);

@@ -317,7 +317,10 @@ void EngineCore::PublishCompleted(Op* op) noexcept {
   const std::uint64_t ticket = inbox_.TakeTicket();
   if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
   inbox_.Publish(ticket, op, MessageKind::kCompleted);
-  AfterPublish();
+  // A pusher often waits next, and runs its ops itself; whoever completes does not.
+  const Mode mode = mode_.load(std::memory_order_seq_cst);
+  const Mode least = kind_ == Kind::kThreaded ? Mode::kNap : Mode::kStopped;
+  if (mode >= least) WakeFromPublish(mode);
   if (kind_ == Kind::kThreaded) return;
   const engine::TrackerGuard guard(lock_);
   WakeWaitersLocked([](const Waiter&) { return true; });

@@ -18,6 +18,11 @@ namespace {
 constexpr int kSpinMicroseconds = 10;
 constexpr int kHelpDepthMax = 64;
 
+// A wait that runs ops itself looks at the clock after each.
+bool HasPassed(const std::optional<Deadline>& deadline) {
+  return deadline && Deadline::Clock::now() >= deadline->time();
+}
+
 }  // namespace
 
 void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
@@ -158,7 +163,8 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   while (!reached()) {
     if (kind_ != Kind::kThreaded) {
       if (!AcquireInlineLocked(deadline)) continue;
-      RunReadyInlineLocked(executor, reached);
+      RunReadyInlineLocked(executor,
+                           [&] { return reached() || (executor.ran > 0 && HasPassed(deadline)); });
       ReleaseInlineLocked();
       if (reached()) break;
       if (AwaitPublishedLocked()) continue;
@@ -166,9 +172,10 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       if (Op* op = FindRunnableLocked(var)) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
-        continue;
+        if (!HasPassed(deadline)) continue;
       }
     }
+    if (reached()) break;
     Waiter waiter{.kind = WaitKind::kVar, .var = var, .target = target};
     ++var->waiters;
     const bool late = SleepLocked(waiter, deadline);
@@ -250,31 +257,40 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   const ExecutorLink link(*this, executor);
   bool joined = false;
   bool late = false;
+  int polls = kLingerPolls;
   while (!EpochEndedLocked(epoch) && !late) {
     if (kind_ != Kind::kThreaded) {
       if (!AcquireInlineLocked(deadline)) continue;
       RunReadyInlineLocked(executor, [&] {
         lock_.AssertHeld();
-        return EpochEndedLocked(epoch);
+        return EpochEndedLocked(epoch) || (executor.ran > 0 && HasPassed(deadline));
       });
       ReleaseInlineLocked();
       if (EpochEndedLocked(epoch)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (executing_ < options_.num_workers &&
-               (joined || executors_ == 0 || ParallelPaysLocked())) {
+    } else if (joined || executors_ == 0 || ParallelPaysLocked()) {
       if (!joined) JoinExecutorsLocked();
       joined = true;
-      if (Op* op = PickLocked(executor)) {
+      Op* op = executing_ < options_.num_workers ? PickLocked(executor) : nullptr;
+      if (op != nullptr) {
         ExecuteLocked(executor, op);
+        polls = kLingerPolls;
+        late = HasPassed(deadline);
         continue;
       }
+      if (executor.candidate != nullptr)
+        PushReadyLocked(std::exchange(executor.candidate, nullptr));
       if (EpochEndedLocked(epoch)) break;
+      // What runs now may make several ops ready at once: being there costs less than being woken.
+      if (executing_ > 0 && polls > 0) {
+        const bool work = LingerLocked(executor, &polls);
+        if (work || EpochEndedLocked(epoch)) continue;
+      }
     }
     // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
     if (std::exchange(joined, false) && --executors_ == 0) {
       mode_.store(Mode::kNap, std::memory_order_seq_cst);
     }
-    if (executor.candidate != nullptr) PushReadyLocked(std::exchange(executor.candidate, nullptr));
     Waiter waiter{.kind = WaitKind::kAll, .target = epoch, .may_help = true};
     late = SleepLocked(waiter, deadline);
   }

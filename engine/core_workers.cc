@@ -15,13 +15,9 @@ using engine::Pause;
 
 namespace {
 
-// How long an executor without work stays before it goes back to its host.
-constexpr int kLingerPolls = 30;  // of about a microsecond
 // A worker that was woken for a few ops returns the CPU soon: it is often that of the thread that
 // woke it.
 constexpr int kShortLingerPolls = 3;
-// Times in a row that an executor finds its work taken by a wait that helps before it leaves.
-constexpr int kFruitlessMax = 4;
 // A worker returns to its host after so long, so that other arenas get their turn.
 constexpr std::int64_t kTurnNs = 5'000'000;
 // A helper that found fewer ops came for nothing.
@@ -44,9 +40,12 @@ void EngineCore::RunWorker() {
     const engine::TrackerGuard guard(lock_);
     WakeLookoutLocked();
     const bool admitted = std::exchange(admit_, false) || !jobs_.empty();
-    if (executors_ == 0 || admitted || ParallelPaysLocked()) {
+    const bool pays = executors_ < options_.num_workers && ParallelPaysLocked();
+    if (executors_ == 0 || admitted || pays) {
       Executor executor;
       executor.keeps_candidate = true;
+      executor.in_bursts = true;
+      executor.burst_end = inbox_.LooseTail();
       const ExecutorLink link(*this, executor);
       JoinExecutorsLocked();
       WorkLocked(executor, &again);
@@ -65,7 +64,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
   const bool helper = executors_ > 1;
   const std::int64_t turn_ends_ns = SteadyNowNs() + kTurnNs;
   int until_clock = 0;
-  int fruitless = 0;
+  int polls = kShortLingerPolls;
   std::uint64_t others_done = done_;
   while (true) {
     if (Job* job = JoinableJobLocked()) {
@@ -75,14 +74,17 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       HelpLocked(*job);
       continue;
     }
-    if (executing_ >= options_.num_workers) {
-      // Waits that help have taken every place; they hand over when they leave.
+    if (executing_ >= options_.num_workers || executors_ > options_.num_workers) {
+      // Waits that help have taken every place; they hand over when they leave. A thread in
+      // WaitForAll goes before a worker: it has a CPU, where a worker that was just woken may
+      // share one with another.
       if (--executors_ == 0) mode_.store(Mode::kNap, std::memory_order_seq_cst);
       break;
     }
     if (Op* op = PickLocked(executor)) {
       ExecuteLocked(executor, op);
-      fruitless = 0;
+      const bool soon = executor.ran < kWorthComing && in_flight_.empty();
+      polls = soon ? kShortLingerPolls : kLingerPolls;
       if (--until_clock < 0) {
         until_clock = body_ns_ > 10'000 ? 0 : 64;
         // Let in because the others seemed stuck: they no longer are, and one executor is faster.
@@ -100,11 +102,10 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       }
       continue;
     }
-    if (++fruitless <= kFruitlessMax &&
-        LingerLocked(executor.ran < kWorthComing ? kShortLingerPolls : kLingerPolls)) {
-      continue;
-    }
+    if (polls > 0 && LingerLocked(executor, &polls)) continue;
     if (LeaveExecutorsLocked()) break;
+    executor.burst_end = inbox_.LooseTail();
+    polls = kLingerPolls;
   }
   if (helper) {
     help_backoff_ = executor.ran < kWorthComing ? std::min(help_backoff_ * 2 + 1, kBackoffMax) : 0;
@@ -132,9 +133,9 @@ bool EngineCore::WorkIsVisibleLocked() {
 }
 
 // Looks away for a while: polling the inbox at once would fetch the lines that the pusher writes,
-// and taking ops one by one as they come is slower than coming late and finding several. True:
-// there may be work.
-bool EngineCore::LingerLocked(int polls) {
+// and taking ops one by one as they come is slower than coming late and finding several. Looks back
+// at most *polls times and counts them down; true: there may be work.
+bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   inbox_.PublishHead();
   released_published_.store(released_, std::memory_order_relaxed);
   const std::uint64_t head = inbox_.head();
@@ -143,12 +144,13 @@ bool EngineCore::LingerLocked(int polls) {
   lock_.unlock();
   const int pauses = engine::PausesPerMicrosecond();
   bool work = false;
-  for (int poll = 0; poll < polls && !work; ++poll) {
+  for (; *polls > 0 && !work; --*polls) {
     for (int i = 0; i < pauses && !look_.load(std::memory_order_relaxed); ++i) Pause();
     work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head;
   }
   lock_.lock();
   --idlers_;
+  executor.burst_end = inbox_.LooseTail();
   return work;
 }
 
@@ -181,9 +183,12 @@ bool EngineCore::LowerGuardLocked(bool* request_worker) {
 // Is there so much work beside the op about to run (executing_ counts it) that a further executor
 // pays?
 bool EngineCore::NeedsHelpLocked() {
-  if (executing_ + idlers_ >= options_.num_workers || !ParallelPaysLocked()) return false;
-  const auto visible =
-      static_cast<std::int64_t>(ready_.size() + inbox_.LooseTail() - inbox_.head());
+  const int busy = std::max(executors_, executing_ + idlers_);
+  if (busy >= options_.num_workers || !ParallelPaysLocked()) return false;
+  // Registered ops that are blocked count only beside a ready one: that they may run soon is a
+  // guess, which help_backoff_ corrects.
+  const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;
+  const auto visible = static_cast<std::int64_t>(registered + inbox_.LooseTail() - inbox_.head());
   if (visible == 0 || visible * std::min(body_ns_, kWorthHelpNs) < kWorthHelpNs) return false;
   if (help_skips_ > 0) {
     --help_skips_;
@@ -311,7 +316,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
       std::this_thread::yield();
     }
   }
-  context.children += job.children;
+  engine::tls_context.children += job.children;
   if (job.failed) std::rethrow_exception(job.error);
 }
 

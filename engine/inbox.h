@@ -64,7 +64,9 @@ class Inbox {
     // pusher's core.
     const std::uint64_t ahead =
         slots_[(head_ + kPrefetchDistance) & (kSlots - 1)].word.load(std::memory_order_relaxed);
-    __builtin_prefetch(reinterpret_cast<const void*>(ahead & ~std::uint64_t{63}), 1);
+    const std::uintptr_t block = ahead & ~std::uint64_t{63};
+    __builtin_prefetch(reinterpret_cast<const void*>(block), 1);
+    __builtin_prefetch(reinterpret_cast<const void*>(block + 64), 1);
     ++head_;
     if ((head_ & (kPublishEvery - 1)) == 0) {
       head_published_.store(head_, std::memory_order_release);

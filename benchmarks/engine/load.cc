@@ -82,14 +82,16 @@ class Completer {
     std::atomic<bool> filled{false};
   };
 
-  // About as long as it takes to wake a thread: the next op is usually under way.
-  static constexpr int kPollsPerYield = 20'000;
+  // A poll that finds nothing looks away for so long, as a thread that completes I/O does: one that
+  // never took its eyes off the next slot would take the line that the worker is about to write.
+  static constexpr std::chrono::nanoseconds kRest{2'000};
 
   void CompleteAll(int count) {
     for (int i = 0; i < count; ++i) {
       Slot& slot = slots_[static_cast<std::size_t>(i)];
-      for (int polls = 1; !slot.filled.load(std::memory_order_acquire); ++polls) {
-        if (polls % kPollsPerYield == 0) std::this_thread::yield();
+      while (!slot.filled.load(std::memory_order_acquire)) {
+        SpinFor(kRest);
+        std::this_thread::yield();
       }
       std::exchange(slot.done, std::nullopt).value()();
     }

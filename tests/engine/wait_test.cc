@@ -261,6 +261,30 @@ TEST_P(WaitTest, ADeadlineInThePastStillSeesWhatIsPending) {
   EXPECT_THROW(engine.WaitForAll(past), TimeoutError);
 }
 
+// Whether the waiting thread runs the ops itself or not.
+TEST_P(WaitTest, ADeadlinePassesWhileOpsKeepFinishing) {
+  if (GetParam().options.type == "serial")
+    GTEST_SKIP() << "pushes run all that could be waited for";
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  constexpr int kOps = 200;
+  const auto push_all = [&] {
+    for (int i = 0; i < kOps; ++i) {
+      engine.Push({.name = "busy", .reads = {x}, .writes = {x}}, [] {
+        const auto end = steady_clock::now() + milliseconds(1);
+        while (steady_clock::now() < end) {
+        }
+      });
+    }
+  };
+  push_all();
+  EXPECT_THROW(engine.WaitForVar(x, milliseconds(5)), TimeoutError);
+  EXPECT_LT(engine.version(x), kOps);
+  EXPECT_THROW(engine.WaitForAll(milliseconds(5)), TimeoutError);
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), kOps);
+}
+
 // A wait abandoned by its deadline must leave nothing behind that a later completion touches.
 TEST_P(WaitTest, ManyExpiredWaitsDisturbNothing) {
   Engine engine(GetParam().options);
