@@ -122,16 +122,13 @@ void CopyArray(const NDArray& from, std::span<const NDArray> out) {
             });
 }
 
-namespace {
-
-// Update of the elements [begin, end) of the value with the gradients at `gradient`.
 void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t end,
-                    const void* gradient) {
+                    const void* gradient, void* weight) {
   const std::size_t element_bytes = SizeOf(update.run.dtype);
   const std::size_t state_bytes = update.run.master != nullptr ? sizeof(float) : element_bytes;
   internal::UpdateRun run = update.run;
   run.update = &update.key;
-  run.weight = At(run.weight, begin, element_bytes);
+  run.weight = weight;
   run.gradient = gradient;
   if (run.master != nullptr) run.master += begin;
   const std::span<const internal::UpdateStateType> types = update.rule->states();
@@ -148,69 +145,77 @@ void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t 
   update.rule->Update(run);
 }
 
+namespace {
+
 // One pass with the gradient in memory.
-void RunPass(const ArrayUpdate& update, const void* gradient, const NDArray& weight) {
+void RunPass(const ArrayUpdate& update, const NDArray& gradient) {
   const bool sums = update.run.block_sums[0] != nullptr;
   const std::int64_t unit = sums ? ops::kReductionBlock
                             : update.rule->by_rows()
                                 ? std::max<std::int64_t>(1, update.key.row_length)
                                 : 1;
-  const DType dtype = weight.dtype();
+  const DType dtype = gradient.dtype();
+  void* const base = gradient.data();
   // What the update reads and writes besides its inputs differs; twice the weight is close enough.
-  ForBlocks(weight.engine(), (weight.size() + unit - 1) / unit, 3 * Bytes(dtype) * unit,
+  ForBlocks(gradient.engine(), (gradient.size() + unit - 1) / unit, 3 * Bytes(dtype) * unit,
             [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
               const std::int64_t first = begin * unit;
-              UpdateElements(update, first, std::min(end * unit, weight.size()),
-                             At(const_cast<void*>(gradient), first, SizeOf(dtype)));
+              UpdateElements(update, first, std::min(end * unit, gradient.size()),
+                             At(base, first, SizeOf(dtype)),
+                             At(update.run.weight, first, SizeOf(dtype)));
             });
 }
 
 // One pass over elements that sums the inputs as it goes.
-void RunSummingPass(const ArrayUpdate& update, const Addresses& inputs, const NDArray& weight) {
-  const DType dtype = weight.dtype();
+void RunSummingPass(const ArrayUpdate& update, const Addresses& inputs, const NDArray& like) {
+  const DType dtype = like.dtype();
   const std::int64_t element_bytes = Bytes(dtype);
-  ForBlocks(weight.engine(), weight.size(),
-            element_bytes * (static_cast<std::int64_t>(inputs.size()) + 2),
-            [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
-              // Small enough for the first level cache beside what the update reads.
-              constexpr std::int64_t kSumBytes = 8192;
-              alignas(64) std::array<std::byte, kSumBytes> sum;
-              const std::int64_t step = kSumBytes / element_bytes;
-              for (std::int64_t i = begin; i < end; i += step) {
-                const std::int64_t stop = std::min(i + step, end);
-                SumRun(dtype, inputs, i, stop, sum.data(), ops::StoreMode::kCached);
-                UpdateElements(update, i, stop, sum.data());
-              }
-            });
+  ForBlocks(
+      like.engine(), like.size(), element_bytes * (static_cast<std::int64_t>(inputs.size()) + 2),
+      [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+        // Small enough for the first level cache beside what the update reads.
+        constexpr std::int64_t kSumBytes = 8192;
+        alignas(64) std::array<std::byte, kSumBytes> sum;
+        const std::int64_t step = kSumBytes / element_bytes;
+        for (std::int64_t i = begin; i < end; i += step) {
+          const std::int64_t stop = std::min(i + step, end);
+          SumRun(dtype, inputs, i, stop, sum.data(), ops::StoreMode::kCached);
+          UpdateElements(update, i, stop, sum.data(), At(update.run.weight, i, SizeOf(dtype)));
+        }
+      });
 }
 
 }  // namespace
 
-void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs, const NDArray& weight) {
-  const Addresses from(inputs);
-  if (from.size() > 1 && update.passes == 1 && !update.rule->by_rows()) {
-    RunSummingPass(update, from, weight);
-    return;
+void RunEarlierPasses(ArrayUpdate& update, const NDArray& gradient) {
+  if (update.passes == 1) return;
+  const std::size_t blocks = ops::ReductionBlocks(static_cast<std::size_t>(gradient.size()));
+  std::vector<double> block_sums(internal::kUpdateSumsMax * blocks);
+  for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
+    update.run.block_sums[i] = block_sums.data() + i * blocks;
   }
-  NDArray sum;
-  if (from.size() > 1) {
-    sum = NDArray(weight.shape(), weight.dtype(), weight.device(), weight.engine());
-    SumArrays(inputs, sum);
-  }
-  const void* const gradient = sum.empty() ? from[0] : sum.data();
-  const std::size_t blocks = ops::ReductionBlocks(static_cast<std::size_t>(weight.size()));
-  std::vector<double> block_sums(update.passes > 1 ? internal::kUpdateSumsMax * blocks : 0);
-  for (; update.key.pass < update.passes; ++update.key.pass) {
-    const bool last = update.key.pass + 1 == update.passes;
-    for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
-      update.run.block_sums[i] = last ? nullptr : block_sums.data() + i * blocks;
-    }
-    RunPass(update, gradient, weight);
-    if (last) break;
+  for (; update.key.pass + 1 < update.passes; ++update.key.pass) {
+    RunPass(update, gradient);
     for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
       update.key.sums[i] = ops::AddBlocks({block_sums.data() + i * blocks, blocks});
     }
   }
+  update.run.block_sums = {};
+}
+
+void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs) {
+  const Addresses from(inputs);
+  if (from.size() > 1 && update.passes == 1 && !update.rule->by_rows()) {
+    RunSummingPass(update, from, inputs[0]);
+    return;
+  }
+  NDArray gradient = inputs[0];
+  if (from.size() > 1) {
+    gradient = NDArray(gradient.shape(), gradient.dtype(), gradient.device(), gradient.engine());
+    SumArrays(inputs, gradient);
+  }
+  RunEarlierPasses(update, gradient);
+  RunPass(update, gradient);
 }
 
 void FillZero(const NDArray& array) {

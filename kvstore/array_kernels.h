@@ -4,6 +4,7 @@
 
 #include <heddle/ndarray.h>
 
+#include <cstdint>
 #include <span>
 
 #include "kvstore/update_state.h"
@@ -20,7 +21,14 @@ void CopyArray(const NDArray& from, std::span<const NDArray> out);
 
 // All passes of `update` with the sum of the inputs as the gradient. Where one pass over elements
 // does, the sum never reaches memory as a whole.
-void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs, const NDArray& weight);
+void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs);
+
+// All passes but the last one, with the gradient in memory.
+void RunEarlierPasses(ArrayUpdate& update, const NDArray& gradient);
+// A part of the current pass: the elements [begin, end) of the value. `gradient` and `weight` point
+// at the first of them.
+void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t end,
+                    const void* gradient, void* weight);
 
 void FillZero(const NDArray& array);
 

@@ -11,11 +11,11 @@
 namespace heddle::kvstore {
 
 void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& engine) {
-  if (pair.arrays.empty()) {
+  if (pair.arrays.empty() && pair.row_sparse.empty()) {
     throw InvalidArgument(
         fmt::format("{}: key {}: expected one array at least, got none", call, ToString(pair.key)));
   }
-  for (const NDArray& array : pair.arrays) {
+  ForEachArray(pair, [&](const auto& array) {
     if (array.empty()) {
       throw InvalidArgument(fmt::format("{}: key {}: expected an array, got an empty handle", call,
                                         ToString(pair.key)));
@@ -26,29 +26,32 @@ void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& eng
                       "engine",
                       call, ToString(pair.key)));
     }
-  }
+  });
 }
 
 void CheckOneArray(std::string_view call, const KeyArrays& pair, const Engine& engine) {
   CheckArrays(call, pair, engine);
-  if (pair.arrays.size() != 1) {
-    throw InvalidArgument(fmt::format("{}: key {}: expected one array, got {}", call,
-                                      ToString(pair.key), pair.arrays.size()));
+  const std::size_t count = pair.arrays.size() + pair.row_sparse.size();
+  if (count != 1) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected one array, got {}", call, ToString(pair.key), count));
   }
 }
 
-void CheckShape(std::string_view call, KeyRef key, const NDArray& expected, const NDArray& given) {
-  if (given.shape() == expected.shape()) return;
-  throw InvalidArgument(fmt::format("{}: key {}: expected shape {}, got {}", call, ToString(key),
-                                    ToString(expected.shape()), ToString(given.shape())));
+void CheckDense(std::string_view call, const KeyArrays& pair) {
+  if (pair.row_sparse.empty()) return;
+  throw InvalidArgument(fmt::format("{}: key {}: expected dense arrays, got row-sparse ones", call,
+                                    ToString(pair.key)));
 }
 
-void CheckShapeAndDType(std::string_view call, KeyRef key, const NDArray& expected,
-                        const NDArray& given) {
-  CheckShape(call, key, expected, given);
-  if (given.dtype() == expected.dtype()) return;
+void ThrowShape(std::string_view call, KeyRef key, const Shape& expected, const Shape& given) {
+  throw InvalidArgument(fmt::format("{}: key {}: expected shape {}, got {}", call, ToString(key),
+                                    ToString(expected), ToString(given)));
+}
+
+void ThrowDType(std::string_view call, KeyRef key, DType expected, DType given) {
   throw InvalidArgument(fmt::format("{}: key {}: expected dtype {}, got {}", call, ToString(key),
-                                    Name(expected.dtype()), Name(given.dtype())));
+                                    Name(expected), Name(given)));
 }
 
 void CheckOneKind(std::string_view call, std::span<const KeyArrays> pairs) {

@@ -2,7 +2,8 @@
 //
 // Both keep a StoredValue a key and order everything by the Var of its array. They differ in the
 // device that holds, merges and updates a value: cpu(0) for "local", for "device" one of the
-// devices that push it, chosen by MergePlacement at the first push.
+// devices that push it, chosen by MergePlacement at the first push. A row-sparse value, of which a
+// push touches a small part, stays on the device where it was made.
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 
@@ -21,6 +22,7 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "base/mutex.h"
 #include "kvstore/checks.h"
 #include "kvstore/compression/compressor.h"
@@ -29,7 +31,6 @@
 #include "kvstore/optimizer/update_plan.h"
 #include "kvstore/registry.h"
 #include "kvstore/stored_value.h"
-#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -42,6 +43,15 @@ enum class MergeOn { kCpu, kPushingDevices };
       fmt::format("{}: unknown key {}: expected one that was initialised", call, ToString(key)));
 }
 
+// The arrays are of the kind that the value has.
+void CheckKind(std::string_view call, const StoredValue& value, const KeyArrays& pair) {
+  if (value.is_row_sparse() == !pair.row_sparse.empty()) return;
+  const auto kind = [](bool row_sparse) { return row_sparse ? "row-sparse" : "dense"; };
+  throw InvalidArgument(
+      fmt::format("{}: key {}: expected a {} array, as the value is, got a {} one", call,
+                  ToString(pair.key), kind(value.is_row_sparse()), kind(!value.is_row_sparse())));
+}
+
 // ---- The store
 
 class LocalKVStore final : public KVStore {
@@ -50,7 +60,7 @@ class LocalKVStore final : public KVStore {
       : KVStore(engine), strict_init_(options.strict_init), merge_on_(merge_on) {}
 
   std::vector<Key> Keys() const override EXCLUDES(mutex_);
-  void SetUpdater(Updater updater) override EXCLUDES(mutex_);
+  void SetUpdaters(Updaters updaters) override EXCLUDES(mutex_);
   void SetOptimizer(std::shared_ptr<Optimizer> optimizer) override EXCLUDES(mutex_);
   bool IsCapable(std::string_view capability) const override {
     const std::string name = LowerCase(capability);
@@ -65,38 +75,46 @@ class LocalKVStore final : public KVStore {
  protected:
   void DoInit(std::span<const KeyArrays> pairs) override EXCLUDES(mutex_);
   void DoPush(std::span<const KeyArrays> pairs, int priority) override EXCLUDES(mutex_);
-  void DoPull(std::span<const KeyArrays> pairs, int priority) override EXCLUDES(mutex_);
+  void DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) override
+      EXCLUDES(mutex_);
+  void DoRowSparsePull(std::span<const KeyRowPull> pulls, int priority) override EXCLUDES(mutex_);
   void DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                   int priority) override EXCLUDES(mutex_);
   void DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                    int priority) override EXCLUDES(mutex_);
-  void DoReset(KeyRef key, const NDArray& value) override EXCLUDES(mutex_);
+  void DoReset(const KeyArrays& value) override EXCLUDES(mutex_);
   void DoRemove(KeyRef key) override EXCLUDES(mutex_);
   bool DoContains(KeyRef key) const override EXCLUDES(mutex_);
 
  private:
   using ValuePtr = std::shared_ptr<StoredValue>;
-  using UpdaterPtr = std::shared_ptr<const Updater>;
+  using UpdatersPtr = std::shared_ptr<const Updaters>;
 
   struct Slot {
     ValuePtr value;
     std::uint64_t number = 0;                   // counts the keys made
     bool placed = true;                         // false: will get its device by the first push
+    bool told_ignored = false;                  // that pulls leave row-sparse outputs alone
     std::shared_ptr<UpdateState> update_state;  // of the optimizer `optimizer_number`
     std::uint64_t optimizer_number = 0;
     std::vector<std::shared_ptr<Residual>> residuals;  // of the senders seen so far
   };
 
   // One key of a push: what to sum, and where it goes.
-  struct KeyPush {
-    KeyRef key;
-    std::span<const NDArray> arrays;
-    std::vector<NDArray> joined = {};  // holds `arrays` if the call names the key several times
-    Slot* slot = nullptr;              // only while PreparePush holds the lock; null: a new key
-    ValuePtr value = nullptr;
-    std::shared_ptr<Compression> compression = nullptr;
-    std::vector<std::shared_ptr<Residual>> residuals = {};  // of the slot, with the new senders
-    Update update = {};
+  struct KeyPush : KeyArrays {
+    explicit KeyPush(const KeyArrays& values) : KeyArrays(values) {}
+
+    bool is_row_sparse() const { return !row_sparse.empty(); }
+
+    // Hold the arrays if the call names the key several times.
+    std::vector<NDArray> joined;
+    std::vector<RowSparseNDArray> joined_row_sparse;
+    Slot* slot = nullptr;  // only while PreparePush holds the lock; null: a new key
+    ValuePtr value;
+    ValuePtr old;  // not null: a value of the other kind, in whose place `value` comes
+    std::shared_ptr<Compression> compression;
+    std::vector<std::shared_ptr<Residual>> residuals;  // of the slot, with the new senders
+    Update update;
   };
 
   // A key that gets its device, and its value there.
@@ -107,22 +125,30 @@ class LocalKVStore final : public KVStore {
     ValuePtr value = nullptr;
 
     std::int64_t bytes() const {
-      return slot != nullptr ? slot->value->array().bytes() : push->arrays[0].bytes();
+      return slot != nullptr ? slot->value->bytes() : push->arrays[0].bytes();
     }
   };
 
   // A KeyPush a key, in the order of first naming. `index_of`, unless null, gets for each pair the
   // place of its key.
-  static std::vector<KeyPush> JoinRepeatedKeys(std::span<const KeyArrays> pairs,
+  static std::vector<KeyPush> JoinRepeatedKeys(std::string_view call,
+                                               std::span<const KeyArrays> pairs,
                                                std::vector<std::size_t>* index_of);
 
   // Push in two steps: the first checks everything and changes nothing unless all is well.
-  // The first returns the updater to call, if any.
-  UpdaterPtr PreparePush(std::string_view call, std::span<KeyPush> pushes) EXCLUDES(mutex_);
-  static void QueuePush(std::span<KeyPush> pushes, const UpdaterPtr& updater, int priority);
+  // The first returns the updaters to call, if any.
+  UpdatersPtr PreparePush(std::string_view call, std::span<KeyPush> pushes) EXCLUDES(mutex_);
+  void QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority)
+      EXCLUDES(mutex_);
   void QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority);
+  void PlanCompressionLocked(KeyPush& push, const StoredValue& value) const REQUIRES(mutex_);
+  // Whether what is pushed, the stored value, and what is set for all pushes fit each other.
+  void CheckCompressionLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
+  void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
+  void CheckOptimizerLocked(std::string_view call, const KeyPush& push,
+                            const internal::UpdatePlan& plan) const REQUIRES(mutex_);
+  void TakePlace(const KeyPush& push) EXCLUDES(mutex_);
 
-  void PlanCompressionLocked(KeyPush& push, const NDArray& value) const REQUIRES(mutex_);
   void CheckKeyKindLocked(std::string_view call, KeyRef key) const REQUIRES(mutex_);
   void CheckNewLocked(std::string_view call, std::span<const KeyArrays> pairs) const
       REQUIRES(mutex_);
@@ -131,7 +157,10 @@ class LocalKVStore final : public KVStore {
   std::vector<Placement> PlanPlacementLocked(std::span<const KeyPush> pushes) REQUIRES(mutex_);
   ValuePtr Find(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
   ValuePtr FindForPull(const KeyArrays& pair) const EXCLUDES(mutex_);  // checks the outputs' shapes
-  ValuePtr MakeValue(KeyRef key, const NDArray& like) const;
+  ValuePtr FindForRowPull(const KeyRowPull& pull) const EXCLUDES(mutex_);  // checks all of it
+  void TellIgnored(KeyRef key) EXCLUDES(mutex_);
+  template <class Array>
+  ValuePtr MakeValue(KeyRef key, const Array& like) const;
   void InitChecked(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
 
   const bool strict_init_;
@@ -144,7 +173,7 @@ class LocalKVStore final : public KVStore {
   KeyTable<Slot> slots_ GUARDED_BY(mutex_);
   std::optional<bool> string_keys_ GUARDED_BY(mutex_);  // set by the first key
   std::uint64_t keys_made_ GUARDED_BY(mutex_) = 0;
-  UpdaterPtr updater_ GUARDED_BY(mutex_);
+  UpdatersPtr updaters_ GUARDED_BY(mutex_);
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::uint64_t optimizer_number_ GUARDED_BY(mutex_) = 0;  // counts the optimizers set
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
@@ -175,7 +204,8 @@ LocalKVStore::ValuePtr LocalKVStore::Find(std::string_view call, KeyRef key) con
   return slot->value;
 }
 
-LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef key, const NDArray& like) const {
+template <class Array>
+LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef key, const Array& like) const {
   const Device device = merge_on_ == MergeOn::kCpu ? Cpu() : like.device();
   return std::make_shared<StoredValue>(key.ToKey(), like, device, engine());
 }
@@ -184,7 +214,7 @@ LocalKVStore::Slot& LocalKVStore::InsertLocked(ValuePtr value) {
   string_keys_ = std::holds_alternative<std::string>(value->key());
   Slot& slot = slots_[value->key()];
   slot.number = keys_made_++;
-  slot.placed = merge_on_ == MergeOn::kCpu;
+  slot.placed = merge_on_ == MergeOn::kCpu || value->is_row_sparse();
   slot.value = std::move(value);
   if (!slot.placed) ++unplaced_;
   return slot;
@@ -234,8 +264,13 @@ void LocalKVStore::InitChecked(std::string_view call, std::span<const KeyArrays>
     CheckNewLocked(call, pairs);
   }
   std::vector<ValuePtr> values;
-  for (const KeyArrays& pair : pairs) values.push_back(MakeValue(pair.key, pair.arrays[0]));
-  for (std::size_t i = 0; i < pairs.size(); ++i) values[i]->QueueInitialize(pairs[i].arrays[0]);
+  for (const KeyArrays& pair : pairs) {
+    values.push_back(
+        WithFirstArray(pair, [&](const auto& like) { return MakeValue(pair.key, like); }));
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    WithFirstArray(pairs[i], [&](const auto& value) { values[i]->QueueInitialize(value); });
+  }
   for (const ValuePtr& value : values) value->WaitUntilInitialized();
   // The keys appear only now, with their values in place, so no other call ever sees one without.
   MutexLock lock(mutex_);
@@ -255,23 +290,28 @@ void LocalKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<cons
   for (std::size_t i = 0; i < values.size(); ++i) {
     CheckOneArray("Broadcast", values[i], engine());
     CheckArrays("Broadcast", out[i], engine());
-    for (const NDArray& array : out[i].arrays) {
-      CheckShape("Broadcast", out[i].key, values[i].arrays[0], array);
-    }
+    WithFirstArray(values[i], [&](const auto& value) {
+      ForEachArray(out[i],
+                   [&](const auto& array) { CheckShape("Broadcast", out[i].key, value, array); });
+    });
   }
   CheckOneKind("Broadcast", values);
   CheckDistinct("Broadcast", values);
   InitChecked("Broadcast", values);
-  DoPull(out, priority);
+  DoPull(out, priority, /*ignore_sparse=*/true);
 }
 
-void LocalKVStore::DoReset(KeyRef key, const NDArray& value) {
-  CheckArrays("Reset", {key, {&value, 1}}, engine());
+void LocalKVStore::DoReset(const KeyArrays& value) {
+  const KeyRef key = value.key;
+  CheckOneArray("Reset", value, engine());
   {
     const ValuePtr stored = Find("Reset", key);
-    CheckShapeAndDType("Reset", key, stored->array(), value);
+    CheckKind("Reset", *stored, value);
+    ForEachArray(value, [&](const auto& array) {
+      CheckShapeAndDType("Reset", key, *stored, array);
+      array.WaitToRead();
+    });
   }
-  value.WaitToRead();
   ValuePtr stored;
   std::shared_ptr<UpdateState> old_state;  // dropped after the lock, as are the residuals
   std::vector<std::shared_ptr<Residual>> old_residuals;
@@ -280,31 +320,34 @@ void LocalKVStore::DoReset(KeyRef key, const NDArray& value) {
     const auto found = slots_.find(key);
     if (found == slots_.end()) ThrowUnknownKey("Reset", key);
     stored = found->second.value;
+    CheckKind("Reset", *stored, value);  // another thread may have changed it meanwhile
     old_state = std::exchange(found->second.update_state, nullptr);
     old_residuals.swap(found->second.residuals);
     // Only values that no op has written may move to another device.
     if (!std::exchange(found->second.placed, true)) --unplaced_;
   }
-  StoredValue::QueueReset(stored, value);
+  ForEachArray(value, [&](const auto& array) { StoredValue::QueueReset(stored, array); });
 }
 
 // ---- Push and pull
 
-void LocalKVStore::SetUpdater(Updater updater) {
-  if (!updater) throw InvalidArgument("SetUpdater: expected a function, got a null one");
-  auto shared = std::make_shared<const Updater>(std::move(updater));
-  std::shared_ptr<Optimizer> old_optimizer;  // dropped after the lock, as is the old updater
+void LocalKVStore::SetUpdaters(Updaters updaters) {
+  if (!updaters.dense && !updaters.row_sparse && !updaters.row_sparse_on_dense) {
+    throw InvalidArgument("SetUpdaters: expected one function at least, got none");
+  }
+  auto shared = std::make_shared<const Updaters>(std::move(updaters));
+  std::shared_ptr<Optimizer> old_optimizer;  // dropped after the lock, as are the old updaters
   MutexLock lock(mutex_);
-  updater_.swap(shared);
+  updaters_.swap(shared);
   optimizer_.swap(old_optimizer);
 }
 
 void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   if (optimizer == nullptr) throw InvalidArgument("SetOptimizer: expected an optimizer, got null");
-  UpdaterPtr old_updater;  // dropped after the lock, as is the old optimizer
+  UpdatersPtr old_updaters;  // dropped after the lock, as is the old optimizer
   MutexLock lock(mutex_);
   optimizer_.swap(optimizer);
-  updater_.swap(old_updater);
+  updaters_.swap(old_updaters);
   ++optimizer_number_;
 }
 
@@ -330,7 +373,12 @@ void LocalKVStore::SetGradientCompression(const CompressionOptions& options) {
 }
 
 std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
-    std::span<const KeyArrays> pairs, std::vector<std::size_t>* index_of) {
+    std::string_view call, std::span<const KeyArrays> pairs, std::vector<std::size_t>* index_of) {
+  const auto join = [](auto& arrays, auto& joined, const auto& more) {
+    if (joined.empty()) joined.assign(arrays.begin(), arrays.end());
+    joined.insert(joined.end(), more.begin(), more.end());
+    arrays = joined;
+  };
   std::vector<KeyPush> pushes;
   pushes.reserve(pairs.size());
   std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
@@ -338,24 +386,34 @@ std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
     const auto [place, is_new] = places.emplace(pair.key, pushes.size());
     if (index_of != nullptr) index_of->push_back(place->second);
     if (is_new) {
-      pushes.push_back({.key = pair.key, .arrays = pair.arrays});
+      pushes.emplace_back(pair);
       continue;
     }
     KeyPush& push = pushes[place->second];
-    if (push.joined.empty()) push.joined.assign(push.arrays.begin(), push.arrays.end());
-    push.joined.insert(push.joined.end(), pair.arrays.begin(), pair.arrays.end());
-    push.arrays = push.joined;
+    if (push.is_row_sparse() != !pair.row_sparse.empty()) {
+      throw InvalidArgument(
+          fmt::format("{}: key {}: expected arrays of one kind, got dense and row-sparse ones",
+                      call, ToString(pair.key)));
+    }
+    if (push.is_row_sparse()) {
+      join(push.row_sparse, push.joined_row_sparse, pair.row_sparse);
+    } else {
+      join(push.arrays, push.joined, pair.arrays);
+    }
   }
   return pushes;
 }
 
 // What the first push of a key settles: the device where its values are merged and updated. Lists
 // of values place all keys that wait for it, so that the largest come first; values alone stay
-// where they are. Changes nothing but placement_.
+// where they are. Row-sparse values have their device from the start. Changes nothing but
+// placement_.
 std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
     std::span<const KeyPush> pushes) {
   std::vector<Placement> plan;
-  const auto is_new = [](const KeyPush& push) { return push.slot == nullptr; };
+  const auto is_new = [](const KeyPush& push) {
+    return push.slot == nullptr && !push.is_row_sparse();
+  };
   if (unplaced_ == 0 && std::none_of(pushes.begin(), pushes.end(), is_new)) return plan;
 
   std::vector<Device> devices;
@@ -370,7 +428,7 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
   }
   if (!devices.empty()) {
     for (auto& [key, slot] : slots_) {
-      if (!slot.placed) plan.push_back({&slot, nullptr, slot.value->array().device()});
+      if (!slot.placed) plan.push_back({&slot, nullptr, slot.value->device()});
     }
     std::sort(plan.begin(), plan.end(), [](const Placement& a, const Placement& b) {
       return a.slot->number < b.slot->number;
@@ -379,8 +437,8 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
   for (const KeyPush& push : pushes) {
     if (is_new(push)) {
       plan.push_back({nullptr, &push, push.arrays[0].device()});
-    } else if (!push.slot->placed && devices.empty()) {
-      plan.push_back({push.slot, &push, push.value->array().device()});
+    } else if (push.slot != nullptr && !push.slot->placed && devices.empty()) {
+      plan.push_back({push.slot, &push, push.slot->value->device()});
     }
   }
 
@@ -401,7 +459,7 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
       const KeyPush& push = *placement.push;
       placement.value = std::make_shared<StoredValue>(push.key.ToKey(), push.arrays[0],
                                                       placement.device, engine());
-    } else if (placement.slot->value->array().device() == placement.device) {
+    } else if (placement.slot->value->device() == placement.device) {
       placement.value = placement.slot->value;
     } else {
       placement.value = placement.slot->value->MovedTo(placement.device);
@@ -411,7 +469,7 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
 }
 
 // The residuals of a push to `value`: those of the senders that the key knows, and new ones.
-void LocalKVStore::PlanCompressionLocked(KeyPush& push, const NDArray& value) const {
+void LocalKVStore::PlanCompressionLocked(KeyPush& push, const StoredValue& value) const {
   push.compression = std::make_shared<Compression>();
   push.compression->compressor = compressor_;
   if (push.slot != nullptr) push.residuals = push.slot->residuals;
@@ -424,20 +482,74 @@ void LocalKVStore::PlanCompressionLocked(KeyPush& push, const NDArray& value) co
     };
     auto found = std::find_if(push.residuals.begin(), push.residuals.end(), is_sender);
     if (found == push.residuals.end()) {
-      push.residuals.push_back(std::make_shared<Residual>(Residual{
-          device, place, internal::NewArrayGuardedBy(value, value.shape(), DType::kFloat32)}));
+      push.residuals.push_back(std::make_shared<Residual>(
+          Residual{device, place, value.NewGuardedArray(DType::kFloat32)}));
       found = push.residuals.end() - 1;
     }
     push.compression->residuals.push_back(*found);
   }
 }
 
-LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
-                                                   std::span<KeyPush> pushes) {
+void LocalKVStore::CheckCompressionLocked(std::string_view call, const KeyPush& push) const {
+  if (push.is_row_sparse()) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected dense arrays, since gradient compression {} is set, got row-sparse "
+        "ones",
+        call, ToString(push.key), compressor_->options().type));
+  }
+  if (!IsCompressible(push.arrays[0].dtype())) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected float32, float16 or bfloat16, since gradient compression {} is "
+        "set, got {}",
+        call, ToString(push.key), compressor_->options().type, Name(push.arrays[0].dtype())));
+  }
+}
+
+void LocalKVStore::CheckKindsLocked(std::string_view call, const KeyPush& push) const {
+  if (updaters_ == nullptr && optimizer_ == nullptr) return;
+  const bool onto_row_sparse = push.value->is_row_sparse();
+  if (onto_row_sparse && !push.is_row_sparse()) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected row-sparse arrays, as the value is and an {} is set, got "
+                    "dense ones",
+                    call, ToString(push.key), updaters_ != nullptr ? "updater" : "optimizer"));
+  }
+  if (updaters_ == nullptr) return;
+  const bool has_function = !push.is_row_sparse() ? updaters_->dense != nullptr
+                            : onto_row_sparse     ? updaters_->row_sparse != nullptr
+                                                  : updaters_->row_sparse_on_dense != nullptr;
+  if (!has_function) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected an updater for {} arrays and a {} value, got none by SetUpdaters",
+        call, ToString(push.key), push.is_row_sparse() ? "row-sparse" : "dense",
+        onto_row_sparse ? "row-sparse" : "dense"));
+  }
+}
+
+void LocalKVStore::CheckOptimizerLocked(std::string_view call, const KeyPush& push,
+                                        const internal::UpdatePlan& plan) const {
+  if (!IsFloating(push.value->dtype())) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected a floating dtype for optimizer {}, got {}", call,
+                    ToString(push.key), optimizer_->name(), Name(push.value->dtype())));
+  }
+  const std::string refusal =
+      plan.rule->Refusal({.dimensions = static_cast<int>(push.value->shape().ndim()),
+                          .weight_decay = plan.weight_decay,
+                          .row_sparse = push.is_row_sparse()});
+  if (!refusal.empty()) {
+    throw InvalidArgument(fmt::format("{}: key {}: optimizer {}: {}", call, ToString(push.key),
+                                      optimizer_->name(), refusal));
+  }
+}
+
+LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
+                                                    std::span<KeyPush> pushes) {
   for (const KeyPush& push : pushes) {
-    for (const NDArray& array : push.arrays.subspan(1)) {
-      CheckShapeAndDType(call, push.key, push.arrays[0], array);
-    }
+    WithFirstArray(push, [&](const auto& first) {
+      ForEachArray(push,
+                   [&](const auto& array) { CheckShapeAndDType(call, push.key, first, array); });
+    });
   }
   MutexLock lock(mutex_);
   std::shared_ptr<const internal::UpdatePlan> plan;
@@ -448,38 +560,22 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
     if (found != slots_.end()) {
       push.slot = &found->second;
       push.value = push.slot->value;
-      CheckShapeAndDType(call, push.key, push.value->array(), push.arrays[0]);
-    } else if (strict_init_ || updater_ != nullptr || optimizer_ != nullptr) {
+      WithFirstArray(
+          push, [&](const auto& first) { CheckShapeAndDType(call, push.key, *push.value, first); });
+      CheckKindsLocked(call, push);
+    } else if (strict_init_ || updaters_ != nullptr || optimizer_ != nullptr) {
       throw InvalidArgument(fmt::format(
           "{}: key {} was never initialised: expected Init before the first push, since {}", call,
           ToString(push.key),
           strict_init_ ? "the store was made with strict_init" : "an updater or optimizer is set"));
     }
-    if (compressor_ != nullptr && !IsCompressible(push.arrays[0].dtype())) {
-      throw InvalidArgument(fmt::format(
-          "{}: key {}: expected float32, float16 or bfloat16, since gradient compression {} is "
-          "set, got {}",
-          call, ToString(push.key), compressor_->options().type, Name(push.arrays[0].dtype())));
-    }
-    if (plan == nullptr) continue;
-    if (!IsFloating(push.arrays[0].dtype())) {
-      throw InvalidArgument(
-          fmt::format("{}: key {}: expected a floating dtype for optimizer {}, got {}", call,
-                      ToString(push.key), optimizer_->name(), Name(push.arrays[0].dtype())));
-    }
-    const std::string refusal =
-        plan->rule->Refusal({.dimensions = static_cast<int>(push.arrays[0].shape().ndim()),
-                             .weight_decay = plan->weight_decay,
-                             .row_sparse = false});
-    if (!refusal.empty()) {
-      throw InvalidArgument(fmt::format("{}: key {}: optimizer {}: {}", call, ToString(push.key),
-                                        optimizer_->name(), refusal));
-    }
+    if (compressor_ != nullptr) CheckCompressionLocked(call, push);
+    if (plan != nullptr) CheckOptimizerLocked(call, push, *plan);
   }
   // All is well; now what may run out of memory.
   const std::vector<Placement> placements = PlanPlacementLocked(pushes);
-  if (plan != nullptr) {
-    for (KeyPush& push : pushes) {
+  for (KeyPush& push : pushes) {
+    if (plan != nullptr) {
       push.update.rule = plan->rule;
       push.update.learning_rate = plan->learning_rate;
       push.update.weight_decay = plan->weight_decay;
@@ -487,17 +583,25 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
           push.slot->optimizer_number == optimizer_number_ && push.slot->update_state != nullptr
               ? push.slot->update_state
               : std::make_shared<UpdateState>(plan->multi_precision);
+    } else if (push.slot == nullptr && push.is_row_sparse()) {
+      push.value = MakeValue(push.key, push.row_sparse[0]);
+    } else if (updaters_ == nullptr && push.slot != nullptr &&
+               push.is_row_sparse() != push.value->is_row_sparse()) {
+      push.old = push.value;
+      push.value = WithFirstArray(push, [&](const auto& like) {
+        return std::make_shared<StoredValue>(push.key.ToKey(), like, push.old->device(), engine());
+      });
     }
   }
   if (compressor_ != nullptr) {
     for (KeyPush& push : pushes) {
-      NDArray value = push.slot != nullptr ? push.value->array() : NDArray();
+      ValuePtr value = push.value;
       for (const Placement& placement : placements) {
         const bool is_placed =
             push.slot != nullptr ? placement.slot == push.slot : placement.push == &push;
-        if (is_placed) value = placement.value->array();
+        if (is_placed && push.old == nullptr) value = placement.value;
       }
-      PlanCompressionLocked(push, value);
+      PlanCompressionLocked(push, *value);
     }
   }
   // From here on nothing fails.
@@ -509,10 +613,11 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
     if (!std::exchange(slot.placed, true)) --unplaced_;
   }
   for (KeyPush& push : pushes) {
+    if (push.slot == nullptr && push.is_row_sparse()) InsertLocked(push.value);
     // A slot may go once the lock is released, its value stays.
     Slot& slot =
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
-    push.value = slot.value;
+    (push.old != nullptr ? push.old : push.value) = slot.value;
     if (push.compression != nullptr) slot.residuals = std::move(push.residuals);
     for (const NDArray& array : push.arrays) {
       pushed_bytes +=
@@ -523,17 +628,28 @@ LocalKVStore::UpdaterPtr LocalKVStore::PreparePush(std::string_view call,
     slot.optimizer_number = optimizer_number_;
   }
   pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
-  return updater_;
+  return updaters_;
 }
 
-void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdaterPtr& updater, int priority) {
+void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority) {
   for (KeyPush& push : pushes) {
-    if (updater != nullptr) {
-      StoredValue::RunUpdater(push.value, push.arrays, std::move(push.compression), *updater,
-                              priority);
+    const auto queue = [&](const auto& arrays) {
+      if (updaters != nullptr) {
+        StoredValue::RunUpdater(push.value, arrays, std::move(push.compression), *updaters,
+                                priority);
+      } else if (push.old != nullptr) {
+        StoredValue::QueueReplace(push.value, push.old, arrays, std::move(push.compression),
+                                  priority);
+        TakePlace(push);
+      } else {
+        StoredValue::QueuePush(push.value, arrays, std::move(push.compression),
+                               std::move(push.update), priority);
+      }
+    };
+    if (push.is_row_sparse()) {
+      queue(push.row_sparse);
     } else {
-      StoredValue::QueuePush(push.value, push.arrays, std::move(push.compression),
-                             std::move(push.update), priority);
+      queue(push.arrays);
     }
   }
 }
@@ -545,37 +661,95 @@ void LocalKVStore::QueuePull(const ValuePtr& value, std::span<const NDArray> out
   pulled_bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
+// Only now that the op which gives it a value is queued, so that no pull finds it without. Whoever
+// else put a value in the old one's place meanwhile came later.
+void LocalKVStore::TakePlace(const KeyPush& push) {
+  MutexLock lock(mutex_);
+  const auto found = slots_.find(push.key);
+  if (found == slots_.end() || found->second.value != push.old) return;
+  found->second.value = push.value;
+}
+
 void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
   if (pairs.size() == 1) {
-    KeyPush push{.key = pairs[0].key, .arrays = pairs[0].arrays};
-    const UpdaterPtr updater = PreparePush("Push", {&push, 1});
-    QueuePush({&push, 1}, updater, priority);
+    KeyPush push(pairs[0]);
+    const UpdatersPtr updaters = PreparePush("Push", {&push, 1});
+    QueuePush({&push, 1}, updaters, priority);
     return;
   }
   CheckOneKind("Push", pairs);
-  std::vector<KeyPush> pushes = JoinRepeatedKeys(pairs, nullptr);
-  const UpdaterPtr updater = PreparePush("Push", pushes);
-  QueuePush(pushes, updater, priority);
+  std::vector<KeyPush> pushes = JoinRepeatedKeys("Push", pairs, nullptr);
+  const UpdatersPtr updaters = PreparePush("Push", pushes);
+  QueuePush(pushes, updaters, priority);
 }
 
-void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority) {
+void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
-  if (pairs.size() == 1) {
-    const ValuePtr value = FindForPull(pairs[0]);
-    QueuePull(value, pairs[0].arrays, priority);
-    return;
-  }
+  const auto pull = [&](const ValuePtr& value, const KeyArrays& pair) {
+    if (!pair.arrays.empty()) {
+      QueuePull(value, pair.arrays, priority);
+    } else if (ignore_sparse) {
+      TellIgnored(pair.key);
+    } else {
+      StoredValue::QueuePull(value, pair.row_sparse, priority);
+    }
+  };
+  if (pairs.size() == 1) return pull(FindForPull(pairs[0]), pairs[0]);
   std::vector<ValuePtr> values;
   for (const KeyArrays& pair : pairs) values.push_back(FindForPull(pair));
-  for (std::size_t i = 0; i < pairs.size(); ++i) {
-    QueuePull(values[i], pairs[i].arrays, priority);
-  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) pull(values[i], pairs[i]);
 }
 
 LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair) const {
   ValuePtr value = Find("Pull", pair.key);
-  for (const NDArray& array : pair.arrays) CheckShape("Pull", pair.key, value->array(), array);
+  ForEachArray(pair, [&](const auto& array) { CheckShape("Pull", pair.key, *value, array); });
+  return value;
+}
+
+void LocalKVStore::TellIgnored(KeyRef key) {
+  {
+    MutexLock lock(mutex_);
+    const auto found = slots_.find(key);
+    if (found == slots_.end() || std::exchange(found->second.told_ignored, true)) return;
+  }
+  Log(LogLevel::kInfo,
+      "pull of key {}: row-sparse outputs are left alone; RowSparsePull fills them, and so does "
+      "Pull without ignore_sparse",
+      ToString(key));
+}
+
+void LocalKVStore::DoRowSparsePull(std::span<const KeyRowPull> pulls, int priority) {
+  std::vector<ValuePtr> values;
+  for (const KeyRowPull& pull : pulls) values.push_back(FindForRowPull(pull));
+  for (std::size_t i = 0; i < pulls.size(); ++i) {
+    const auto& [key, out, row_ids] = pulls[i];
+    if (row_ids.size() == 1) {
+      StoredValue::QueueRowPull(values[i], out, row_ids[0], priority);
+      continue;
+    }
+    for (std::size_t k = 0; k < out.size(); ++k) {
+      StoredValue::QueueRowPull(values[i], out.subspan(k, 1), row_ids[k], priority);
+    }
+  }
+}
+
+LocalKVStore::ValuePtr LocalKVStore::FindForRowPull(const KeyRowPull& pull) const {
+  constexpr std::string_view kCall = "RowSparsePull";
+  CheckArrays(kCall, {pull.key, pull.out}, engine());
+  CheckArrays(kCall, {pull.key, pull.row_ids}, engine());
+  ValuePtr value = Find(kCall, pull.key);
+  if (!value->is_row_sparse()) {
+    throw InvalidArgument(fmt::format("{}: key {}: expected a row-sparse value, got a dense one",
+                                      kCall, ToString(pull.key)));
+  }
+  for (const RowSparseNDArray& array : pull.out) CheckShape(kCall, pull.key, *value, array);
+  for (const NDArray& ids : pull.row_ids) {
+    if (ids.dtype() == DType::kBool) {
+      throw InvalidArgument(fmt::format("{}: key {}: expected row ids of a numeric dtype, got bool",
+                                        kCall, ToString(pull.key)));
+    }
+  }
   return value;
 }
 
@@ -584,17 +758,22 @@ void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const
   for (std::size_t i = 0; i < values.size(); ++i) {
     CheckArrays("PushPull", values[i], engine());
     CheckArrays("PushPull", out[i], engine());
-    for (const NDArray& array : out[i].arrays) {  // the pushed arrays are checked against the value
-      CheckShape("PushPull", out[i].key, values[i].arrays[0], array);
-    }
+    WithFirstArray(values[i], [&](const auto& value) {  // which is checked against the stored one
+      ForEachArray(out[i],
+                   [&](const auto& array) { CheckShape("PushPull", out[i].key, value, array); });
+    });
   }
   CheckOneKind("PushPull", values);
   std::vector<std::size_t> push_of;
-  std::vector<KeyPush> pushes = JoinRepeatedKeys(values, &push_of);
-  const UpdaterPtr updater = PreparePush("PushPull", pushes);
-  QueuePush(pushes, updater, priority);
+  std::vector<KeyPush> pushes = JoinRepeatedKeys("PushPull", values, &push_of);
+  const UpdatersPtr updaters = PreparePush("PushPull", pushes);
+  QueuePush(pushes, updaters, priority);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    QueuePull(pushes[push_of[i]].value, out[i].arrays, priority);
+    if (out[i].arrays.empty()) {
+      TellIgnored(out[i].key);
+    } else {
+      QueuePull(pushes[push_of[i]].value, out[i].arrays, priority);
+    }
   }
 }
 

@@ -9,19 +9,29 @@
 
 #include "base/check.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
+#include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore {
 
 namespace {
 
-std::span<const NDArray> View(const NDArray& array) { return {&array, 1}; }
-std::span<const NDArray> View(const std::vector<NDArray>& arrays) { return arrays; }
+// What an op holds of a list: the one array, or all of them.
+template <class Array>
+std::span<const Array> View(const Array& array) {
+  return {&array, 1};
+}
+template <class Array>
+std::span<const Array> View(const std::vector<Array>& arrays) {
+  return arrays;
+}
 
-std::vector<VarRef> VarsOf(std::span<const NDArray> arrays) {
+template <class Array>
+std::vector<VarRef> VarsOf(std::span<const Array> arrays) {
   std::vector<VarRef> vars;
-  vars.reserve(arrays.size());
-  for (const NDArray& array : arrays) vars.push_back(array.var());
+  vars.reserve(arrays.size() + 1);
+  for (const Array& array : arrays) vars.push_back(array.var());
   return vars;
 }
 
@@ -34,17 +44,32 @@ void SumReceived(std::span<const NDArray> inputs, const Compression* compression
     SumArrays(inputs, out);
   }
 }
+void SumReceived(std::span<const RowSparseNDArray> inputs, const Compression* compression,
+                 const RowSparseNDArray& out) {
+  DCHECK(compression == nullptr);
+  storage::SumRowSparse(inputs, out);
+}
+
+bool IsPartial(const NDArray& array) { return array.is_partial(); }
+bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
 
 }  // namespace
 
 StoredValue::StoredValue(Key key, const NDArray& like, Device device, Engine& engine)
     : key_(std::move(key)), array_(like.shape(), like.dtype(), device, engine) {}
 
+StoredValue::StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine)
+    : key_(std::move(key)), rows_(like.shape(), like.dtype(), device, engine) {}
+
 std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
   auto moved = std::make_shared<StoredValue>(key_, array_, device, array_.engine());
   if (has_value_) moved->source_ = Current();
   moved->has_value_ = has_value_;
   return moved;
+}
+
+NDArray StoredValue::NewGuardedArray(DType dtype) const {
+  return internal::NewArrayWith(var(), shape(), dtype, device(), engine());
 }
 
 // ---- What the ops do
@@ -55,26 +80,93 @@ void StoredValue::FetchSource() {
   source_ = NDArray();
 }
 
-std::exception_ptr StoredValue::ErrorOfInputs(std::span<const NDArray> inputs) const {
-  for (const NDArray& input : inputs) {
+template <class Array>
+std::exception_ptr StoredValue::ErrorOfInputs(std::span<const Array> inputs) const {
+  for (const Array& input : inputs) {
     if (std::exception_ptr error = input.engine().ErrorOf(input.var())) return error;
   }
   return nullptr;
 }
 
 void StoredValue::RethrowIfPoisoned() const {
-  if (std::exception_ptr error = array_.engine().ErrorOf(array_.var())) {
+  if (std::exception_ptr error = engine().ErrorOf(var())) {
     std::rethrow_exception(std::move(error));
   }
 }
 
-void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Update& update) {
-  UpdateArray(
-      update.state->Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
-      inputs, array_);
+void StoredValue::RethrowUnlessReadable() const {
+  if (input_error_ != nullptr) std::rethrow_exception(input_error_);
+  if (!has_value_) {
+    throw InvalidArgument(
+        fmt::format("Pull: key {} was created by a push that came later", ToString(key_)));
+  }
 }
 
-// Sum and update in one op. Inputs: NDArray or std::vector<NDArray>.
+void StoredValue::Assign(std::span<const NDArray> inputs, const Compression* compression) {
+  SumReceived(inputs, compression, array_);
+  source_ = NDArray();
+  has_value_ = true;
+}
+
+void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compression* compression) {
+  SumReceived(inputs, compression, rows_);
+  has_value_ = true;
+}
+
+void StoredValue::Convert(const StoredValue& other) {
+  has_value_ = other.has_value_;
+  if (!has_value_) return;
+  if (is_row_sparse()) {
+    storage::DenseToRowSparse(other.Current(), rows_);
+  } else {
+    storage::RowSparseToDense(other.rows_, array_);
+  }
+}
+
+void StoredValue::CopyTo(std::span<const NDArray> out) const {
+  if (!is_row_sparse()) return CopyArray(Current(), out);
+  for (const NDArray& array : out) storage::RowSparseToDense(rows_, array);
+}
+
+void StoredValue::CopyTo(std::span<const RowSparseNDArray> out) const {
+  for (const RowSparseNDArray& array : out) {
+    if (is_row_sparse()) {
+      storage::CopyRowSparse(rows_, array);
+    } else {
+      storage::DenseToRowSparse(Current(), array);
+    }
+  }
+}
+
+void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compression* compression,
+                              const Update& update) {
+  if (compression != nullptr) {
+    // A value of its own: compressing is no pure function, and updates may take several passes.
+    if (decompressed_.empty()) decompressed_ = NewGuardedArray(dtype());
+    SumCompressed(inputs, *compression, decompressed_);
+    inputs = View(decompressed_);
+  }
+  UpdateArray(
+      update.state->Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
+      inputs);
+}
+
+void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
+                              const Compression* compression, const Update& update) {
+  DCHECK(compression == nullptr);
+  const auto apply = [&](const auto& value) {
+    UpdateArray(
+        update.state->Begin(*update.rule, key_, value, update.learning_rate, update.weight_decay),
+        inputs, value);
+  };
+  if (is_row_sparse()) {
+    apply(rows_);
+  } else {
+    apply(array_);
+  }
+}
+
+// Sum and update in one op. Inputs: an array or a std::vector of them.
 template <class Inputs>
 struct StoredValue::PushOp {
   std::shared_ptr<StoredValue> value;
@@ -90,48 +182,72 @@ struct StoredValue::PushOp {
       return;
     }
     if (update.rule == nullptr) {
-      SumReceived(View(inputs), compression.get(), v.array_);
-      v.source_ = NDArray();
-      v.has_value_ = true;
+      v.Assign(View(inputs), compression.get());
     } else {
       if (!v.has_value_) return;  // nothing to update: the push that made the key failed, see E2
       v.FetchSource();
-      if (compression != nullptr) {
-        // A value of its own: compressing is no pure function, and updates may take several passes.
-        if (v.decompressed_.empty()) {
-          v.decompressed_ =
-              internal::NewArrayGuardedBy(v.array_, v.array_.shape(), v.array_.dtype());
-        }
-        SumCompressed(View(inputs), *compression, v.decompressed_);
-        v.ApplyUpdate(View(v.decompressed_), update);
-      } else {
-        v.ApplyUpdate(View(inputs), update);
-      }
+      v.ApplyUpdate(View(inputs), compression.get(), update);
     }
     v.input_error_ = nullptr;
   }
 };
 
-// Outputs: NDArray or std::vector<NDArray>.
+template <class Inputs>
+struct StoredValue::ReplaceOp {
+  std::shared_ptr<StoredValue> value;
+  std::shared_ptr<StoredValue> old;
+  Inputs inputs;
+  std::shared_ptr<const Compression> compression;
+
+  void operator()() const {
+    StoredValue& v = *value;
+    old->RethrowIfPoisoned();
+    if (std::exception_ptr error = v.ErrorOfInputs(View(inputs))) {
+      v.Convert(*old);
+      v.input_error_ = std::move(error);
+      return;
+    }
+    v.Assign(View(inputs), compression.get());
+  }
+};
+
+// Outputs: an array or a std::vector of them.
 template <class Outputs>
 struct StoredValue::PullOp {
   std::shared_ptr<StoredValue> value;
   Outputs out;
 
   void operator()() const {
-    const StoredValue& v = *value;
-    if (v.input_error_ != nullptr) std::rethrow_exception(v.input_error_);  // E2
-    if (!v.has_value_) {
-      throw InvalidArgument(
-          fmt::format("Pull: key {} was created by a push that came later", ToString(v.key_)));
-    }
-    CopyArray(v.Current(), View(out));
+    value->RethrowUnlessReadable();
+    value->CopyTo(View(out));
   }
 };
 
+struct StoredValue::RowPullOp {
+  std::shared_ptr<StoredValue> value;
+  std::vector<RowSparseNDArray> out;
+  NDArray row_ids;
+
+  void operator()() const {
+    const StoredValue& v = *value;
+    v.RethrowUnlessReadable();
+    storage::GatherRowSparse(v.rows_, SortedRowIds(), out);
+  }
+
+  std::vector<std::int64_t> SortedRowIds() const {
+    try {
+      return storage::SortedRowIds(row_ids, value->shape()[0]);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          fmt::format("RowSparsePull: key {}: {}", ToString(value->key_), error.what()));
+    }
+  }
+};
+
+template <class Array>
 struct StoredValue::ResetOp {
   std::shared_ptr<StoredValue> value;
-  NDArray input;
+  Array input;
 
   void operator()() const {
     StoredValue& v = *value;
@@ -140,25 +256,24 @@ struct StoredValue::ResetOp {
       v.input_error_ = std::move(error);
       return;
     }
-    SumArrays(View(input), v.array_);
-    v.source_ = NDArray();
-    v.has_value_ = true;
+    v.Assign(View(input), nullptr);
     v.input_error_ = nullptr;
   }
 };
 
 // The sum for an updater. If it fails it poisons the value as well as the sum, so that nothing that
 // the updater pushes changes the value; SettleOp lifts that again.
+template <class Array>
 struct StoredValue::MergeOp {
   std::shared_ptr<StoredValue> value;
-  std::vector<NDArray> inputs;
+  std::vector<Array> inputs;
   std::shared_ptr<const Compression> compression;
-  NDArray merged;
+  Array merged;
 
   void operator()() const {
     StoredValue& v = *value;
     v.RethrowIfPoisoned();
-    if (std::exception_ptr error = v.ErrorOfInputs(inputs))
+    if (std::exception_ptr error = v.ErrorOfInputs(View(inputs)))
       v.input_error_ = std::move(error);
     else if (v.has_value_)
       v.input_error_ = nullptr;
@@ -175,50 +290,66 @@ struct StoredValue::SettleOp {
 
   void operator()() const {
     const StoredValue& v = *value;
-    std::exception_ptr error = v.array_.engine().ErrorOf(v.array_.var());
+    std::exception_ptr error = v.engine().ErrorOf(v.var());
     if (error != nullptr && error != v.input_error_) std::rethrow_exception(std::move(error));
   }
 };
 
 // ---- How they are queued
 
-void StoredValue::QueueInitialize(const NDArray& value) { value.CopyTo(array_); }
-
 void StoredValue::WaitUntilInitialized() {
-  array_.WaitToRead();
+  engine().WaitForVar(var());
   has_value_ = true;
 }
 
-void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self,
-                            std::span<const NDArray> values,
+template <class Array>
+void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                             std::shared_ptr<const Compression> compression, Update update,
                             int priority) {
-  Engine& engine = self->array_.engine();
   // The value is only in `writes`, although an update reads it: its body looks at poison itself.
   if (values.size() == 1) {
-    engine.Push({.name = "kvstore.push",
-                 .reads = {values[0].var()},
-                 .writes = {self->array_.var()},
-                 .device = self->array_.device(),
-                 .priority = priority,
-                 .run_when_poisoned = true},
-                PushOp<NDArray>{self, values[0], std::move(compression), std::move(update)});
+    self->engine().Push({.name = "kvstore.push",
+                         .reads = {values[0].var()},
+                         .writes = {self->var()},
+                         .device = self->device(),
+                         .priority = priority,
+                         .run_when_poisoned = true},
+                        PushOp<Array>{self, values[0], std::move(compression), std::move(update)});
     return;
   }
-  engine.Push({.name = "kvstore.push",
-               .reads = VarsOf(values),
-               .writes = {self->array_.var()},
-               .device = self->array_.device(),
-               .priority = priority,
-               .run_when_poisoned = true},
-              PushOp<std::vector<NDArray>>{
-                  self, {values.begin(), values.end()}, std::move(compression), std::move(update)});
+  self->engine().Push(
+      {.name = "kvstore.push",
+       .reads = VarsOf(values),
+       .writes = {self->var()},
+       .device = self->device(),
+       .priority = priority,
+       .run_when_poisoned = true},
+      PushOp<std::vector<Array>>{
+          self, {values.begin(), values.end()}, std::move(compression), std::move(update)});
 }
 
-void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> out,
+template <class Array>
+void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
+                               const std::shared_ptr<StoredValue>& old,
+                               std::span<const Array> values,
+                               std::shared_ptr<const Compression> compression, int priority) {
+  std::vector<VarRef> reads = VarsOf(values);
+  reads.push_back(old->var());
+  self->engine().Push({.name = "kvstore.push",
+                       .reads = reads,
+                       .writes = {self->var()},
+                       .device = self->device(),
+                       .priority = priority,
+                       .run_when_poisoned = true},
+                      ReplaceOp<std::vector<Array>>{
+                          self, old, {values.begin(), values.end()}, std::move(compression)});
+}
+
+template <class Array>
+void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                             int priority) {
-  Engine& engine = self->array_.engine();
-  const VarRef stored = self->array_.var();
+  Engine& engine = self->engine();
+  const VarRef stored = self->var();
   if (out.size() == 1) {
     OpOptions options{.name = "kvstore.pull",
                       .reads = {stored},
@@ -226,22 +357,22 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
                       .device = out[0].device(),
                       .lane = Lane::kCopy,
                       .priority = priority};
-    if (out[0].is_partial()) options.reads = {stored, out[0].var()};
-    engine.Push(options, PullOp<NDArray>{self, out[0]});
+    if (IsPartial(out[0])) options.reads = {stored, out[0].var()};
+    engine.Push(options, PullOp<Array>{self, out[0]});
     return;
   }
   // Whole arrays take one op, which reads the value once. A part of an array has an op of its own:
   // that op does not run if its array is poisoned, which must not keep the others from their value.
-  std::vector<NDArray> whole;
-  for (const NDArray& array : out) {
-    if (array.is_partial()) {
+  std::vector<Array> whole;
+  for (const Array& array : out) {
+    if (IsPartial(array)) {
       QueuePull(self, View(array), priority);
     } else {
       whole.push_back(array);
     }
   }
   if (whole.empty()) return;
-  const std::vector<VarRef> written = VarsOf(whole);
+  const std::vector<VarRef> written = VarsOf(View(whole));
   const Device device = whole[0].device();  // before `whole` moves into the body
   engine.Push({.name = "kvstore.pull",
                .reads = {stored},
@@ -249,22 +380,48 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
                .device = device,
                .lane = Lane::kCopy,
                .priority = priority},
-              PullOp<std::vector<NDArray>>{self, std::move(whole)});
+              PullOp<std::vector<Array>>{self, std::move(whole)});
 }
 
-void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const NDArray& value) {
-  self->array_.engine().Push({.name = "kvstore.reset",
-                              .reads = {value.var()},
-                              .writes = {self->array_.var()},
-                              .device = self->array_.device(),
-                              .run_when_poisoned = true},
-                             ResetOp{self, value});
+void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
+                               std::span<const RowSparseNDArray> out, const NDArray& row_ids,
+                               int priority) {
+  self->engine().Push({.name = "kvstore.row_sparse_pull",
+                       .reads = {self->var(), row_ids.var()},
+                       .writes = VarsOf(out),
+                       .device = out[0].device(),
+                       .lane = Lane::kCopy,
+                       .priority = priority},
+                      RowPullOp{self, {out.begin(), out.end()}, row_ids});
 }
 
+template <class Array>
+void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value) {
+  self->engine().Push({.name = "kvstore.reset",
+                       .reads = {value.var()},
+                       .writes = {self->var()},
+                       .device = self->device(),
+                       .run_when_poisoned = true},
+                      ResetOp<Array>{self, value});
+}
+
+void StoredValue::Call(const Updaters& updaters, const NDArray& input) const {
+  updaters.dense(key_, input, array_);
+}
+
+void StoredValue::Call(const Updaters& updaters, const RowSparseNDArray& input) const {
+  if (is_row_sparse()) {
+    updaters.row_sparse(key_, input, rows_);
+  } else {
+    updaters.row_sparse_on_dense(key_, input, array_);
+  }
+}
+
+template <class Array>
 void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
-                             std::span<const NDArray> values,
-                             std::shared_ptr<const Compression> compression, const Updater& updater,
-                             int priority) {
+                             std::span<const Array> values,
+                             std::shared_ptr<const Compression> compression,
+                             const Updaters& updaters, int priority) {
   StoredValue& v = *self;
   const std::thread::id me = std::this_thread::get_id();
   // relaxed: only a store of this very thread can make them equal
@@ -279,31 +436,48 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
     ~Leave() { thread.store(std::thread::id(), std::memory_order_relaxed); }
   } leave{v.updater_thread_};
 
-  Engine& engine = v.array_.engine();
-  const Device device = v.array_.device();
-  if (v.merged_.empty()) {
-    v.merged_ = NDArray(v.array_.shape(), v.array_.dtype(), device, engine);
-  }
+  Engine& engine = v.engine();
+  const Device device = v.device();
+  Array& merged = v.Merged(values[0]);
+  if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
   engine.Push({.name = "kvstore.merge",
                .reads = VarsOf(values),
-               .writes = {v.merged_.var(), v.array_.var()},
+               .writes = {merged.var(), v.var()},
                .device = device,
                .priority = priority,
                .run_when_poisoned = true},
-              MergeOp{self, {values.begin(), values.end()}, std::move(compression), v.merged_});
+              MergeOp<Array>{self, {values.begin(), values.end()}, std::move(compression), merged});
   std::exception_ptr error;
   try {
-    updater(v.key_, v.merged_, v.array_);
+    v.Call(updaters, merged);
   } catch (...) {
     error = std::current_exception();
   }
   engine.Push({.name = "kvstore.settle",
-               .writes = {v.array_.var()},
+               .writes = {v.var()},
                .device = device,
                .priority = priority,
                .run_when_poisoned = true},
               SettleOp{self});
   if (error != nullptr) std::rethrow_exception(std::move(error));
 }
+
+// Both kinds of arrays.
+#define HEDDLE_INSTANTIATE(Array)                                                                  \
+  template void StoredValue::QueuePush(const std::shared_ptr<StoredValue>&,                        \
+                                       std::span<const Array>, std::shared_ptr<const Compression>, \
+                                       Update, int);                                               \
+  template void StoredValue::QueueReplace(                                                         \
+      const std::shared_ptr<StoredValue>&, const std::shared_ptr<StoredValue>&,                    \
+      std::span<const Array>, std::shared_ptr<const Compression>, int);                            \
+  template void StoredValue::QueuePull(const std::shared_ptr<StoredValue>&,                        \
+                                       std::span<const Array>, int);                               \
+  template void StoredValue::QueueReset(const std::shared_ptr<StoredValue>&, const Array&);        \
+  template void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>&,                       \
+                                        std::span<const Array>,                                    \
+                                        std::shared_ptr<const Compression>, const Updaters&, int)
+HEDDLE_INSTANTIATE(NDArray);
+HEDDLE_INSTANTIATE(RowSparseNDArray);
+#undef HEDDLE_INSTANTIATE
 
 }  // namespace heddle::kvstore

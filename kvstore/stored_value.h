@@ -4,8 +4,10 @@
 #include <heddle/engine.h>
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <span>
@@ -28,53 +30,111 @@ namespace heddle::kvstore {
 //   (E2) An input is poisoned: the op leaves value and optimizer state alone, keeps the error in
 //        input_error_, and succeeds. Pulls throw input_error_, which poisons their outputs.
 //   (E3) The next update that succeeds clears input_error_.
+//
+// Kinds. A value is dense or row-sparse for as long as it lives. When a push by the default updater
+// changes the kind of a key, the store puts another StoredValue in its place (QueueReplace).
 class StoredValue {
  public:
-  // Without a value until the first op that assigns one.
+  // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
   StoredValue(Key key, const NDArray& like, Device device, Engine& engine);
+  StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine);
 
-  // The same value on another device, in place of this one. No op may have written this one.
+  // The same value on another device, in place of this one: a dense one. No op may have written
+  // this one.
   std::shared_ptr<StoredValue> MovedTo(Device device) const;
 
   const Key& key() const { return key_; }
-  const NDArray& array() const { return array_; }
+  bool is_row_sparse() const { return !rows_.empty(); }
+  const Shape& shape() const { return is_row_sparse() ? rows_.shape() : array_.shape(); }
+  DType dtype() const { return is_row_sparse() ? rows_.dtype() : array_.dtype(); }
+  Device device() const { return is_row_sparse() ? rows_.device() : array_.device(); }
+
+  std::int64_t bytes() const { return array_.bytes(); }  // of a dense value
+  // An array of the value's shape that ops on the value may touch.
+  NDArray NewGuardedArray(DType dtype) const;
 
   // Each call queues its ops and returns. `self` is the value itself, for the ops to hold.
   // The arrays have been checked: not empty, right shape and engine, and for pushes the dtype.
+  // Array: NDArray or RowSparseNDArray.
 
-  // Before the store knows of the value: takes a copy of `value`, whose error the wait throws.
-  void QueueInitialize(const NDArray& value);
+  // Before the store knows of the value: takes a copy of `value`, of its kind, whose error the wait
+  // throws.
+  void QueueInitialize(const NDArray& value) { value.CopyTo(array_); }
+  void QueueInitialize(const RowSparseNDArray& value) { value.CopyTo(rows_); }
   void WaitUntilInitialized();
-  // `compression`: null, or how the values reach the store.
-  static void QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> values,
+  // Without a rule the values are of the value's kind; with one they may be row-sparse in any case.
+  // `compression`: null, or how the values, dense ones, reach the store.
+  template <class Array>
+  static void QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                         std::shared_ptr<const Compression> compression, Update update,
                         int priority);
-  static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> out,
+  // The first push of `self`, which takes the place of `old`, a value of the other kind. If an
+  // input is poisoned it becomes what `old` is, converted.
+  template <class Array>
+  static void QueueReplace(const std::shared_ptr<StoredValue>& self,
+                           const std::shared_ptr<StoredValue>& old, std::span<const Array> values,
+                           std::shared_ptr<const Compression> compression, int priority);
+  template <class Array>
+  static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
-  static void QueueReset(const std::shared_ptr<StoredValue>& self, const NDArray& value);
-  // Sums, calls `updater` on this thread, and returns when it has; throws what it throws.
-  static void RunUpdater(const std::shared_ptr<StoredValue>& self, std::span<const NDArray> values,
-                         std::shared_ptr<const Compression> compression, const Updater& updater,
+  // Of a row-sparse value.
+  static void QueueRowPull(const std::shared_ptr<StoredValue>& self,
+                           std::span<const RowSparseNDArray> out, const NDArray& row_ids,
+                           int priority);
+  // `value` is of the value's kind.
+  template <class Array>
+  static void QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value);
+  // Sums, calls the updater for the kinds of the inputs and of the value on this thread, and
+  // returns when it has; throws what it throws.
+  template <class Array>
+  static void RunUpdater(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
+                         std::shared_ptr<const Compression> compression, const Updaters& updaters,
                          int priority) EXCLUDES(self->updater_mutex_);
 
  private:
   template <class Inputs>
   struct PushOp;
+  template <class Inputs>
+  struct ReplaceOp;
   template <class Outputs>
   struct PullOp;
+  struct RowPullOp;
+  template <class Array>
   struct ResetOp;
+  template <class Array>
   struct MergeOp;
   struct SettleOp;
 
+  const Var& var() const { return is_row_sparse() ? rows_.var() : array_.var(); }
+  Engine& engine() const { return is_row_sparse() ? rows_.engine() : array_.engine(); }
+
   // The error of the first poisoned input; null if there is none.
-  std::exception_ptr ErrorOfInputs(std::span<const NDArray> inputs) const;
-  void RethrowIfPoisoned() const;  // E1
+  template <class Array>
+  std::exception_ptr ErrorOfInputs(std::span<const Array> inputs) const;
+  void RethrowIfPoisoned() const;      // E1
+  void RethrowUnlessReadable() const;  // E2, and a value that is not there yet
   const NDArray& Current() const { return source_.empty() ? array_ : source_; }
   void FetchSource();
-  void ApplyUpdate(std::span<const NDArray> inputs, const Update& update);
+  void Assign(std::span<const NDArray> inputs, const Compression* compression);
+  void Assign(std::span<const RowSparseNDArray> inputs, const Compression* compression);
+  void Convert(const StoredValue& other);
+  void CopyTo(std::span<const NDArray> out) const;
+  void CopyTo(std::span<const RowSparseNDArray> out) const;
+  void ApplyUpdate(std::span<const NDArray> inputs, const Compression* compression,
+                   const Update& update);
+  void ApplyUpdate(std::span<const RowSparseNDArray> inputs, const Compression* compression,
+                   const Update& update);
+  NDArray& Merged(const NDArray& /*like*/) REQUIRES(updater_mutex_) { return merged_; }
+  RowSparseNDArray& Merged(const RowSparseNDArray& /*like*/) REQUIRES(updater_mutex_) {
+    return merged_rows_;
+  }
+  void Call(const Updaters& updaters, const NDArray& input) const;
+  void Call(const Updaters& updaters, const RowSparseNDArray& input) const;
 
   const Key key_;
+  // One of the two is empty.
   const NDArray array_;
+  const RowSparseNDArray rows_;
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
@@ -84,7 +144,9 @@ class StoredValue {
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;
+  // What the updater gets; empty until a push of the kind.
   NDArray merged_ GUARDED_BY(updater_mutex_);
+  RowSparseNDArray merged_rows_ GUARDED_BY(updater_mutex_);
 };
 
 }  // namespace heddle::kvstore

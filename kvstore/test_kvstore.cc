@@ -38,6 +38,8 @@ class TestKVStore final : public KVStore {
     for (std::size_t i = 0; i < values.size(); ++i) {
       CheckArrays(call, values[i], engine());
       CheckArrays(call, out[i], engine());
+      CheckDense(call, values[i]);
+      CheckDense(call, out[i]);
       const NDArray& first = values[i].arrays[0];
       for (const NDArray& array : values[i].arrays) {
         CheckShapeAndDType(call, values[i].key, first, array);

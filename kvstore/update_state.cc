@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kvstore/array_kernels.h"
 #include "storage/array_state.h"
+#include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore {
 
@@ -35,13 +36,19 @@ std::uint64_t StableHash(KeyRef key) {
   return hash;
 }
 
-NDArray MakeState(const UpdateStateType& type, DType dtype, const NDArray& start) {
+void CopyValue(const NDArray& from, const NDArray& to) { CopyArray(from, {&to, 1}); }
+void CopyValue(const RowSparseNDArray& from, const NDArray& to) {
+  storage::RowSparseToDense(from, to);
+}
+
+template <class Value>
+NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start) {
   const Shape& shape = start.shape();
   const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 1;
   const NDArray state =
       internal::NewArrayGuardedBy(start, type.per_row ? Shape{rows} : shape, dtype);
   if (type.start == UpdateStateType::Start::kWeight) {
-    CopyArray(start, {&state, 1});
+    CopyValue(start, state);
   } else {
     FillZero(state);
   }
@@ -50,12 +57,12 @@ NDArray MakeState(const UpdateStateType& type, DType dtype, const NDArray& start
 
 }  // namespace
 
-ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
-                               double learning_rate, double weight_decay) {
+template <class Value>
+ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
+                                  double learning_rate, double weight_decay) {
   ArrayUpdate update = {};
   update.rule = &rule;
   update.run.dtype = value.dtype();
-  update.run.weight = value.data();
   if (multi_precision && Is16Bit(value.dtype())) {
     if (master.empty()) {
       master = MakeState({.name = "master", .start = UpdateStateType::Start::kWeight},
@@ -63,13 +70,13 @@ ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, con
     }
     update.run.master = master.data<float>();
   }
-  const NDArray& weight = master.empty() ? value : master;
   const std::span<const UpdateStateType> types = rule.states();
   DCHECK(types.size() <= arrays.size());
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     if (arrays[i].empty()) {
       if (i >= types.size()) continue;
-      arrays[i] = MakeState(types[i], weight.dtype(), weight);
+      arrays[i] = master.empty() ? MakeState(types[i], value.dtype(), value)
+                                 : MakeState(types[i], master.dtype(), master);
     }
     update.run.states[i] = arrays[i].data();
   }
@@ -83,6 +90,19 @@ ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, con
   update.passes = rule.Begin(update.key);
   numbers = update.key.numbers;
   return update;
+}
+
+ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
+                               double learning_rate, double weight_decay) {
+  ArrayUpdate update = BeginFor(rule, key, value, learning_rate, weight_decay);
+  update.run.weight = value.data();
+  return update;
+}
+
+ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key,
+                               const RowSparseNDArray& value, double learning_rate,
+                               double weight_decay) {
+  return BeginFor(rule, key, value, learning_rate, weight_decay);
 }
 
 }  // namespace heddle::kvstore

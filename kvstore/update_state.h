@@ -3,6 +3,7 @@
 
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
 #include <array>
 #include <cstdint>
@@ -25,8 +26,11 @@ struct ArrayUpdate {
 struct UpdateState {
   explicit UpdateState(bool multi_precision) : multi_precision(multi_precision) {}
 
-  // Counts the step and readies the arrays that `rule` needs.
+  // Counts the step and readies the arrays that `rule` needs: dense ones also for a row-sparse
+  // value, whose `weight` is left to the caller.
   ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
+                    double learning_rate, double weight_decay);
+  ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const RowSparseNDArray& value,
                     double learning_rate, double weight_decay);
 
   const bool multi_precision;
@@ -34,6 +38,11 @@ struct UpdateState {
   std::array<NDArray, internal::kUpdateStatesMax> arrays;  // empty: not needed so far
   std::array<double, internal::kUpdateNumbersMax> numbers = {};
   std::int64_t step = 0;  // updates so far
+
+ private:
+  template <class Value>
+  ArrayUpdate BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
+                       double learning_rate, double weight_decay);
 };
 
 // An update by a built-in optimizer; empty: the sum replaces the value.

@@ -3,18 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
-#include <memory>
 
 #include "ops/dispatch.h"
 #include "ops/row_ids.h"
+#include "ops/row_merge.h"
 #include "ops/sum.h"
 
 namespace heddle::ops {
 
 namespace {
-
-constexpr std::int64_t kNoId = std::numeric_limits<std::int64_t>::max();
 
 const std::byte* RowAt(const void* rows, std::size_t place, std::size_t row_bytes) {
   return static_cast<const std::byte*>(rows) + place * row_bytes;
@@ -26,52 +23,6 @@ std::byte* RowAt(void* rows, std::size_t place, std::size_t row_bytes) {
 void CopyRow(const void* from, void* to, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
-
-// How far the merge of some inputs is.
-class Merge {
- public:
-  explicit Merge(std::span<const SparseRows> inputs)
-      : inputs_(inputs),
-        more_(inputs.size() > kFew ? new Head[inputs.size()] : nullptr),
-        heads_(more_ ? more_.get() : few_.data()) {
-    for (std::size_t k = 0; k < inputs.size(); ++k) heads_[k] = {0, IdAt(k, 0)};
-  }
-
-  // The smallest id that has not been taken; kNoId at the end.
-  std::int64_t Next() const {
-    std::int64_t id = kNoId;
-    for (std::size_t k = 0; k < inputs_.size(); ++k) id = std::min(id, heads_[k].id);
-    return id;
-  }
-
-  // Calls take(input, place) for each input that has `id`, which is Next(), in list order.
-  template <class F>
-  void Take(std::int64_t id, const F& take) {
-    for (std::size_t k = 0; k < inputs_.size(); ++k) {
-      Head& head = heads_[k];
-      if (head.id != id) continue;
-      take(k, head.place);
-      head.id = IdAt(k, ++head.place);
-    }
-  }
-
- private:
-  static constexpr std::size_t kFew = 8;
-  struct Head {
-    std::size_t place;
-    std::int64_t id;
-  };
-
-  std::int64_t IdAt(std::size_t input, std::size_t place) const {
-    const std::span<const std::int64_t> ids = inputs_[input].ids;
-    return place < ids.size() ? ids[place] : kNoId;
-  }
-
-  std::span<const SparseRows> inputs_;
-  std::array<Head, kFew> few_;
-  std::unique_ptr<Head[]> more_;
-  Head* heads_;
-};
 
 // Zero, of either sign.
 template <typename T>
@@ -96,12 +47,8 @@ SparseRows RowsBetween(const SparseRows& value, std::size_t row_bytes, std::int6
 
 std::size_t CountUnion(std::span<const SparseRows> inputs) {
   if (inputs.size() == 1) return inputs[0].ids.size();
-  Merge merge(inputs);
   std::size_t count = 0;
-  for (std::int64_t id = merge.Next(); id != kNoId; id = merge.Next()) {
-    merge.Take(id, [](std::size_t, std::size_t) {});
-    ++count;
-  }
+  ForEachRow(inputs, 0, [&](std::int64_t, std::span<const void* const>) { ++count; });
   return count;
 }
 
@@ -114,26 +61,16 @@ void SumRows(DType dtype, std::size_t row_elements, std::span<const SparseRows> 
     CopyRow(only.rows, out_rows, only.ids.size() * row_bytes);
     return;
   }
-  constexpr std::size_t kFew = 16;
-  std::array<const void*, kFew> few;
-  std::unique_ptr<const void*[]> more(inputs.size() > kFew ? new const void*[inputs.size()]
-                                                           : nullptr);
-  const void** const rows = more ? more.get() : few.data();
-  Merge merge(inputs);
   auto* out = static_cast<std::byte*>(out_rows);
-  for (std::int64_t id = merge.Next(); id != kNoId; id = merge.Next()) {
-    std::size_t found = 0;
-    merge.Take(id, [&](std::size_t input, std::size_t place) {
-      rows[found++] = RowAt(inputs[input].rows, place, row_bytes);
-    });
+  ForEachRow(inputs, row_bytes, [&](std::int64_t id, std::span<const void* const> rows) {
     *out_ids++ = id;
-    if (found == 1) {
+    if (rows.size() == 1) {
       CopyRow(rows[0], out, row_bytes);
     } else {
-      Sum(dtype, {rows, found}, out, row_elements, StoreMode::kCached);
+      Sum(dtype, rows, out, row_elements, StoreMode::kCached);
     }
     out += row_bytes;
-  }
+  });
 }
 
 void GatherRows(const SparseRows& value, std::span<const std::int64_t> wanted,

@@ -88,7 +88,11 @@ class ArrayAccess {
 
 // An array of its own memory, on the device of `guard`, that has the Var of `guard`: what belongs
 // to a value and is touched only by ops on the value. Throws as NDArray's constructor does.
-NDArray NewArrayGuardedBy(const NDArray& guard, Shape shape, DType dtype);
+NDArray NewArrayWith(const Var& var, Shape shape, DType dtype, Device device, Engine& engine);
+template <class Array>
+NDArray NewArrayGuardedBy(const Array& guard, Shape shape, DType dtype) {
+  return NewArrayWith(guard.var(), std::move(shape), dtype, guard.device(), guard.engine());
+}
 
 // The state of an array that is not empty.
 inline const ArrayState& StateOf(const NDArray& array) { return ArrayAccess::StateOf(array); }

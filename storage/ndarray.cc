@@ -73,9 +73,9 @@ NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
   state_ = NewState(std::move(shape), dtype, device, engine, Var());
 }
 
-NDArray internal::NewArrayGuardedBy(const NDArray& guard, Shape shape, DType dtype) {
-  return ArrayAccess::Adopt(
-      NewState(std::move(shape), dtype, guard.device(), guard.engine(), guard.var()));
+NDArray internal::NewArrayWith(const Var& var, Shape shape, DType dtype, Device device,
+                               Engine& engine) {
+  return ArrayAccess::Adopt(NewState(std::move(shape), dtype, device, engine, var));
 }
 
 const Shape& NDArray::shape() const { return Checked(*this).shape; }

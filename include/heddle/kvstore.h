@@ -14,6 +14,7 @@
 #include <heddle/engine.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 
 #include <concepts>
 #include <cstdint>
@@ -82,9 +83,10 @@ class KeyRef {
 std::string ToString(KeyRef key);
 
 // Borrows the arrays of one key for the duration of a call: an array, `{a, b}`, or any contiguous
-// range of arrays.
+// range of arrays; all of them dense or all of them row-sparse.
 class ArrayList {
  public:
+  ArrayList() = default;                                   // none
   ArrayList(const NDArray& array) : arrays_(&array, 1) {}  // NOLINT(google-explicit-constructor)
   ArrayList(std::initializer_list<NDArray> arrays)         // NOLINT(google-explicit-constructor)
       : arrays_(arrays.begin(), arrays.size()) {}
@@ -92,11 +94,22 @@ class ArrayList {
       : arrays_(arrays) {}
   ArrayList(std::span<const NDArray> arrays)  // NOLINT(google-explicit-constructor)
       : arrays_(arrays) {}
+  ArrayList(const RowSparseNDArray& array)  // NOLINT(google-explicit-constructor)
+      : row_sparse_(&array, 1) {}
+  ArrayList(std::initializer_list<RowSparseNDArray> arrays)  // NOLINT(google-explicit-constructor)
+      : row_sparse_(arrays.begin(), arrays.size()) {}
+  ArrayList(const std::vector<RowSparseNDArray>& arrays)  // NOLINT(google-explicit-constructor)
+      : row_sparse_(arrays) {}
+  ArrayList(std::span<const RowSparseNDArray> arrays)  // NOLINT(google-explicit-constructor)
+      : row_sparse_(arrays) {}
 
+  // One of the two is empty.
   std::span<const NDArray> arrays() const { return arrays_; }
+  std::span<const RowSparseNDArray> row_sparse() const { return row_sparse_; }
 
  private:
   std::span<const NDArray> arrays_;
+  std::span<const RowSparseNDArray> row_sparse_;
 };
 
 // Borrows the keys of a list call: `{"a", "b"}`, `{5, 7, 9}`, or a vector of integers, strings or
@@ -125,6 +138,10 @@ class ArrayLists {
       : lists_(arrays.begin(), arrays.end()) {}
   ArrayLists(const std::vector<std::vector<NDArray>>& lists)  // NOLINT
       : lists_(lists.begin(), lists.end()) {}
+  ArrayLists(const std::vector<RowSparseNDArray>& arrays)  // NOLINT(google-explicit-constructor)
+      : lists_(arrays.begin(), arrays.end()) {}
+  ArrayLists(const std::vector<std::vector<RowSparseNDArray>>& lists)  // NOLINT
+      : lists_(lists.begin(), lists.end()) {}
 
   std::span<const ArrayList> lists() const { return lists_; }
 
@@ -132,16 +149,38 @@ class ArrayLists {
   std::vector<ArrayList> lists_;
 };
 
-// One key of a call and its arrays. A list call may name a key several times.
+// One key of a call and its arrays, dense or row-sparse. A list call may name a key several times.
 struct KeyArrays {
+  KeyArrays(KeyRef key, const ArrayList& list)
+      : key(key), arrays(list.arrays()), row_sparse(list.row_sparse()) {}
+
   KeyRef key;
+  // One of the two is empty.
   std::span<const NDArray> arrays;
+  std::span<const RowSparseNDArray> row_sparse;
+};
+
+// One key of a row-sparse pull. As many ids arrays as outputs, or one for all of them.
+struct KeyRowPull {
+  KeyRef key;
+  std::span<const RowSparseNDArray> out;
+  std::span<const NDArray> row_ids;
 };
 
 // Called once a key and push on the pushing thread, before Push returns. Changes `stored`, usually
 // by pushing ops: `stored += input * 2`. `input` is the sum of what was pushed, valid until the
 // next push of the key. Both are handles of arrays, also for ops of the caller's own.
 using Updater = std::function<void(KeyRef key, const NDArray& input, const NDArray& stored)>;
+
+// The updaters of a store, one for each pair of kinds: of what is pushed, and of the stored value.
+// A push of a pair whose function is null is an error; so is a dense one onto a row-sparse value.
+struct Updaters {
+  Updater dense;
+  std::function<void(KeyRef key, const RowSparseNDArray& input, const RowSparseNDArray& stored)>
+      row_sparse;
+  std::function<void(KeyRef key, const RowSparseNDArray& input, const NDArray& stored)>
+      row_sparse_on_dense;
+};
 
 struct KVStoreOptions {
   bool strict_init = false;  // a push never creates a key
@@ -155,7 +194,8 @@ struct CompressionOptions {
 };
 std::vector<std::string_view> CompressionTypes();  // sorted
 
-// Bytes that the calls so far have asked to move, those included that are still queued.
+// Bytes that the calls so far have asked to move, those included that are still queued. Without
+// those of row-sparse arrays, whose number of rows is known only when an op runs.
 struct TransferStats {
   std::int64_t pushed_bytes = 0;  // from pushed arrays to the store; of their codes if compressed
   std::int64_t pulled_bytes = 0;  // from the store to outputs
@@ -207,17 +247,20 @@ class KVStore {
   // key that is there already or named twice; the error of `value` if it is poisoned.
   template <KeyLike K>
   void Init(const K& key, ArrayList value) {
-    const KeyArrays pair{KeyRef(key), value.arrays()};
+    const KeyArrays pair(KeyRef(key), value);
     DoInit({&pair, 1});
   }
   void Init(const KeyList& keys, const ArrayLists& values) { DoInit(Pair("Init", keys, values)); }
 
   // Sums the values of each key in list order and hands the sum to the updater; by default it
-  // replaces the stored value, and creates a key that is not there (unless strict_init).
-  // A higher priority runs first. Returns once the ops are queued.
+  // replaces the stored value, and creates a key that is not there (unless strict_init). Values may
+  // be row-sparse: by default the stored value becomes what is pushed, dense or row-sparse. An
+  // optimizer takes row-sparse gradients of dense and of row-sparse values; then a dense gradient
+  // of a row-sparse value is an error, as it is with an updater. A higher priority runs first.
+  // Returns once the ops are queued.
   template <KeyLike K>
   void Push(const K& key, ArrayList values, int priority = 0) {
-    const KeyArrays pair{KeyRef(key), values.arrays()};
+    const KeyArrays pair(KeyRef(key), values);
     DoPush({&pair, 1}, priority);
   }
   void Push(const KeyList& keys, const ArrayLists& values, int priority = 0) {
@@ -226,20 +269,40 @@ class KVStore {
 
   // Copies the stored value of each key to its outputs, casting to their dtypes. If an array is the
   // output of several keys, the last wins. Returns once the ops are queued.
+  // Row-sparse outputs are left alone, which is logged once a key, unless ignore_sparse is false:
+  // then they get the whole value, from a dense one the rows that are not all zeros.
   template <KeyLike K>
-  void Pull(const K& key, ArrayList out, int priority = 0) {
-    const KeyArrays pair{KeyRef(key), out.arrays()};
-    DoPull({&pair, 1}, priority);
+  void Pull(const K& key, ArrayList out, int priority = 0, bool ignore_sparse = true) {
+    const KeyArrays pair(KeyRef(key), out);
+    DoPull({&pair, 1}, priority, ignore_sparse);
   }
-  void Pull(const KeyList& keys, const ArrayLists& out, int priority = 0) {
-    DoPull(Pair("Pull", keys, out), priority);
+  void Pull(const KeyList& keys, const ArrayLists& out, int priority = 0,
+            bool ignore_sparse = true) {
+    DoPull(Pair("Pull", keys, out), priority, ignore_sparse);
   }
 
-  // Push, then pull to `out`; without `out` to `value`.
+  // Each output gets the rows of its ids: numbers of any dtype but bool, in any shape, on any
+  // device, neither sorted nor unique. One ids array serves all outputs of its key, or there is one
+  // for each. Rows that the stored value lacks come as rows of zeros; if it has no rows at all,
+  // none come. The value of the key must be row-sparse. Returns once the ops are queued: an id that
+  // is out of range or has a fraction comes as InvalidArgument out of waits on the outputs that it
+  // was for, and disturbs nothing else.
+  template <KeyLike K>
+  void RowSparsePull(const K& key, ArrayList out, ArrayList row_ids, int priority = 0) {
+    const KeyRowPull pull = RowPull(KeyRef(key), out, row_ids);
+    DoRowSparsePull({&pull, 1}, priority);
+  }
+  // A list of ids arrays for each key, or one ids array for all outputs of all keys.
+  void RowSparsePull(const KeyList& keys, const ArrayLists& out, const ArrayLists& row_ids,
+                     int priority = 0);
+  void RowSparsePull(const KeyList& keys, const ArrayLists& out, const NDArray& row_ids,
+                     int priority = 0);
+
+  // Push, then pull to `out`; without `out` to `value`. Row-sparse outputs are left alone.
   template <KeyLike K>
   void PushPull(const K& key, ArrayList value, ArrayList out, int priority = 0) {
-    const KeyArrays from{KeyRef(key), value.arrays()};
-    const KeyArrays to{KeyRef(key), out.arrays()};
+    const KeyArrays from(KeyRef(key), value);
+    const KeyArrays to(KeyRef(key), out);
     DoPushPull({&from, 1}, {&to, 1}, priority);
   }
   template <KeyLike K>
@@ -255,11 +318,11 @@ class KVStore {
     DoPushPull(pairs, pairs, priority);
   }
 
-  // Init, then pull to `out`.
+  // Init, then pull to `out`. Row-sparse outputs are left alone.
   template <KeyLike K>
   void Broadcast(const K& key, ArrayList value, ArrayList out, int priority = 0) {
-    const KeyArrays from{KeyRef(key), value.arrays()};
-    const KeyArrays to{KeyRef(key), out.arrays()};
+    const KeyArrays from(KeyRef(key), value);
+    const KeyArrays to(KeyRef(key), out);
     DoBroadcast({&from, 1}, {&to, 1}, priority);
   }
   void Broadcast(const KeyList& keys, const ArrayLists& values, const ArrayLists& out,
@@ -268,11 +331,11 @@ class KVStore {
   }
 
   // Overwrites the value of a key that is there, cures it if it is poisoned, and forgets its
-  // optimizer state and residuals. Waits for `value`; throws its error, changing nothing, if that
-  // is poisoned.
+  // optimizer state and residuals. Waits for `value`, of the kind (dense or row-sparse) that the
+  // key has; throws its error, changing nothing, if that is poisoned.
   template <KeyLike K>
-  void Reset(const K& key, const NDArray& value) {
-    DoReset(KeyRef(key), value);
+  void Reset(const K& key, ArrayList value) {
+    DoReset(KeyArrays(KeyRef(key), value));
   }
   // Takes a key out of the store. Operations pushed before complete.
   template <KeyLike K>
@@ -289,14 +352,17 @@ class KVStore {
   // is in the updater of a key; an exception of it leaves Push. It may read and wait, unless the
   // push comes from inside an op. InvalidArgument if null; InvalidState in a push of a key from
   // inside that key's own updater.
-  virtual void SetUpdater(Updater updater);
+  void SetUpdater(Updater updater);
+  // The same with functions for row-sparse values. InvalidArgument if all are null.
+  virtual void SetUpdaters(Updaters updaters);
   // Updates by ops of the store's own, with a fresh state for each key. Later changes of the
   // optimizer's parameters count from the next push on.
   virtual void SetOptimizer(std::shared_ptr<Optimizer> optimizer);
 
   // Compresses what later pushes send; pulls and Init stay whole. Each key and sender (a device, or
   // the n-th array of a device in a push) has a residual of its own, which Reset forgets. Pushes of
-  // other dtypes than float32, float16 and bfloat16 are InvalidArgument from then on.
+  // other dtypes than float32, float16 and bfloat16, and of row-sparse arrays, are InvalidArgument
+  // from then on.
   // docs/compression.md has formulas and layouts.
   // InvalidArgument for an unknown type, a threshold that it cannot work with, or other options
   // than those set before (the same again are fine); InvalidState after the first push.
@@ -322,12 +388,13 @@ class KVStore {
   // handles; in PushPull and Broadcast both lists name the same keys in the same order.
   virtual void DoInit(std::span<const KeyArrays> pairs);
   virtual void DoPush(std::span<const KeyArrays> pairs, int priority);
-  virtual void DoPull(std::span<const KeyArrays> pairs, int priority);
+  virtual void DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse);
+  virtual void DoRowSparsePull(std::span<const KeyRowPull> pulls, int priority);
   virtual void DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                           int priority);
   virtual void DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                            int priority);
-  virtual void DoReset(KeyRef key, const NDArray& value);
+  virtual void DoReset(const KeyArrays& value);
   virtual void DoRemove(KeyRef key);
   virtual bool DoContains(KeyRef key) const;
 
@@ -337,6 +404,9 @@ class KVStore {
   // A pair a key. InvalidArgument unless there are as many lists as keys.
   static std::vector<KeyArrays> Pair(std::string_view call, const KeyList& keys,
                                      const ArrayLists& lists);
+  // InvalidArgument unless the outputs are row-sparse, the ids dense, and as many as the outputs or
+  // one.
+  static KeyRowPull RowPull(KeyRef key, const ArrayList& out, const ArrayList& row_ids);
 
   Engine* engine_;
   std::string type_ = "unnamed";  // set by Create
