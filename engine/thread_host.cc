@@ -28,10 +28,10 @@ class ThreadHost final : public WorkerHost {
   }
 
   void RequestWorker() noexcept override {
-    {
-      const MutexLock lock(mutex_);
-      ++requests_;
-    }
+    // Notified under the lock: once the request is taken, the engine may stop and take this host
+    // down.
+    const MutexLock lock(mutex_);
+    ++requests_;
     wake_.NotifyOne();
   }
 
