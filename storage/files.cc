@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <set>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -27,53 +30,115 @@ using storage::kHeaderLengthBytes;
 using storage::TensorEntry;
 using storage::TensorHeader;
 
+// A row-sparse array takes two names, and its rows of the whole shape go into the metadata.
+constexpr std::string_view kRowIdsSuffix = ".row_ids";
+constexpr std::string_view kRowsSuffix = ".rows";
+constexpr std::string_view kRowSparsePrefix = "heddle.row_sparse.";
+
+std::string Joined(std::string_view a, std::string_view b) { return std::string(a).append(b); }
+
 // Everything that the op which writes the file needs.
 struct SaveJob {
   std::string file;
-  std::string header;
-  std::vector<NDArray> arrays;  // in the order of their data
+  std::vector<NamedArray> arrays;
+  std::vector<NamedRowSparseArray> row_sparse;
+  FileMetadata metadata;
   std::exception_ptr failure;
 
-  void Write() const {
-    storage::AtomicFile out(file);
-    out.Write(header.data(), static_cast<std::int64_t>(header.size()));
-    for (const NDArray& array : arrays) out.Write(array.data(), array.bytes());
-    out.Commit();
-  }
+  // How many rows are there is known only now, inside the op.
+  void Write() const;
 };
 
-void CheckArrays(const std::vector<NamedArray>& arrays) {
-  std::set<std::string_view> names;
-  for (const auto& [name, array] : arrays) {
-    storage::CheckNotEmpty("save arrays", array);
-    storage::CheckSameEngine("save arrays", arrays.front().array, array);
-    if (name == "__metadata__" || !names.insert(name).second) {
-      throw InvalidArgument(fmt::format(
-          "save arrays: expected names that differ and are not __metadata__, got '{}'{}", name,
-          name == "__metadata__" ? "" : " twice"));
-    }
+// One array of the file.
+struct Piece {
+  TensorEntry entry;
+  const void* data;
+  std::int64_t bytes;
+};
+
+std::vector<Piece> PiecesOf(const SaveJob& job) {
+  std::vector<Piece> pieces;
+  for (const auto& [name, array] : job.arrays) {
+    pieces.push_back({{.name = name, .dtype = array.dtype(), .shape = array.shape()},
+                      array.data(),
+                      array.bytes()});
   }
+  for (const auto& [name, array] : job.row_sparse) {
+    const std::int64_t rows = array.num_rows();
+    std::vector<std::int64_t> shape(array.shape().begin(), array.shape().end());
+    shape[0] = rows;
+    pieces.push_back(
+        {{.name = Joined(name, kRowIdsSuffix), .dtype = DType::kInt64, .shape = Shape{rows}},
+         array.row_ids().data(),
+         static_cast<std::int64_t>(array.row_ids().size_bytes())});
+    pieces.push_back(
+        {{.name = Joined(name, kRowsSuffix), .dtype = array.dtype(), .shape = Shape(shape)},
+         array.rows(),
+         rows * array.row_size() * static_cast<std::int64_t>(SizeOf(array.dtype()))});
+  }
+  return pieces;
 }
 
-// The data of larger elements comes first, so that every array lies aligned in the file for readers
-// that map it.
-SaveJob PlanSave(const std::string& file, const std::vector<NamedArray>& arrays,
-                 const FileMetadata& metadata) {
-  std::vector<std::size_t> order(arrays.size());
+void SaveJob::Write() const {
+  std::vector<Piece> pieces = PiecesOf(*this);
+  // The data of larger elements comes first, so that every array lies aligned in the file for
+  // readers that map it.
+  std::vector<std::size_t> order(pieces.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, std::greater<>(),
-                           [&](std::size_t i) { return SizeOf(arrays[i].array.dtype()); });
-  SaveJob job{file, {}, {}, {}};
-  TensorHeader header{std::vector<TensorEntry>(arrays.size()), metadata};
+                           [&](std::size_t i) { return SizeOf(pieces[i].entry.dtype); });
   std::int64_t end = 0;
   for (const std::size_t i : order) {
-    const NDArray& array = arrays[i].array;
-    const std::int64_t begin = std::exchange(end, end + array.bytes());
-    header.tensors[i] = {arrays[i].name, array.dtype(), array.shape(), begin, end};
-    job.arrays.push_back(array);
+    pieces[i].entry.begin = std::exchange(end, end + pieces[i].bytes);
+    pieces[i].entry.end = end;
   }
-  job.header = storage::EncodeHeader(header);
-  return job;
+  TensorHeader header{{}, metadata};
+  for (const Piece& piece : pieces) header.tensors.push_back(piece.entry);
+  for (const auto& [name, array] : row_sparse) {
+    header.metadata[Joined(kRowSparsePrefix, name)] = std::to_string(array.shape()[0]);
+  }
+  const std::string encoded = storage::EncodeHeader(header);
+
+  storage::AtomicFile out(file);
+  out.Write(encoded.data(), static_cast<std::int64_t>(encoded.size()));
+  for (const std::size_t i : order) out.Write(pieces[i].data, pieces[i].bytes);
+  out.Commit();
+}
+
+// Arrays that are not empty, of one engine, under names that differ. Returns the engine.
+Engine* CheckSaved(const SaveJob& job) {
+  Engine* engine = nullptr;
+  std::set<std::string> names;
+  const auto check_name = [&](std::string name) {
+    const bool reserved = name == "__metadata__";
+    if (reserved || !names.insert(name).second) {
+      throw InvalidArgument(fmt::format(
+          "save arrays: expected names that differ and are not __metadata__, got '{}'{}", name,
+          reserved ? "" : " twice"));
+    }
+  };
+  const auto check_array = [&](const auto& array) {
+    if (array.empty()) storage::ThrowEmpty("save arrays");
+    if (engine == nullptr) engine = &array.engine();
+    if (engine != &array.engine()) storage::ThrowOtherEngine("save arrays", array.shape());
+  };
+  for (const auto& [name, array] : job.arrays) {
+    check_array(array);
+    check_name(name);
+  }
+  for (const auto& [name, array] : job.row_sparse) {
+    check_array(array);
+    check_name(Joined(name, kRowIdsSuffix));
+    check_name(Joined(name, kRowsSuffix));
+  }
+  for (const auto& [name, text] : job.metadata) {
+    if (name.starts_with(kRowSparsePrefix)) {
+      throw InvalidArgument(fmt::format(
+          "save arrays: expected metadata under names that do not start with '{}', got '{}'",
+          kRowSparsePrefix, name));
+    }
+  }
+  return engine;
 }
 
 // A bool that is neither 0 nor 1 would be undefined behaviour wherever it is read.
@@ -88,6 +153,65 @@ void CheckBools(const storage::InputFile& file, const TensorEntry& tensor, const
   }
 }
 
+// Takes the array called `name` out of what was loaded.
+NDArray TakeArray(const std::string& file, const std::string& name, ArrayFile* loaded) {
+  const auto found = std::ranges::find(loaded->arrays, name, &NamedArray::name);
+  if (found == loaded->arrays.end()) {
+    throw IoError(
+        fmt::format("{}: expected an array '{}' of a row-sparse one, found none", file, name));
+  }
+  NDArray array = found->array;
+  loaded->arrays.erase(found);
+  return array;
+}
+
+RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const std::string& rows,
+                         Device device, Engine& engine, ArrayFile* loaded) {
+  const NDArray ids = TakeArray(file, Joined(name, kRowIdsSuffix), loaded);
+  const NDArray values = TakeArray(file, Joined(name, kRowsSuffix), loaded);
+  std::vector<std::int64_t> shape(values.shape().begin(), values.shape().end());
+  std::int64_t num_rows = -1;
+  const char* const end = rows.data() + rows.size();
+  const auto [stop, error] = std::from_chars(rows.data(), end, num_rows);
+  if (error != std::errc() || stop != end || num_rows < 0) {
+    throw IoError(fmt::format("{}: row-sparse array '{}': expected a number of rows, found '{}'",
+                              file, name, rows));
+  }
+  if (ids.dtype() != DType::kInt64 || ids.shape().ndim() != 1 || shape.empty() ||
+      shape[0] != ids.size()) {
+    throw IoError(fmt::format(
+        "{}: row-sparse array '{}': expected int64 ids and as many rows, found {} of shape {} and "
+        "rows of shape {}",
+        file, name, Name(ids.dtype()), ToString(ids.shape()), ToString(values.shape())));
+  }
+  shape[0] = num_rows;
+  try {
+    // Nobody else has the array yet, so it is filled here rather than by an op.
+    const RowSparseNDArray array(Shape(shape), values.dtype(), device, engine);
+    array.SetRowIds({ids.data<const std::int64_t>(), static_cast<std::size_t>(ids.size())});
+    if (values.bytes() > 0) {
+      std::memcpy(array.rows(), values.data(), static_cast<std::size_t>(values.bytes()));
+    }
+    return array;
+  } catch (const InvalidArgument& problem) {
+    throw IoError(fmt::format("{}: row-sparse array '{}': {}", file, name, problem.what()));
+  }
+}
+
+// Puts the parts of row-sparse arrays together.
+void JoinRowSparse(const std::string& file, Device device, Engine& engine, ArrayFile* loaded) {
+  for (auto entry = loaded->metadata.begin(); entry != loaded->metadata.end();) {
+    if (!entry->first.starts_with(kRowSparsePrefix)) {
+      ++entry;
+      continue;
+    }
+    const std::string name = entry->first.substr(kRowSparsePrefix.size());
+    loaded->row_sparse.push_back(
+        {name, JoinOne(file, name, entry->second, device, engine, loaded)});
+    entry = loaded->metadata.erase(entry);
+  }
+}
+
 }  // namespace
 
 NDArray ArrayFile::Find(std::string_view name) const {
@@ -95,31 +219,41 @@ NDArray ArrayFile::Find(std::string_view name) const {
   return found == arrays.end() ? NDArray() : found->array;
 }
 
+RowSparseNDArray ArrayFile::FindRowSparse(std::string_view name) const {
+  const auto found = std::ranges::find(row_sparse, name, &NamedRowSparseArray::name);
+  return found == row_sparse.end() ? RowSparseNDArray() : found->array;
+}
+
 void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
                 const FileMetadata& metadata) {
-  CheckArrays(arrays);
-  SaveJob job = PlanSave(file, arrays, metadata);
-  if (arrays.empty()) {
+  SaveArrays(file, arrays, {}, metadata);
+}
+
+void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
+                const std::vector<NamedRowSparseArray>& row_sparse, const FileMetadata& metadata) {
+  SaveJob job{file, arrays, row_sparse, metadata, {}};
+  Engine* const engine = CheckSaved(job);
+  if (engine == nullptr) {
     job.Write();
     return;
   }
-  Engine& engine = arrays.front().array.engine();
   std::vector<VarRef> reads;
-  for (const NDArray& array : job.arrays) reads.emplace_back(array.var());
-  const Var written = engine.NewVar("file");
+  for (const NamedArray& named : arrays) reads.emplace_back(named.array.var());
+  for (const NamedRowSparseArray& named : row_sparse) reads.emplace_back(named.array.var());
+  const Var written = engine->NewVar("file");
   // Inside an op, this wait refuses before anything is queued.
-  engine.WaitForVar(written);
+  engine->WaitForVar(written);
   // The body keeps its failure rather than throwing it: it is this caller's alone, not
   // WaitForAll's.
   const auto shared = std::make_shared<SaveJob>(std::move(job));  // by this call and the body
-  engine.Push({.name = "SaveArrays", .reads = reads, .writes = {written}}, [shared] {
+  engine->Push({.name = "SaveArrays", .reads = reads, .writes = {written}}, [shared] {
     try {
       shared->Write();
     } catch (...) {
       shared->failure = std::current_exception();
     }
   });
-  engine.WaitForVar(written);
+  engine->WaitForVar(written);
   if (shared->failure) std::rethrow_exception(shared->failure);
 }
 
@@ -160,11 +294,16 @@ ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
     CheckBools(in, tensor, array);
     loaded.arrays.push_back({std::move(tensor.name), array});
   }
+  JoinRowSparse(file, device, engine, &loaded);
   return loaded;
 }
 
 std::vector<NDArray> LoadArrayList(const std::string& file, Device device, Engine& engine) {
   ArrayFile loaded = LoadArrays(file, device, engine);
+  if (!loaded.row_sparse.empty()) {
+    throw IoError(fmt::format("{}: expected a list of dense arrays, found row-sparse '{}'", file,
+                              loaded.row_sparse[0].name));
+  }
   std::vector<NDArray> list(loaded.arrays.size());
   for (auto& [name, array] : loaded.arrays) {
     std::size_t index = list.size();

@@ -6,17 +6,19 @@
 // Saving is ordered by the engine like any op that reads the arrays: the file holds their values as
 // they are when everything pushed before is done. It is complete or absent: written under a
 // temporary name beside `file`, synced, then renamed over `file`, so a failure leaves what was
-// there. Errors: IoError, naming the file, what was expected and what was found, for files that
-// cannot be read,
-//         written or understood. Saving throws the error of a poisoned array. InvalidArgument for
-//         empty handles, arrays of several engines, names that repeat, are not UTF-8 or are
-//         "__metadata__"; InvalidState when saving from inside an op.
+// there.
+// Errors: IoError, naming the file, what was expected and what was found, for files that cannot be
+//         read, written or understood. Saving throws the error of a poisoned array. InvalidArgument
+//         for empty handles, arrays of several engines, names that repeat, are not UTF-8 or are
+//         "__metadata__", metadata under a name of heddle's own; InvalidState when saving from
+//         inside an op.
 // Threads: any.
 #pragma once
 
 #include <heddle/device.h>
 #include <heddle/engine.h>
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
 #include <map>
 #include <string>
@@ -30,18 +32,28 @@ struct NamedArray {
   NDArray array;
 };
 
+struct NamedRowSparseArray {
+  std::string name;
+  RowSparseNDArray array;
+};
+
 using FileMetadata = std::map<std::string, std::string>;
 
 struct ArrayFile {
-  std::vector<NamedArray> arrays;  // in the order of the file
+  std::vector<NamedArray> arrays;               // in the order of the file
+  std::vector<NamedRowSparseArray> row_sparse;  // by name
   FileMetadata metadata;
 
-  // The array called `name`; empty if there is none.
+  // The array of its kind called `name`; empty if there is none.
   NDArray Find(std::string_view name) const;
+  RowSparseNDArray FindRowSparse(std::string_view name) const;
 };
 
 // Returns when the file is in place.
 void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
+                const FileMetadata& metadata = {});
+void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
+                const std::vector<NamedRowSparseArray>& row_sparse,
                 const FileMetadata& metadata = {});
 // Memory is bounded by the size of the file.
 ArrayFile LoadArrays(const std::string& file, Device device = Cpu(),

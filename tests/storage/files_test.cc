@@ -4,6 +4,7 @@
 #include <heddle/error.h>
 #include <heddle/files.h>
 #include <heddle/memory.h>
+#include <heddle/row_sparse.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -124,6 +125,111 @@ TEST_P(Files, HaveTheDocumentedBytes) {
   expected.resize(8 + (header.size() + 7) / 8 * 8, ' ');
   expected += std::string("\0\0\x80\x3f\0\0\0\xc0\1\0", 10);
   EXPECT_EQ(BytesOf(file_), expected);
+}
+
+TEST_P(Files, BringBackRowSparseArrays) {
+  using Rows = RowSparseNDArray;
+  const std::vector<NamedRowSparseArray> saved = {
+      {"embedding",
+       Rows::FromVectors<float>({1, 40}, {1, 2, 3, 4}, {50, 2}, DType::kFloat32, Cpu(), engine_)},
+      {"half", Rows::FromVectors<float>({0}, {5}, {3}, DType::kFloat16, Cpu(), engine_)},
+      {"none", Rows({7, 2, 2}, DType::kInt8, Cpu(), engine_)}};
+  SaveArrays(file_, {{"bias", Array({1, 2})}}, saved, {{"step", "12"}});
+  const ArrayFile loaded = LoadArrays(file_, Cpu(2), engine_);
+  EXPECT_EQ(loaded.metadata, (FileMetadata{{"step", "12"}}));
+  ASSERT_EQ(loaded.arrays.size(), 1U);
+  EXPECT_EQ(loaded.Find("bias").ToVector<float>(), (Floats{1, 2}));
+  ASSERT_EQ(loaded.row_sparse.size(), saved.size());
+  for (const auto& [name, array] : saved) {
+    const RowSparseNDArray found = loaded.FindRowSparse(name);
+    ASSERT_FALSE(found.empty()) << name;
+    EXPECT_EQ(found.shape(), array.shape());
+    EXPECT_EQ(found.dtype(), array.dtype());
+    EXPECT_EQ(found.device(), Cpu(2));
+    EXPECT_EQ(found.ToVectors<float>().row_ids, array.ToVectors<float>().row_ids);
+    EXPECT_EQ(found.ToVectors<float>().rows, array.ToVectors<float>().rows);
+  }
+  EXPECT_TRUE(loaded.FindRowSparse("bias").empty());
+  EXPECT_TRUE(loaded.Find("embedding").empty());
+}
+
+TEST_P(Files, HoldTheRowsOfTheMomentOfTheCall) {
+  const RowSparseNDArray array =
+      RowSparseNDArray::FromVectors<float>({2}, {1}, {4}, DType::kFloat32, Cpu(), engine_);
+  array += RowSparseNDArray::FromVectors<float>({3}, {1}, {4}, DType::kFloat32, Cpu(), engine_);
+  SaveArrays(file_, {}, {{"a", array}});
+  array.Clear();
+  EXPECT_EQ(Load(file_).FindRowSparse("a").ToVector<float>(), (Floats{0, 0, 1, 1}));
+}
+
+TEST_P(Files, HaveTheDocumentedBytesOfRowSparseArrays) {
+  SaveArrays(file_, {},
+             {{"e", RowSparseNDArray::FromVectors<float>({1, 2}, {5, 6}, {9, 1}, DType::kFloat32,
+                                                         Cpu(), engine_)}});
+  const std::string bytes = BytesOf(file_);
+  for (const char* part : {R"("heddle.row_sparse.e":"9")",
+                           R"("e.row_ids":{"dtype":"I64","shape":[2],"data_offsets":[0,16]})",
+                           R"("e.rows":{"dtype":"F32","shape":[2,1],"data_offsets":[16,24]})"}) {
+    EXPECT_TRUE(Contains(bytes, part)) << part << " is not in " << bytes;
+  }
+}
+
+TEST_P(Files, WithBadRowSparseArraysAreRefused) {
+  // Headers of which the parts do not make a row-sparse array of 3 rows, one of which is there.
+  const auto file_of = [](const std::string& rows, const std::string& ids_name,
+                          const std::string& ids_type, const std::string& rows_shape,
+                          std::int64_t id) {
+    std::string header = "{\"__metadata__\":{\"heddle.row_sparse.e\":\"" + rows + "\"},\"" +
+                         ids_name + "\":{\"dtype\":\"" + ids_type +
+                         "\",\"shape\":[1],\"data_offsets\":[0,8]},\"e.rows\":{\"dtype\":"
+                         "\"F32\",\"shape\":" +
+                         rows_shape + ",\"data_offsets\":[8,12]}}";
+    while (header.size() % 8 != 0) header += ' ';
+    std::string bytes(8, '\0');
+    bytes[0] = static_cast<char>(header.size() & 0xFF);
+    bytes[1] = static_cast<char>(header.size() >> 8);
+    bytes += header;
+    for (int i = 0; i < 8; ++i) bytes += static_cast<char>(id >> (8 * i));
+    return bytes + std::string(4, '\0');
+  };
+  WriteBytes(file_, file_of("3", "e.row_ids", "I64", "[1,1]", 2));
+  EXPECT_EQ(Load(file_).FindRowSparse("e").shape(), (Shape{3, 1}));
+  ExpectRefused(file_of("3", "e.row_ids", "I64", "[1,1]", 3), "row id 3: expected one in [0, 3)");
+  ExpectRefused(file_of("3", "e.row_ids", "I64", "[1,1]", -1), "row id -1");
+  ExpectRefused(file_of("x", "e.row_ids", "I64", "[1,1]", 2),
+                "expected a number of rows, found 'x'");
+  ExpectRefused(file_of("-1", "e.row_ids", "I64", "[1,1]", 0), "expected a number of rows");
+  ExpectRefused(file_of("3", "e.ids", "I64", "[1,1]", 2), "'e.row_ids' of a row-sparse one");
+  ExpectRefused(file_of("3", "e.row_ids", "F64", "[1,1]", 2), "expected int64 ids");
+  ExpectRefused(file_of("3", "e.row_ids", "I64", "[]", 2), "as many rows");
+  ExpectRefused(file_of("9223372036854775807", "e.row_ids", "I64", "[1,1]", -5), "row id -5");
+}
+
+TEST_P(Files, RefuseRowSparseArraysThatDoNotFit) {
+  const RowSparseNDArray array({3, 1}, DType::kFloat32, Cpu(), engine_);
+  const auto refused = [&](const std::function<void()>& call) {
+    return MessageOf<InvalidArgument>(call);
+  };
+  EXPECT_TRUE(Contains(refused([&] {
+                         SaveArrays(file_, {}, {{"a", RowSparseNDArray()}});
+                       }),
+                       "empty handle"));
+  EXPECT_TRUE(Contains(refused([&] {
+                         SaveArrays(file_, {}, {{"a", array}, {"a", array}});
+                       }),
+                       "'a.row_ids' twice"));
+  EXPECT_TRUE(Contains(refused([&] {
+                         SaveArrays(file_, {{"a.rows", Array({1})}}, {{"a", array}});
+                       }),
+                       "'a.rows' twice"));
+  EXPECT_TRUE(Contains(refused([&] {
+                         SaveArrays(file_, {{"a", Array({1})}}, {{"heddle.row_sparse.a", "3"}});
+                       }),
+                       "heddle.row_sparse."));
+  EXPECT_TRUE(directory_.Names().empty());
+  SaveArrays(file_, {}, {{"0", array}});
+  EXPECT_TRUE(Contains(MessageOf<IoError>([&] { LoadArrayList(file_, Cpu(), engine_); }),
+                       "found row-sparse '0'"));
 }
 
 TEST_P(Files, KeepLists) {
