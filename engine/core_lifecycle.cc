@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/cpu_count.h"
 #include "base/log.h"
+#include "engine/access_check.h"
 #include "engine/core.h"
 
 namespace heddle::internal {
@@ -64,9 +65,11 @@ EngineCore::EngineCore(EngineOptions options)
   if (kind_ == Kind::kThreaded || options_.watchdog.count() > 0) {
     lookout_ = std::thread([this] { Lookout(); });
   }
+  if (options_.check_access) engine::checking_engines.fetch_add(1, std::memory_order_relaxed);
 }
 
 EngineCore::~EngineCore() {
+  if (options_.check_access) engine::checking_engines.fetch_sub(1, std::memory_order_relaxed);
   Delist();
   lock_.AssertHeld();  // the last reference: nobody else is here
   for (FailureRecord* record : unreported_) engine::Tracker::Unref(record);
@@ -140,6 +143,7 @@ Var EngineCore::NewVar(std::string_view name) {
   var->core = this;
   var->id = next_var_id_.fetch_add(1, std::memory_order_relaxed);
   var->name = text.release();
+  if (tls_context.core == this) var->made_by = tls_context.op->ticket;
   Ref();
   if (var->name != nullptr) {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {

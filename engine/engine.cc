@@ -58,6 +58,7 @@ EngineOptions EngineOptions::FromEnvironment() {
       static_cast<int>(EnvInt("HEDDLE_AGEING", options.ageing, 0, std::numeric_limits<int>::max()));
   options.watchdog =
       std::chrono::milliseconds(EnvInt("HEDDLE_WATCHDOG_MS", options.watchdog.count(), 0));
+  options.check_access = EnvBool("HEDDLE_CHECK_ACCESS", options.check_access);
   options.trace_file = EnvString("HEDDLE_TRACE", options.trace_file);
   options.trace_bytes_max = EnvInt("HEDDLE_TRACE_BYTES_MAX", options.trace_bytes_max, 1);
   return options;

@@ -172,6 +172,9 @@ struct alignas(engine::kNoSharing) VarState {
   VarState* previous = nullptr;  // all variables of the engine
   VarState* next = nullptr;
   const std::string* name = nullptr;  // null: unnamed
+  std::uint64_t made_by = kNoTicket;  // of the op whose body made it
+
+  static constexpr std::uint64_t kNoTicket = ~std::uint64_t{0};
 
   bool Idle() const { return writer == nullptr && readers == 0 && !head && !granting; }
 };

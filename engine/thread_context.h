@@ -14,6 +14,7 @@ struct ThreadContext {
   Op* op = nullptr;
   std::int64_t children = 0;  // ops that body has pushed into its own engine
   int no_wait_depth = 0;      // > 0: pushes of this thread never wait for room
+  int unchecked_depth = 0;    // > 0: what this thread touches is not checked
 };
 
 extern HEDDLE_TLS ThreadContext tls_context;

@@ -33,9 +33,10 @@ void* At(void* base, std::int64_t element, std::size_t element_bytes) {
 class Addresses {
  public:
   Addresses() = default;
-  // The first elements. Takes the arrays' memory from the pools, so it comes before any block.
+  // The first elements, only to be read. Takes the arrays' memory from the pools, so it comes
+  // before any block.
   explicit Addresses(std::span<const NDArray> arrays) {
-    for (const NDArray& array : arrays) Add(array.data());
+    for (const NDArray& array : arrays) Add(const_cast<void*>(array.const_data()));
   }
 
   void Add(void* address) {
@@ -97,7 +98,7 @@ void SumArrays(std::span<const NDArray> inputs, const NDArray& out) {
 }
 
 void CopyArray(const NDArray& from, std::span<const NDArray> out) {
-  void* const source = from.data();
+  void* const source = const_cast<void*>(from.const_data());
   const DType dtype = from.dtype();
   Addresses same;  // outputs of the same dtype
   std::vector<std::pair<DType, void*>> others;
@@ -155,7 +156,7 @@ void RunPass(const ArrayUpdate& update, const NDArray& gradient) {
                                 ? std::max<std::int64_t>(1, update.key.row_length)
                                 : 1;
   const DType dtype = gradient.dtype();
-  void* const base = gradient.data();
+  void* const base = const_cast<void*>(gradient.const_data());
   // What the update reads and writes besides its inputs differs; twice the weight is close enough.
   ForBlocks(gradient.engine(), (gradient.size() + unit - 1) / unit, 3 * Bytes(dtype) * unit,
             [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {

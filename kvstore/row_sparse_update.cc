@@ -20,7 +20,7 @@ using ops::SparseRows;
 
 namespace {
 
-SparseRows RowsOf(const RowSparseNDArray& array) { return {array.row_ids(), array.rows()}; }
+SparseRows RowsOf(const RowSparseNDArray& array) { return {array.row_ids(), array.const_rows()}; }
 
 std::vector<SparseRows> RowsOf(std::span<const RowSparseNDArray> arrays) {
   std::vector<SparseRows> rows;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
@@ -74,9 +75,16 @@ NDArray StoredValue::NewGuardedArray(DType dtype) const {
 
 // ---- What the ops do
 
+template <class Use>
+void StoredValue::UseCurrent(const Use& use) const {
+  if (source_.empty()) return use(array_);
+  const engine::UncheckedScope settled;  // nobody writes it any more, so it needs no order
+  use(source_);
+}
+
 void StoredValue::FetchSource() {
   if (source_.empty()) return;
-  CopyArray(source_, View(array_));
+  UseCurrent([this](const NDArray& source) { CopyArray(source, View(array_)); });
   source_ = NDArray();
 }
 
@@ -117,14 +125,14 @@ void StoredValue::Convert(const StoredValue& other) {
   has_value_ = other.has_value_;
   if (!has_value_) return;
   if (is_row_sparse()) {
-    storage::DenseToRowSparse(other.Current(), rows_);
+    other.UseCurrent([this](const NDArray& dense) { storage::DenseToRowSparse(dense, rows_); });
   } else {
     storage::RowSparseToDense(other.rows_, array_);
   }
 }
 
 void StoredValue::CopyTo(std::span<const NDArray> out) const {
-  if (!is_row_sparse()) return CopyArray(Current(), out);
+  if (!is_row_sparse()) return UseCurrent([&](const NDArray& value) { CopyArray(value, out); });
   for (const NDArray& array : out) storage::RowSparseToDense(rows_, array);
 }
 
@@ -133,7 +141,7 @@ void StoredValue::CopyTo(std::span<const RowSparseNDArray> out) const {
     if (is_row_sparse()) {
       storage::CopyRowSparse(rows_, array);
     } else {
-      storage::DenseToRowSparse(Current(), array);
+      UseCurrent([&](const NDArray& value) { storage::DenseToRowSparse(value, array); });
     }
   }
 }

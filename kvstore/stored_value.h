@@ -114,6 +114,8 @@ class StoredValue {
   void RethrowIfPoisoned() const;      // E1
   void RethrowUnlessReadable() const;  // E2, and a value that is not there yet
   const NDArray& Current() const { return source_.empty() ? array_ : source_; }
+  template <class Use>
+  void UseCurrent(const Use& use) const;
   void FetchSource();
   void Assign(std::span<const NDArray> inputs, const Compression* compression);
   void Assign(std::span<const RowSparseNDArray> inputs, const Compression* compression);

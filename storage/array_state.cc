@@ -1,5 +1,9 @@
 #include "storage/array_state.h"
 
+#include <heddle/error.h>
+
+#include <fmt/format.h>
+
 namespace heddle::internal {
 
 Buffer::~Buffer() {
@@ -16,6 +20,20 @@ std::byte* Buffer::Allocate() {
   if (block_.compare_exchange_strong(block, fresh, std::memory_order_acq_rel)) return fresh;
   allocator_.Free(fresh, block_bytes());
   return block;
+}
+
+void CheckTouch(const Var& var, engine::Touch touch, const Shape& shape, DType dtype,
+                Device device) {
+  const engine::Violation violation = engine::FindViolation(var, touch);
+  if (violation.op.empty()) return;
+  throw AccessError(fmt::format("{} {} array {} (shape {}, {}, {}), {}", violation.op,
+                                touch == engine::Touch::kRead ? "reads" : "writes", var.name(),
+                                ToString(shape), Name(dtype), ToString(device),
+                                violation.declared));
+}
+
+void CheckTouch(const ArrayState& state, engine::Touch touch) {
+  CheckTouch(state.buffer->var(), touch, state.shape, state.dtype, state.buffer->device());
 }
 
 void RetainArray(ArrayState* state) noexcept {

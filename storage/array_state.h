@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "engine/access_check.h"
 #include "storage/allocator.h"
 
 namespace heddle::internal {
@@ -79,6 +80,11 @@ struct ArrayState {
   const std::int64_t bytes;
 };
 
+// Throws AccessError, naming op, access and array, if the running body may not touch the elements.
+void CheckTouch(const ArrayState& state, engine::Touch touch);
+void CheckTouch(const Var& var, engine::Touch touch, const Shape& shape, DType dtype,
+                Device device);
+
 // Opens handles for storage's own code.
 class ArrayAccess {
  public:
@@ -92,6 +98,18 @@ NDArray NewArrayWith(const Var& var, Shape shape, DType dtype, Device device, En
 template <class Array>
 NDArray NewArrayGuardedBy(const Array& guard, Shape shape, DType dtype) {
   return NewArrayWith(guard.var(), std::move(shape), dtype, guard.device(), guard.engine());
+}
+
+// The elements of an array, which the access checker lets a body have only if its op declares that.
+inline const std::byte* ReadableElements(const ArrayState& state) {
+  if (engine::ChecksAccess()) [[unlikely]]
+    CheckTouch(state, engine::Touch::kRead);
+  return state.buffer->data() + state.offset;
+}
+inline std::byte* WritableElements(const ArrayState& state) {
+  if (engine::ChecksAccess()) [[unlikely]]
+    CheckTouch(state, engine::Touch::kWrite);
+  return state.buffer->data() + state.offset;
 }
 
 // The state of an array that is not empty.

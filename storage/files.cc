@@ -60,7 +60,7 @@ std::vector<Piece> PiecesOf(const SaveJob& job) {
   std::vector<Piece> pieces;
   for (const auto& [name, array] : job.arrays) {
     pieces.push_back({{.name = name, .dtype = array.dtype(), .shape = array.shape()},
-                      array.data(),
+                      array.const_data(),
                       array.bytes()});
   }
   for (const auto& [name, array] : job.row_sparse) {
@@ -73,7 +73,7 @@ std::vector<Piece> PiecesOf(const SaveJob& job) {
          static_cast<std::int64_t>(array.row_ids().size_bytes())});
     pieces.push_back(
         {{.name = Joined(name, kRowsSuffix), .dtype = array.dtype(), .shape = Shape(shape)},
-         array.rows(),
+         array.const_rows(),
          rows * array.row_size() * static_cast<std::int64_t>(SizeOf(array.dtype()))});
   }
   return pieces;
@@ -144,7 +144,7 @@ Engine* CheckSaved(const SaveJob& job) {
 // A bool that is neither 0 nor 1 would be undefined behaviour wherever it is read.
 void CheckBools(const storage::InputFile& file, const TensorEntry& tensor, const NDArray& array) {
   if (tensor.dtype != DType::kBool) return;
-  const auto* bytes = static_cast<const std::uint8_t*>(array.data());
+  const auto* bytes = static_cast<const std::uint8_t*>(array.const_data());
   const auto* bad =
       std::find_if(bytes, bytes + array.bytes(), [](std::uint8_t value) { return value > 1; });
   if (bad != bytes + array.bytes()) {
@@ -190,7 +190,7 @@ RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const
     const RowSparseNDArray array(Shape(shape), values.dtype(), device, engine);
     array.SetRowIds({ids.data<const std::int64_t>(), static_cast<std::size_t>(ids.size())});
     if (values.bytes() > 0) {
-      std::memcpy(array.rows(), values.data(), static_cast<std::size_t>(values.bytes()));
+      std::memcpy(array.rows(), values.const_data(), static_cast<std::size_t>(values.bytes()));
     }
     return array;
   } catch (const InvalidArgument& problem) {

@@ -104,17 +104,24 @@ bool NDArray::Overlaps(const NDArray& other) const {
          b.offset < a.offset + a.bytes;
 }
 
-void* NDArray::data() const {
-  const ArrayState& state = Checked(*this);
-  return state.buffer->data() + state.offset;
-}
+void* NDArray::data() const { return internal::WritableElements(Checked(*this)); }
+const void* NDArray::const_data() const { return internal::ReadableElements(Checked(*this)); }
 
-void* NDArray::TypedData(DType expected) const {
+void NDArray::CheckDType(DType expected) const {
   if (dtype() != expected) {
     throw InvalidArgument(
         fmt::format("data: expected dtype {}, got {}", Name(dtype()), Name(expected)));
   }
+}
+
+void* NDArray::TypedData(DType expected) const {
+  CheckDType(expected);
   return data();
+}
+
+const void* NDArray::TypedConstData(DType expected) const {
+  CheckDType(expected);
+  return const_data();
 }
 
 NDArray NDArray::Slice(std::int64_t begin, std::int64_t end) const {

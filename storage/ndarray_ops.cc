@@ -32,10 +32,12 @@ std::int64_t ElementBytes(const NDArray& array) {
   return static_cast<std::int64_t>(SizeOf(StateOf(array).dtype));
 }
 
-// The address of element `index`. Inside op bodies.
+// The address of element `index`, to write or only to read. Inside op bodies.
 std::byte* At(const NDArray& array, std::int64_t index) {
-  const internal::ArrayState& state = StateOf(array);
-  return state.buffer->data() + state.offset + index * ElementBytes(array);
+  return internal::WritableElements(StateOf(array)) + index * ElementBytes(array);
+}
+const std::byte* ConstAt(const NDArray& array, std::int64_t index) {
+  return internal::ReadableElements(StateOf(array)) + index * ElementBytes(array);
 }
 
 ops::Scalar ToKernel(Scalar value) {
@@ -66,7 +68,7 @@ NDArray WithoutOverlap(const NDArray& in, const NDArray& out) {
 
 void CopyElements(const NDArray& from, const NDArray& to) {
   if (from.Overlaps(to)) {
-    std::memmove(to.data(), from.data(), static_cast<std::size_t>(to.bytes()));
+    std::memmove(to.data(), from.const_data(), static_cast<std::size_t>(to.bytes()));
     return;
   }
   // The memory is taken here rather than by several blocks at once.
@@ -74,7 +76,7 @@ void CopyElements(const NDArray& from, const NDArray& to) {
   ForBlocks(to.engine(), to.size(), ElementBytes(from) + ElementBytes(to),
             [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
               const auto count = static_cast<std::size_t>(end - begin);
-              ops::Cast(from.dtype(), At(from, begin), to.dtype(), At(to, begin), count, mode);
+              ops::Cast(from.dtype(), ConstAt(from, begin), to.dtype(), At(to, begin), count, mode);
             });
 }
 
@@ -123,7 +125,7 @@ void PushBinary(BinaryOp op, const NDArray& a, const NDArray& b, const NDArray& 
     out.data();
     ForBlocks(out.engine(), out.size(), 3 * ElementBytes(out),
               [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
-                ops::Binary(op, out.dtype(), At(a, begin), At(b, begin), At(out, begin),
+                ops::Binary(op, out.dtype(), ConstAt(a, begin), ConstAt(b, begin), At(out, begin),
                             static_cast<std::size_t>(end - begin), mode);
               });
   });
@@ -155,11 +157,11 @@ void PushScalar(BinaryOp op, ScalarSide side, const NDArray& a, Scalar value, co
               [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
                 const auto count = static_cast<std::size_t>(end - begin);
                 if (side == ScalarSide::kRight) {
-                  ops::BinaryWithScalar(op, out.dtype(), At(a, begin), value, At(out, begin), count,
-                                        mode);
+                  ops::BinaryWithScalar(op, out.dtype(), ConstAt(a, begin), value, At(out, begin),
+                                        count, mode);
                 } else {
-                  ops::BinaryWithScalar(op, out.dtype(), value, At(a, begin), At(out, begin), count,
-                                        mode);
+                  ops::BinaryWithScalar(op, out.dtype(), value, ConstAt(a, begin), At(out, begin),
+                                        count, mode);
                 }
               });
   });
@@ -206,7 +208,7 @@ void SumElements(const Inputs& inputs, const NDArray& out) {
               std::unique_ptr<const void*[]> more;
               if (inputs.size() > kFew) more.reset(new const void*[inputs.size()]);
               const void** const blocks = more ? more.get() : few.data();
-              for (std::size_t i = 0; i < inputs.size(); ++i) blocks[i] = At(inputs[i], begin);
+              for (std::size_t i = 0; i < inputs.size(); ++i) blocks[i] = ConstAt(inputs[i], begin);
               ops::Sum(out.dtype(), {blocks, inputs.size()}, At(out, begin),
                        static_cast<std::size_t>(end - begin), mode);
             });
@@ -262,7 +264,7 @@ void NDArray::FromHostQueued(const void* values, std::int64_t count, DType from,
                              int priority) const {
   CheckValueCount("CopyFromHost", count, shape());
   const NDArray staged = FromHost(values, count, from, shape(), from, Cpu(), engine());
-  OpOptions options = Writing("CopyFromHost", *this, priority);
+  OpOptions options = Writing("CopyFromHost", *this, staged, priority);
   options.lane = Lane::kCopy;
   options.temporary_bytes = staged.bytes();
   engine().Push(options, [staged, out = *this] { CopyElements(staged, out); });
@@ -274,7 +276,8 @@ void NDArray::ToHost(void* values, DType as) const {
   const NDArray copy(shape(), as, Cpu(), engine());
   CopyTo(copy);
   copy.WaitToRead();
-  if (copy.bytes() > 0) std::memcpy(values, copy.data(), static_cast<std::size_t>(copy.bytes()));
+  if (copy.bytes() > 0)
+    std::memcpy(values, copy.const_data(), static_cast<std::size_t>(copy.bytes()));
 }
 
 void NDArray::CopyTo(const NDArray& dst, int priority) const {

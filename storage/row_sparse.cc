@@ -23,6 +23,8 @@ namespace heddle {
 
 using internal::RowSparseState;
 using internal::StateOf;
+using internal::ToRead;
+using internal::ToWrite;
 
 namespace {
 
@@ -34,6 +36,14 @@ void CheckNotEmpty(const char* operation, const Array& array) {
 RowSparseState& Checked(const RowSparseNDArray& array) {
   CheckNotEmpty("row-sparse array", array);
   return StateOf(array);
+}
+const RowSparseState& Readable(const RowSparseNDArray& array) {
+  CheckNotEmpty("row-sparse array", array);
+  return ToRead(array);
+}
+RowSparseState& Writable(const RowSparseNDArray& array) {
+  CheckNotEmpty("row-sparse array", array);
+  return ToWrite(array);
 }
 
 // Arrays of which one at least is row-sparse: none empty, of one engine, with equal shapes.
@@ -124,22 +134,32 @@ Device RowSparseNDArray::device() const { return Checked(*this).device; }
 Engine& RowSparseNDArray::engine() const { return Checked(*this).engine; }
 const Var& RowSparseNDArray::var() const { return Checked(*this).var; }
 std::int64_t RowSparseNDArray::row_size() const { return Checked(*this).row_size; }
-std::int64_t RowSparseNDArray::num_rows() const { return Checked(*this).rows.count(); }
+std::int64_t RowSparseNDArray::num_rows() const { return Readable(*this).rows.count(); }
 std::span<const std::int64_t> RowSparseNDArray::row_ids() const {
-  return Checked(*this).rows.view().ids;
+  return Readable(*this).rows.view().ids;
 }
-void* RowSparseNDArray::rows() const { return Checked(*this).rows.rows(); }
+void* RowSparseNDArray::rows() const { return Writable(*this).rows.rows(); }
+const void* RowSparseNDArray::const_rows() const { return Readable(*this).rows.rows(); }
 
-void* RowSparseNDArray::TypedRows(DType expected) const {
+void RowSparseNDArray::CheckDType(DType expected) const {
   if (dtype() != expected) {
     throw InvalidArgument(
         fmt::format("rows: expected dtype {}, got {}", Name(dtype()), Name(expected)));
   }
+}
+
+void* RowSparseNDArray::TypedRows(DType expected) const {
+  CheckDType(expected);
   return rows();
 }
 
+const void* RowSparseNDArray::TypedConstRows(DType expected) const {
+  CheckDType(expected);
+  return const_rows();
+}
+
 void RowSparseNDArray::SetRowIds(std::span<const std::int64_t> row_ids) const {
-  RowSparseState& state = Checked(*this);
+  RowSparseState& state = Writable(*this);
   CheckRowIds("SetRowIds", row_ids, state.shape[0]);
   state.rows.Reset(static_cast<std::int64_t>(row_ids.size()));
   if (!row_ids.empty()) std::memcpy(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
@@ -226,7 +246,7 @@ RowSparseNDArray RowSparseNDArray::Retain(const NDArray& row_ids, int priority) 
 
 void RowSparseNDArray::Clear(int priority) const {
   CheckNotEmpty("Clear", *this);
-  engine().Push(Writing("Clear", *this, priority), [out = *this] { StateOf(out).rows.Reset(0); });
+  engine().Push(Writing("Clear", *this, priority), [out = *this] { ToWrite(out).rows.Reset(0); });
 }
 
 const RowSparseNDArray& RowSparseNDArray::operator+=(const RowSparseNDArray& other) const {
@@ -250,7 +270,7 @@ const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
   OpOptions options = Writing("Multiply", *this, 0);
   options.reads = {var()};
   engine().Push(options, [out = *this, value] {
-    const RowSparseState& state = StateOf(out);
+    const RowSparseState& state = ToWrite(out);
     const auto bytes = static_cast<std::int64_t>(SizeOf(state.dtype));
     const ops::Scalar factor =
         value.is_integer() ? ops::Scalar(value.integer()) : ops::Scalar(value.real());

@@ -20,7 +20,8 @@ namespace heddle::storage {
 
 using internal::RowSparseState;
 using internal::RowStorage;
-using internal::StateOf;
+using internal::ToRead;
+using internal::ToWrite;
 using ops::SparseRows;
 
 namespace {
@@ -29,6 +30,9 @@ constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
 
 std::size_t Size(std::int64_t count) { return static_cast<std::size_t>(count); }
 
+const std::byte* RowAt(const void* rows, std::int64_t row, std::int64_t row_bytes) {
+  return static_cast<const std::byte*>(rows) + row * row_bytes;
+}
 std::byte* RowAt(void* rows, std::int64_t row, std::int64_t row_bytes) {
   return static_cast<std::byte*>(rows) + row * row_bytes;
 }
@@ -123,12 +127,12 @@ std::vector<std::int64_t> CutForWorkers(std::span<const SparseRows> values,
 }
 
 void SumRowSparse(std::span<const RowSparseNDArray> inputs, const RowSparseNDArray& out) {
-  RowSparseState& state = StateOf(out);
+  RowSparseState& state = ToWrite(out);
   bool aliased = false;
   std::vector<SparseRows> values;
   values.reserve(inputs.size());
   for (const RowSparseNDArray& input : inputs) {
-    values.push_back(StateOf(input).rows.view());
+    values.push_back(ToRead(input).rows.view());
     aliased = aliased || input.IsSameAs(out);
   }
   if (!aliased) {
@@ -141,7 +145,7 @@ void SumRowSparse(std::span<const RowSparseNDArray> inputs, const RowSparseNDArr
 }
 
 void InsertRows(const RowSparseNDArray& array, std::span<const std::int64_t> row_ids) {
-  RowStorage& rows = StateOf(array).rows;
+  RowStorage& rows = ToWrite(array).rows;
   const std::span<const std::int64_t> present = rows.view().ids;
   std::vector<std::int64_t> missing;
   ops::RowFinder finder(present);
@@ -181,8 +185,8 @@ void InsertRows(const RowSparseNDArray& array, std::span<const std::int64_t> row
 }
 
 void AddInPlace(const RowSparseNDArray& to, const RowSparseNDArray& input) {
-  RowSparseState& state = StateOf(to);
-  const SparseRows added = StateOf(input).rows.view();
+  RowSparseState& state = ToWrite(to);
+  const SparseRows added = ToRead(input).rows.view();
   InsertRows(to, added.ids);
   const SparseRows present = state.rows.view();
   const std::int64_t row_bytes = state.rows.row_bytes();
@@ -200,8 +204,8 @@ void AddInPlace(const RowSparseNDArray& to, const RowSparseNDArray& input) {
 }
 
 void CopyRowSparse(const RowSparseNDArray& from, const RowSparseNDArray& out) {
-  const RowSparseState& source = StateOf(from);
-  RowSparseState& state = StateOf(out);
+  const RowSparseState& source = ToRead(from);
+  RowSparseState& state = ToWrite(out);
   const std::int64_t count = source.rows.count();
   state.rows.Reset(count);
   if (count == 0) return;
@@ -216,7 +220,7 @@ void CopyRowSparse(const RowSparseNDArray& from, const RowSparseNDArray& out) {
 }
 
 void RowSparseToDense(const RowSparseNDArray& from, const NDArray& out) {
-  const RowSparseState& source = StateOf(from);
+  const RowSparseState& source = ToRead(from);
   const DType dtype = out.dtype();
   const std::int64_t row_bytes = source.row_size * static_cast<std::int64_t>(SizeOf(dtype));
   void* const base = out.data();
@@ -240,11 +244,11 @@ void RowSparseToDense(const RowSparseNDArray& from, const NDArray& out) {
 }
 
 void DenseToRowSparse(const NDArray& from, const RowSparseNDArray& out) {
-  RowSparseState& state = StateOf(out);
+  RowSparseState& state = ToWrite(out);
   const std::int64_t all_rows = state.shape[0];
   const DType dtype = from.dtype();
   const std::int64_t row_bytes = state.row_size * static_cast<std::int64_t>(SizeOf(dtype));
-  void* const base = from.data();
+  const void* const base = from.const_data();
   std::vector<std::uint8_t> flags(Size(all_rows));
   const std::int64_t block_rows = std::max<std::int64_t>(1, kBlockBytes / (row_bytes + 1));
   const std::int64_t blocks = (all_rows + block_rows - 1) / block_rows;
@@ -281,7 +285,7 @@ void DenseToRowSparse(const NDArray& from, const RowSparseNDArray& out) {
 }
 
 void AddToDense(const RowSparseNDArray& from, const NDArray& out) {
-  const RowSparseState& source = StateOf(from);
+  const RowSparseState& source = ToRead(from);
   const SparseRows value = source.rows.view();
   const std::int64_t row_bytes = source.rows.row_bytes();
   void* const base = out.data();
@@ -299,7 +303,7 @@ std::vector<std::int64_t> SortedRowIds(const NDArray& ids, std::int64_t num_rows
   constexpr std::int64_t kRun = 1 << 16;
   const std::int64_t count = ids.size();
   const DType dtype = ids.dtype();
-  const std::byte* const given = static_cast<const std::byte*>(ids.data());
+  const std::byte* const given = static_cast<const std::byte*>(ids.const_data());
   std::vector<std::int64_t> sorted(Size(count));
   std::vector<std::int64_t> other(Size(count));
   const std::int64_t runs = (count + kRun - 1) / kRun;
@@ -332,12 +336,12 @@ std::vector<std::int64_t> SortedRowIds(const NDArray& ids, std::int64_t num_rows
 
 void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t> row_ids,
                      std::span<const RowSparseNDArray> out) {
-  const RowSparseState& source = StateOf(from);
+  const RowSparseState& source = ToRead(from);
   const SparseRows value = source.rows.view();
   const std::int64_t count = value.ids.empty() ? 0 : static_cast<std::int64_t>(row_ids.size());
   std::int64_t traffic = source.rows.row_bytes();
   for (const RowSparseNDArray& array : out) {
-    RowStorage& rows = StateOf(array).rows;
+    RowStorage& rows = ToWrite(array).rows;
     rows.Reset(count);
     traffic += rows.row_bytes();
     if (count > 0) std::memcpy(rows.ids(), row_ids.data(), Size(count * kIdBytes));
@@ -348,7 +352,7 @@ void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t>
               const std::size_t row_bytes = Size(source.rows.row_bytes());
               std::vector<std::byte> rows;  // if some output has another dtype
               for (const RowSparseNDArray& array : out) {
-                const RowSparseState& state = StateOf(array);
+                const RowSparseState& state = ToWrite(array);
                 std::byte* const to = state.rows.row(begin);
                 const std::span<const std::int64_t> wanted = Part(row_ids, begin, end);
                 if (state.dtype == source.dtype) {

@@ -18,6 +18,7 @@
 
 #include "ops/row_sparse.h"
 #include "storage/allocator.h"
+#include "storage/array_state.h"
 
 namespace heddle::internal {
 
@@ -89,9 +90,26 @@ class RowSparseAccess {
   static RowSparseState& StateOf(const RowSparseNDArray& array) { return *array.state_; }
 };
 
-// The state of an array that is not empty.
+// The state of an array that is not empty, of which only the constant members are used.
 inline RowSparseState& StateOf(const RowSparseNDArray& array) {
   return RowSparseAccess::StateOf(array);
+}
+
+// The state, with its rows to be read or written, which the access checker lets a body have only if
+// its op declares that.
+inline const RowSparseState& ToRead(const RowSparseNDArray& array) {
+  const RowSparseState& state = StateOf(array);
+  if (engine::ChecksAccess()) [[unlikely]] {
+    CheckTouch(state.var, engine::Touch::kRead, state.shape, state.dtype, state.device);
+  }
+  return state;
+}
+inline RowSparseState& ToWrite(const RowSparseNDArray& array) {
+  RowSparseState& state = StateOf(array);
+  if (engine::ChecksAccess()) [[unlikely]] {
+    CheckTouch(state.var, engine::Touch::kWrite, state.shape, state.dtype, state.device);
+  }
+  return state;
 }
 
 }  // namespace heddle::internal

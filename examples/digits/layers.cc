@@ -116,8 +116,8 @@ void Replica::PushForward(std::size_t l) {
        .writes = {layer.output.var()},
        .device = device_},
       [input, weight, bias, output = layer.output, rows = rows_, size = layer.size, activation] {
-        DenseForward(input.data<float>(), weight.data<float>(), bias.data<float>(),
-                     output.data<float>(), rows, size, activation);
+        DenseForward(input.data<const float>(), weight.data<const float>(),
+                     bias.data<const float>(), output.data<float>(), rows, size, activation);
       });
 }
 
@@ -130,12 +130,12 @@ void Replica::PushLoss() {
                 .device = device_},
                [probabilities = last.output, labels = labels_, grad = last.output_grad,
                 loss = loss_, rows = rows_, classes = last.size.outputs] {
-                 const float* const p = probabilities.data<float>();
+                 const float* const p = probabilities.data<const float>();
                  float* const g = grad.data<float>();
                  std::copy(p, p + rows * classes, g);
                  double sum = 0;
                  for (std::int64_t r = 0; r < rows; ++r) {
-                   const std::int64_t at = r * classes + labels.data<std::int32_t>()[r];
+                   const std::int64_t at = r * classes + labels.data<const std::int32_t>()[r];
                    sum -= std::log(std::max(p[at], 1e-30f));
                    g[at] -= 1.0f;
                  }
@@ -155,9 +155,9 @@ void Replica::PushBackward(std::size_t l) {
                   .device = device_},
                  [input, weight, output_grad = layer.output_grad, input_grad, rows = rows_,
                   size = layer.size] {
-                   DenseInputGradient(input.data<float>(), weight.data<float>(),
-                                      output_grad.data<float>(), input_grad.data<float>(), rows,
-                                      size);
+                   DenseInputGradient(input.data<const float>(), weight.data<const float>(),
+                                      output_grad.data<const float>(), input_grad.data<float>(),
+                                      rows, size);
                  });
   }
   engine_.Push({.name = layer.backward_name,
@@ -166,7 +166,7 @@ void Replica::PushBackward(std::size_t l) {
                 .device = device_},
                [input, output_grad = layer.output_grad, weight_grad = layer.gradients.weight,
                 bias_grad = layer.gradients.bias, rows = rows_, size = layer.size] {
-                 DenseGradients(input.data<float>(), output_grad.data<float>(),
+                 DenseGradients(input.data<const float>(), output_grad.data<const float>(),
                                 weight_grad.data<float>(), bias_grad.data<float>(), rows, size);
                });
 }

@@ -100,13 +100,16 @@ struct EngineOptions {
   int ageing = 1000;
   // Logs the blocked chain when nothing has finished for so long while ops are pending; 0 never.
   std::chrono::milliseconds watchdog{30'000};
+  // An op whose body touches an NDArray that the op does not declare, or writes one that it
+  // declares as read only, fails with AccessError. Costs time: for tests and for hunting bugs.
+  bool check_access = false;
   std::string trace_file;  // empty: no trace
   std::int64_t trace_bytes_max = std::int64_t{256} << 20;
 
   // The defaults, changed by HEDDLE_ENGINE, HEDDLE_NUM_WORKERS, HEDDLE_WORKER_HOST (tbb, threads),
   // HEDDLE_SEED, HEDDLE_MAX_PENDING_OPS, HEDDLE_MAX_PENDING_BYTES, HEDDLE_AGEING,
-  // HEDDLE_WATCHDOG_MS, HEDDLE_TRACE and HEDDLE_TRACE_BYTES_MAX. Throws InvalidArgument naming a
-  // variable that does not parse.
+  // HEDDLE_WATCHDOG_MS, HEDDLE_CHECK_ACCESS, HEDDLE_TRACE and HEDDLE_TRACE_BYTES_MAX. Throws
+  // InvalidArgument naming a variable that does not parse.
   static EngineOptions FromEnvironment();
 };
 

@@ -28,6 +28,13 @@ class InvalidState : public Error {
   using Error::Error;
 };
 
+// The body of an op touched an array in a way that the op did not declare. The message names op,
+// access and array. Thrown with EngineOptions::check_access only.
+class AccessError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A deadline passed. The message says what was waited for and which op holds it up.
 class TimeoutError : public Error {
  public:

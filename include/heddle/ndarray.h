@@ -148,12 +148,20 @@ class NDArray {
   bool Overlaps(const NDArray& other) const;
 
   // The elements: for the bodies of ops that name var(), or after a wait. Takes the memory from the
-  // pool on first use: OutOfMemory. T must be the dtype's type.
+  // pool on first use: OutOfMemory. T must be the dtype's type. A body asks for data<const float>()
+  // of what its op only reads and for data<float>() of what it writes: the access checker
+  // (EngineOptions::check_access) tells them apart by that.
   template <class T>
   T* data() const {
-    return static_cast<T*>(TypedData(kDTypeOf<std::remove_const_t<T>>));
+    constexpr DType kExpected = kDTypeOf<std::remove_const_t<T>>;
+    if constexpr (std::is_const_v<T>) {
+      return static_cast<T*>(TypedConstData(kExpected));
+    } else {
+      return static_cast<T*>(TypedData(kExpected));
+    }
   }
   void* data() const;
+  const void* const_data() const;
 
   // Elements [begin, end) of the first axis. One element of it: [i, i + 1).
   NDArray Slice(std::int64_t begin, std::int64_t end) const;
@@ -217,7 +225,9 @@ class NDArray {
                           DType dtype, Device device, Engine& engine);
   void FromHostQueued(const void* values, std::int64_t count, DType from, int priority) const;
   void ToHost(void* values, DType as) const;
+  void CheckDType(DType expected) const;
   void* TypedData(DType expected) const;
+  const void* TypedConstData(DType expected) const;
 
   internal::ArrayState* state_ = nullptr;
 };

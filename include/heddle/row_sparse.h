@@ -85,14 +85,20 @@ class RowSparseNDArray {
   bool IsSameAs(const RowSparseNDArray& other) const { return state_ == other.state_; }
 
   // What is there: for the bodies of ops that name var(), or after a wait. T must be the dtype's
-  // type.
+  // type; rows<const float>() is only to be read, as NDArray::data<const float>().
   std::int64_t num_rows() const;
   std::span<const std::int64_t> row_ids() const;
   template <class T>
   T* rows() const {
-    return static_cast<T*>(TypedRows(kDTypeOf<std::remove_const_t<T>>));
+    constexpr DType kExpected = kDTypeOf<std::remove_const_t<T>>;
+    if constexpr (std::is_const_v<T>) {
+      return static_cast<T*>(TypedConstRows(kExpected));
+    } else {
+      return static_cast<T*>(TypedRows(kExpected));
+    }
   }
   void* rows() const;
+  const void* const_rows() const;
   // For the bodies of ops that write var(): from now on the rows of `row_ids` are there, with
   // undefined contents, to be written through rows(). InvalidArgument, changing nothing, unless the
   // ids are sorted, unique and in range; OutOfMemory, leaving no rows.
@@ -151,7 +157,9 @@ class RowSparseNDArray {
                                    std::size_t count, DType from, Shape shape, DType dtype,
                                    Device device, Engine& engine);
   RowSparseNDArray ReadableCopy(DType dtype) const;
+  void CheckDType(DType expected) const;
   void* TypedRows(DType expected) const;
+  const void* TypedConstRows(DType expected) const;
 
   // Shared by the handles, those in the bodies of queued ops among them.
   std::shared_ptr<internal::RowSparseState> state_;

@@ -38,7 +38,7 @@ void SumCompressed(std::span<const NDArray> inputs, const Compression& compressi
     Residual& residual = *compression.residuals[i];
     if (!std::exchange(residual.is_zeroed, true)) FillZero(residual.array);
     senders.push_back(
-        {static_cast<const std::byte*>(inputs[i].data()), residual.array.data<float>()});
+        {static_cast<const std::byte*>(inputs[i].const_data()), residual.array.data<float>()});
   }
   auto* const to = static_cast<std::byte*>(out.data());
 

@@ -50,11 +50,13 @@ TEST(EngineOptionsTest, EveryVariableIsRead) {
       host("HEDDLE_WORKER_HOST", "threads"), seed("HEDDLE_SEED", "12345678901234567890"),
       ops("HEDDLE_MAX_PENDING_OPS", "77"), bytes("HEDDLE_MAX_PENDING_BYTES", "99999999999"),
       ageing("HEDDLE_AGEING", "5"), watchdog("HEDDLE_WATCHDOG_MS", "1234"),
-      trace("HEDDLE_TRACE", "/tmp/no such trace"), trace_bytes("HEDDLE_TRACE_BYTES_MAX", "65536");
+      check("HEDDLE_CHECK_ACCESS", "1"), trace("HEDDLE_TRACE", "/tmp/no such trace"),
+      trace_bytes("HEDDLE_TRACE_BYTES_MAX", "65536");
   const EngineOptions options = EngineOptions::FromEnvironment();
   EXPECT_EQ(options.type, "seeded");
   EXPECT_EQ(options.num_workers, 3);
   EXPECT_EQ(options.worker_host, WorkerHost::kThreads);
+  EXPECT_TRUE(options.check_access);
   EXPECT_EQ(options.seed, 12345678901234567890u);
   EXPECT_EQ(options.max_pending_ops, 77);
   EXPECT_EQ(options.max_pending_bytes, 99'999'999'999);
@@ -82,6 +84,7 @@ TEST(EngineOptionsTest, AVariableThatDoesNotParseIsNamed) {
       {"HEDDLE_MAX_PENDING_BYTES", "4G"},
       {"HEDDLE_AGEING", "often"},
       {"HEDDLE_WATCHDOG_MS", "30s"},
+      {"HEDDLE_CHECK_ACCESS", "maybe"},
       {"HEDDLE_TRACE_BYTES_MAX", "big"},
   };
   for (const auto& [name, value] : cases) {

@@ -37,8 +37,15 @@ constexpr int SanitizerFactor() {
 #endif
 }
 
-Config Threaded(int num_workers, WorkerHost host) {
+// The defaults; HEDDLE_CHECK_ACCESS holds for all engines of the tests.
+EngineOptions DefaultOptions() {
   EngineOptions options;
+  options.check_access = EngineOptions::FromEnvironment().check_access;
+  return options;
+}
+
+Config Threaded(int num_workers, WorkerHost host) {
+  EngineOptions options = DefaultOptions();
   options.num_workers = num_workers;
   options.worker_host = host;
   const char* host_name = host == WorkerHost::kTbb ? "tbb" : "threads";
@@ -69,10 +76,10 @@ std::vector<Config> ThreadedConfigs(int num_workers) {
 
 std::vector<Config> AllConfigs() {
   std::vector<Config> configs = ThreadedConfigs();
-  EngineOptions serial;
+  EngineOptions serial = DefaultOptions();
   serial.type = "serial";
   configs.push_back({"serial", serial});
-  EngineOptions seeded;
+  EngineOptions seeded = DefaultOptions();
   seeded.type = "seeded";
   seeded.seed = BaseSeed();
   configs.push_back({"seeded", seeded});

@@ -138,7 +138,8 @@ TEST_P(UpdaterTest, TwoThreadsNeverInterleaveInTheUpdateOfAKey) {
     engine.Push({.name = "add", .reads = {old.var(), input.var()}, .writes = {stored.var()}},
                 [old, input, stored] {
                   for (std::int64_t i = 0; i < stored.size(); ++i) {
-                    stored.data<float>()[i] = old.data<float>()[i] + input.data<float>()[i];
+                    stored.data<float>()[i] =
+                        old.data<const float>()[i] + input.data<const float>()[i];
                   }
                 });
     inside.fetch_sub(1);

@@ -76,7 +76,7 @@ TEST_P(Memory, LivesUntilTheLastOpIsDone) {
   Hold hold(engine, {.name = "hold", .writes = {gate}});
   engine.Push({.name = "late read", .reads = {gate, dropped.var()}, .writes = {out.var()}},
               [dropped, out] {
-                std::copy_n(dropped.data<std::uint8_t>(), kMiB, out.data<std::uint8_t>());
+                std::copy_n(dropped.data<const std::uint8_t>(), kMiB, out.data<std::uint8_t>());
               });
   dropped = NDArray();
   const NDArray other = Bytes(kMiB, engine);

@@ -24,6 +24,7 @@ TrainingResult TrainOn(const std::string& store, const std::string& engine, int 
                        std::uint64_t seed = 1) {
   TrainingOptions options;
   options.store = store;
+  options.engine = heddle::EngineOptions::FromEnvironment();
   options.engine.type = engine;
   options.engine.num_workers = workers;
   options.epochs = epochs;
