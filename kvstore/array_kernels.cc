@@ -198,7 +198,8 @@ void RunEarlierPasses(ArrayUpdate& update, const NDArray& gradient) {
   for (; update.key.pass + 1 < update.passes; ++update.key.pass) {
     RunPass(update, gradient);
     for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
-      update.key.sums[i] = ops::AddBlocks({block_sums.data() + i * blocks, blocks});
+      update.key.sums[update.key.pass][i] =
+          ops::AddBlocks({block_sums.data() + i * blocks, blocks});
     }
   }
   update.run.block_sums = {};

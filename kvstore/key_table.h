@@ -1,7 +1,7 @@
 // A map by key, looked up without making a Key.
 #pragma once
 
-#include <heddle/kvstore.h>
+#include <heddle/key.h>
 
 #include <cstddef>
 #include <cstdint>

@@ -98,6 +98,7 @@ class LocalKVStore final : public KVStore {
     std::shared_ptr<UpdateState> update_state;  // of the optimizer `optimizer_number`
     std::uint64_t optimizer_number = 0;
     std::vector<std::shared_ptr<Residual>> residuals;  // of the senders seen so far
+    std::int64_t updates = 0;                          // pushed with that optimizer
   };
 
   // One key of a push: what to sum, and where it goes.
@@ -178,7 +179,8 @@ class LocalKVStore final : public KVStore {
   std::uint64_t optimizer_number_ GUARDED_BY(mutex_) = 0;  // counts the optimizers set
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
   bool pushed_ GUARDED_BY(mutex_) = false;
-  std::size_t unplaced_ GUARDED_BY(mutex_) = 0;  // slots that are not placed
+  std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key with it
+  std::size_t unplaced_ GUARDED_BY(mutex_) = 0;     // slots that are not placed
   MergePlacement placement_ GUARDED_BY(mutex_);
 };
 
@@ -349,6 +351,7 @@ void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   optimizer_.swap(optimizer);
   updaters_.swap(old_updaters);
   ++optimizer_number_;
+  num_update_ = 0;
 }
 
 void LocalKVStore::SetGradientCompression(const CompressionOptions& options) {
@@ -535,7 +538,7 @@ void LocalKVStore::CheckOptimizerLocked(std::string_view call, const KeyPush& pu
   }
   const std::string refusal =
       plan.rule->Refusal({.dimensions = static_cast<int>(push.value->shape().ndim()),
-                          .weight_decay = plan.weight_decay,
+                          .weight_decay = plan.WeightDecay(push.key),
                           .row_sparse = push.is_row_sparse()});
   if (!refusal.empty()) {
     throw InvalidArgument(fmt::format("{}: key {}: optimizer {}: {}", call, ToString(push.key),
@@ -577,8 +580,6 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
   for (KeyPush& push : pushes) {
     if (plan != nullptr) {
       push.update.rule = plan->rule;
-      push.update.learning_rate = plan->learning_rate;
-      push.update.weight_decay = plan->weight_decay;
       push.update.state =
           push.slot->optimizer_number == optimizer_number_ && push.slot->update_state != nullptr
               ? push.slot->update_state
@@ -624,8 +625,12 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
           push.compression != nullptr ? compressor_->CodeBytes(array.size()) : array.bytes();
     }
     if (plan == nullptr) continue;
+    if (slot.update_state != push.update.state) slot.updates = 0;
     slot.update_state = push.update.state;
     slot.optimizer_number = optimizer_number_;
+    num_update_ = std::max(num_update_, ++slot.updates);
+    push.update.learning_rate = plan->LearningRate(push.key, num_update_);
+    push.update.weight_decay = plan->WeightDecay(push.key);
   }
   pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
   return updaters_;

@@ -5,7 +5,11 @@
 //   sgd->Set("learning_rate", 0.01);  // counts from the next push on
 #pragma once
 
+#include <heddle/key.h>
+#include <heddle/schedule.h>
+
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -27,11 +31,21 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   virtual std::string_view name() const = 0;  // "sgd"
-  // InvalidArgument for an unknown parameter (listing the known ones), a value out of its range, or
-  // one that is fixed once the optimizer is made (multi_precision).
+  // InvalidArgument for an unknown parameter (naming the nearest known one), a value out of its
+  // range, or one that is fixed once the optimizer is made (multi_precision).
   virtual double Get(std::string_view parameter) const = 0;
   virtual void Set(std::string_view parameter, double value) = 0;
   virtual std::vector<std::pair<std::string_view, double>> Parameters() const = 0;
+
+  // The schedule sets the learning rate in place of the parameter, which then cannot be set:
+  // InvalidState. Null goes back to the parameter. InvalidArgument as CheckSchedule.
+  virtual void SetSchedule(std::optional<LearningRateSchedule> schedule) = 0;
+  virtual std::optional<LearningRateSchedule> schedule() const = 0;
+
+  // By what learning rate and weight decay are multiplied for one key, in every store; 1 where it
+  // was never set. InvalidArgument for negative numbers and those that are not finite.
+  virtual void SetLearningRateMultiplier(KeyRef key, double multiplier) = 0;
+  virtual void SetWeightDecayMultiplier(KeyRef key, double multiplier) = 0;
 
   // For heddle itself: how to update with the parameters as they are now.
   virtual std::shared_ptr<const internal::UpdatePlan> plan() const = 0;

@@ -1,16 +1,79 @@
-// Adam, as ops/adam.h computes it, with the bias correction in the learning rate.
-#include "ops/adam.h"
-
+// Adam (Kingma and Ba, 2015).
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kvstore/optimizer/adam.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
 #include <heddle/optimizer.h>
 
-#include <cmath>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
+#include "ops/update-inl.h"
 
-namespace heddle {
+// Once, although this file is read for each target.
+#ifndef HEDDLE_KVSTORE_OPTIMIZER_ADAM_CC_
+#define HEDDLE_KVSTORE_OPTIMIZER_ADAM_CC_
+namespace heddle::kvstore {
 
-namespace kvstore {
+struct AdamNumbers {
+  ops::GradientOptions gradient;
+  double beta1;
+  double beta2;
+  double epsilon;
+};
+
+}  // namespace heddle::kvstore
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::kvstore::HWY_NAMESPACE {
+
+using ops::HWY_NAMESPACE::Apply;
+using ops::HWY_NAMESPACE::Formula;
+
+// G = clip(s * g + wd * w);  m = b1 * m + (1 - b1) * G;  v = b2 * v + (1 - b2) * G^2;
+// w -= lr * m / (sqrt(v) + eps), with the bias correction in lr.
+template <class Gradient>
+struct AdamFormula : Formula<Gradient, 2> {
+  using C = typename Gradient::Number;
+
+  AdamFormula(Gradient gradient, const internal::KeyUpdate& update, const AdamNumbers& numbers)
+      : gradient(gradient),
+        rate(static_cast<C>(update.learning_rate)),
+        decay(static_cast<C>(update.weight_decay)),
+        beta1(static_cast<C>(numbers.beta1)),
+        beta2(static_cast<C>(numbers.beta2)),
+        rest1(C{1} - beta1),
+        rest2(C{1} - beta2),
+        epsilon(static_cast<C>(numbers.epsilon)) {}
+
+  template <class E>
+  HWY_INLINE void operator()(E& e) const {
+    const auto g = gradient.ScaledWithDecay(e.gradient, decay, e.weight);
+    const auto m = beta1 * e.state[0] + rest1 * g;
+    const auto v = beta2 * e.state[1] + rest2 * g * g;
+    e.state[0] = m;
+    e.state[1] = v;
+    e.weight = e.weight - rate * m / (Sqrt(v) + epsilon);
+  }
+
+  Gradient gradient;
+  C rate, decay, beta1, beta2, rest1, rest2, epsilon;
+};
+
+void UpdateAdam(const AdamNumbers& numbers, const internal::UpdateRun& run) {
+  Apply(run, numbers.gradient, [&](auto gradient) HWY_ATTR {
+    return AdamFormula<decltype(gradient)>(gradient, *run.update, numbers);
+  });
+}
+
+}  // namespace heddle::kvstore::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heddle::kvstore {
+
+HWY_EXPORT(UpdateAdam);
 
 namespace {
 
@@ -18,7 +81,7 @@ constexpr ParameterType kParameters[] = {
     {.name = "learning_rate", .value = AdamOptions{}.learning_rate},
     FractionBelowOne("beta1", AdamOptions{}.beta1),
     FractionBelowOne("beta2", AdamOptions{}.beta2),
-    {.name = "epsilon", .value = AdamOptions{}.epsilon, .min_bound = ParameterType::Bound::kOpen},
+    Positive("epsilon", AdamOptions{}.epsilon),
     kWeightDecay,
     kRescaleGrad,
     kClipGradient,
@@ -29,42 +92,26 @@ constexpr ParameterType kParameters[] = {
 class AdamRule final : public internal::UpdateRule {
  public:
   explicit AdamRule(const ParameterValues& values)
-      : params_{.beta1 = values["beta1"],
-                .beta2 = values["beta2"],
-                .epsilon = values["epsilon"],
-                .rescale = values["rescale_grad"],
-                .clip = values["clip_gradient"] > 0 ? values["clip_gradient"] : -1},
+      : numbers_{.gradient = GradientOptionsOf(values),
+                 .beta1 = values["beta1"],
+                 .beta2 = values["beta2"],
+                 .epsilon = values["epsilon"]},
         lazy_(values["lazy_update"] != 0) {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
   bool lazy() const override { return lazy_; }
-
   int Begin(internal::KeyUpdate& update) const override {
-    const double step = static_cast<double>(update.step);
-    update.learning_rate *= std::sqrt(1 - std::pow(params_.beta2, step));
-    update.learning_rate /= 1 - std::pow(params_.beta1, step);
+    CorrectBias(update, numbers_.beta1, numbers_.beta2);
     return 1;
   }
-
   void Update(const internal::UpdateRun& run) const override {
-    ops::AdamParams params = params_;
-    params.learning_rate = run.update->learning_rate;
-    params.weight_decay = run.update->weight_decay;
-    void* const mean = run.states[0];
-    void* const variance = run.states[1];
-    if (run.master != nullptr) {
-      ops::AdamUpdateMultiPrecision(params, run.dtype, run.weight, run.gradient, run.master,
-                                    static_cast<float*>(mean), static_cast<float*>(variance),
-                                    run.count);
-    } else {
-      ops::AdamUpdate(params, run.dtype, run.weight, run.gradient, mean, variance, run.count);
-    }
+    HWY_DYNAMIC_DISPATCH(UpdateAdam)(numbers_, run);
   }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "mean"}, {.name = "variance"}};
 
-  const ops::AdamParams params_;
+  const AdamNumbers numbers_;
   const bool lazy_;
 };
 
@@ -74,9 +121,9 @@ constexpr OptimizerType kAdam = {"adam", kParameters, &MakeRule<AdamRule>};
 
 const OptimizerType& AdamType() { return kAdam; }
 
-}  // namespace kvstore
+}  // namespace heddle::kvstore
 
-OptimizerPtr Adam(const AdamOptions& options) {
+heddle::OptimizerPtr heddle::Adam(const AdamOptions& options) {
   return MakeOptimizer("adam", {{"learning_rate", options.learning_rate},
                                 {"beta1", options.beta1},
                                 {"beta2", options.beta2},
@@ -87,5 +134,4 @@ OptimizerPtr Adam(const AdamOptions& options) {
                                 {"lazy_update", options.lazy_update ? 1 : 0},
                                 {"multi_precision", options.multi_precision ? 1 : 0}});
 }
-
-}  // namespace heddle
+#endif  // HWY_ONCE

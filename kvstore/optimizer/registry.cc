@@ -4,10 +4,14 @@
 #include <heddle/error.h>
 #include <heddle/optimizer.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,8 +29,27 @@ namespace heddle {
 
 namespace kvstore {
 
-const OptimizerType& AdamType();  // adam.cc
-const OptimizerType& SgdType();   // sgd.cc
+const OptimizerType& AdaBeliefType();     // adabelief.cc
+const OptimizerType& AdaDeltaType();      // adadelta.cc
+const OptimizerType& AdaGradType();       // adagrad.cc
+const OptimizerType& AdamType();          // adam.cc
+const OptimizerType& AdamaxType();        // adamax.cc
+const OptimizerType& AdamWType();         // adamw.cc
+const OptimizerType& DcaSgdType();        // dcasgd.cc
+const OptimizerType& FtmlType();          // ftml.cc
+const OptimizerType& FtrlType();          // ftrl.cc
+const OptimizerType& GroupAdaGradType();  // groupadagrad.cc
+const OptimizerType& LambType();          // lamb.cc
+const OptimizerType& LansType();          // lans.cc
+const OptimizerType& LarsType();          // lars.cc
+const OptimizerType& LbSgdType();         // lbsgd.cc
+const OptimizerType& NadamType();         // nadam.cc
+const OptimizerType& NagType();           // nag.cc
+const OptimizerType& RmsPropType();       // rmsprop.cc
+const OptimizerType& SgdType();           // sgd.cc
+const OptimizerType& SgldType();          // sgld.cc
+const OptimizerType& SignumType();        // signum.cc
+const OptimizerType& TestType();          // test.cc
 
 namespace {
 
@@ -35,16 +58,71 @@ struct OptimizerEntry {
   const OptimizerType& (*type)();
 };
 
-// Sorted by name.
-constexpr OptimizerEntry kOptimizers[] = {{"adam", &AdamType}, {"sgd", &SgdType}};
+// Sorted by name. An alias is a row of its own.
+constexpr OptimizerEntry kOptimizers[] = {
+    {"adabelief", &AdaBeliefType},
+    {"adadelta", &AdaDeltaType},
+    {"adagrad", &AdaGradType},
+    {"adam", &AdamType},
+    {"adamax", &AdamaxType},
+    {"adamw", &AdamWType},
+    {"ccsgd", &SgdType},
+    {"dcasgd", &DcaSgdType},
+    {"ftml", &FtmlType},
+    {"ftrl", &FtrlType},
+    {"groupadagrad", &GroupAdaGradType},
+    {"lamb", &LambType},
+    {"lans", &LansType},
+    {"lars", &LarsType},
+    {"lbsgd", &LbSgdType},
+    {"nadam", &NadamType},
+    {"nag", &NagType},
+    {"rmsprop", &RmsPropType},
+    {"sgd", &SgdType},
+    {"sgld", &SgldType},
+    {"signum", &SignumType},
+    {"test", &TestType},
+};
+
+// Insertions, removals and replacements of a letter that make `a` of `b`; case does not matter.
+std::size_t EditDistance(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };
+  std::vector<std::size_t> row(b.size() + 1);  // distances of the letters of `a` so far
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (char letter : a) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t i = 0; i < b.size(); ++i) {
+      const std::size_t replaced = diagonal + (lower(letter) == lower(b[i]) ? 0 : 1);
+      diagonal = row[i + 1];
+      row[i + 1] = std::min({replaced, diagonal + 1, row[i] + 1});
+    }
+  }
+  return row.back();
+}
+
+// The known name that `name` is most probably a slip or a short form of.
+std::string_view Nearest(std::string_view name, std::span<const std::string_view> known) {
+  // Abbreviations that other libraries use.
+  constexpr std::pair<std::string_view, std::string_view> kShortForms[] = {
+      {"lr", "learning_rate"}, {"wd", "weight_decay"}, {"eps", "epsilon"}};
+  for (const auto& [form, meaning] : kShortForms) {
+    if (name == form && std::find(known.begin(), known.end(), meaning) != known.end()) {
+      return meaning;
+    }
+  }
+  return *std::min_element(known.begin(), known.end(), [&](auto a, auto b) {
+    return EditDistance(name, a) < EditDistance(name, b);
+  });
+}
 
 const OptimizerType& FindType(std::string_view name) {
   const std::string lower = LowerCase(name);
   for (const OptimizerEntry& entry : kOptimizers) {
     if (entry.name == lower) return entry.type();
   }
-  throw InvalidArgument(fmt::format("unknown optimizer '{}': expected one of {}", name,
-                                    fmt::join(OptimizerNames(), ", ")));
+  const std::vector<std::string_view> names = OptimizerNames();
+  throw InvalidArgument(fmt::format("unknown optimizer '{}': did you mean '{}'? Expected one of {}",
+                                    name, Nearest(name, names), fmt::join(names, ", ")));
 }
 
 // "[0, 1)"
@@ -66,28 +144,17 @@ void CheckValue(std::string_view optimizer, const ParameterType& type, double va
   using Bound = ParameterType::Bound;
   const bool above_min = type.min_bound == Bound::kOpen ? value > type.min : value >= type.min;
   const bool below_max = type.max_bound == Bound::kOpen ? value < type.max : value <= type.max;
-  if (std::isfinite(value) && above_min && below_max) return;
-  throw InvalidArgument(fmt::format("optimizer {}: parameter {}: expected a number in {}, got {}",
-                                    optimizer, type.name, RangeOf(type), value));
-}
-
-std::shared_ptr<const internal::UpdatePlan> MakePlan(const OptimizerType& type,
-                                                     std::span<const double> numbers) {
-  const ParameterValues values(type.parameters, numbers);
-  const auto value_or_0 = [&](std::string_view name) {
-    return values.Has(name) ? values[name] : 0.0;
-  };
-  return std::make_shared<internal::UpdatePlan>(
-      internal::UpdatePlan{.rule = type.make_rule(values),
-                           .learning_rate = values["learning_rate"],
-                           .weight_decay = value_or_0("weight_decay"),
-                           .multi_precision = value_or_0("multi_precision") != 0});
+  const bool fits = !type.is_integer || value == std::floor(value);
+  if (std::isfinite(value) && above_min && below_max && fits) return;
+  throw InvalidArgument(fmt::format("optimizer {}: parameter {}: expected a{} number in {}, got {}",
+                                    optimizer, type.name, type.is_integer ? " whole" : "",
+                                    RangeOf(type), value));
 }
 
 class LiveOptimizer final : public Optimizer {
  public:
   LiveOptimizer(const OptimizerType& type, std::vector<double> values)
-      : type_(type), values_(std::move(values)), plan_(MakePlan(type, values_)) {}
+      : type_(type), values_(std::move(values)) {}
 
   std::string_view name() const override { return type_.name; }
 
@@ -102,6 +169,12 @@ class LiveOptimizer final : public Optimizer {
     const ParameterType& type = type_.parameters[index];
     CheckValue(type_.name, type, value);
     MutexLock lock(mutex_);
+    if (schedule_ && parameter == "learning_rate") {
+      throw InvalidState(fmt::format(
+          "optimizer {}: its schedule sets the learning rate: expected SetSchedule, got "
+          "learning_rate {}",
+          type_.name, value));
+    }
     if (value == values_[index]) return;
     if (type.fixed) {
       throw InvalidArgument(fmt::format(
@@ -109,7 +182,7 @@ class LiveOptimizer final : public Optimizer {
           type_.name, parameter, values_[index], value));
     }
     values_[index] = value;
-    plan_ = MakePlan(type_, values_);
+    plan_ = nullptr;
   }
 
   std::vector<std::pair<std::string_view, double>> Parameters() const override EXCLUDES(mutex_) {
@@ -121,8 +194,28 @@ class LiveOptimizer final : public Optimizer {
     return parameters;
   }
 
+  void SetSchedule(std::optional<LearningRateSchedule> schedule) override EXCLUDES(mutex_) {
+    if (schedule) CheckSchedule(*schedule);
+    MutexLock lock(mutex_);
+    schedule_ = std::move(schedule);
+    plan_ = nullptr;
+  }
+
+  std::optional<LearningRateSchedule> schedule() const override EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return schedule_;
+  }
+
+  void SetLearningRateMultiplier(KeyRef key, double multiplier) override EXCLUDES(mutex_) {
+    SetMultiplier("learning rate", key, multiplier, &internal::RateMultipliers::learning_rate);
+  }
+  void SetWeightDecayMultiplier(KeyRef key, double multiplier) override EXCLUDES(mutex_) {
+    SetMultiplier("weight decay", key, multiplier, &internal::RateMultipliers::weight_decay);
+  }
+
   std::shared_ptr<const internal::UpdatePlan> plan() const override EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
+    if (plan_ == nullptr) plan_ = MakePlanLocked();
     return plan_;
   }
 
@@ -132,15 +225,44 @@ class LiveOptimizer final : public Optimizer {
       if (known.name == parameter) return names.size();
       names.push_back(known.name);
     }
-    throw InvalidArgument(fmt::format("optimizer {}: unknown parameter '{}': expected one of {}",
-                                      type.name, parameter, fmt::join(names, ", ")));
+    throw InvalidArgument(
+        fmt::format("optimizer {}: unknown parameter '{}': did you mean '{}'? Expected one of {}",
+                    type.name, parameter, Nearest(parameter, names), fmt::join(names, ", ")));
   }
 
  private:
+  void SetMultiplier(std::string_view rate, KeyRef key, double multiplier,
+                     double internal::RateMultipliers::*field) EXCLUDES(mutex_) {
+    if (!std::isfinite(multiplier) || multiplier < 0) {
+      throw InvalidArgument(fmt::format(
+          "optimizer {}: {} multiplier of key {}: expected a finite number of at least 0, got {}",
+          type_.name, rate, ToString(key), multiplier));
+    }
+    MutexLock lock(mutex_);
+    multipliers_[key.ToKey()].*field = multiplier;
+    plan_ = nullptr;
+  }
+
+  std::shared_ptr<const internal::UpdatePlan> MakePlanLocked() const REQUIRES(mutex_) {
+    const ParameterValues values(type_.parameters, values_);
+    const auto value_or_0 = [&](std::string_view name) {
+      return values.Has(name) ? values[name] : 0.0;
+    };
+    return std::make_shared<internal::UpdatePlan>(
+        internal::UpdatePlan{.rule = type_.make_rule(values),
+                             .learning_rate = values["learning_rate"],
+                             .weight_decay = value_or_0("weight_decay"),
+                             .multi_precision = value_or_0("multi_precision") != 0,
+                             .schedule = schedule_,
+                             .multipliers = multipliers_});
+  }
+
   const OptimizerType& type_;
   mutable Mutex mutex_;
   std::vector<double> values_ GUARDED_BY(mutex_);
-  std::shared_ptr<const internal::UpdatePlan> plan_ GUARDED_BY(mutex_);  // of values_
+  std::optional<LearningRateSchedule> schedule_ GUARDED_BY(mutex_);
+  KeyTable<internal::RateMultipliers> multipliers_ GUARDED_BY(mutex_);
+  mutable std::shared_ptr<const internal::UpdatePlan> plan_ GUARDED_BY(mutex_);  // null: to be made
 };
 
 }  // namespace

@@ -1,15 +1,32 @@
-// Stochastic gradient descent, as ops/sgd.h computes it.
-#include "ops/sgd.h"
-
+// Stochastic gradient descent with momentum.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kvstore/optimizer/sgd.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
 #include <heddle/optimizer.h>
 
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
+#include "kvstore/optimizer/sgd_formulas-inl.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace heddle::kvstore::HWY_NAMESPACE {
+
+void UpdateSgd(const ops::GradientOptions& options, double momentum,
+               const internal::UpdateRun& run) {
+  ApplyMomentum(run, options, run.update->learning_rate, run.update->weight_decay, momentum);
+}
+
+}  // namespace heddle::kvstore::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace heddle {
 
 namespace kvstore {
+
+HWY_EXPORT(UpdateSgd);
 
 namespace {
 
@@ -26,34 +43,23 @@ constexpr ParameterType kParameters[] = {
 class SgdRule final : public internal::UpdateRule {
  public:
   explicit SgdRule(const ParameterValues& values)
-      : params_{.momentum = values["momentum"],
-                .rescale = values["rescale_grad"],
-                .clip = values["clip_gradient"] > 0 ? values["clip_gradient"] : -1},
+      : options_(GradientOptionsOf(values)),
+        momentum_(values["momentum"]),
         lazy_(values["lazy_update"] != 0) {}
 
   std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(params_.momentum != 0 ? 1 : 0);
+    return std::span(kStates).first(momentum_ != 0 ? 1 : 0);
   }
   bool lazy() const override { return lazy_; }
-
   void Update(const internal::UpdateRun& run) const override {
-    ops::SgdParams params = params_;
-    params.learning_rate = run.update->learning_rate;
-    params.weight_decay = run.update->weight_decay;
-    // A momentum that was kept once is kept on, also while the parameter is 0.
-    void* const momentum = run.states[0];
-    if (run.master != nullptr) {
-      ops::SgdUpdateMultiPrecision(params, run.dtype, run.weight, run.gradient, run.master,
-                                   static_cast<float*>(momentum), run.count);
-    } else {
-      ops::SgdUpdate(params, run.dtype, run.weight, run.gradient, momentum, run.count);
-    }
+    HWY_DYNAMIC_DISPATCH(UpdateSgd)(options_, momentum_, run);
   }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "momentum"}};
 
-  const ops::SgdParams params_;
+  const ops::GradientOptions options_;
+  const double momentum_;
   const bool lazy_;
 };
 
@@ -76,3 +82,4 @@ OptimizerPtr Sgd(const SgdOptions& options) {
 }
 
 }  // namespace heddle
+#endif  // HWY_ONCE

@@ -10,8 +10,6 @@
 // with zeros in the missing rows.
 #pragma once
 
-#include <heddle/dtype.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,10 +17,13 @@
 #include <string>
 #include <string_view>
 
+#include "ops/update.h"
+
 namespace heddle::internal {
 
-inline constexpr std::size_t kUpdateStatesMax = 4;
-inline constexpr std::size_t kUpdateSumsMax = 3;
+inline constexpr std::size_t kUpdateStatesMax = ops::kUpdateStatesMax;
+inline constexpr std::size_t kUpdatePassesMax = 3;
+inline constexpr std::size_t kUpdateSumsMax = 3;  // in a pass
 inline constexpr std::size_t kUpdateNumbersMax = 2;
 
 // One array that is kept for each key.
@@ -44,22 +45,14 @@ struct KeyUpdate {
   // Numbers that the rule keeps for the key, 0 at first.
   std::array<double, kUpdateNumbersMax> numbers;
   int pass;  // 0 for the first
-  // What the last pass that summed has summed.
-  std::array<double, kUpdateSumsMax> sums;
+  // What each pass but the last has summed, once it has.
+  std::array<std::array<double, kUpdateSumsMax>, kUpdatePassesMax - 1> sums;
 };
 
-// A run of consecutive elements of one key.
-struct UpdateRun {
+// A run of consecutive elements of one key. The states are those of the run's first element, or of
+// its first row; null is one that has not been needed so far.
+struct UpdateRun : ops::UpdateArrays {
   const KeyUpdate* update;
-  DType dtype;           // of weight and gradient; floating
-  void* weight;          // read and written
-  const void* gradient;  // the pushed sum
-  // A float32 copy of the weight, read and written in its place; the weight becomes its rounding.
-  // Null without multi-precision. With it the states are float32, else they have `dtype`.
-  float* master;
-  // Of the run's first element, or of its first row. Null: a state that has not been needed so far.
-  std::array<void*, kUpdateStatesMax> states;
-  std::size_t count;
   std::int64_t first;  // the place of the run's first element among those of the value
   // In passes that sum: where the sums of each block of ops::kReductionBlock elements go, from the
   // block of the run's first element on. Such runs start at the start of a block, and end at the
@@ -90,8 +83,8 @@ class UpdateRule {
   };
   virtual std::string Refusal(const Subject& /*subject*/) const { return {}; }
 
-  // Called once before the first run. May change all of `update`. Returns the number of passes: all
-  // but the last one sum, and their sums are in `update.sums` from the next pass on.
+  // Called once before the first run. May change all of `update`. Returns the number of passes,
+  // at most kUpdatePassesMax; all but the last one sum.
   virtual int Begin(KeyUpdate& /*update*/) const { return 1; }
   virtual void Update(const UpdateRun& run) const = 0;
 };

@@ -25,10 +25,18 @@ using Parameters = std::vector<std::pair<std::string_view, double>>;
 // ---- Names and parameters
 
 TEST(Optimizer, ByName) {
-  EXPECT_EQ(OptimizerNames(), (std::vector<std::string_view>{"adam", "sgd"}));
-  for (std::string_view name : OptimizerNames()) EXPECT_EQ(MakeOptimizer(name)->name(), name);
+  EXPECT_EQ(
+      OptimizerNames(),
+      (std::vector<std::string_view>{
+          "adabelief", "adadelta", "adagrad",      "adam", "adamax", "adamw", "ccsgd", "dcasgd",
+          "ftml",      "ftrl",     "groupadagrad", "lamb", "lans",   "lars",  "lbsgd", "nadam",
+          "nag",       "rmsprop",  "sgd",          "sgld", "signum", "test"}));
+  for (std::string_view name : OptimizerNames()) {
+    EXPECT_EQ(MakeOptimizer(name)->name(), name == "ccsgd" ? "sgd" : name);
+  }
   EXPECT_EQ(MakeOptimizer("Adam")->name(), "adam");
-  ExpectInvalid([] { MakeOptimizer("adamw"); }, {"'adamw'", "adam, sgd"});
+  EXPECT_EQ(MakeOptimizer("LBSGD")->name(), "lbsgd");
+  ExpectInvalid([] { MakeOptimizer("admam"); }, {"'admam'", "did you mean 'adam'", "adam, adamax"});
 }
 
 TEST(Optimizer, DefaultsAreThePublishedOnes) {
@@ -48,8 +56,95 @@ TEST(Optimizer, DefaultsAreThePublishedOnes) {
                                               {"clip_gradient", 0},
                                               {"lazy_update", 1},
                                               {"multi_precision", 0}}));
+  EXPECT_EQ(MakeOptimizer("sgd")->Parameters(), Sgd()->Parameters());
+  EXPECT_EQ(MakeOptimizer("adam")->Parameters(), Adam()->Parameters());
+
+  const std::vector<std::pair<std::string_view, Parameters>> defaults = {
+      {"adabelief",
+       {{"learning_rate", 0.001},
+        {"beta1", 0.9},
+        {"beta2", 0.999},
+        {"epsilon", 1e-6},
+        {"correct_bias", 1}}},
+      {"adadelta", {{"rho", 0.9}, {"epsilon", 1e-5}}},
+      {"adagrad", {{"learning_rate", 0.01}, {"epsilon", 1e-7}}},
+      {"adamax", {{"learning_rate", 0.002}, {"beta1", 0.9}, {"beta2", 0.999}}},
+      {"adamw",
+       {{"learning_rate", 0.001},
+        {"beta1", 0.9},
+        {"beta2", 0.999},
+        {"epsilon", 1e-6},
+        {"correct_bias", 1}}},
+      {"ccsgd", {{"learning_rate", 0.01}, {"momentum", 0}}},
+      {"dcasgd", {{"learning_rate", 0.01}, {"momentum", 0}, {"lamda", 0.04}}},
+      {"ftml", {{"learning_rate", 0.01}, {"beta1", 0.6}, {"beta2", 0.999}, {"epsilon", 1e-8}}},
+      {"ftrl", {{"learning_rate", 0.1}, {"lamda1", 0.01}, {"beta", 1}}},
+      {"groupadagrad", {{"learning_rate", 0.01}, {"epsilon", 1e-5}}},
+      {"lamb",
+       {{"learning_rate", 0.001},
+        {"beta1", 0.9},
+        {"beta2", 0.999},
+        {"epsilon", 1e-6},
+        {"lower_bound", 0},
+        {"upper_bound", 0},
+        {"bias_correction", 1}}},
+      {"lans",
+       {{"learning_rate", 0.001},
+        {"beta1", 0.9},
+        {"beta2", 0.999},
+        {"epsilon", 1e-6},
+        {"lower_bound", 0},
+        {"upper_bound", 0}}},
+      {"lars",
+       {{"learning_rate", 0.01},
+        {"momentum", 0},
+        {"eta", 0.001},
+        {"epsilon", 0},
+        {"momentum_correction", 1},
+        {"lazy_update", 1}}},
+      {"lbsgd",
+       {{"learning_rate", 0.01},
+        {"momentum", 0},
+        {"warmup_strategy", 0},
+        {"warmup_epochs", 5},
+        {"batch_scale", 1},
+        {"updates_per_epoch", 32},
+        {"begin_epoch", 0}}},
+      {"nadam",
+       {{"learning_rate", 0.001},
+        {"beta1", 0.9},
+        {"beta2", 0.999},
+        {"epsilon", 1e-8},
+        {"schedule_decay", 0.004}}},
+      {"nag", {{"learning_rate", 0.01}, {"momentum", 0}}},
+      {"rmsprop",
+       {{"learning_rate", 0.001},
+        {"gamma1", 0.9},
+        {"gamma2", 0.9},
+        {"epsilon", 1e-8},
+        {"centered", 0},
+        {"clip_weights", 0}}},
+      {"sgld", {{"learning_rate", 0.01}, {"seed", 0}}},
+      {"signum", {{"learning_rate", 0.01}, {"momentum", 0.9}, {"wd_lh", 0}}},
+      {"test", {}},
+  };
+  for (const auto& [name, parameters] : defaults) {
+    const OptimizerPtr optimizer = MakeOptimizer(name);
+    for (const auto& [parameter, value] : parameters) {
+      EXPECT_EQ(optimizer->Get(parameter), value) << name << " " << parameter;
+    }
+  }
+  // These are the same for all that have them.
   for (std::string_view name : OptimizerNames()) {
-    EXPECT_EQ(MakeOptimizer(name)->Parameters(), (name == "sgd" ? Sgd() : Adam())->Parameters());
+    for (const auto& [parameter, value] : MakeOptimizer(name)->Parameters()) {
+      if (parameter == "weight_decay" || parameter == "clip_gradient" ||
+          parameter == "multi_precision") {
+        EXPECT_EQ(value, 0) << name << " " << parameter;
+      }
+      if (parameter == "rescale_grad") {
+        EXPECT_EQ(value, 1) << name;
+      }
+    }
   }
 }
 
@@ -92,12 +187,43 @@ TEST(Optimizer, OptionsReachTheParameters) {
 TEST(Optimizer, ParametersOutOfRangeAreErrors) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<double> not_a_count = {-1, 0.5, nan, inf};
+  const std::vector<double> not_a_switch = {-1, 0.5, 2, nan};
+  const std::vector<double> not_a_fraction = {-0.1, 1, 1.5, nan};
+  const std::vector<double> not_positive = {-1, nan, inf};  // or, for most, 0
   const std::vector<std::pair<std::string_view, std::vector<double>>> wrong = {
-      {"learning_rate", {-0.1, nan, inf}}, {"momentum", {-0.1, 1, 1.5, nan}},
-      {"beta1", {-0.1, 1, nan}},           {"beta2", {-0.1, 1, nan}},
-      {"epsilon", {0, -1, nan, inf}},      {"weight_decay", {-1, nan, inf}},
-      {"rescale_grad", {nan, inf, -inf}},  {"clip_gradient", {-1, nan, inf}},
-      {"multi_precision", {-1, 2, nan}},   {"lazy_update", {-1, 2, nan}},
+      {"batch_scale", {0, -1, 1.5, nan, inf}},
+      {"begin_epoch", not_a_count},
+      {"beta", not_positive},
+      {"beta1", not_a_fraction},
+      {"beta2", not_a_fraction},
+      {"bias_correction", not_a_switch},
+      {"centered", not_a_switch},
+      {"clip_gradient", not_positive},
+      {"clip_weights", not_positive},
+      {"correct_bias", not_a_switch},
+      {"epsilon", not_positive},
+      {"eta", not_positive},
+      {"gamma1", not_a_fraction},
+      {"gamma2", not_a_fraction},
+      {"lamda", not_positive},
+      {"lamda1", not_positive},
+      {"lazy_update", not_a_switch},
+      {"learning_rate", {-0.1, nan, inf}},
+      {"lower_bound", not_positive},
+      {"momentum", not_a_fraction},
+      {"momentum_correction", not_a_switch},
+      {"multi_precision", not_a_switch},
+      {"rescale_grad", {nan, inf, -inf}},
+      {"rho", not_a_fraction},
+      {"schedule_decay", not_positive},
+      {"seed", not_a_count},
+      {"updates_per_epoch", not_a_count},
+      {"upper_bound", not_positive},
+      {"warmup_epochs", not_a_count},
+      {"warmup_strategy", {-1, 0.5, 4, nan}},
+      {"wd_lh", not_positive},
+      {"weight_decay", {-1, nan, inf}},
   };
   for (std::string_view name : OptimizerNames()) {
     for (const auto& [parameter, value] : MakeOptimizer(name)->Parameters()) {
@@ -105,8 +231,8 @@ TEST(Optimizer, ParametersOutOfRangeAreErrors) {
                                     [&, p = parameter](const auto& w) { return w.first == p; });
       ASSERT_NE(row, wrong.end()) << parameter << " has no test";
       for (double bad : row->second) {
-        const std::vector<std::string> parts = {std::string(name), std::string(parameter),
-                                                "expected"};
+        const std::vector<std::string> parts = {std::string(MakeOptimizer(name)->name()),
+                                                std::string(parameter), "expected"};
         ExpectInvalid([&, p = parameter] { MakeOptimizer(name, {{p, bad}}); }, parts);
         const OptimizerPtr optimizer = MakeOptimizer(name);
         ExpectInvalid([&, p = parameter] { optimizer->Set(p, bad); }, parts);
@@ -115,7 +241,15 @@ TEST(Optimizer, ParametersOutOfRangeAreErrors) {
     }
   }
   ExpectInvalid([] { Sgd({.momentum = 1}); }, {"sgd", "momentum", "[0, 1)", "1"});
-  ExpectInvalid([] { Adam({.epsilon = 0}); }, {"adam", "epsilon", "(0, inf)", "0"});
+  for (std::string_view name : {"adabelief", "adadelta", "adagrad", "adam", "adamw", "ftml",
+                                "groupadagrad", "lamb", "lans", "nadam", "rmsprop"}) {
+    ExpectInvalid(
+        [&] {
+          MakeOptimizer(name, {{"epsilon", 0}});
+        },
+        {std::string(name), "epsilon", "(0, inf)", "0"});
+  }
+  ExpectInvalid([] { MakeOptimizer("lbsgd", {{"batch_scale", 1.5}}); }, {"whole number"});
   ExpectInvalid([] { Sgd({.rescale_grad = std::numeric_limits<double>::infinity()}); },
                 {"(-inf, inf)"});
 }
@@ -126,6 +260,25 @@ TEST(Optimizer, UnknownParametersAreErrors) {
   ExpectInvalid([&] { sgd->Get("beta1"); }, parts);
   ExpectInvalid([&] { sgd->Set("beta1", 0.5); }, parts);
   ExpectInvalid([&] { MakeOptimizer("sgd", {{"beta1", 0.5}}); }, parts);
+  EXPECT_EQ(sgd->Parameters(), Sgd()->Parameters());
+
+  for (const auto& [misspelt, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"learing_rate", "learning_rate"},
+                                                        {"Momentum", "momentum"},
+                                                        {"momentun", "momentum"},
+                                                        {"weightdecay", "weight_decay"},
+                                                        {"clip_gradients", "clip_gradient"},
+                                                        {"rescale", "rescale_grad"},
+                                                        {"lr", "learning_rate"},
+                                                        {"wd", "weight_decay"}}) {
+    ExpectInvalid(
+        [&, m = misspelt] {
+          MakeOptimizer("sgd", {{m, 0.5}});
+        },
+        {"'" + misspelt + "'", "did you mean '" + meant + "'"});
+  }
+  ExpectInvalid([&] { MakeOptimizer("adam", {{"beta_2", 0.5}}); }, {"did you mean 'beta2'"});
+  ExpectInvalid([&] { MakeOptimizer("adagrad", {{"eps", 0.5}}); }, {"did you mean 'epsilon'"});
 }
 
 TEST(Optimizer, MultiPrecisionIsFixed) {

@@ -1,0 +1,106 @@
+// AdaGrad (Duchi et al., 2011).
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kvstore/optimizer/adagrad.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include <span>
+#include <string>
+
+#include "kvstore/optimizer/optimizer_type.h"
+#include "ops/update-inl.h"
+
+// Once, although this file is read for each target.
+#ifndef HEDDLE_KVSTORE_OPTIMIZER_ADAGRAD_CC_
+#define HEDDLE_KVSTORE_OPTIMIZER_ADAGRAD_CC_
+namespace heddle::kvstore {
+
+struct AdaGradNumbers {
+  ops::GradientOptions gradient;
+  double epsilon;
+};
+
+}  // namespace heddle::kvstore
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::kvstore::HWY_NAMESPACE {
+
+using ops::HWY_NAMESPACE::Apply;
+using ops::HWY_NAMESPACE::Formula;
+
+// G = clip(s * g);  h += G^2;  w -= lr * (G / sqrt(h + eps) + wd * w).
+template <class Gradient>
+struct AdaGradFormula : Formula<Gradient, 1> {
+  using C = typename Gradient::Number;
+
+  AdaGradFormula(Gradient gradient, const internal::KeyUpdate& update,
+                 const AdaGradNumbers& numbers)
+      : gradient(gradient),
+        rate(static_cast<C>(update.learning_rate)),
+        decay(static_cast<C>(update.weight_decay)),
+        epsilon(static_cast<C>(numbers.epsilon)) {}
+
+  template <class E>
+  HWY_INLINE void operator()(E& e) const {
+    const auto g = gradient.Scaled(e.gradient);
+    e.state[0] = e.state[0] + g * g;
+    e.weight = e.weight - rate * (g / Sqrt(e.state[0] + epsilon) + decay * e.weight);
+  }
+
+  Gradient gradient;
+  C rate, decay, epsilon;
+};
+
+void UpdateAdaGrad(const AdaGradNumbers& numbers, const internal::UpdateRun& run) {
+  Apply(run, numbers.gradient, [&](auto gradient) HWY_ATTR {
+    return AdaGradFormula<decltype(gradient)>(gradient, *run.update, numbers);
+  });
+}
+
+}  // namespace heddle::kvstore::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heddle::kvstore {
+
+HWY_EXPORT(UpdateAdaGrad);
+
+namespace {
+
+constexpr ParameterType kParameters[] = {
+    {.name = "learning_rate", .value = 0.01},
+    Positive("epsilon", 1e-7),
+    kWeightDecay,
+    kRescaleGrad,
+    kClipGradient,
+    kMultiPrecision,
+};
+
+class AdaGradRule final : public internal::UpdateRule {
+ public:
+  explicit AdaGradRule(const ParameterValues& values)
+      : numbers_{.gradient = GradientOptionsOf(values), .epsilon = values["epsilon"]} {}
+
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  bool lazy() const override { return true; }
+  std::string Refusal(const Subject& subject) const override {
+    return subject.row_sparse ? RefusalOfDecay(subject, " for row-sparse gradients") : "";
+  }
+  void Update(const internal::UpdateRun& run) const override {
+    HWY_DYNAMIC_DISPATCH(UpdateAdaGrad)(numbers_, run);
+  }
+
+ private:
+  static constexpr internal::UpdateStateType kStates[] = {{.name = "history"}};
+
+  const AdaGradNumbers numbers_;
+};
+
+constexpr OptimizerType kAdaGrad = {"adagrad", kParameters, &MakeRule<AdaGradRule>};
+
+}  // namespace
+
+const OptimizerType& AdaGradType() { return kAdaGrad; }
+
+}  // namespace heddle::kvstore
+#endif  // HWY_ONCE

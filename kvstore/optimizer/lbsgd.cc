@@ -1,0 +1,223 @@
+// LBSGD, SGD for large batches: adds up the gradients of several pushes, and warms up.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kvstore/optimizer/lbsgd.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvstore/optimizer/optimizer_type.h"
+#include "kvstore/optimizer/sgd_formulas-inl.h"
+#include "kvstore/optimizer/sums-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::kvstore::HWY_NAMESPACE {
+
+using ops::HWY_NAMESPACE::Apply;
+using ops::HWY_NAMESPACE::Formula;
+
+// c += g.
+template <class Gradient>
+struct LbSgdAccumulate : Formula<Gradient, 1> {
+  static constexpr bool kWritesWeight = false;
+
+  template <class E>
+  HWY_INLINE void operator()(E& e) const {
+    e.state[0] = e.state[0] + e.gradient;
+  }
+};
+
+// The gradient of a batch, G = (c + g) / batch_scale, for its norm.
+template <class Gradient>
+struct LbSgdBatch : Formula<Gradient, 1> {
+  using C = typename Gradient::Number;
+  static constexpr int kOutputs = 1;
+  static constexpr bool kWritesWeight = false;
+  static constexpr bool kWritesStates = false;
+
+  explicit LbSgdBatch(double batch_scale) : batch_scale(static_cast<C>(batch_scale)) {}
+
+  template <class E>
+  HWY_INLINE void operator()(E& e) const {
+    e.output[0] = (e.state[0] + e.gradient) / batch_scale;
+  }
+
+  C batch_scale;
+};
+
+// SGD with G;  c = 0.
+template <class Gradient, bool kMomentum>
+struct LbSgdStep : Formula<Gradient, kMomentum ? 2 : 1> {
+  using C = typename Gradient::Number;
+
+  LbSgdStep(Gradient gradient, const internal::KeyUpdate& update, double learning_rate,
+            double momentum, double batch_scale)
+      : gradient(gradient),
+        rate(static_cast<C>(learning_rate)),
+        decay(static_cast<C>(update.weight_decay)),
+        momentum(static_cast<C>(momentum)),
+        batch_scale(static_cast<C>(batch_scale)) {}
+
+  template <class E>
+  HWY_INLINE void operator()(E& e) const {
+    using V = decltype(e.weight);
+    const V g = (e.state[0] + e.gradient) / batch_scale;
+    e.state[0] = V::Of(0);
+    if constexpr (kMomentum) {
+      const V decayed = momentum * e.state[1] - (rate * decay) * e.weight;
+      if constexpr (Gradient::kClips) {
+        e.state[1] = decayed - rate * gradient.Scaled(g);
+      } else {
+        e.state[1] = decayed - (rate * gradient.rescale) * g;
+      }
+      e.weight = e.weight + e.state[1];
+    } else {
+      e.weight = PlainSgd(gradient, rate, decay, e.weight, g);
+    }
+  }
+
+  Gradient gradient;
+  C rate, decay, momentum, batch_scale;
+};
+
+void LbSgdAdd(const internal::UpdateRun& run) {
+  Apply(run, {}, [](auto gradient) HWY_ATTR { return LbSgdAccumulate<decltype(gradient)>(); });
+}
+
+void LbSgdSum(double batch_scale, const internal::UpdateRun& run) {
+  SumDirections<1>(run, [&](const ops::UpdateArrays& block, void* const* batch) HWY_ATTR {
+    Apply(
+        block, {},
+        [&](auto gradient) HWY_ATTR { return LbSgdBatch<decltype(gradient)>(batch_scale); }, batch);
+  });
+}
+
+void LbSgdUpdate(const ops::GradientOptions& options, double learning_rate, double momentum,
+                 double batch_scale, const internal::UpdateRun& run) {
+  if (run.states[1] != nullptr) {
+    Apply(run, options, [&](auto gradient) HWY_ATTR {
+      return LbSgdStep<decltype(gradient), true>(gradient, *run.update, learning_rate, momentum,
+                                                 batch_scale);
+    });
+  } else {
+    Apply(run, options, [&](auto gradient) HWY_ATTR {
+      return LbSgdStep<decltype(gradient), false>(gradient, *run.update, learning_rate, momentum,
+                                                  batch_scale);
+    });
+  }
+}
+
+}  // namespace heddle::kvstore::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heddle::kvstore {
+
+HWY_EXPORT(LbSgdAdd);
+HWY_EXPORT(LbSgdSum);
+HWY_EXPORT(LbSgdUpdate);
+
+namespace {
+
+enum Strategy { kLinear, kPower2, kSqrt, kLars };
+
+constexpr ParameterType kParameters[] = {
+    {.name = "learning_rate", .value = 0.01},
+    FractionBelowOne("momentum", 0),
+    {.name = "warmup_strategy", .value = kLinear, .max = kLars, .is_integer = true},
+    {.name = "warmup_epochs", .value = 5, .is_integer = true},
+    {.name = "batch_scale", .value = 1, .min = 1, .is_integer = true},
+    {.name = "updates_per_epoch", .value = 32, .is_integer = true},
+    {.name = "begin_epoch", .value = 0, .is_integer = true},
+    kWeightDecay,
+    kRescaleGrad,
+    kClipGradient,
+    kMultiPrecision,
+};
+
+// Every batch_scale-th update of a key steps with the mean of the gradients since the last step.
+// The learning rate of the n-th update is multiplied by a factor between 1 and batch_scale that
+// grows, over warmup_epochs * updates_per_epoch updates, with n, n^2 or the root of n; or, with the
+// strategy lars, by sqrt(|w|^2 / (|G|^2 + wd * |w|^2)) within [0.01, 100].
+class LbSgdRule final : public internal::UpdateRule {
+ public:
+  explicit LbSgdRule(const ParameterValues& values)
+      : options_(GradientOptionsOf(values)),
+        momentum_(values["momentum"]),
+        strategy_(static_cast<Strategy>(static_cast<int>(values["warmup_strategy"]))),
+        warmup_updates_(values["warmup_epochs"] * values["updates_per_epoch"]),
+        batch_scale_(values["batch_scale"]),
+        first_update_(values["begin_epoch"] * values["updates_per_epoch"]) {}
+
+  std::span<const internal::UpdateStateType> states() const override {
+    return std::span(kStates).first(momentum_ != 0 ? 2 : 1);
+  }
+
+  int Begin(internal::KeyUpdate& update) const override {
+    return Steps(update) && strategy_ == kLars ? 2 : 1;
+  }
+
+  void Update(const internal::UpdateRun& run) const override {
+    const internal::KeyUpdate& update = *run.update;
+    if (!Steps(update)) {
+      HWY_DYNAMIC_DISPATCH(LbSgdAdd)(run);
+    } else if (strategy_ == kLars && update.pass == 0) {
+      HWY_DYNAMIC_DISPATCH(LbSgdSum)(batch_scale_, run);
+    } else {
+      const double factor = strategy_ == kLars ? LarsFactor(update) : WarmupFactor(Count(update));
+      HWY_DYNAMIC_DISPATCH(LbSgdUpdate)
+      (options_, update.learning_rate * factor, momentum_, batch_scale_, run);
+    }
+  }
+
+ private:
+  static constexpr internal::UpdateStateType kStates[] = {{.name = "gradients"},
+                                                          {.name = "momentum"}};
+
+  double Count(const internal::KeyUpdate& update) const {
+    return first_update_ + static_cast<double>(update.step);
+  }
+  bool Steps(const internal::KeyUpdate& update) const {
+    return std::fmod(Count(update), batch_scale_) == 0;
+  }
+
+  double WarmupFactor(double count) const {
+    if (count >= warmup_updates_) return batch_scale_;
+    if (warmup_updates_ <= 1) return 1;
+    const double part = count / warmup_updates_;
+    switch (strategy_) {
+      case kPower2:
+        return 1 + (batch_scale_ - 1) * (part * part);
+      case kSqrt:
+        return 1 + (batch_scale_ - 1) * std::sqrt(part);
+      default:
+        return 1 + (batch_scale_ - 1) * part;
+    }
+  }
+
+  static double LarsFactor(const internal::KeyUpdate& update) {
+    const double weight = update.sums[0][0];
+    const double gradient = update.sums[0][1];
+    return std::clamp(std::sqrt(weight / (gradient + update.weight_decay * weight + 1e-18)), 0.01,
+                      100.0);
+  }
+
+  const ops::GradientOptions options_;
+  const double momentum_;
+  const Strategy strategy_;
+  const double warmup_updates_;
+  const double batch_scale_;
+  const double first_update_;
+};
+
+constexpr OptimizerType kLbSgd = {"lbsgd", kParameters, &MakeRule<LbSgdRule>};
+
+}  // namespace
+
+const OptimizerType& LbSgdType() { return kLbSgd; }
+
+}  // namespace heddle::kvstore
+#endif  // HWY_ONCE
