@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -87,7 +88,7 @@ class TestRule final : public UpdateRule {
       EXPECT_EQ(run.first % length, 0);
       EXPECT_EQ(static_cast<std::int64_t>(run.count) % length, 0);
     }
-    const double sum = features_.sums ? SumOf(*run.update) : 0;
+    const double sum = features_.sums ? run.update->sums[0][0] : 0;
     const std::int64_t first_row = run.first / length;
     for (std::size_t i = 0; i < run.count; ++i) {
       const std::int64_t element = run.first + static_cast<std::int64_t>(i);
@@ -103,15 +104,6 @@ class TestRule final : public UpdateRule {
         S& counted = count[element / length - first_row];
         counted = S(static_cast<float>(counted) + 1);
       }
-    }
-  }
-
-  template <class Update>
-  static double SumOf(const Update& update) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(update.sums[0])>, double>) {
-      return update.sums[0];
-    } else {
-      return update.sums[0][0];
     }
   }
 
@@ -131,6 +123,10 @@ class TestOptimizer final : public Optimizer {
   double Get(std::string_view) const override { return 0; }
   void Set(std::string_view, double) override {}
   std::vector<std::pair<std::string_view, double>> Parameters() const override { return {}; }
+  void SetSchedule(std::optional<LearningRateSchedule>) override {}
+  std::optional<LearningRateSchedule> schedule() const override { return std::nullopt; }
+  void SetLearningRateMultiplier(KeyRef, double) override {}
+  void SetWeightDecayMultiplier(KeyRef, double) override {}
   std::shared_ptr<const UpdatePlan> plan() const override { return plan_; }
 
  private:
