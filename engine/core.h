@@ -235,7 +235,9 @@ class EngineCore {
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
   FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error) REQUIRES(lock_);
   void ReleaseFromBoundLocked() REQUIRES(lock_);
-  Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) { return epochs_[epoch - base_epoch_]; }
+  Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) {
+    return epoch == current_epoch_ ? open_epoch_ : closed_epochs_[epoch - base_epoch_];
+  }
   void AdvanceEpochsLocked() REQUIRES(lock_);
 
   // core_workers.cc
@@ -341,10 +343,12 @@ class EngineCore {
 
   alignas(engine::kNoSharing) mutable engine::TrackerLock lock_;
   // On the lock's own line, what changes with every op: executors that alternate fetch it once.
-  int executing_ GUARDED_BY(lock_) = 0;  // bodies running now
+  int executing_ GUARDED_BY(lock_) = 0;             // bodies running now
+  std::uint64_t inbox_head_ GUARDED_BY(lock_) = 0;  // the next ticket to take from the inbox
   std::uint64_t released_ GUARDED_BY(lock_) = 0;
   std::uint64_t pushed_ GUARDED_BY(lock_) = 0;  // ops taken from the inbox
   std::uint64_t done_ GUARDED_BY(lock_) = 0;
+  Epoch open_epoch_ GUARDED_BY(lock_);      // current_epoch_, see there
   int until_sample_ GUARDED_BY(lock_) = 0;  // ops until one is timed
   int executors_ GUARDED_BY(lock_) = 0;     // threads that will look at the inbox before they leave
   std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
@@ -370,8 +374,8 @@ class EngineCore {
   // registered, or to that of the op that pushed it. WaitForAll closes the epoch at the inbox'
   // tail.
   std::deque<std::uint64_t> boundaries_
-      GUARDED_BY(lock_);  // tickets at which the next epochs begin
-  std::deque<Epoch> epochs_ GUARDED_BY(lock_) = std::deque<Epoch>(1);  // base_epoch_ and later
+      GUARDED_BY(lock_);                               // tickets at which the next epochs begin
+  std::deque<Epoch> closed_epochs_ GUARDED_BY(lock_);  // base_epoch_ and later
   std::uint32_t base_epoch_ GUARDED_BY(lock_) = 0;
   std::uint32_t current_epoch_ GUARDED_BY(lock_) = 0;
   std::uint64_t last_boundary_ GUARDED_BY(lock_) = 0;

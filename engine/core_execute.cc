@@ -48,10 +48,10 @@ void EngineCore::PushReadyLocked(Op* op) {
 
 // Takes the next message from the inbox, if there is one.
 EngineCore::Dequeued EngineCore::DequeueLocked() {
-  const engine::Inbox::Message message = inbox_.Front();
+  const engine::Inbox::Message message = inbox_.At(inbox_head_);
   if (message.address == nullptr) return {false, nullptr};
   if (!boundaries_.empty()) AdvanceEpochsLocked();
-  inbox_.Advance();
+  inbox_.Advance(&inbox_head_);
   switch (message.kind) {
     case MessageKind::kOp: {
       Op* op = static_cast<Op*>(message.address);
@@ -95,7 +95,7 @@ void EngineCore::DrainLocked() {
 // wait for that thread.
 void EngineCore::DrainToTailLocked() {
   const std::uint64_t tail = inbox_.tail();
-  for (DrainLocked(); inbox_.head() < tail; DrainLocked()) {
+  for (DrainLocked(); inbox_head_ < tail; DrainLocked()) {
     lock_.unlock();
     std::this_thread::yield();
     lock_.lock();
@@ -141,7 +141,7 @@ Op* EngineCore::StreamLocked(Executor& executor) {
         static_cast<std::int32_t>(current_epoch_ - *executor.last_epoch) > 0) {
       break;
     }
-    const bool burst_over = executor.in_bursts && inbox_.head() >= executor.burst_end;
+    const bool burst_over = executor.in_bursts && inbox_head_ >= executor.burst_end;
     if (burst_over && !ParallelPaysLocked() && ready_.empty()) break;
     const Dequeued next = DequeueLocked();
     if (!next.any) break;
@@ -338,14 +338,14 @@ void EngineCore::ReleaseFromBoundLocked() {
 }
 
 void EngineCore::AdvanceEpochsLocked() {
-  while (!boundaries_.empty() && inbox_.head() >= boundaries_.front()) {
+  while (!boundaries_.empty() && inbox_head_ >= boundaries_.front()) {
     boundaries_.pop_front();
     ++current_epoch_;
-    epochs_.emplace_back();
+    closed_epochs_.push_back(std::exchange(open_epoch_, {}));
   }
   const std::uint32_t base = base_epoch_;
-  while (base_epoch_ != current_epoch_ && epochs_.front().Ended()) {
-    epochs_.pop_front();
+  while (base_epoch_ != current_epoch_ && closed_epochs_.front().Ended()) {
+    closed_epochs_.pop_front();
     ++base_epoch_;
   }
   if (base == base_epoch_) return;

@@ -95,9 +95,9 @@ void EngineCore::Stop(std::optional<Deadline> deadline) {
         throw TimeoutError(
             fmt::format("stopping the engine: the deadline has passed; {}", WhatIsPendingLocked()));
       }
-      if (inbox_.tail() != inbox_.head() || done_ != pushed_) continue;
+      if (inbox_.tail() != inbox_head_ || done_ != pushed_) continue;
       mode_.store(Mode::kStopped, std::memory_order_seq_cst);  // store, then recheck
-      if (inbox_.tail() == inbox_.head()) break;
+      if (inbox_.tail() == inbox_head_) break;
       mode_.store(Mode::kNap, std::memory_order_relaxed);
     }
   }

@@ -220,7 +220,7 @@ void EngineCore::AwaitSlot(std::uint64_t ticket) noexcept {
   while (!inbox_.HasSlot(ticket)) {
     if (lock_.try_lock()) {
       DrainLocked();
-      inbox_.PublishHead();
+      inbox_.PublishHead(inbox_head_);
       lock_.unlock();
     }
     if (!inbox_.HasSlot(ticket)) std::this_thread::yield();
@@ -262,8 +262,8 @@ bool EngineCore::EnterBound(std::int64_t bytes, PushMode mode) {
 
 // Everything pending waits for completions: perhaps only a push from outside can bring them.
 bool EngineCore::OnlyCompletionsHelpLocked() {
-  return executing_ == 0 && ready_.empty() && seeded_count_ == 0 &&
-         inbox_.tail() == inbox_.head() && !in_flight_.empty();
+  return executing_ == 0 && ready_.empty() && seeded_count_ == 0 && inbox_.tail() == inbox_head_ &&
+         !in_flight_.empty();
 }
 
 void EngineCore::AwaitRoomLocked(std::int64_t bytes) {

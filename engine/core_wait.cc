@@ -135,7 +135,7 @@ void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
 Op* EngineCore::DrainButLastLocked() {
   for (Dequeued next = DequeueLocked(); next.any; next = DequeueLocked()) {
     if (next.ready == nullptr) continue;
-    if (inbox_.head() == inbox_.tail()) return next.ready;
+    if (inbox_head_ == inbox_.tail()) return next.ready;
     PushReadyLocked(next.ready);
   }
   return nullptr;

@@ -129,16 +129,16 @@ bool EngineCore::LeaveExecutorsLocked() {
 
 // By tail, not by slot: a pusher may have its ticket and not yet have written the slot.
 bool EngineCore::WorkIsVisibleLocked() {
-  return inbox_.tail() != inbox_.head() || !ready_.empty() || tracker_.has_more_to_grant();
+  return inbox_.tail() != inbox_head_ || !ready_.empty() || tracker_.has_more_to_grant();
 }
 
 // Looks away for a while: polling the inbox at once would fetch the lines that the pusher writes,
 // and taking ops one by one as they come is slower than coming late and finding several. Looks back
 // at most *polls times and counts them down; true: there may be work.
 bool EngineCore::LingerLocked(Executor& executor, int* polls) {
-  inbox_.PublishHead();
+  inbox_.PublishHead(inbox_head_);
   released_published_.store(released_, std::memory_order_relaxed);
-  const std::uint64_t head = inbox_.head();
+  const std::uint64_t head = inbox_head_;
   look_.store(false, std::memory_order_relaxed);
   ++idlers_;
   lock_.unlock();
@@ -174,7 +174,7 @@ bool EngineCore::LowerGuardLocked(bool* request_worker) {
     return false;
   }
   mode_.store(Mode::kDeep, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
-  if (inbox_.tail() == inbox_.head()) return true;
+  if (inbox_.tail() == inbox_head_) return true;
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
   *request_worker = ReserveWorker();
   return false;
@@ -188,7 +188,7 @@ bool EngineCore::NeedsHelpLocked() {
   // Registered ops that are blocked count only beside a ready one: that they may run soon is a
   // guess, which help_backoff_ corrects.
   const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;
-  const auto visible = static_cast<std::int64_t>(registered + inbox_.LooseTail() - inbox_.head());
+  const auto visible = static_cast<std::int64_t>(registered + inbox_.LooseTail() - inbox_head_);
   if (visible == 0 || visible * std::min(body_ns_, kWorthHelpNs) < kWorthHelpNs) return false;
   if (help_skips_ > 0) {
     --help_skips_;
@@ -384,7 +384,7 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
     const bool stuck = executors_ > 0 && !progress && idlers_ == 0;
     // Work that a wait is about to take on its own thread is gone by the next nap.
     const bool left_lying =
-        executors_ == 0 && std::exchange(last_head_, inbox_.head()) == inbox_.head();
+        executors_ == 0 && std::exchange(last_head_, inbox_head_) == inbox_head_;
     if ((left_lying || stuck) && ReserveWorker()) {
       admit_ = stuck;
       if (executors_ == 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);

@@ -46,34 +46,31 @@ class Inbox {
   void Publish(std::uint64_t ticket, void* address, MessageKind kind) {
     const std::uint64_t word = reinterpret_cast<std::uintptr_t>(address) |
                                static_cast<std::uint64_t>(kind) << 1 | Parity(ticket);
-    // release; pairs with the acquire in Front: the op's block is visible
+    // release; pairs with the acquire in At: the op's block is visible
     slots_[ticket & (kSlots - 1)].word.store(word, std::memory_order_release);
   }
   std::uint64_t tail() const { return tail_.load(std::memory_order_seq_cst); }
 
-  // The consumer, under the engine's lock.
-  std::uint64_t head() const { return head_; }
-  Message Front() const {
-    const std::uint64_t word = slots_[head_ & (kSlots - 1)].word.load(std::memory_order_acquire);
-    if (word == 0 || (word & 1) != Parity(head_)) return {MessageKind::kOp, nullptr};
+  // The consumer, under the engine's lock. `head` is the ticket that it takes next; it keeps that
+  // itself, beside what else it changes with every op.
+  Message At(std::uint64_t head) const {
+    const std::uint64_t word = slots_[head & (kSlots - 1)].word.load(std::memory_order_acquire);
+    if (word == 0 || (word & 1) != Parity(head)) return {MessageKind::kOp, nullptr};
     return {static_cast<MessageKind>(word >> 1 & 3),
             reinterpret_cast<void*>(word & ~std::uint64_t{7})};
   }
-  void Advance() {
+  void Advance(std::uint64_t* head) {
     // A slot some way ahead is the next block needed: fetching it now hides the trip from the
     // pusher's core.
     const std::uint64_t ahead =
-        slots_[(head_ + kPrefetchDistance) & (kSlots - 1)].word.load(std::memory_order_relaxed);
+        slots_[(*head + kPrefetchDistance) & (kSlots - 1)].word.load(std::memory_order_relaxed);
     const std::uintptr_t block = ahead & ~std::uint64_t{63};
     __builtin_prefetch(reinterpret_cast<const void*>(block), 1);
     __builtin_prefetch(reinterpret_cast<const void*>(block + 64), 1);
-    ++head_;
-    if ((head_ & (kPublishEvery - 1)) == 0) {
-      head_published_.store(head_, std::memory_order_release);
-    }
+    if ((++*head & (kPublishEvery - 1)) == 0) PublishHead(*head);
   }
   // Lets producers see every slot that is free.
-  void PublishHead() { head_published_.store(head_, std::memory_order_release); }
+  void PublishHead(std::uint64_t head) { head_published_.store(head, std::memory_order_release); }
 
   // From any thread: may be late.
   std::uint64_t LooseTail() const { return tail_.load(std::memory_order_relaxed); }
@@ -95,7 +92,6 @@ class Inbox {
   const std::unique_ptr<Slot[], FreeSlots> slots_;
   alignas(kNoSharing) std::atomic<std::uint64_t> tail_{0};
   alignas(kNoSharing) std::atomic<std::uint64_t> head_published_{0};
-  alignas(kNoSharing) std::uint64_t head_ = 0;
 };
 
 }  // namespace heddle::engine

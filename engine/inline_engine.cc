@@ -40,7 +40,7 @@ void EngineCore::ReleaseInlineLocked() {
 // True: some thread has taken a ticket and not published its op yet. Nobody will wake us for that
 // one, so look again rather than sleep.
 bool EngineCore::AwaitPublishedLocked() {
-  if (inbox_.head() == inbox_.tail()) return false;
+  if (inbox_head_ == inbox_.tail()) return false;
   lock_.unlock();
   std::this_thread::yield();
   lock_.lock();
@@ -124,7 +124,7 @@ void EngineCore::CommitSerial(Op* op) noexcept {
   op->ticket = inbox_.TakeTicket();
   while (!inbox_.HasSlot(op->ticket)) {
     DrainLocked();
-    inbox_.PublishHead();
+    inbox_.PublishHead(inbox_head_);
   }
   if (kTracing) {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) TracePush(*trace, op);
