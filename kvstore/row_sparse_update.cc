@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -11,11 +12,11 @@
 #include "ops/row_ids.h"
 #include "ops/row_merge.h"
 #include "ops/row_sparse.h"
-#include "ops/sum.h"
 #include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore {
 
+using ops::RowEntry;
 using ops::SparseRows;
 
 namespace {
@@ -37,16 +38,15 @@ class RowRuns {
   RowRuns(const RowRuns&) = delete;
   RowRuns& operator=(const RowRuns&) = delete;
 
-  // The row `id` of the weight, and the inputs' rows, in list order, whose sum is its gradient.
-  void Add(std::int64_t id, std::span<const void* const> rows, std::byte* weight) {
-    const std::byte* gradient = static_cast<const std::byte*>(rows[0]);
+  // The row `id` of the weight, and the rows whose sum, in their order, is its gradient.
+  void Add(std::int64_t id, std::span<const RowEntry> rows, std::byte* weight) {
+    const std::byte* gradient = static_cast<const std::byte*>(rows[0].row);
     if (rows.size() > 1) {
       if (sums_.empty()) sums_.resize(std::max(row_bytes_, kSumBytes / row_bytes_ * row_bytes_));
       if (sums_used_ == sums_.size()) Flush();
       std::byte* const sum = sums_.data() + sums_used_;
       sums_used_ += row_bytes_;
-      ops::Sum(update_.run.dtype, rows, sum, static_cast<std::size_t>(row_size_),
-               ops::StoreMode::kCached);
+      ops::SumRowsOfId(update_.run.dtype, static_cast<std::size_t>(row_size_), rows, sum);
       gradient = sum;
     }
     const std::size_t bytes = static_cast<std::size_t>(count_) * row_bytes_;
@@ -93,37 +93,64 @@ class RowRuns {
   std::byte* weight_ = nullptr;
 };
 
+// Where the rows of a weight lie: of a dense one by their ids, of a row-sparse one, of which the
+// rows asked for are there, by their places.
+class WeightRows {
+ public:
+  WeightRows(void* rows, std::size_t row_bytes, const SparseRows* row_sparse)
+      : rows_(static_cast<std::byte*>(rows)),
+        row_bytes_(row_bytes),
+        finder_(row_sparse != nullptr ? row_sparse->ids : std::span<const std::int64_t>()),
+        is_row_sparse_(row_sparse != nullptr) {}
+
+  // Ids asked for never decrease.
+  std::byte* At(std::int64_t id) {
+    const std::int64_t place = is_row_sparse_ ? finder_.Find(id) : id;
+    return rows_ + static_cast<std::size_t>(place) * row_bytes_;
+  }
+
+ private:
+  std::byte* const rows_;
+  const std::size_t row_bytes_;
+  ops::RowFinder finder_;
+  const bool is_row_sparse_;
+};
+
 // The last pass of a lazy rule. `weight_rows`: the rows that are there of a row-sparse weight,
-// those of the inputs among them; of a dense one, all.
+// those of the inputs among them; null for a dense one.
 void RunLazyPass(const ArrayUpdate& update, std::span<const SparseRows> inputs, Engine& engine,
                  std::int64_t row_size, const SparseRows* weight_rows) {
   if (row_size == 0) return;
   const std::size_t row_bytes = static_cast<std::size_t>(row_size) * SizeOf(update.run.dtype);
   // A row of the gradient is read, one of the weight and of some states read and written.
-  const std::vector<std::int64_t> bounds =
-      storage::CutForWorkers(inputs, static_cast<std::int64_t>(4 * row_bytes) + 128);
-  auto* const base = static_cast<std::byte*>(update.run.weight);
-  const auto run_range = [&](std::int64_t begin, std::int64_t end) {
-    std::vector<SparseRows> part;
-    part.reserve(inputs.size());
-    for (const SparseRows& input : inputs) {
-      part.push_back(ops::RowsBetween(input, row_bytes, begin, end));
-    }
+  const storage::RowRanges ranges(inputs, static_cast<std::int64_t>(row_bytes),
+                                  static_cast<std::int64_t>(4 * row_bytes) + 128);
+  const auto run_range = [&](std::int64_t i) {
+    const std::size_t total = ranges.RowsBefore(i + 1) - ranges.RowsBefore(i);
+    const auto memory = std::make_unique_for_overwrite<RowEntry[]>(2 * total);
+    const std::span<const RowEntry> entries =
+        ops::MergeRows(ranges.Part(i), row_bytes, memory.get(), memory.get() + total);
+
+    // Rows of the weight lie anywhere in memory, so they are asked for some ids ahead.
+    constexpr std::size_t kAhead = 6;
+    constexpr std::size_t kLine = 64;
+    const std::size_t prefetched = std::min<std::size_t>(row_bytes, 8 * kLine);
+    WeightRows ahead(update.run.weight, row_bytes, weight_rows);
+    WeightRows weight(update.run.weight, row_bytes, weight_rows);
     RowRuns runs(update, row_size);
-    ops::RowFinder finder(weight_rows != nullptr ? weight_rows->ids
-                                                 : std::span<const std::int64_t>());
-    ops::ForEachRow(part, row_bytes, [&](std::int64_t id, std::span<const void* const> rows) {
-      const std::int64_t place = weight_rows != nullptr ? finder.Find(id) : id;
-      runs.Add(id, rows, base + static_cast<std::size_t>(place) * row_bytes);
+    ops::ForEachId(entries, [&](std::span<const RowEntry> rows, std::size_t place) {
+      if (place + kAhead < entries.size()) {
+        const std::byte* const row = ahead.At(entries[place + kAhead].id);
+        for (std::size_t at = 0; at < prefetched; at += kLine) __builtin_prefetch(row + at, 1);
+      }
+      runs.Add(rows[0].id, rows, weight.At(rows[0].id));
     });
     runs.Flush();
   };
   const auto block = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      run_range(bounds[static_cast<std::size_t>(i)], bounds[static_cast<std::size_t>(i) + 1]);
-    }
+    for (std::int64_t i = begin; i < end; ++i) run_range(i);
   };
-  engine.ParallelFor(static_cast<std::int64_t>(bounds.size()) - 1, 1, std::ref(block));
+  engine.ParallelFor(ranges.count(), 1, std::ref(block));
 }
 
 // The sum of the inputs with zeros where no row is.
@@ -147,10 +174,7 @@ void InsertAllRows(const RowSparseNDArray& array) {
 
 void InsertRowsOf(std::span<const SparseRows> inputs, const RowSparseNDArray& array) {
   if (array.num_rows() == array.shape()[0]) return;
-  std::vector<std::int64_t> ids;
-  ops::ForEachRow(inputs, 0,
-                  [&](std::int64_t id, std::span<const void* const>) { ids.push_back(id); });
-  storage::InsertRows(array, ids);
+  for (const SparseRows& input : inputs) storage::InsertRows(array, input.ids);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "ops/dispatch.h"
 #include "ops/row_ids.h"
@@ -45,30 +47,122 @@ SparseRows RowsBetween(const SparseRows& value, std::size_t row_bytes, std::int6
   return {{first, last}, RowAt(value.rows, skipped, row_bytes)};
 }
 
-std::size_t CountUnion(std::span<const SparseRows> inputs) {
-  if (inputs.size() == 1) return inputs[0].ids.size();
-  std::size_t count = 0;
-  ForEachRow(inputs, 0, [&](std::int64_t, std::span<const void* const>) { ++count; });
+namespace {
+
+// Goes through a list of rows: that of a value, or merged ones.
+struct ValueCursor {
+  const std::int64_t* id;
+  const std::int64_t* end;
+  const std::byte* row;
+  std::size_t row_bytes;
+
+  ValueCursor(const SparseRows& value, std::size_t row_bytes)
+      : id(value.ids.data()),
+        end(id + value.ids.size()),
+        row(static_cast<const std::byte*>(value.rows)),
+        row_bytes(row_bytes) {}
+  bool done() const { return id == end; }
+  RowEntry entry() const { return {*id, row}; }
+  void Advance(std::size_t by) {
+    id += by;
+    row += by * row_bytes;
+  }
+};
+struct EntryCursor {
+  const RowEntry* next;
+  const RowEntry* end;
+
+  bool done() const { return next == end; }
+  RowEntry entry() const { return *next; }
+  void Advance(std::size_t by) { next += by; }
+};
+
+template <class Cursor>
+RowEntry* CopyEntries(Cursor from, RowEntry* out) {
+  for (; !from.done(); from.Advance(1)) *out++ = from.entry();
+  return out;
+}
+
+// Merges two lists; among equal ids those of `a` come first. A branch a row, which nobody could
+// foresee, would cost more than all of this.
+template <class Cursor>
+RowEntry* MergeTwo(Cursor a, Cursor b, RowEntry* out) {
+  while (!a.done() && !b.done()) {
+    const RowEntry from_a = a.entry();
+    const RowEntry from_b = b.entry();
+    const bool takes_b = from_b.id < from_a.id;
+    *out++ = {takes_b ? from_b.id : from_a.id, takes_b ? from_b.row : from_a.row};
+    a.Advance(takes_b ? 0 : 1);
+    b.Advance(takes_b ? 1 : 0);
+  }
+  return CopyEntries(b, CopyEntries(a, out));
+}
+
+}  // namespace
+
+std::span<const RowEntry> MergeRows(std::span<const SparseRows> inputs, std::size_t row_bytes,
+                                    RowEntry* out, RowEntry* scratch) {
+  // Where the lists end, at first those of two inputs each, then of four, of eight, ...
+  constexpr std::size_t kFew = 16;
+  std::array<std::size_t, kFew> few;
+  std::unique_ptr<std::size_t[]> more(inputs.size() > 2 * kFew ? new std::size_t[inputs.size()]
+                                                               : nullptr);
+  std::size_t* const ends = more ? more.get() : few.data();
+  std::size_t lists = 0;
+  RowEntry* to = out;
+  for (std::size_t k = 0; k < inputs.size(); k += 2) {
+    const ValueCursor first(inputs[k], row_bytes);
+    to = k + 1 < inputs.size() ? MergeTwo(first, ValueCursor(inputs[k + 1], row_bytes), to)
+                               : CopyEntries(first, to);
+    ends[lists++] = static_cast<std::size_t>(to - out);
+  }
+  const auto total = static_cast<std::size_t>(to - out);
+  for (; lists > 1; lists = (lists + 1) / 2) {
+    to = scratch;
+    std::size_t begin = 0;
+    for (std::size_t k = 0; k < lists; k += 2) {
+      const std::size_t middle = ends[k];
+      const std::size_t end = k + 1 < lists ? ends[k + 1] : middle;
+      to = MergeTwo(EntryCursor{out + begin, out + middle}, EntryCursor{out + middle, out + end},
+                    to);
+      begin = end;
+      ends[k / 2] = end;
+    }
+    std::swap(out, scratch);
+  }
+  return {out, total};
+}
+
+std::size_t CountIds(std::span<const RowEntry> entries) {
+  std::size_t count = entries.empty() ? 0 : 1;
+  for (std::size_t i = 1; i < entries.size(); ++i) {
+    count += entries[i].id != entries[i - 1].id ? 1 : 0;
+  }
   return count;
 }
 
-void SumRows(DType dtype, std::size_t row_elements, std::span<const SparseRows> inputs,
-             std::int64_t* out_ids, void* out_rows) {
-  const std::size_t row_bytes = row_elements * SizeOf(dtype);
-  if (inputs.size() == 1) {
-    const SparseRows& only = inputs[0];
-    CopyRow(only.ids.data(), out_ids, only.ids.size_bytes());
-    CopyRow(only.rows, out_rows, only.ids.size() * row_bytes);
+void SumRowsOfId(DType dtype, std::size_t row_elements, std::span<const RowEntry> entries,
+                 void* out) {
+  if (entries.size() == 1) {
+    CopyRow(entries[0].row, out, row_elements * SizeOf(dtype));
     return;
   }
+  constexpr std::size_t kFew = 16;
+  std::array<const void*, kFew> few;
+  std::unique_ptr<const void*[]> more(entries.size() > kFew ? new const void*[entries.size()]
+                                                            : nullptr);
+  const void** const rows = more ? more.get() : few.data();
+  for (std::size_t i = 0; i < entries.size(); ++i) rows[i] = entries[i].row;
+  Sum(dtype, {rows, entries.size()}, out, row_elements, StoreMode::kCached);
+}
+
+void SumRows(DType dtype, std::size_t row_elements, std::span<const RowEntry> entries,
+             std::int64_t* out_ids, void* out_rows) {
+  const std::size_t row_bytes = row_elements * SizeOf(dtype);
   auto* out = static_cast<std::byte*>(out_rows);
-  ForEachRow(inputs, row_bytes, [&](std::int64_t id, std::span<const void* const> rows) {
-    *out_ids++ = id;
-    if (rows.size() == 1) {
-      CopyRow(rows[0], out, row_bytes);
-    } else {
-      Sum(dtype, rows, out, row_elements, StoreMode::kCached);
-    }
+  ForEachId(entries, [&](std::span<const RowEntry> rows, std::size_t) {
+    *out_ids++ = rows[0].id;
+    SumRowsOfId(dtype, row_elements, rows, out);
     out += row_bytes;
   });
 }

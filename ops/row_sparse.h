@@ -27,17 +27,19 @@ struct SparseRows {
 SparseRows RowsBetween(const SparseRows& value, std::size_t row_bytes, std::int64_t begin,
                        std::int64_t end);
 
-// The number of different ids of the inputs.
-std::size_t CountUnion(std::span<const SparseRows> inputs);
+struct RowEntry;  // ops/row_merge.h
 
-// The ids of the inputs, merged: `out_ids` has CountUnion(inputs) of them. The row of an id is the
-// sum of the inputs' rows of that id in list order, as ops/sum.h adds; out_rows has room for them.
+// Writes each id of `entries`, the merged rows of some values, once, and for each the sum of its
+// rows in their order, as ops/sum.h adds. There is room for CountIds(entries) ids and rows.
 //
 // Bits: those of the sum of the dense arrays, except that a zero of one input alone keeps its sign;
 //       the same for every cut of the ids into calls.
-// Cost: for n inputs, n comparisons a row of the result; one pass over the rows.
-void SumRows(DType dtype, std::size_t row_elements, std::span<const SparseRows> inputs,
+// Cost: one pass over the rows.
+void SumRows(DType dtype, std::size_t row_elements, std::span<const RowEntry> entries,
              std::int64_t* out_ids, void* out_rows);
+// The sum of the rows of one id.
+void SumRowsOfId(DType dtype, std::size_t row_elements, std::span<const RowEntry> entries,
+                 void* out);
 
 // out[i] = the row of value with id wanted[i], zeros if it is not there. `wanted` is sorted.
 void GatherRows(const SparseRows& value, std::span<const std::int64_t> wanted,

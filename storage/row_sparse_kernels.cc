@@ -10,9 +10,12 @@
 #include <utility>
 
 #include "ops/cast.h"
+#include "ops/copy.h"
 #include "ops/fill.h"
 #include "ops/row_ids.h"
+#include "ops/row_merge.h"
 #include "ops/sum.h"
+#include "storage/allocator.h"
 #include "storage/parallel.h"
 #include "storage/row_sparse_state.h"
 
@@ -57,50 +60,35 @@ void ForEach(Engine& engine, std::int64_t count, const Body& body) {
   engine.ParallelFor(count, 1, std::ref(block));
 }
 
-std::vector<SparseRows> RowsBetween(std::span<const SparseRows> values, std::int64_t row_bytes,
-                                    std::int64_t begin, std::int64_t end) {
-  std::vector<SparseRows> part;
-  part.reserve(values.size());
-  for (const SparseRows& value : values) {
-    part.push_back(ops::RowsBetween(value, Size(row_bytes), begin, end));
-  }
-  return part;
-}
+// Memory of a body, from the pool: large blocks of malloc's come as fresh pages each time.
+template <class T>
+class Scratch {
+ public:
+  Scratch(Device device, std::size_t count)
+      : allocator_(AllocatorOf(device.type)),
+        bytes_(static_cast<std::int64_t>(std::max<std::size_t>(1, count) * sizeof(T))),
+        data_(static_cast<T*>(allocator_.Allocate(bytes_))) {}
+  ~Scratch() { allocator_.Free(data_, bytes_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* data() const { return data_; }
 
-// Replaces what is in `out` by the sum of values that lie elsewhere.
-void SumInto(Engine& engine, DType dtype, std::int64_t row_size, std::span<const SparseRows> values,
-             RowStorage& out) {
-  const std::int64_t row_bytes = out.row_bytes();
-  // A row is read and written; finding its id costs about as much as a few cache lines.
-  const std::vector<std::int64_t> bounds = CutForWorkers(values, 2 * row_bytes + 128);
-  const auto ranges = static_cast<std::int64_t>(bounds.size()) - 1;
-  std::vector<std::int64_t> starts(bounds.size(), 0);  // of the ranges, in rows of the result
-  ForEach(engine, ranges, [&](std::int64_t i) {
-    const std::vector<SparseRows> part =
-        RowsBetween(values, row_bytes, bounds[Size(i)], bounds[Size(i) + 1]);
-    starts[Size(i) + 1] = static_cast<std::int64_t>(ops::CountUnion(part));
-  });
-  for (std::size_t i = 1; i < starts.size(); ++i) starts[i] += starts[i - 1];
-  out.Reset(starts.back());
-  ForEach(engine, ranges, [&](std::int64_t i) {
-    const std::vector<SparseRows> part =
-        RowsBetween(values, row_bytes, bounds[Size(i)], bounds[Size(i) + 1]);
-    const std::int64_t start = starts[Size(i)];
-    ops::SumRows(dtype, Size(row_size), part, out.ids() + start, out.row(start));
-  });
-}
+ private:
+  Allocator& allocator_;
+  const std::int64_t bytes_;
+  T* const data_;
+};
 
-}  // namespace
-
-std::vector<std::int64_t> CutIds(std::span<const SparseRows> values, std::int64_t rows) {
-  std::int64_t total = 0;
-  for (const SparseRows& value : values) total += static_cast<std::int64_t>(value.ids.size());
+// Cuts the ids of some values into ranges of about `rows` rows in all: bounds, of which neighbours
+// are the ends of a range. The first is 0, the last above all ids.
+std::vector<std::int64_t> CutIds(std::span<const SparseRows> values, std::int64_t total,
+                                 std::int64_t rows) {
   const std::int64_t ranges = std::max<std::int64_t>(1, total / std::max<std::int64_t>(1, rows));
   std::vector<std::int64_t> bounds = {0};
   if (ranges > 1) {
     // Samples at even steps through all values: between two that are neighbours lies less than a
     // step's rows of each value.
-    constexpr std::int64_t kSamplesPerRange = 16;
+    constexpr std::int64_t kSamplesPerRange = 4;
     const std::int64_t step = std::max<std::int64_t>(1, total / (ranges * kSamplesPerRange));
     std::vector<std::int64_t> samples;
     for (const SparseRows& value : values) {
@@ -118,12 +106,81 @@ std::vector<std::int64_t> CutIds(std::span<const SparseRows> values, std::int64_
   return bounds;
 }
 
-std::vector<std::int64_t> CutForWorkers(std::span<const SparseRows> values,
-                                        std::int64_t row_bytes) {
+// Replaces what is in `out` by the sum of values that lie elsewhere.
+void SumInto(const RowSparseState& like, std::span<const SparseRows> values, RowStorage& out) {
+  Engine& engine = like.engine;
+  const std::int64_t row_bytes = out.row_bytes();
+  if (values.size() == 1) {
+    const auto count = static_cast<std::int64_t>(values[0].ids.size());
+    out.Reset(count);
+    MoveBytes(values[0].ids.data(), out.ids(), count * kIdBytes);
+    ForBlocks(engine, count, 2 * row_bytes,
+              [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+                ops::Copy(static_cast<const std::byte*>(values[0].rows) + begin * row_bytes,
+                          out.row(begin), Size((end - begin) * row_bytes), mode);
+              });
+    return;
+  }
+  // A row is read and written; finding its place costs about as much as a few cache lines.
+  const RowRanges ranges(values, row_bytes, 2 * row_bytes + 128);
+  const std::size_t total = ranges.RowsBefore(ranges.count());
+  // Each range merges its entries at a place of its own, so that the ids are merged only once.
+  const Scratch<ops::RowEntry> entries(like.device, 2 * total);
+  std::vector<std::span<const ops::RowEntry>> merged(Size(ranges.count()));
+  std::vector<std::int64_t> starts(merged.size() + 1, 0);  // of the ranges, in rows of the result
+  ForEach(engine, ranges.count(), [&](std::int64_t i) {
+    ops::RowEntry* const place = entries.data() + ranges.RowsBefore(i);
+    merged[Size(i)] = ops::MergeRows(ranges.Part(i), Size(row_bytes), place, place + total);
+    starts[Size(i) + 1] = static_cast<std::int64_t>(ops::CountIds(merged[Size(i)]));
+  });
+  for (std::size_t i = 1; i < starts.size(); ++i) starts[i] += starts[i - 1];
+  out.Reset(starts.back());
+  ForEach(engine, ranges.count(), [&](std::int64_t i) {
+    const std::int64_t start = starts[Size(i)];
+    ops::SumRows(like.dtype, Size(like.row_size), merged[Size(i)], out.ids() + start,
+                 out.row(start));
+  });
+}
+
+}  // namespace
+
+RowRanges::RowRanges(std::span<const SparseRows> values, std::int64_t row_bytes,
+                     std::int64_t traffic)
+    : values_(values), row_bytes_(row_bytes) {
   std::int64_t total = 0;
   for (const SparseRows& value : values) total += static_cast<std::int64_t>(value.ids.size());
-  const bool split = total >= kSplitBytesMin / row_bytes;
-  return CutIds(values, split ? kBlockBytes / row_bytes : std::max<std::int64_t>(1, total));
+  const bool split = total >= kSplitBytesMin / traffic;
+  const std::vector<std::int64_t> bounds =
+      CutIds(values, total, split ? kBlockBytes / traffic : std::max<std::int64_t>(1, total));
+  ranges_ = static_cast<std::int64_t>(bounds.size()) - 1;
+  places_.reserve(values.size() * bounds.size());
+  for (const SparseRows& value : values) {
+    std::size_t place = 0;
+    for (const std::int64_t bound : bounds) {
+      place = ops::LowerBoundFrom(value.ids, place, bound);
+      places_.push_back(place);
+    }
+  }
+}
+
+std::vector<SparseRows> RowRanges::Part(std::int64_t i) const {
+  std::vector<SparseRows> part;
+  part.reserve(values_.size());
+  const std::size_t* place = places_.data() + i;
+  for (const SparseRows& value : values_) {
+    part.push_back({value.ids.subspan(place[0], place[1] - place[0]),
+                    static_cast<const std::byte*>(value.rows) + place[0] * Size(row_bytes_)});
+    place += ranges_ + 1;
+  }
+  return part;
+}
+
+std::size_t RowRanges::RowsBefore(std::int64_t i) const {
+  std::size_t rows = 0;
+  for (std::size_t k = 0; k < values_.size(); ++k) {
+    rows += places_[k * Size(ranges_ + 1) + Size(i)];
+  }
+  return rows;
 }
 
 void SumRowSparse(std::span<const RowSparseNDArray> inputs, const RowSparseNDArray& out) {
@@ -136,11 +193,11 @@ void SumRowSparse(std::span<const RowSparseNDArray> inputs, const RowSparseNDArr
     aliased = aliased || input.IsSameAs(out);
   }
   if (!aliased) {
-    SumInto(state.engine, state.dtype, state.row_size, values, state.rows);
+    SumInto(state, values, state.rows);
     return;
   }
   RowStorage sum = state.rows.Another(0);
-  SumInto(state.engine, state.dtype, state.row_size, values, sum);
+  SumInto(state, values, sum);
   state.rows = std::move(sum);
 }
 
@@ -289,12 +346,9 @@ void AddToDense(const RowSparseNDArray& from, const NDArray& out) {
   const SparseRows value = source.rows.view();
   const std::int64_t row_bytes = source.rows.row_bytes();
   void* const base = out.data();
-  const std::vector<std::int64_t> bounds =
-      CutForWorkers(std::span(&value, 1), 3 * row_bytes + kIdBytes);
-  ForEach(source.engine, static_cast<std::int64_t>(bounds.size()) - 1, [&](std::int64_t i) {
-    const SparseRows part =
-        ops::RowsBetween(value, Size(row_bytes), bounds[Size(i)], bounds[Size(i) + 1]);
-    ops::AddRows(source.dtype, Size(source.row_size), part, base, 0);
+  const RowRanges ranges(std::span(&value, 1), row_bytes, 3 * row_bytes + kIdBytes);
+  ForEach(source.engine, ranges.count(), [&](std::int64_t i) {
+    ops::AddRows(source.dtype, Size(source.row_size), ranges.Part(i)[0], base, 0);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <heddle/ndarray.h>
 #include <heddle/row_sparse.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -41,13 +42,24 @@ std::vector<std::int64_t> SortedRowIds(const NDArray& ids, std::int64_t num_rows
 void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t> row_ids,
                      std::span<const RowSparseNDArray> out);
 
-// Cuts the ids of some values into ranges of about `rows` rows in all: bounds, of which neighbours
-// are the ends of a range. The first is 0, the last above all ids.
-std::vector<std::int64_t> CutIds(std::span<const ops::SparseRows> values, std::int64_t rows);
+// Ranges of ids in which the rows of some values are shared with the workers: one if they are few.
+// The ranges do not depend on the number of workers; each has about as many rows as the others.
+class RowRanges {
+ public:
+  // `row_bytes`: of a row; `traffic`: what the work on a row costs, in bytes read and written.
+  RowRanges(std::span<const ops::SparseRows> values, std::int64_t row_bytes, std::int64_t traffic);
 
-// The ranges in which values with rows of `row_bytes` are shared with the workers, when each row
-// costs `row_bytes` of memory traffic: one range if they are few.
-std::vector<std::int64_t> CutForWorkers(std::span<const ops::SparseRows> values,
-                                        std::int64_t row_bytes);
+  std::int64_t count() const { return ranges_; }
+  // The rows of range i of each value.
+  std::vector<ops::SparseRows> Part(std::int64_t i) const;
+  // The rows of all values in the ranges before range i, which may be count().
+  std::size_t RowsBefore(std::int64_t i) const;
+
+ private:
+  std::span<const ops::SparseRows> values_;
+  std::int64_t row_bytes_;
+  std::int64_t ranges_;
+  std::vector<std::size_t> places_;  // of each value count() + 1: where its ranges begin, and end
+};
 
 }  // namespace heddle::storage

@@ -44,9 +44,10 @@ std::int64_t RowBytes(std::int64_t row_size, DType dtype) {
 
 void RowStorage::Reset(std::int64_t count) {
   count_ = 0;
-  // A value that once had many rows does not hold their memory for ever.
+  // Room for a few more: values that are written again and again have about as many rows each time.
+  // But one that once had many does not hold their memory for ever.
   constexpr std::int64_t kKeptRows = 1024;
-  if (count > capacity_ || capacity_ > 4 * count + kKeptRows) *this = Another(count);
+  if (count > capacity_ || capacity_ > 4 * count + kKeptRows) *this = Another(count + count / 8);
   count_ = count;
 }
 

@@ -17,5 +17,6 @@ def _section(name, meaning):
 
 SECTIONS = {
     "quantise": _section("quantise", "Two-bit and one-bit codes of gradients, and back."),
+    "sparse": _section("sparse", "Row-sparse pushes and row_sparse_pull."),
     "updates": _section("updates", "The updates of optimizers."),
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 
+#include "ops/row_merge.h"
 #include "tests/ops/ops_testing.h"
 
 namespace heddle::ops {
@@ -20,6 +21,22 @@ struct Value {
   std::unique_ptr<Array<T>> rows;
 
   SparseRows sparse() const { return {ids, rows->data()}; }
+};
+
+// The merged rows of some values.
+class Merged {
+ public:
+  Merged(const std::vector<SparseRows>& inputs, std::size_t row_bytes) {
+    std::size_t total = 0;
+    for (const SparseRows& input : inputs) total += input.ids.size();
+    memory_.resize(2 * total);
+    entries_ = MergeRows(inputs, row_bytes, memory_.data(), memory_.data() + total);
+  }
+  std::span<const RowEntry> entries() const { return entries_; }
+
+ private:
+  std::vector<RowEntry> memory_;
+  std::span<const RowEntry> entries_;
 };
 
 class RowSparseTest : public KernelTest {
@@ -106,11 +123,12 @@ TEST_F(RowSparseTest, SumEqualsThePlainLoopInListOrder) {
         }
         expected_ids.push_back(id);
       }
-      EXPECT_EQ(CountUnion(inputs), expected_ids.size());
+      const Merged merged(inputs, elements * sizeof(T));
+      EXPECT_EQ(CountIds(merged.entries()), expected_ids.size());
       OnEveryTarget([&] {
         Ids ids(expected_ids.size(), -1);
         Array<T> rows(expected.size(), Below(16));
-        SumRows(kDTypeOf<T>, elements, inputs, ids.data(), rows.data());
+        SumRows(kDTypeOf<T>, elements, merged.entries(), ids.data(), rows.data());
         EXPECT_EQ(ids, expected_ids);
         ExpectSame(rows, expected);
       });
@@ -126,10 +144,11 @@ TEST_F(RowSparseTest, SumIsTheSameForEveryCutOfTheIds) {
     std::vector<SparseRows> inputs;
     for (int k = 0; k < 3; ++k) values.push_back(RandomValues<T>(kElements));
     for (const Value<T>& value : values) inputs.push_back(value.sparse());
-    const std::size_t count = CountUnion(inputs);
+    const Merged merged(inputs, kElements * sizeof(T));
+    const std::size_t count = CountIds(merged.entries());
     Ids whole_ids(count);
     Array<T> whole(count * kElements);
-    SumRows(DType::kBFloat16, kElements, inputs, whole_ids.data(), whole.data());
+    SumRows(DType::kBFloat16, kElements, merged.entries(), whole_ids.data(), whole.data());
 
     Ids ids(count);
     Array<T> rows(count * kElements);
@@ -140,9 +159,10 @@ TEST_F(RowSparseTest, SumIsTheSameForEveryCutOfTheIds) {
       for (const SparseRows& input : inputs) {
         part.push_back(RowsBetween(input, kElements * sizeof(T), begin, end));
       }
-      SumRows(DType::kBFloat16, kElements, part, ids.data() + written,
+      const Merged part_merged(part, kElements * sizeof(T));
+      SumRows(DType::kBFloat16, kElements, part_merged.entries(), ids.data() + written,
               rows.data() + written * kElements);
-      written += CountUnion(part);
+      written += CountIds(part_merged.entries());
     }
     EXPECT_EQ(written, count);
     EXPECT_EQ(ids, whole_ids);
