@@ -338,6 +338,75 @@ TEST_P(RowSparseUpdateTest, ALazyUpdateInsertsTheRowsOfTheGradientOnly) {
   EXPECT_EQ(out.ToVectors<float>().rows, (std::vector<float>{-1, -1, -1}));
 }
 
+// Every optimizer: a row-sparse gradient does what the dense one does. A lazy one does so in the
+// rows of the gradient, and leaves the others alone. The gradients of a key all have the same rows
+// here, so that what was left alone makes no difference to these.
+TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
+  const Rows rows = RandomRows(3);
+  const Rows start = RandomRows(1);
+  int refused = 0;
+  for (const std::string_view name : OptimizerNames()) {
+    SCOPED_TRACE(name);
+    const auto plan = MakeOptimizer(name)->plan();
+    UpdateRule::Subject subject{
+        .dimensions = 2, .weight_decay = plan->weight_decay, .row_sparse = true};
+    const bool takes_row_sparse = plan->rule->Refusal(subject).empty();
+    subject.row_sparse = false;
+    const bool takes_dense = plan->rule->Refusal(subject).empty();
+    const bool lazy = plan->rule->lazy();
+    // A gradient and a weight of either kind, under one key, to which random numbers are tied.
+    std::vector<std::vector<float>> values;
+    for (const auto& [row_sparse_gradient, row_sparse_weight] :
+         {std::pair{false, false}, std::pair{true, false}, std::pair{true, true}}) {
+      const auto store = NewStore();
+      const RowSparseNDArray weight = ToArray(start, DType::kFloat32);
+      if (row_sparse_weight) {
+        store->Init("k", weight);
+      } else {
+        store->Init("k", weight.ToDense());
+      }
+      store->SetOptimizer(MakeOptimizer(name));
+      for (int push = 0; push < 4; ++push) {
+        std::mt19937_64 random(static_cast<std::uint64_t>(push));
+        std::vector<RowSparseNDArray> gradients;
+        for (int k = 0; k < 2; ++k) {
+          Rows gradient = rows;
+          for (auto& [id, row] : gradient) {
+            for (float& g : row) g = std::uniform_real_distribution<float>(-1, 1)(random);
+          }
+          gradients.push_back(ToArray(gradient, DType::kFloat32));
+        }
+        if (row_sparse_gradient && !takes_row_sparse) {
+          ExpectInvalid([&] { store->Push("k", gradients); }, {"'k'", std::string(name)});
+          ++refused;
+        } else if (row_sparse_gradient) {
+          store->Push("k", gradients);
+        } else if (takes_dense) {
+          store->Push("k", {gradients[0].ToDense(), gradients[1].ToDense()});
+        }
+      }
+      const NDArray out({kRows, kRowSize}, DType::kFloat32, Cpu(), engine);
+      store->Pull("k", out);
+      values.push_back(out.ToVector<float>());
+    }
+    if (!takes_row_sparse) continue;
+    EXPECT_EQ(values[2], values[1]) << "the kind of the weight makes no difference";
+    for (const auto& [id, row] : start) {
+      for (std::size_t j = 0; j < row.size(); ++j) {
+        const std::size_t at = static_cast<std::size_t>(id * kRowSize) + j;
+        if (lazy && rows.count(id) == 0) {
+          ASSERT_EQ(values[1][at], row[j]) << "row " << id;
+        } else if (takes_dense) {
+          ASSERT_EQ(values[1][at], values[0][at]) << "row " << id;
+        } else {
+          ASSERT_NE(values[1][at], row[j]) << "row " << id;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(refused % 8, 0) << "all pushes of an optimizer, or none";
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RowSparseUpdateTest, testing::ValuesIn(AllSetups()), SetupName);
 
 }  // namespace
