@@ -35,7 +35,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -373,9 +372,9 @@ class EngineCore {
   // Epochs: what WaitForAll waits for. An op belongs to the epoch that is open when it is
   // registered, or to that of the op that pushed it. WaitForAll closes the epoch at the inbox'
   // tail.
-  std::deque<std::uint64_t> boundaries_
-      GUARDED_BY(lock_);                               // tickets at which the next epochs begin
-  std::deque<Epoch> closed_epochs_ GUARDED_BY(lock_);  // base_epoch_ and later
+  std::vector<std::uint64_t> boundaries_
+      GUARDED_BY(lock_);                                // tickets at which the next epochs begin
+  std::vector<Epoch> closed_epochs_ GUARDED_BY(lock_);  // base_epoch_ and later
   std::uint32_t base_epoch_ GUARDED_BY(lock_) = 0;
   std::uint32_t current_epoch_ GUARDED_BY(lock_) = 0;
   std::uint64_t last_boundary_ GUARDED_BY(lock_) = 0;

@@ -338,17 +338,22 @@ void EngineCore::ReleaseFromBoundLocked() {
 }
 
 void EngineCore::AdvanceEpochsLocked() {
-  while (!boundaries_.empty() && inbox_head_ >= boundaries_.front()) {
-    boundaries_.pop_front();
+  std::ptrdiff_t passed = 0;
+  for (const std::uint64_t boundary : boundaries_) {
+    if (inbox_head_ < boundary) break;
+    ++passed;
     ++current_epoch_;
     closed_epochs_.push_back(std::exchange(open_epoch_, {}));
   }
-  const std::uint32_t base = base_epoch_;
-  while (base_epoch_ != current_epoch_ && closed_epochs_.front().Ended()) {
-    closed_epochs_.pop_front();
-    ++base_epoch_;
+  boundaries_.erase(boundaries_.begin(), boundaries_.begin() + passed);
+  std::ptrdiff_t ended = 0;
+  for (const Epoch& epoch : closed_epochs_) {
+    if (!epoch.Ended()) break;
+    ++ended;
   }
-  if (base == base_epoch_) return;
+  if (ended == 0) return;
+  closed_epochs_.erase(closed_epochs_.begin(), closed_epochs_.begin() + ended);
+  base_epoch_ += static_cast<std::uint32_t>(ended);
   if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
   WakeWaitersLocked([this](const Waiter& waiter) {
     lock_.AssertHeld();
