@@ -187,7 +187,7 @@ RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const
   shape[0] = num_rows;
   try {
     // Nobody else has the array yet, so it is filled here rather than by an op.
-    const RowSparseNDArray array(Shape(shape), values.dtype(), device, engine);
+    RowSparseNDArray array(Shape(shape), values.dtype(), device, engine);
     array.SetRowIds({ids.data<const std::int64_t>(), static_cast<std::size_t>(ids.size())});
     if (values.bytes() > 0) {
       std::memcpy(array.rows(), values.const_data(), static_cast<std::size_t>(values.bytes()));
