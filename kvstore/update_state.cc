@@ -45,8 +45,7 @@ template <class Value>
 NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start) {
   const Shape& shape = start.shape();
   const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 1;
-  const NDArray state =
-      internal::NewArrayGuardedBy(start, type.per_row ? Shape{rows} : shape, dtype);
+  NDArray state = internal::NewArrayGuardedBy(start, type.per_row ? Shape{rows} : shape, dtype);
   if (type.start == UpdateStateType::Start::kWeight) {
     CopyValue(start, state);
   } else {
