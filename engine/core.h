@@ -334,9 +334,10 @@ class EngineCore {
   // lock_.
   alignas(engine::kNoSharing) std::atomic<std::uint64_t> released_published_{0};
   std::atomic<std::int64_t> pending_bytes_{0};
-  std::atomic<bool> urgent_{false};  // an op above priority 0 may lie in the inbox
-  std::atomic<bool> look_{false};    // wakes executors that look away: something became ready
-  std::atomic<int> workers_{0};      // requested or running
+  std::atomic<bool> urgent_{false};      // an op above priority 0 may lie in the inbox
+  std::atomic<bool> look_{false};        // wakes executors that look away: something became ready
+  std::atomic<int> workers_{0};          // requested or running
+  std::atomic<bool> any_failed_{false};  // some op has failed, ever
   std::atomic<std::uint64_t> late_completions_{0};
   std::atomic<std::uint64_t> next_var_id_{1};
 

@@ -372,6 +372,7 @@ engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::except
   for (FailureRecord* record : failures_) {
     if (record->error == error) return record;
   }
+  any_failed_.store(true, std::memory_order_relaxed);
   auto* record = new FailureRecord;
   record->ticket = op->ticket;
   record->error = error;

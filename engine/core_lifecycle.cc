@@ -198,6 +198,8 @@ std::optional<Failure> EngineCore::FailureOf(const Var& var) {
 
 std::exception_ptr EngineCore::ErrorOf(const Var& var) {
   CheckOwn(var.state(), "ErrorOf");
+  // relaxed: a body, or who waited, comes after all failures that it may ask for
+  if (!any_failed_.load(std::memory_order_relaxed)) return nullptr;
   const engine::TrackerGuard guard(lock_);
   const FailureRecord* record = var.state()->failure;
   return record != nullptr ? record->error : nullptr;

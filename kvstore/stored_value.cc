@@ -2,6 +2,8 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "base/check.h"
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/held_arrays.h"
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
@@ -24,8 +27,8 @@ std::span<const Array> View(const Array& array) {
   return {&array, 1};
 }
 template <class Array>
-std::span<const Array> View(const std::vector<Array>& arrays) {
-  return arrays;
+std::span<const Array> View(const HeldArrays<Array>& arrays) {
+  return arrays.view();
 }
 
 template <class Array>
@@ -34,6 +37,16 @@ std::vector<VarRef> VarsOf(std::span<const Array> arrays) {
   vars.reserve(arrays.size() + 1);
   for (const Array& array : arrays) vars.push_back(array.var());
   return vars;
+}
+
+// The same for an op, without allocating for a few.
+template <class Array>
+VarList VarListOf(std::span<const Array> arrays) {
+  std::array<VarRef, 4> few;
+  if (arrays.size() > few.size()) return VarsOf(arrays);
+  std::transform(arrays.begin(), arrays.end(), few.begin(),
+                 [](const Array& array) { return VarRef(array.var()); });
+  return VarList(std::span<const VarRef>(few).first(arrays.size()));
 }
 
 // out = the sum of the inputs as they reach the store.
@@ -274,7 +287,7 @@ struct StoredValue::ResetOp {
 template <class Array>
 struct StoredValue::MergeOp {
   std::shared_ptr<StoredValue> value;
-  std::vector<Array> inputs;
+  HeldArrays<Array> inputs;
   std::shared_ptr<const Compression> compression;
   Array merged;
 
@@ -287,7 +300,7 @@ struct StoredValue::MergeOp {
       v.input_error_ = nullptr;
     if (v.input_error_ != nullptr) std::rethrow_exception(v.input_error_);
     v.FetchSource();
-    SumReceived(inputs, compression.get(), merged);
+    SumReceived(View(inputs), compression.get(), merged);
   }
 };
 
@@ -325,15 +338,14 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<
                         PushOp<Array>{self, values[0], std::move(compression), std::move(update)});
     return;
   }
-  self->engine().Push(
-      {.name = "kvstore.push",
-       .reads = VarsOf(values),
-       .writes = {self->var()},
-       .device = self->device(),
-       .priority = priority,
-       .run_when_poisoned = true},
-      PushOp<std::vector<Array>>{
-          self, {values.begin(), values.end()}, std::move(compression), std::move(update)});
+  self->engine().Push({.name = "kvstore.push",
+                       .reads = VarListOf(values),
+                       .writes = {self->var()},
+                       .device = self->device(),
+                       .priority = priority,
+                       .run_when_poisoned = true},
+                      PushOp<HeldArrays<Array>>{self, HeldArrays<Array>(values),
+                                                std::move(compression), std::move(update)});
 }
 
 template <class Array>
@@ -343,14 +355,14 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
                                std::shared_ptr<const Compression> compression, int priority) {
   std::vector<VarRef> reads = VarsOf(values);
   reads.push_back(old->var());
-  self->engine().Push({.name = "kvstore.push",
-                       .reads = reads,
-                       .writes = {self->var()},
-                       .device = self->device(),
-                       .priority = priority,
-                       .run_when_poisoned = true},
-                      ReplaceOp<std::vector<Array>>{
-                          self, old, {values.begin(), values.end()}, std::move(compression)});
+  self->engine().Push(
+      {.name = "kvstore.push",
+       .reads = reads,
+       .writes = {self->var()},
+       .device = self->device(),
+       .priority = priority,
+       .run_when_poisoned = true},
+      ReplaceOp<HeldArrays<Array>>{self, old, HeldArrays<Array>(values), std::move(compression)});
 }
 
 template <class Array>
@@ -372,23 +384,24 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
   // Whole arrays take one op, which reads the value once. A part of an array has an op of its own:
   // that op does not run if its array is poisoned, which must not keep the others from their value.
   std::vector<Array> whole;
-  for (const Array& array : out) {
-    if (IsPartial(array)) {
-      QueuePull(self, View(array), priority);
-    } else {
-      whole.push_back(array);
+  if (std::any_of(out.begin(), out.end(), [](const Array& array) { return IsPartial(array); })) {
+    for (const Array& array : out) {
+      if (IsPartial(array)) {
+        QueuePull(self, View(array), priority);
+      } else {
+        whole.push_back(array);
+      }
     }
+    if (whole.empty()) return;
+    out = whole;
   }
-  if (whole.empty()) return;
-  const std::vector<VarRef> written = VarsOf(View(whole));
-  const Device device = whole[0].device();  // before `whole` moves into the body
   engine.Push({.name = "kvstore.pull",
                .reads = {stored},
-               .writes = written,
-               .device = device,
+               .writes = VarListOf(out),
+               .device = out[0].device(),
                .lane = Lane::kCopy,
                .priority = priority},
-              PullOp<std::vector<Array>>{self, std::move(whole)});
+              PullOp<HeldArrays<Array>>{self, HeldArrays<Array>(out)});
 }
 
 void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
@@ -396,7 +409,7 @@ void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
                                int priority) {
   self->engine().Push({.name = "kvstore.row_sparse_pull",
                        .reads = {self->var(), row_ids.var()},
-                       .writes = VarsOf(out),
+                       .writes = VarListOf(out),
                        .device = out[0].device(),
                        .lane = Lane::kCopy,
                        .priority = priority},
@@ -449,12 +462,12 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   Array& merged = v.Merged(values[0]);
   if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
   engine.Push({.name = "kvstore.merge",
-               .reads = VarsOf(values),
+               .reads = VarListOf(values),
                .writes = {merged.var(), v.var()},
                .device = device,
                .priority = priority,
                .run_when_poisoned = true},
-              MergeOp<Array>{self, {values.begin(), values.end()}, std::move(compression), merged});
+              MergeOp<Array>{self, HeldArrays<Array>(values), std::move(compression), merged});
   std::exception_ptr error;
   try {
     v.Call(updaters, merged);

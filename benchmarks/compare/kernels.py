@@ -17,6 +17,7 @@ def _section(name, meaning):
 
 SECTIONS = {
     "quantise": _section("quantise", "Two-bit and one-bit codes of gradients, and back."),
+    "resnet": _section("resnet", "Push and pull with the sizes of ResNet-50's parameters."),
     "sparse": _section("sparse", "Row-sparse pushes and row_sparse_pull."),
     "updates": _section("updates", "The updates of optimizers."),
 }

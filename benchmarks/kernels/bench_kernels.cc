@@ -21,6 +21,7 @@ struct Section {
 // In the order in which they run; compare/kernels.py lists them again.
 constexpr Section kSections[] = {
     {"quantise", &heddle::bench::MeasureQuantise},
+    {"resnet", &heddle::bench::MeasureResNet},
     {"sparse", &heddle::bench::MeasureSparse},
     {"updates", &heddle::bench::MeasureUpdates},
 };

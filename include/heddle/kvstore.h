@@ -144,7 +144,8 @@ struct CompressionOptions {
 };
 std::vector<std::string_view> CompressionTypes();  // sorted
 
-// Bytes that the calls so far have asked to move, those included that are still queued. Without
+// Bytes of dense arrays that the calls so far have asked to move, those included that are still
+// queued. (How many rows a row-sparse array has is known only to the ops.) Without
 // those of row-sparse arrays, whose number of rows is known only when an op runs.
 struct TransferStats {
   std::int64_t pushed_bytes = 0;  // from pushed arrays to the store; of their codes if compressed

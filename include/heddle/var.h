@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,6 +77,7 @@ class VarList {
   VarList(const std::vector<VarRef>& vars) {  // NOLINT(google-explicit-constructor)
     Assign(vars.data(), vars.size());
   }
+  explicit VarList(std::span<const VarRef> vars) { Assign(vars.data(), vars.size()); }
 
   const VarRef* begin() const { return more_.empty() ? few_ : more_.data(); }
   const VarRef* end() const { return begin() + size_; }
