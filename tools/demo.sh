@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds (preset release) and trains a small network on handwritten digits, on four
-# logical devices, through the stores `local` and `device`. Safe to repeat.
+# logical devices, through the stores `local` and `device`; before that, compares optimizers and compressed
+# gradients, and draws their losses into build/release/digits-losses.png. Safe to repeat.
 #
 #   tools/demo.sh [option of the training...]     for example: tools/demo.sh --epochs 10
 #
@@ -11,4 +12,5 @@ cd "$(dirname "$0")/.."
 tools/setup.sh build
 cmake --preset release
 cmake --build --preset release --parallel "$(nproc)" --target digits heddle_command
-build/release/examples/digits/digits --store local,device "$@"
+build/release/examples/digits/digits --store local,device \
+  --compare "$PWD/build/release/digits-losses.png" "$@"

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "examples/digits/comparison.h"
 #include "examples/digits/data.h"
 #include "examples/digits/report.h"
 #include "examples/digits/training.h"
@@ -18,7 +19,7 @@ namespace {
 struct Options {
   std::vector<std::string> stores = {"local", "device"};
   std::string data = HEDDLE_DIGITS_CSV;
-  std::string engine, trace;
+  std::string engine, trace, compare;
   int workers = 0;
   digits::TrainingOptions training;
 };
@@ -38,18 +39,46 @@ void AddOptions(CLI::App& app, Options& options) {
   app.add_option("--seed", training.seed, "Of the first weights and the order of the images")
       ->capture_default_str();
   app.add_option("--data", options.data, "The images")->capture_default_str();
+  app.add_option("--compare", options.compare,
+                 "First compare optimizers and compression on the first store, and draw their "
+                 "losses into this file (.svg or .png)");
   app.add_option("--trace", options.trace,
                  "Record a trace; with several stores the store's name is appended");
 }
 
-// Returns the line that sums the training up.
-std::string TrainWith(const std::string& store, const Options& options,
-                      const digits::DataSet& data) {
+digits::TrainingOptions TrainingOn(const std::string& store, const Options& options) {
   digits::TrainingOptions training = options.training;
   training.store = store;
   training.engine = heddle::EngineOptions::FromEnvironment();
   if (!options.engine.empty()) training.engine.type = options.engine;
   if (options.workers > 0) training.engine.num_workers = options.workers;
+  return training;
+}
+
+void Compare(const Options& options, const digits::DataSet& data) {
+  const std::string& store = options.stores.front();
+  const auto methods = digits::MethodsToCompare(TrainingOn(store, options));
+  std::vector<digits::TrainingResult> results;
+  for (const digits::Method& method : methods) {
+    digits::ProgressBar bar(method.name);
+    results.push_back(digits::Train(
+        data, method.options, [&bar](const digits::Progress& progress) { bar.Show(progress); }));
+  }
+  fmt::print("\nThe same training with other optimizers and with compressed gradients, store {}\n",
+             store);
+  digits::PrintComparison(methods, results);
+  if (digits::PlotLosses(methods, results, options.compare)) {
+    fmt::print("Loss curves: {}\n\n", options.compare);
+  } else {
+    fmt::print("No loss curves: gnuplot (Debian package gnuplot-nox) could not draw {}\n\n",
+               options.compare);
+  }
+}
+
+// Returns the line that sums the training up.
+std::string TrainWith(const std::string& store, const Options& options,
+                      const digits::DataSet& data) {
+  digits::TrainingOptions training = TrainingOn(store, options);
   if (!options.trace.empty()) {
     training.engine.trace_file =
         options.stores.size() == 1 ? options.trace : options.trace + "." + store;
@@ -74,6 +103,7 @@ int main(int argc, char** argv) {
     const digits::DataSet data = digits::LoadDigits(options.data);
     fmt::print("{} images for training, {} held out for the test, {} devices\n\n",
                data.train.size(), data.test.size(), options.training.devices);
+    if (!options.compare.empty()) Compare(options, data);
     for (const std::string& store : options.stores) {
       fmt::print("{}\n\n", TrainWith(store, options, data));
     }

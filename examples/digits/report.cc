@@ -30,10 +30,10 @@ void ProgressBar::Show(const Progress& progress) {
       fmt::format("epoch {:>3}/{}  loss {:.4f}  {:>7.0f} images/s", progress.epoch, progress.epochs,
                   progress.loss, progress.images_per_second);
   if (terminal_) {
-    fmt::print("\r{:<8}{}  {}\x1b[K{}", title_, Bar(progress.epoch, progress.epochs), numbers,
+    fmt::print("\r{:<22}{}  {}\x1b[K{}", title_, Bar(progress.epoch, progress.epochs), numbers,
                last ? "\n" : "");
   } else if (last || progress.epoch % ((progress.epochs + kPlainLines - 1) / kPlainLines) == 0) {
-    fmt::print("{:<8}{}\n", title_, numbers);
+    fmt::print("{:<22}{}\n", title_, numbers);
   }
   std::fflush(stdout);
 }

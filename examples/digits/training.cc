@@ -76,9 +76,10 @@ class Trainer {
       replicas_.push_back(std::make_unique<Replica>(engine_, heddle::Cpu(d), sizes_,
                                                     options.batch / options.devices));
     }
-    store_->SetOptimizer(heddle::Sgd({.learning_rate = options.learning_rate,
-                                      .momentum = options.momentum,
-                                      .rescale_grad = 1.0 / options.batch}));
+    if (options.compression) store_->SetGradientCompression(*options.compression);
+    auto parameters = options.parameters;
+    parameters.emplace_back("rescale_grad", 1.0 / options.batch);
+    store_->SetOptimizer(heddle::MakeOptimizer(options.optimizer, parameters));
     for (std::size_t l = 0; l < sizes_.size(); ++l) {
       AddParameter(l, "weight", &LayerArrays::weight);
       AddParameter(l, "bias", &LayerArrays::bias);
@@ -89,6 +90,7 @@ class Trainer {
 
   TrainingResult Run(const std::function<void(const Progress&)>& progress) {
     TrainingResult result;
+    const heddle::TransferStats before = store_->transfers();
     const Clock::time_point started = Clock::now();
     for (int epoch = 0; epoch < options_.epochs; ++epoch) {
       result.losses.push_back(RunEpoch());
@@ -96,6 +98,9 @@ class Trainer {
       result.images_per_second = static_cast<double>(ImagesAnEpoch()) * (epoch + 1) / took.count();
       progress({epoch + 1, options_.epochs, result.losses.back(), result.images_per_second});
     }
+    result.steps_per_second = result.images_per_second / options_.batch;
+    result.transfers = {store_->transfers().pushed_bytes - before.pushed_bytes,
+                        store_->transfers().pulled_bytes - before.pulled_bytes};
     Test(result);
     for (const Parameter& parameter : parameters_) result.times.push_back(TimesOf(parameter));
     return result;

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <heddle/engine.h>
+#include <heddle/kvstore.h>
 
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "examples/digits/data.h"
@@ -20,8 +24,10 @@ struct TrainingOptions {
   int epochs = 100;
   int batch = 64;  // images a step, a multiple of `devices`
   int hidden = 128;
-  double learning_rate = 0.1;
-  double momentum = 0.9;
+  std::string optimizer = "sgd";  // by name, with parameters; the gradients are rescaled to means
+  std::vector<std::pair<std::string_view, double>> parameters = {{"learning_rate", 0.1},
+                                                                 {"momentum", 0.9}};
+  std::optional<heddle::CompressionOptions> compression;
   std::uint64_t seed = 1;  // of the first weights and the order of the images
 };
 
@@ -47,6 +53,8 @@ using ConfusionMatrix = std::array<std::array<int, kClasses>, kClasses>;  // [la
 struct TrainingResult {
   std::vector<double> losses;  // one an epoch
   double images_per_second = 0;
+  double steps_per_second = 0;
+  heddle::TransferStats transfers;  // of the training alone
   ConfusionMatrix confusion = {};
   double accuracy = 0;                 // on the test images
   std::uint64_t weights_checksum = 0;  // equal for equal bits

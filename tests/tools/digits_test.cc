@@ -2,11 +2,13 @@
 #include <heddle/error.h>
 
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "examples/digits/comparison.h"
 #include "examples/digits/data.h"
 #include "examples/digits/training.h"
 #include "tests/tools/child_process.h"
@@ -107,6 +109,43 @@ TEST(Digits, OptionsThatCannotWorkAreErrors) {
   options = {};
   options.store = "cloud";
   EXPECT_THROW(Train(Digits(), options, {}), heddle::InvalidArgument);
+}
+
+TEST(Comparison, EveryMethodLearnsAndCompressionSendsASixteenth) {
+  TrainingOptions options;
+  options.engine = heddle::EngineOptions::FromEnvironment();
+  options.engine.num_workers = 2;
+  std::vector<TrainingResult> results;
+  for (const Method& method : MethodsToCompare(options)) {
+    results.push_back(Train(Digits(), method.options, [](const Progress&) {}));
+    EXPECT_GE(results.back().accuracy, 0.95) << method.name;
+    EXPECT_LT(results.back().losses.back(), results.back().losses.front() / 10) << method.name;
+  }
+  ASSERT_EQ(results.size(), 4u);
+  const heddle::TransferStats whole = results[0].transfers, compressed = results[1].transfers;
+  // 64 * 128 + 128 + 128 * 10 + 10 parameters, 22 steps of 4 devices an epoch.
+  EXPECT_EQ(whole.pushed_bytes, 9610 * 4 * 4 * 22 * options.epochs);
+  EXPECT_EQ(compressed.pushed_bytes, (8192 + 128 + 1280 + 16) / 4 * 4 * 22 * options.epochs);
+  EXPECT_EQ(whole.pulled_bytes, whole.pushed_bytes);
+  EXPECT_EQ(compressed.pulled_bytes, whole.pulled_bytes);
+}
+
+TEST(DigitsProgram, ComparesMethodsBeforeItTrainsAndSaysWhereTheCurvesAre) {
+  const heddle::tools::TempFolder folder;
+  const std::string file = folder / "losses.svg";
+  const heddle::tools::ProgramResult result = heddle::tools::RunProgram(
+      {DIGITS_PROGRAM, "--store", "device", "--epochs", "20", "--compare", file});
+  ASSERT_EQ(result.status, 0) << result.output;
+  for (const char* part : {"\nSGD ", "\nSGD, 2-bit gradients", "\nAdam", "\nLAMB", "steps/s",
+                           "MB pushed", "\ndevice: test accuracy 0.9"}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
+  }
+  if (result.output.find("gnuplot") != std::string::npos) GTEST_SKIP() << "no gnuplot here";
+  EXPECT_NE(result.output.find("Loss curves: " + file), std::string::npos) << result.output;
+  std::ifstream drawn(file);
+  const std::string svg(std::istreambuf_iterator<char>(drawn), {});
+  EXPECT_NE(svg.find("<svg"), std::string::npos);
+  EXPECT_NE(svg.find("2-bit gradients"), std::string::npos);
 }
 
 TEST(DigitsProgram, EndsWithTheAccuracyOfEachStore) {

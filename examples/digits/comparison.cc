@@ -1,0 +1,68 @@
+#include "examples/digits/comparison.h"
+
+#include <cstddef>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace digits {
+
+std::vector<Method> MethodsToCompare(const TrainingOptions& options) {
+  using Parameters = std::vector<std::pair<std::string_view, double>>;
+  const auto with = [&](std::string name, std::string optimizer, Parameters parameters) {
+    Method method{std::move(name), options};
+    method.options.optimizer = std::move(optimizer);
+    method.options.parameters = std::move(parameters);
+    return method;
+  };
+  const Parameters sgd = {{"learning_rate", 0.5}};
+  Method compressed = with("SGD, 2-bit gradients", "sgd", sgd);
+  compressed.options.compression = {.type = "2bit", .threshold = 0.5};
+  return {with("SGD", "sgd", sgd), std::move(compressed),
+          with("Adam", "adam", {{"learning_rate", 0.002}}),
+          with("LAMB", "lamb", {{"learning_rate", 0.002}})};
+}
+
+void PrintComparison(const std::vector<Method>& methods,
+                     const std::vector<TrainingResult>& results) {
+  fmt::print("{:<22}{:>14}{:>12}{:>10}{:>12}{:>12}\n", "method", "test accuracy", "last loss",
+             "steps/s", "MB pushed", "MB pulled");
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const TrainingResult& result = results[i];
+    fmt::print("{:<22}{:>14.3f}{:>12.5f}{:>10.0f}{:>12.1f}{:>12.1f}\n", methods[i].name,
+               result.accuracy, result.losses.back(), result.steps_per_second,
+               static_cast<double>(result.transfers.pushed_bytes) / 1e6,
+               static_cast<double>(result.transfers.pulled_bytes) / 1e6);
+  }
+}
+
+bool PlotLosses(const std::vector<Method>& methods, const std::vector<TrainingResult>& results,
+                const std::string& file) {
+  std::string script = fmt::format(
+      "set terminal {}\nset output '{}'\nset title 'Training on handwritten digits'\n"
+      "set xlabel 'epoch'\nset ylabel 'mean cross-entropy'\nset logscale y\n"
+      "set format y '10^{{%L}}'\nset grid\nset key top right\n",
+      file.ends_with(".png") ? "pngcairo size 900,560 font 'sans,11'"
+                             : "svg size 900,560 font 'sans,13' background 'white'",
+      file);
+  std::string plot = "plot ";
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    fmt::format_to(std::back_inserter(script), "$losses{} << EOD\n", i);
+    for (std::size_t epoch = 0; epoch < results[i].losses.size(); ++epoch) {
+      fmt::format_to(std::back_inserter(script), "{} {}\n", epoch + 1, results[i].losses[epoch]);
+    }
+    script += "EOD\n";
+    fmt::format_to(std::back_inserter(plot),
+                   "$losses{} using 1:2 with lines linewidth 2 dashtype {} title '{}', ", i,
+                   methods[i].options.compression ? 2 : 1, methods[i].name);
+  }
+  script += plot + "\nset output\n";
+  std::FILE* const gnuplot = popen("gnuplot 2>&1", "w");
+  if (gnuplot == nullptr) return false;
+  const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
+  return pclose(gnuplot) == 0 && written;
+}
+
+}  // namespace digits
