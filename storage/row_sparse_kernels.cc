@@ -113,6 +113,7 @@ void SumInto(const RowSparseState& like, std::span<const SparseRows> values, Row
   if (values.size() == 1) {
     const auto count = static_cast<std::int64_t>(values[0].ids.size());
     out.Reset(count);
+    if (count == 0) return;
     MoveBytes(values[0].ids.data(), out.ids(), count * kIdBytes);
     ForBlocks(engine, count, 2 * row_bytes,
               [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
