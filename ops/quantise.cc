@@ -77,13 +77,13 @@ HWY_INLINE void ForEachMasked(std::size_t count, const std::array<std::uint8_t*,
   constexpr std::size_t kGroup = std::max<std::size_t>(kLanes, 8);
   std::size_t i = 0;
   if (hn::Lanes(d) == kLanes) {
-    for (; i + kGroup <= count; i += kGroup) {
+    const auto run_group = [&](std::size_t begin) HWY_ATTR {
       std::array<unsigned, kMasks> few = {};  // vectors of fewer than 8 lanes
       for (std::size_t at = 0; at < kGroup; at += kLanes) {
-        const auto found = body(d, i + at);
+        const auto found = body(d, begin + at);
         for (std::size_t m = 0; m < kMasks; ++m) {
           if constexpr (kLanes >= 8) {
-            hn::StoreMaskBits(d, found[m], masks[m] + (i + at) / 8);
+            hn::StoreMaskBits(d, found[m], masks[m] + (begin + at) / 8);
           } else {
             std::uint8_t bits[8];
             hn::StoreMaskBits(d, found[m], bits);
@@ -92,10 +92,18 @@ HWY_INLINE void ForEachMasked(std::size_t count, const std::array<std::uint8_t*,
         }
       }
       if constexpr (kLanes < 8) {
-        for (std::size_t m = 0; m < kMasks; ++m)
-          masks[m][i / 8] = static_cast<std::uint8_t>(few[m]);
+        for (std::size_t m = 0; m < kMasks; ++m) {
+          masks[m][begin / 8] = static_cast<std::uint8_t>(few[m]);
+        }
       }
+    };
+    for (; i + 4 * kGroup <= count; i += 4 * kGroup) {
+      run_group(i);
+      run_group(i + kGroup);
+      run_group(i + 2 * kGroup);
+      run_group(i + 3 * kGroup);
     }
+    for (; i + kGroup <= count; i += kGroup) run_group(i);
   }
   std::array<unsigned, kMasks> last = {};
   for (; i < count; ++i) {
@@ -175,16 +183,16 @@ HWY_INLINE void QuantiseTwoBitAs(float threshold, const T* gradient, float* resi
     TwoBitMasks& masks = pieces[begin / kTwoBitPiece % 2];
     // Unless it gets elements:
     masks.plus[TwoBitCodeBytes(piece) / 2 - 1] = masks.minus[TwoBitCodeBytes(piece) / 2 - 1] = 0;
-    ForEachMasked<2>(
-        piece, {masks.plus.data(), masks.minus.data()}, [=](auto d, std::size_t i) HWY_ATTR {
-          const auto t = hn::Set(d, threshold);
-          const auto sum = hn::Add(hn::LoadU(d, r + i), LoadAs(d, g + i));
-          const auto is_plus = hn::Ge(sum, t);
-          const auto is_minus = hn::Le(sum, hn::Neg(t));
-          const auto sent = hn::IfThenElse(is_minus, hn::Neg(t), hn::IfThenElseZero(is_plus, t));
-          hn::StoreU(hn::Sub(sum, sent), d, r + i);
-          return std::array{is_plus, is_minus};
-        });
+    ForEachMasked<2>(piece, {masks.plus.data(), masks.minus.data()},
+                     [=](auto d, std::size_t i) HWY_ATTR {
+                       const auto t = hn::Set(d, threshold);
+                       const auto sum = hn::Add(hn::LoadU(d, r + i), LoadAs(d, g + i));
+                       const auto is_plus = hn::Ge(sum, t);
+                       const auto is_minus = hn::Le(sum, hn::Neg(t));
+                       const auto lower = hn::IfThenElse(is_plus, hn::Sub(sum, t), sum);
+                       hn::StoreU(hn::IfThenElse(is_minus, hn::Add(sum, t), lower), d, r + i);
+                       return std::array{is_plus, is_minus};
+                     });
     if (begin != 0) {
       const TwoBitMasks& before = pieces[(begin / kTwoBitPiece + 1) % 2];
       PackTwoBit(before.plus.data(), before.minus.data(), code + packed / 4, kTwoBitPiece / 8);
@@ -268,13 +276,13 @@ HWY_INLINE void DecodeWords(const std::uint8_t* code, float* out, std::size_t co
     // Stores of whole cache lines in a row, apart from the loads.
     constexpr std::size_t kWords = 128 / kWord;
     constexpr std::size_t kVectors = kWord / kLanes;
-    const auto decode_words = [&](auto words) HWY_ATTR {
+    const auto decode_words = [&](auto words, std::size_t begin) HWY_ATTR {
       // The codes advance too slowly for the processor to foresee that it needs the next line.
-      hwy::Prefetch(code + i / kPerByte + kPrefetchBytes);
+      hwy::Prefetch(code + begin / kPerByte + kPrefetchBytes);
       hn::Vec<FloatTag> values[words * kVectors];
       for (std::size_t w = 0; w < words; ++w) {
         std::uint32_t word;
-        std::memcpy(&word, code + (i + w * kWord) / kPerByte, sizeof(word));
+        std::memcpy(&word, code + (begin + w * kWord) / kPerByte, sizeof(word));
         const auto all = hn::Set(du, word);
         for (std::size_t v = 0; v < kVectors; ++v) {
           const auto bits = hn::Shl(all, hn::Load(du, shifts.data() + v * kLanes));
@@ -282,14 +290,15 @@ HWY_INLINE void DecodeWords(const std::uint8_t* code, float* out, std::size_t co
         }
       }
       for (std::size_t v = 0; v < words * kVectors; ++v) {
-        StoreLanes<kStream>(values[v], d, out + i + v * kLanes);
+        StoreLanes<kStream>(values[v], d, out + begin + v * kLanes);
       }
-      i += words * kWord;
     };
-    while (i + kWords * kWord <= count) {
-      decode_words(std::integral_constant<std::size_t, kWords>());
+    for (; i + kWords * kWord <= count; i += kWords * kWord) {
+      decode_words(std::integral_constant<std::size_t, kWords>(), i);
     }
-    while (i + kWord <= count) decode_words(std::integral_constant<std::size_t, 1>());
+    for (; i + kWord <= count; i += kWord) {
+      decode_words(std::integral_constant<std::size_t, 1>(), i);
+    }
   }
   if (kStream) hwy::FlushStream();
   const hn::CappedTag<float, 1> one;
