@@ -112,6 +112,10 @@ void KVStore::SetUpdater(Updater updater) {
 std::vector<Key> KVStore::Keys() const { ThrowNotSupported("Keys"); }
 void KVStore::SetUpdaters(Updaters) { ThrowNotSupported("SetUpdater"); }
 void KVStore::SetOptimizer(std::shared_ptr<Optimizer>) { ThrowNotSupported("SetOptimizer"); }
+void KVStore::SaveOptimizerStates(const std::string&, bool) {
+  ThrowNotSupported("SaveOptimizerStates");
+}
+void KVStore::LoadOptimizerStates(const std::string&) { ThrowNotSupported("LoadOptimizerStates"); }
 void KVStore::SetGradientCompression(const CompressionOptions&) {
   ThrowNotSupported("SetGradientCompression");
 }

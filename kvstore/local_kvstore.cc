@@ -62,6 +62,8 @@ class LocalKVStore final : public KVStore {
   std::vector<Key> Keys() const override EXCLUDES(mutex_);
   void SetUpdaters(Updaters updaters) override EXCLUDES(mutex_);
   void SetOptimizer(std::shared_ptr<Optimizer> optimizer) override EXCLUDES(mutex_);
+  void SaveOptimizerStates(const std::string& file, bool with_optimizer) override EXCLUDES(mutex_);
+  void LoadOptimizerStates(const std::string& file) override EXCLUDES(mutex_);
   bool IsCapable(std::string_view capability) const override {
     const std::string name = LowerCase(capability);
     return name == "optimizer" || name == "compression";
@@ -146,6 +148,9 @@ class LocalKVStore final : public KVStore {
   // Whether what is pushed, the stored value, and what is set for all pushes fit each other.
   void CheckCompressionLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
   void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
+  std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
+  void CheckStatesLocked(const std::string& file, const OptimizerStates& states) const
+      REQUIRES(mutex_);
   void CheckOptimizerLocked(std::string_view call, const KeyPush& push,
                             const internal::UpdatePlan& plan) const REQUIRES(mutex_);
   void TakePlace(const KeyPush& push) EXCLUDES(mutex_);
@@ -352,6 +357,116 @@ void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   updaters_.swap(old_updaters);
   ++optimizer_number_;
   num_update_ = 0;
+}
+
+// ---- States of the optimizer
+
+std::shared_ptr<Optimizer> LocalKVStore::OptimizerFor(std::string_view call) const {
+  MutexLock lock(mutex_);
+  if (optimizer_ != nullptr) return optimizer_;
+  throw InvalidState(fmt::format("{}: expected a store with an optimizer, got one {}", call,
+                                 updaters_ != nullptr ? "with an updater" : "without"));
+}
+
+void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimizer) {
+  const std::shared_ptr<Optimizer> optimizer = OptimizerFor("SaveOptimizerStates");
+  const auto plan = optimizer->plan();
+  OptimizerStates states;
+  states.optimizer = optimizer->name();
+  states.multi_precision = plan->multi_precision;
+  if (with_optimizer) states.settings = SettingsOf(*optimizer);
+
+  struct Saved {
+    std::uint64_t number;
+    ValuePtr value;
+    std::shared_ptr<const UpdateState> state;  // null: no update so far
+    std::shared_ptr<KeyStates> out;
+  };
+  std::vector<Saved> saved;
+  {
+    MutexLock lock(mutex_);
+    states.num_update = num_update_;
+    for (const auto& [key, slot] : slots_) {
+      auto out = std::make_shared<KeyStates>();
+      out->key = key;
+      out->shape = slot.value->shape();
+      out->dtype = slot.value->dtype();
+      const bool has_state =
+          slot.update_state != nullptr && slot.optimizer_number == optimizer_number_;
+      if (has_state) out->updates = slot.updates;
+      saved.push_back({slot.number, slot.value, has_state ? slot.update_state : nullptr, out});
+    }
+  }
+  std::ranges::sort(saved, {}, &Saved::number);
+  for (const Saved& key : saved) {
+    if (key.state != nullptr) StoredValue::QueueSnapshot(key.value, key.state, key.out);
+  }
+  for (const Saved& key : saved) {
+    if (key.state != nullptr) key.value->Wait();
+    states.keys.push_back(*key.out);
+  }
+  WriteStates(file, states, *plan->rule);
+}
+
+// The keys of the store, all of them and no others, with their shapes and dtypes.
+void LocalKVStore::CheckStatesLocked(const std::string& file, const OptimizerStates& states) const {
+  constexpr std::string_view kCall = "LoadOptimizerStates";
+  KeyTable<const KeyStates*> given;
+  for (const KeyStates& key : states.keys) {
+    const auto found = slots_.find(key.key);
+    if (found == slots_.end()) {
+      throw InvalidArgument(
+          fmt::format("{}: {}: expected states of the keys of this store, got some "
+                      "of key {}, which it does not have",
+                      kCall, file, ToString(key.key)));
+    }
+    const StoredValue& value = *found->second.value;
+    if (key.shape != value.shape()) ThrowShape(kCall, key.key, value.shape(), key.shape);
+    if (key.dtype != value.dtype()) ThrowDType(kCall, key.key, value.dtype(), key.dtype);
+    if (!given.emplace(key.key, &key).second) {
+      throw InvalidArgument(fmt::format("{}: {}: expected each key once, got {} twice", kCall, file,
+                                        ToString(key.key)));
+    }
+  }
+  for (const auto& [key, slot] : slots_) {
+    if (given.find(key) != given.end()) continue;
+    throw InvalidArgument(
+        fmt::format("{}: {}: expected states of key {}, got none", kCall, file, ToString(key)));
+  }
+}
+
+void LocalKVStore::LoadOptimizerStates(const std::string& file) {
+  const std::shared_ptr<Optimizer> optimizer = OptimizerFor("LoadOptimizerStates");
+  const auto plan = optimizer->plan();
+  const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
+  if (states.multi_precision != plan->multi_precision) {
+    throw InvalidArgument(
+        fmt::format("LoadOptimizerStates: {}: expected states with multi_precision {}, got {}",
+                    file, plan->multi_precision, states.multi_precision));
+  }
+  std::vector<std::shared_ptr<UpdateState>> loaded;
+  for (const KeyStates& key : states.keys) {
+    auto state = std::make_shared<UpdateState>(states.multi_precision);
+    state->restored_master = key.master;
+    state->restored = key.arrays;
+    state->numbers = key.numbers;
+    state->step = key.step;
+    loaded.push_back(std::move(state));
+  }
+  MutexLock lock(mutex_);
+  if (optimizer_ != optimizer) {
+    throw InvalidState("LoadOptimizerStates: another thread has set another optimizer meanwhile");
+  }
+  CheckStatesLocked(file, states);
+  if (states.settings) ApplySettings(*states.settings, *optimizer);
+  // From here on nothing fails.
+  num_update_ = states.num_update;
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    Slot& slot = slots_.find(states.keys[i].key)->second;
+    slot.update_state.swap(loaded[i]);
+    slot.optimizer_number = optimizer_number_;
+    slot.updates = states.keys[i].updates;
+  }
 }
 
 void LocalKVStore::SetGradientCompression(const CompressionOptions& options) {

@@ -282,6 +282,29 @@ struct StoredValue::ResetOp {
   }
 };
 
+struct StoredValue::SnapshotOp {
+  std::shared_ptr<StoredValue> value;
+  std::shared_ptr<const UpdateState> states;
+  std::shared_ptr<KeyStates> out;
+
+  void operator()() const {
+    out->step = states->step;
+    out->numbers = states->numbers;
+    out->master = CopyOf(states->master, states->restored_master);
+    for (std::size_t i = 0; i < states->arrays.size(); ++i) {
+      out->arrays[i] = CopyOf(states->arrays[i], states->restored[i]);
+    }
+  }
+
+  // What is restored and not in use yet is never written.
+  NDArray CopyOf(const NDArray& array, const NDArray& restored) const {
+    if (array.empty()) return restored;
+    const NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
+    CopyArray(array, View(copy));
+    return copy;
+  }
+};
+
 // The sum for an updater. If it fails it poisons the value as well as the sum, so that nothing that
 // the updater pushes changes the value; SettleOp lifts that again.
 template <class Array>
@@ -424,6 +447,16 @@ void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Arr
                        .device = self->device(),
                        .run_when_poisoned = true},
                       ResetOp<Array>{self, value});
+}
+
+void StoredValue::QueueSnapshot(const std::shared_ptr<StoredValue>& self,
+                                std::shared_ptr<const UpdateState> states,
+                                std::shared_ptr<KeyStates> out) {
+  self->engine().Push({.name = "kvstore.save_states",
+                       .reads = {self->var()},
+                       .writes = {self->var()},
+                       .device = self->device()},
+                      SnapshotOp{self, std::move(states), std::move(out)});
 }
 
 void StoredValue::Call(const Updaters& updaters, const NDArray& input) const {

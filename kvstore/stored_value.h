@@ -15,6 +15,7 @@
 
 #include "base/mutex.h"
 #include "kvstore/compression/compressed_sum.h"
+#include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
 
 namespace heddle::kvstore {
@@ -84,6 +85,12 @@ class StoredValue {
   // `value` is of the value's kind.
   template <class Array>
   static void QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value);
+  // Sets `out` to the states as they are after all earlier ops, with arrays that nothing writes any
+  // more. Done when the value's Var is.
+  static void QueueSnapshot(const std::shared_ptr<StoredValue>& self,
+                            std::shared_ptr<const UpdateState> states,
+                            std::shared_ptr<KeyStates> out);
+  void Wait() const { engine().WaitForVar(var()); }
   // Sums, calls the updater for the kinds of the inputs and of the value on this thread, and
   // returns when it has; throws what it throws.
   template <class Array>
@@ -101,6 +108,7 @@ class StoredValue {
   struct RowPullOp;
   template <class Array>
   struct ResetOp;
+  struct SnapshotOp;
   template <class Array>
   struct MergeOp;
   struct SettleOp;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
@@ -41,12 +42,17 @@ void CopyValue(const RowSparseNDArray& from, const NDArray& to) {
   storage::RowSparseToDense(from, to);
 }
 
+// `restored`: what it starts as, or empty. `start`: the value, or its master copy.
 template <class Value>
-NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start) {
+NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start,
+                  const NDArray& restored) {
   const Shape& shape = start.shape();
   const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 1;
   NDArray state = internal::NewArrayGuardedBy(start, type.per_row ? Shape{rows} : shape, dtype);
-  if (type.start == UpdateStateType::Start::kWeight) {
+  if (!restored.empty()) {
+    const engine::UncheckedScope settled;  // nobody writes it any more, so it needs no order
+    CopyValue(restored, state);
+  } else if (type.start == UpdateStateType::Start::kWeight) {
     CopyValue(start, state);
   } else {
     FillZero(state);
@@ -65,7 +71,8 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   if (multi_precision && Is16Bit(value.dtype())) {
     if (master.empty()) {
       master = MakeState({.name = "master", .start = UpdateStateType::Start::kWeight},
-                         DType::kFloat32, value);
+                         DType::kFloat32, value, restored_master);
+      restored_master = NDArray();
     }
     update.run.master = master.data<float>();
   }
@@ -73,9 +80,10 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   DCHECK(types.size() <= arrays.size());
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     if (arrays[i].empty()) {
-      if (i >= types.size()) continue;
-      arrays[i] = master.empty() ? MakeState(types[i], value.dtype(), value)
-                                 : MakeState(types[i], master.dtype(), master);
+      if (i >= rule.num_states() && restored[i].empty()) continue;
+      arrays[i] = master.empty() ? MakeState(types[i], value.dtype(), value, restored[i])
+                                 : MakeState(types[i], master.dtype(), master, restored[i]);
+      restored[i] = NDArray();
     }
     update.run.states[i] = arrays[i].data();
   }

@@ -34,6 +34,11 @@ struct UpdateState {
                     double learning_rate, double weight_decay);
 
   const bool multi_precision;
+  // What `master` and `arrays` start as where these are not empty: from a file; arrays that nothing
+  // writes any more.
+  NDArray restored_master;
+  std::array<NDArray, internal::kUpdateStatesMax> restored;
+
   NDArray master;  // float32; empty until the first update, and where there is no need for it
   std::array<NDArray, internal::kUpdateStatesMax> arrays;  // empty: not needed so far
   std::array<double, internal::kUpdateNumbersMax> numbers = {};

@@ -77,7 +77,7 @@ void MeasureUpdate(const UpdateKernel& kernel, bool master, std::size_t bytes, i
   run.gradient = add(weight_bytes, Stream::Use::kRead);
   run.weight = add(weight_bytes, master ? Stream::Use::kWrite : Stream::Use::kUpdate);
   if (master) run.master = static_cast<float*>(add(sizeof(float), Stream::Use::kUpdate));
-  for (std::size_t i = 0; i < rule->states().size(); ++i) {
+  for (std::size_t i = 0; i < rule->num_states(); ++i) {
     run.states[i] = add(sizeof(float), Stream::Use::kUpdate);
   }
   rule->Begin(update);

@@ -309,6 +309,18 @@ class KVStore {
   // Updates by ops of the store's own, with a fresh state for each key. Later changes of the
   // optimizer's parameters count from the next push on.
   virtual void SetOptimizer(std::shared_ptr<Optimizer> optimizer);
+  // Writes to a file what the optimizer keeps for the keys (momenta, counts of updates, ...), as it
+  // is after all that this thread has pushed; with_optimizer also the optimizer's parameters,
+  // schedule and multipliers. Returns when the file is in place. Not the values: save those as
+  // well. InvalidState without an optimizer, or from inside an op; IoError if the file cannot be
+  // written; the error of a poisoned key.
+  virtual void SaveOptimizerStates(const std::string& file, bool with_optimizer = false);
+  // Takes the states of a file in place of those that are, for later pushes, and gives the
+  // optimizer the parameters, schedule and multipliers if they are there. Training goes on with the
+  // same bits as if it had never stopped. InvalidState without an optimizer; IoError for a file
+  // that cannot be read, is damaged or of another version; InvalidArgument for states of another
+  // optimizer, or of other keys, shapes or dtypes than those of the store. Nothing is changed then.
+  virtual void LoadOptimizerStates(const std::string& file);
 
   // Compresses what later pushes send; pulls and Init stay whole. Each key and sender (a device, or
   // the n-th array of a device in a push) has a residual of its own, which Reset forgets. Pushes of

@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "kvstore/optimizer/dcasgd.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
+#include <cstddef>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
@@ -97,9 +98,8 @@ class DcaSgdRule final : public internal::UpdateRule {
                  .momentum = values["momentum"],
                  .lamda = values["lamda"]} {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(numbers_.momentum != 0 ? 2 : 1);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return numbers_.momentum != 0 ? 2 : 1; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateDcaSgd)(numbers_, run);
   }

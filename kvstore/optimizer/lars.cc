@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
 #include <cmath>
+#include <cstddef>
 #include <span>
 #include <string_view>
 
@@ -56,9 +57,8 @@ class LarsRule final : public internal::UpdateRule {
         corrects_(values["momentum_correction"] != 0),
         lazy_(values["lazy_update"] != 0) {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(momentum_ != 0 ? 1 : 0);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return momentum_ != 0 ? 1 : 0; }
   bool lazy() const override { return lazy_; }
 
   int Begin(internal::KeyUpdate& update) const override {

@@ -5,6 +5,7 @@
 // After foreach_target.h:
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -152,9 +153,8 @@ class LbSgdRule final : public internal::UpdateRule {
         batch_scale_(values["batch_scale"]),
         first_update_(values["begin_epoch"] * values["updates_per_epoch"]) {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(momentum_ != 0 ? 2 : 1);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return momentum_ != 0 ? 2 : 1; }
 
   int Begin(internal::KeyUpdate& update) const override {
     return Steps(update) && strategy_ == kLars ? 2 : 1;

@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "kvstore/optimizer/nag.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
+#include <cstddef>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
@@ -94,9 +95,8 @@ class NagRule final : public internal::UpdateRule {
   explicit NagRule(const ParameterValues& values)
       : numbers_{.gradient = GradientOptionsOf(values), .momentum = values["momentum"]} {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(numbers_.momentum != 0 ? 1 : 0);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return numbers_.momentum != 0 ? 1 : 0; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateNag)(numbers_, run);
   }

@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "kvstore/optimizer/rmsprop.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
+#include <cstddef>
 #include <limits>
 #include <span>
 
@@ -117,9 +118,8 @@ class RmsPropRule final : public internal::UpdateRule {
                  .clip_weights = values["clip_weights"],
                  .centered = values["centered"] != 0} {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(numbers_.centered ? 3 : 1);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return numbers_.centered ? 3 : 1; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateRmsProp)(numbers_, run);
   }

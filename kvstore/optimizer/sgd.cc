@@ -5,6 +5,7 @@
 // After foreach_target.h:
 #include <heddle/optimizer.h>
 
+#include <cstddef>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
@@ -47,9 +48,8 @@ class SgdRule final : public internal::UpdateRule {
         momentum_(values["momentum"]),
         lazy_(values["lazy_update"] != 0) {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(momentum_ != 0 ? 1 : 0);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return momentum_ != 0 ? 1 : 0; }
   bool lazy() const override { return lazy_; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateSgd)(options_, momentum_, run);

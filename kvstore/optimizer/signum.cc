@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "kvstore/optimizer/signum.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
+#include <cstddef>
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
@@ -101,9 +102,8 @@ class SignumRule final : public internal::UpdateRule {
                  .momentum = values["momentum"],
                  .wd_lh = values["wd_lh"]} {}
 
-  std::span<const internal::UpdateStateType> states() const override {
-    return std::span(kStates).first(numbers_.momentum != 0 ? 1 : 0);
-  }
+  std::span<const internal::UpdateStateType> states() const override { return kStates; }
+  std::size_t num_states() const override { return numbers_.momentum != 0 ? 1 : 0; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateSignum)(numbers_, run);
   }

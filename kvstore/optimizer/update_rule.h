@@ -69,8 +69,10 @@ class UpdateRule {
   UpdateRule(const UpdateRule&) = delete;
   UpdateRule& operator=(const UpdateRule&) = delete;
 
-  // States that the rule needs with these parameters, at most kUpdateStatesMax.
+  // All states that such an optimizer may keep, at most kUpdateStatesMax; the first num_states() of
+  // them are needed with these parameters.
   virtual std::span<const UpdateStateType> states() const { return {}; }
+  virtual std::size_t num_states() const { return states().size(); }
   // Row-sparse gradients touch only their rows.
   virtual bool lazy() const { return false; }
   // Runs consist of whole rows.

@@ -1,0 +1,332 @@
+#include "kvstore/optimizer_states.h"
+
+#include <heddle/error.h>
+#include <heddle/files.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <variant>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "kvstore/key_table.h"
+#include "kvstore/optimizer/update_plan.h"
+
+namespace heddle::kvstore {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kMetadataName = "heddle.optimizer_states";
+constexpr int kVersion = 1;
+constexpr std::string_view kMasterName = "master";
+
+// The arrays of a key are called "<its place in the list of keys>.<state>".
+std::string ArrayName(std::size_t key, std::string_view state) {
+  return fmt::format("{}.{}", key, state);
+}
+
+// ---- To JSON
+
+json ToJson(const Key& key) {
+  return std::visit([](const auto& k) { return json(k); }, key);
+}
+
+json ToJson(const WarmUp& warm_up) {
+  return {{"steps", warm_up.steps},
+          {"begin_rate", warm_up.begin_rate},
+          {"is_constant", warm_up.is_constant}};
+}
+
+json FieldsOf(const FactorSchedule& s) {
+  return {{"type", "factor"}, {"step", s.step}, {"factor", s.factor}, {"stop_rate", s.stop_rate}};
+}
+json FieldsOf(const MultiFactorSchedule& s) {
+  return {{"type", "multi_factor"}, {"steps", s.steps}, {"factor", s.factor}};
+}
+json FieldsOf(const PolySchedule& s) {
+  return {{"type", "poly"},
+          {"max_update", s.max_update},
+          {"power", s.power},
+          {"final_rate", s.final_rate}};
+}
+json FieldsOf(const CosineSchedule& s) {
+  return {{"type", "cosine"}, {"max_update", s.max_update}, {"final_rate", s.final_rate}};
+}
+
+json ToJson(const LearningRateSchedule& schedule) {
+  return std::visit(
+      [](const auto& s) {
+        json fields = FieldsOf(s);
+        fields["base_rate"] = s.base_rate;
+        fields["warm_up"] = ToJson(s.warm_up);
+        return fields;
+      },
+      schedule);
+}
+
+json ToJson(const OptimizerSettings& settings) {
+  json parameters = json::object();
+  for (const auto& [name, value] : settings.parameters) parameters[name] = value;
+  json multipliers = json::array();
+  for (const auto& m : settings.multipliers) {
+    multipliers.push_back({{"key", ToJson(m.key)},
+                           {"learning_rate", m.learning_rate},
+                           {"weight_decay", m.weight_decay}});
+  }
+  return {{"parameters", parameters},
+          {"schedule", settings.schedule ? ToJson(*settings.schedule) : json()},
+          {"multipliers", multipliers}};
+}
+
+json ToJson(const KeyStates& key) {
+  return {{"key", ToJson(key.key)},
+          {"shape", std::vector<std::int64_t>(key.shape.begin(), key.shape.end())},
+          {"dtype", Name(key.dtype)},
+          {"updates", key.updates},
+          {"step", key.step},
+          {"numbers", key.numbers}};
+}
+
+json ToJson(const OptimizerStates& states) {
+  json keys = json::array();
+  for (const KeyStates& key : states.keys) keys.push_back(ToJson(key));
+  json all = {{"version", kVersion},
+              {"optimizer", states.optimizer},
+              {"multi_precision", states.multi_precision},
+              {"num_update", states.num_update},
+              {"keys", keys}};
+  if (states.settings) all["settings"] = ToJson(*states.settings);
+  return all;
+}
+
+// ---- From JSON: throws json::exception for what is missing or of the wrong type
+
+Key KeyFrom(const json& j) {
+  if (j.is_string()) return j.get<std::string>();
+  if (!j.is_number_integer()) throw IoError("expected a key, an integer or a text");
+  return j.get<std::int64_t>();
+}
+
+DType DTypeFrom(const json& j) {
+  const std::string name = j.get<std::string>();
+  for (DType dtype : kAllDTypes) {
+    if (Name(dtype) == name) return dtype;
+  }
+  throw IoError(fmt::format("expected a dtype, found '{}'", name));
+}
+
+std::int64_t CountFrom(const json& j) {
+  if (!j.is_number_integer() || j.get<std::int64_t>() < 0) {
+    throw IoError(fmt::format("expected a whole number of at least 0, found {}", j.dump()));
+  }
+  return j.get<std::int64_t>();
+}
+
+LearningRateSchedule ScheduleFrom(const json& j) {
+  const json& w = j.at("warm_up");
+  const WarmUp warm_up = {.steps = CountFrom(w.at("steps")),
+                          .begin_rate = w.at("begin_rate").get<double>(),
+                          .is_constant = w.at("is_constant").get<bool>()};
+  const double base_rate = j.at("base_rate").get<double>();
+  const std::string type = j.at("type").get<std::string>();
+  if (type == "factor") {
+    return FactorSchedule{.step = CountFrom(j.at("step")),
+                          .factor = j.at("factor").get<double>(),
+                          .stop_rate = j.at("stop_rate").get<double>(),
+                          .base_rate = base_rate,
+                          .warm_up = warm_up};
+  }
+  if (type == "multi_factor") {
+    return MultiFactorSchedule{.steps = j.at("steps").get<std::vector<std::int64_t>>(),
+                               .factor = j.at("factor").get<double>(),
+                               .base_rate = base_rate,
+                               .warm_up = warm_up};
+  }
+  if (type == "poly") {
+    return PolySchedule{.max_update = CountFrom(j.at("max_update")),
+                        .power = j.at("power").get<double>(),
+                        .final_rate = j.at("final_rate").get<double>(),
+                        .base_rate = base_rate,
+                        .warm_up = warm_up};
+  }
+  if (type == "cosine") {
+    return CosineSchedule{.max_update = CountFrom(j.at("max_update")),
+                          .final_rate = j.at("final_rate").get<double>(),
+                          .base_rate = base_rate,
+                          .warm_up = warm_up};
+  }
+  throw IoError(fmt::format("expected a type of schedule, found '{}'", type));
+}
+
+OptimizerSettings SettingsFrom(const json& j) {
+  OptimizerSettings settings;
+  for (const auto& [name, value] : j.at("parameters").items()) {
+    settings.parameters.emplace_back(name, value.get<double>());
+  }
+  if (!j.at("schedule").is_null()) settings.schedule = ScheduleFrom(j.at("schedule"));
+  for (const json& m : j.at("multipliers")) {
+    settings.multipliers.push_back({.key = KeyFrom(m.at("key")),
+                                    .learning_rate = m.at("learning_rate").get<double>(),
+                                    .weight_decay = m.at("weight_decay").get<double>()});
+  }
+  return settings;
+}
+
+KeyStates KeyStatesFrom(const json& j) {
+  KeyStates key;
+  key.key = KeyFrom(j.at("key"));
+  std::vector<std::int64_t> shape;
+  for (const json& extent : j.at("shape")) shape.push_back(CountFrom(extent));
+  key.shape = Shape(std::span<const std::int64_t>(shape));
+  key.dtype = DTypeFrom(j.at("dtype"));
+  key.updates = CountFrom(j.at("updates"));
+  key.step = CountFrom(j.at("step"));
+  const json& numbers = j.at("numbers");
+  if (numbers.size() != key.numbers.size()) {
+    throw IoError(
+        fmt::format("expected {} numbers of a key, found {}", key.numbers.size(), numbers.size()));
+  }
+  for (std::size_t i = 0; i < key.numbers.size(); ++i) key.numbers[i] = numbers[i].get<double>();
+  return key;
+}
+
+OptimizerStates StatesFrom(const json& j, std::string_view optimizer) {
+  const std::int64_t version = CountFrom(j.at("version"));
+  if (version != kVersion) {
+    throw IoError(fmt::format("expected version {} of optimizer states, found version {}", kVersion,
+                              version));
+  }
+  OptimizerStates states;
+  states.optimizer = j.at("optimizer").get<std::string>();
+  if (states.optimizer != optimizer) {
+    throw InvalidArgument(fmt::format("expected states of optimizer {}, got those of {}", optimizer,
+                                      states.optimizer));
+  }
+  states.multi_precision = j.at("multi_precision").get<bool>();
+  states.num_update = CountFrom(j.at("num_update"));
+  for (const json& key : j.at("keys")) states.keys.push_back(KeyStatesFrom(key));
+  if (j.contains("settings")) states.settings = SettingsFrom(j.at("settings"));
+  return states;
+}
+
+// ---- Arrays
+
+void CheckArray(const std::string& name, const NDArray& array, const Shape& shape, DType dtype) {
+  if (array.shape() == shape && array.dtype() == dtype) return;
+  throw IoError(fmt::format("array '{}': expected {} of shape {}, found {} of shape {}", name,
+                            Name(dtype), ToString(shape), Name(array.dtype()),
+                            ToString(array.shape())));
+}
+
+// Moves the arrays of the file to their keys.
+void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule, OptimizerStates* states) {
+  std::size_t taken = 0;
+  const auto take = [&](const std::string& name, const Shape& shape, DType dtype) {
+    NDArray array = file.Find(name);
+    if (array.empty()) return array;
+    CheckArray(name, array, shape, dtype);
+    array.WaitToRead();
+    ++taken;
+    return array;
+  };
+  for (std::size_t i = 0; i < states->keys.size(); ++i) {
+    KeyStates& key = states->keys[i];
+    key.master = take(ArrayName(i, kMasterName), key.shape, DType::kFloat32);
+    const DType dtype = key.master.empty() ? key.dtype : DType::kFloat32;
+    for (std::size_t k = 0; k < rule.states().size(); ++k) {
+      const internal::UpdateStateType& type = rule.states()[k];
+      const Shape rows{key.shape.ndim() > 0 ? key.shape[0] : 1};
+      const std::string name = ArrayName(i, type.name);
+      key.arrays[k] = take(name, type.per_row ? rows : key.shape, dtype);
+      if (key.step > 0 && k < rule.num_states() && key.arrays[k].empty()) {
+        throw IoError(fmt::format("expected an array '{}', found none", name));
+      }
+    }
+  }
+  if (taken != file.arrays.size()) {
+    throw IoError(fmt::format("expected {} arrays, found {}", taken, file.arrays.size()));
+  }
+}
+
+}  // namespace
+
+void WriteStates(const std::string& file, const OptimizerStates& states,
+                 const internal::UpdateRule& rule) {
+  std::vector<NamedArray> arrays;
+  for (std::size_t i = 0; i < states.keys.size(); ++i) {
+    const KeyStates& key = states.keys[i];
+    if (!key.master.empty()) arrays.push_back({ArrayName(i, kMasterName), key.master});
+    for (std::size_t k = 0; k < key.arrays.size(); ++k) {
+      if (key.arrays[k].empty()) continue;
+      arrays.push_back({ArrayName(i, rule.states()[k].name), key.arrays[k]});
+    }
+  }
+  try {
+    SaveArrays(file, arrays, {{kMetadataName, ToJson(states).dump()}});
+  } catch (const json::exception& error) {  // nothing else than this can be wrong with it
+    throw InvalidArgument(
+        fmt::format("{}: expected keys whose text is UTF-8: {}", file, error.what()));
+  }
+}
+
+OptimizerStates ReadStates(const std::string& file, std::string_view optimizer,
+                           const internal::UpdateRule& rule, Engine& engine) {
+  const ArrayFile loaded = LoadArrays(file, Cpu(), engine);
+  const auto metadata = loaded.metadata.find(kMetadataName);
+  if (metadata == loaded.metadata.end()) {
+    throw IoError(fmt::format("{}: expected optimizer states, found arrays without them", file));
+  }
+  try {
+    OptimizerStates states = StatesFrom(json::parse(metadata->second), optimizer);
+    TakeArrays(loaded, rule, &states);
+    return states;
+  } catch (const json::exception& error) {
+    throw IoError(fmt::format("{}: expected optimizer states: {}", file, error.what()));
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}: {}", file, error.what()));
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("{}: {}", file, error.what()));
+  }
+}
+
+// ---- The optimizer itself
+
+OptimizerSettings SettingsOf(const Optimizer& optimizer) {
+  OptimizerSettings settings;
+  for (const auto& [name, value] : optimizer.Parameters()) {
+    settings.parameters.emplace_back(name, value);
+  }
+  const auto plan = optimizer.plan();
+  settings.schedule = plan->schedule;
+  for (const auto& [key, multipliers] : plan->multipliers) {
+    settings.multipliers.push_back({key, multipliers.learning_rate, multipliers.weight_decay});
+  }
+  return settings;
+}
+
+void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer) {
+  const auto apply = [&settings](Optimizer& to) {
+    to.SetSchedule(std::nullopt);
+    for (const auto& [name, value] : settings.parameters) to.Set(name, value);
+    to.SetSchedule(settings.schedule);
+    const auto plan = to.plan();
+    for (const auto& [key, multipliers] : plan->multipliers) {
+      to.SetLearningRateMultiplier(key, 1);
+      to.SetWeightDecayMultiplier(key, 1);
+    }
+    for (const auto& m : settings.multipliers) {
+      to.SetLearningRateMultiplier(m.key, m.learning_rate);
+      to.SetWeightDecayMultiplier(m.key, m.weight_decay);
+    }
+  };
+  // On trial first.
+  apply(*MakeOptimizer(optimizer.name(), optimizer.Parameters()));
+  apply(optimizer);
+}
+
+}  // namespace heddle::kvstore

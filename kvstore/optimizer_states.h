@@ -1,0 +1,64 @@
+// Files of optimizer states: docs/files.md says what is in them.
+#pragma once
+
+#include <heddle/key.h>
+#include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvstore/optimizer/update_rule.h"
+
+namespace heddle::kvstore {
+
+// What a store keeps of one key.
+struct KeyStates {
+  Key key;
+  Shape shape;  // of the value
+  DType dtype = DType::kFloat32;
+  std::int64_t updates = 0;  // pushed
+  std::int64_t step = 0;     // done
+  std::array<double, internal::kUpdateNumbersMax> numbers = {};
+  NDArray master;                                          // empty: none
+  std::array<NDArray, internal::kUpdateStatesMax> arrays;  // empty: none
+};
+
+// The optimizer itself, so far as it can change.
+struct OptimizerSettings {
+  struct Multipliers {
+    Key key;
+    double learning_rate;
+    double weight_decay;
+  };
+  std::vector<std::pair<std::string, double>> parameters;
+  std::optional<LearningRateSchedule> schedule;
+  std::vector<Multipliers> multipliers;
+};
+
+struct OptimizerStates {
+  std::string optimizer;  // its name
+  bool multi_precision = false;
+  std::int64_t num_update = 0;
+  std::vector<KeyStates> keys;
+  std::optional<OptimizerSettings> settings;  // saved with the optimizer
+};
+
+// Returns when the file is in place. `rule` names the arrays. Errors as SaveArrays.
+void WriteStates(const std::string& file, const OptimizerStates& states,
+                 const internal::UpdateRule& rule);
+
+// Arrays that nothing writes any more, on the CPU. IoError for a file that cannot be read, is not
+// one of states, or of a version or with arrays that do not fit `rule`.
+OptimizerStates ReadStates(const std::string& file, std::string_view optimizer,
+                           const internal::UpdateRule& rule, Engine& engine);
+
+OptimizerSettings SettingsOf(const Optimizer& optimizer);
+// Gives `optimizer` the settings, all or none: InvalidArgument if they do not fit it.
+void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer);
+
+}  // namespace heddle::kvstore

@@ -1,0 +1,348 @@
+// Saved optimizer states: training that was stopped, saved, loaded and continued against training
+// that went on, for every optimizer; and files that do not fit.
+#include <heddle/error.h>
+#include <heddle/files.h>
+#include <heddle/kvstore.h>
+#include <heddle/optimizer.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "tests/kvstore/support.h"
+
+namespace heddle::kvstore_test {
+namespace {
+
+class OptimizerStatesTest : public StoreTest {
+ protected:
+  void TearDown() override { std::filesystem::remove(file_); }
+
+  NDArray Random(DType dtype, Device device = Cpu()) {
+    std::uniform_real_distribution<float> value(-1, 1);
+    std::vector<float> values(static_cast<std::size_t>(shape.size()));
+    for (float& v : values) v = value(random_);
+    return NDArray::FromVector(values, shape, dtype, device, engine);
+  }
+  // With momenta and the like where there are any.
+  OptimizerPtr Make(std::string_view name, bool multi_precision = false) {
+    std::vector<std::pair<std::string_view, double>> parameters;
+    for (const auto& [parameter, value] : MakeOptimizer(name)->Parameters()) {
+      if (parameter == "momentum") parameters.emplace_back(parameter, 0.9);
+      if (parameter == "centered") parameters.emplace_back(parameter, 1);
+      if (parameter == "batch_scale") parameters.emplace_back(parameter, 2);
+      if (parameter == "multi_precision") parameters.emplace_back(parameter, multi_precision);
+    }
+    return MakeOptimizer(name, parameters);
+  }
+  // The keys a and b.
+  void Init(KVStore& to, DType dtype) { to.Init({"a", "b"}, {Random(dtype), Random(dtype)}); }
+  static void Push(KVStore& to, const std::vector<NDArray>& gradients) {
+    to.Push("a", {gradients[0], gradients[1]});
+    to.Push("b", gradients[2]);
+  }
+  std::vector<NDArray> Gradients(DType dtype) {
+    return {Random(dtype, Cpu(0)), Random(dtype, Cpu(1)), Random(dtype)};
+  }
+  NDArray Value(KVStore& from, std::string_view key, DType dtype) {
+    const NDArray out = Full(0, Cpu(), dtype);
+    from.Pull(key, out);
+    return out;
+  }
+  // Another store with the values of `store`.
+  std::unique_ptr<KVStore> Copy(DType dtype) {
+    auto copy = NewStore();
+    copy->Init({"a", "b"}, {Value(*store, "a", dtype), Value(*store, "b", dtype)});
+    return copy;
+  }
+  void ExpectSameTraining(KVStore& a, KVStore& b, DType dtype, int steps = 3) {
+    for (int step = 0; step < steps; ++step) {
+      const std::vector<NDArray> gradients = Gradients(dtype);
+      Push(a, gradients);
+      Push(b, gradients);
+      for (std::string_view key : {"a", "b"}) {
+        EXPECT_EQ(Value(a, key, dtype).ToVector<float>(), Value(b, key, dtype).ToVector<float>())
+            << "key " << key << " after step " << step;
+      }
+    }
+  }
+  void ExpectError(const std::vector<std::string>& parts, KVStore& to, bool is_io_error) {
+    std::string message;
+    if (is_io_error) {
+      message = MessageOf<IoError>([&] { to.LoadOptimizerStates(file_); });
+    } else {
+      message = MessageOf<InvalidArgument>([&] { to.LoadOptimizerStates(file_); });
+    }
+    for (const std::string& part : parts) {
+      EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
+    }
+  }
+  const std::string file_ = (std::filesystem::temp_directory_path() /
+                             ("heddle-states-" + std::to_string(getpid()) + ".safetensors"))
+                                .string();
+  std::mt19937_64 random_{TestSeed()};
+};
+
+TEST_P(OptimizerStatesTest, TrainingGoesOnWithTheSameBits) {
+  for (std::string_view name : OptimizerNames()) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)));
+      const bool multi_precision = dtype == DType::kBFloat16;
+      store = NewStore();
+      Init(*store, dtype);
+      store->SetOptimizer(Make(name, multi_precision));
+      for (int step = 0; step < 3; ++step) Push(*store, Gradients(dtype));
+      store->SaveOptimizerStates(file_);
+      const auto loaded = Copy(dtype);
+      loaded->SetOptimizer(Make(name, multi_precision));
+      loaded->LoadOptimizerStates(file_);
+      ExpectSameTraining(*store, *loaded, dtype);
+    }
+  }
+}
+
+TEST_P(OptimizerStatesTest, SavedTwiceWithoutAnUpdateBetween) {
+  Init(*store, DType::kFloat32);
+  store->SetOptimizer(Make("adam"));
+  Push(*store, Gradients(DType::kFloat32));
+  store->SaveOptimizerStates(file_);
+  const auto loaded = Copy(DType::kFloat32);
+  loaded->SetOptimizer(Make("adam"));
+  loaded->LoadOptimizerStates(file_);
+  loaded->SaveOptimizerStates(file_);  // of states that no update has used yet
+  const auto again = Copy(DType::kFloat32);
+  again->SetOptimizer(Make("adam"));
+  again->LoadOptimizerStates(file_);
+  ExpectSameTraining(*store, *again, DType::kFloat32);
+}
+
+TEST_P(OptimizerStatesTest, WithTheOptimizer) {
+  Init(*store, DType::kFloat32);
+  const OptimizerPtr adam = MakeOptimizer("adam", {{"beta1", 0.5}, {"weight_decay", 0.1}});
+  adam->SetSchedule(CosineSchedule{.max_update = 10, .base_rate = 0.5, .warm_up = {.steps = 2}});
+  adam->SetLearningRateMultiplier("a", 0.5);
+  adam->SetWeightDecayMultiplier("b", 3);
+  store->SetOptimizer(adam);
+  for (int step = 0; step < 3; ++step) Push(*store, Gradients(DType::kFloat32));
+  store->SaveOptimizerStates(file_, /*with_optimizer=*/true);
+
+  const auto loaded = Copy(DType::kFloat32);
+  const OptimizerPtr other = MakeOptimizer("adam");
+  other->SetLearningRateMultiplier("b", 7);
+  loaded->SetOptimizer(other);
+  loaded->LoadOptimizerStates(file_);
+  EXPECT_EQ(other->Parameters(), adam->Parameters());
+  EXPECT_EQ(other->schedule(), adam->schedule());
+  ExpectSameTraining(*store, *loaded, DType::kFloat32, 5);
+
+  // Without it, parameters are those of the new optimizer, states and counts those of the file.
+  store->SaveOptimizerStates(file_);
+  const OptimizerPtr third = MakeOptimizer("adam");
+  const auto states_alone = Copy(DType::kFloat32);
+  states_alone->SetOptimizer(third);
+  states_alone->LoadOptimizerStates(file_);
+  EXPECT_EQ(third->Parameters(), MakeOptimizer("adam")->Parameters());
+  EXPECT_EQ(third->schedule(), std::nullopt);
+}
+
+TEST_P(OptimizerStatesTest, EverySchedule) {
+  for (const LearningRateSchedule& schedule :
+       {LearningRateSchedule(FactorSchedule{.step = 2, .factor = 0.5, .stop_rate = 0.1}),
+        LearningRateSchedule(MultiFactorSchedule{.steps = {1, 4}, .factor = 0.5}),
+        LearningRateSchedule(PolySchedule{.max_update = 9,
+        .power = 3,
+        .final_rate = 0.001,
+        .warm_up = {.steps = 2, .begin_rate = 0.005, .is_constant = true}}),
+        LearningRateSchedule(CosineSchedule{.max_update = 9, .final_rate = 0.002})}) {
+    store = NewStore();
+    Init(*store, DType::kFloat32);
+    const OptimizerPtr sgd = Sgd();
+    sgd->SetSchedule(schedule);
+    store->SetOptimizer(sgd);
+    store->SaveOptimizerStates(file_, /*with_optimizer=*/true);
+    const OptimizerPtr other = Sgd();
+    store->SetOptimizer(other);
+    store->LoadOptimizerStates(file_);
+    EXPECT_EQ(other->schedule(), schedule);
+  }
+}
+
+TEST_P(OptimizerStatesTest, IntegerKeysAndKeysWithoutUpdates) {
+  store->Init({7, -1}, {Full(1), Full(1)});
+  const auto loaded = NewStore();
+  loaded->Init({-1, 7}, {Full(1), Full(0.5)});
+  store->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.5}));
+  loaded->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.5}));
+  store->Push(7, Full(1));  // m = -0.5, w = 0.5
+  store->SaveOptimizerStates(file_);
+  loaded->LoadOptimizerStates(file_);
+  for (KVStore* both : {store.get(), loaded.get()}) {
+    both->Push({7, -1}, {Full(1), Full(1)});  // m = -0.75 and -0.5
+    EXPECT_EQ(Pulled(*both, 7), All(-0.25f));
+    EXPECT_EQ(Pulled(*both, -1), All(0.5f));
+  }
+}
+
+TEST_P(OptimizerStatesTest, NeedsAnOptimizer) {
+  store->Init("a", Full(1));
+  for (const auto& call :
+       std::vector<std::function<void()>>{[&] { store->SaveOptimizerStates(file_); },
+                                          [&] { store->LoadOptimizerStates(file_); }}) {
+    EXPECT_NE(MessageOf<InvalidState>(call).find("expected a store with an optimizer"),
+              std::string::npos);
+    store->SetUpdater([](KeyRef, const NDArray&, const NDArray&) {});
+    EXPECT_NE(MessageOf<InvalidState>(call).find("with an updater"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(file_));
+}
+
+// A push whose input failed leaves value and states as they were.
+TEST_P(OptimizerStatesTest, AFailedInputDoesNotCount) {
+  store->Init("a", Full(1));
+  store->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.5}));
+  store->Push("a", Full(1));  // m = -0.5
+  store->Push("a", Poisoned("bad gradient"));
+  store->SaveOptimizerStates(file_);
+  const NDArray momentum = LoadArrays(file_, Cpu(), engine).Find("0.momentum");
+  EXPECT_EQ(momentum.ToVector<float>(), All(-0.5f));
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
+// What is wrong in the store that loads; each leaves its training as it was.
+TEST_P(OptimizerStatesTest, StatesThatDoNotFitAreErrors) {
+  Init(*store, DType::kFloat32);
+  store->SetOptimizer(Make("sgd"));
+  Push(*store, Gradients(DType::kFloat32));
+  store->SaveOptimizerStates(file_);
+
+  const auto other = NewStore();
+  const auto expect = [&](const OptimizerPtr& optimizer, const std::vector<std::string>& parts) {
+    other->SetOptimizer(optimizer);
+    ExpectError(parts, *other, /*is_io_error=*/false);
+  };
+  other->Init("a", Full(1));
+  expect(Make("adam"), {file_, "adam", "sgd"});
+  expect(Make("sgd"), {file_, "'b'", "does not have"});
+  other->Init({"b", "c"}, {Full(1), Full(1)});
+  expect(Make("sgd"), {file_, "'c'", "got none"});
+  other->Remove("c");
+  expect(Make("sgd", /*multi_precision=*/true), {"multi_precision true", "false"});
+  other->Remove("b");
+  other->Init("b", NDArray::Zeros({3, 2}, DType::kFloat32, Cpu(), engine));
+  expect(Make("sgd"), {"'b'", "(3, 2)", "(2, 3)"});
+  other->Remove("b");
+  other->Init("b", Full(1, Cpu(), DType::kFloat64));
+  expect(Make("sgd"), {"'b'", "float64", "float32"});
+}
+
+TEST_P(OptimizerStatesTest, NothingChangesOnAnError) {
+  Init(*store, DType::kFloat32);
+  const OptimizerPtr sgd = Make("sgd");
+  store->SetOptimizer(sgd);
+  Push(*store, Gradients(DType::kFloat32));
+  store->SaveOptimizerStates(file_);
+  const auto same = Copy(DType::kFloat32);
+  same->SetOptimizer(Make("sgd"));
+  same->LoadOptimizerStates(file_);
+
+  const auto strange = NewStore();  // a key less
+  strange->Init("a", Full(1));
+  const OptimizerPtr changed = MakeOptimizer("sgd", {{"learning_rate", 5}, {"momentum", 0.1}});
+  strange->SetOptimizer(changed);
+  strange->Push("a", Full(1));
+  strange->SaveOptimizerStates(file_, /*with_optimizer=*/true);
+  ExpectError({"'b'"}, *store, /*is_io_error=*/false);
+  EXPECT_EQ(sgd->Parameters(), Make("sgd")->Parameters());
+  ExpectSameTraining(*store, *same, DType::kFloat32);
+
+  // Settings that the optimizer refuses: it is another in what is fixed.
+  const auto wide = NewStore();
+  wide->Init({"a", "b"}, {Full(1), Full(1)});
+  wide->SetOptimizer(MakeOptimizer("rmsprop", {{"centered", 1}}));
+  wide->SaveOptimizerStates(file_, /*with_optimizer=*/true);
+  const OptimizerPtr plain = MakeOptimizer("rmsprop", {{"learning_rate", 0.5}});
+  wide->SetOptimizer(plain);
+  ExpectError({"centered", "fixed"}, *wide, /*is_io_error=*/false);
+  EXPECT_EQ(plain->Get("learning_rate"), 0.5);
+}
+
+TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {
+  Init(*store, DType::kFloat32);
+  store->SetOptimizer(Make("sgd"));
+  const std::vector<NDArray> gradients = Gradients(DType::kFloat32);
+  Push(*store, gradients);
+  store->SaveOptimizerStates(file_);
+  const auto same = Copy(DType::kFloat32);
+  same->SetOptimizer(Make("sgd"));
+  same->LoadOptimizerStates(file_);
+
+  const ArrayFile saved = LoadArrays(file_, Cpu(), engine);
+  const std::string text = saved.metadata.at("heddle.optimizer_states");
+  const auto expect = [&](const std::string& from, const std::string& to, const std::string& part) {
+    std::string edited = text;
+    ASSERT_NE(edited.find(from), std::string::npos) << from << " is not in " << text;
+    edited.replace(edited.find(from), from.size(), to);
+    SaveArrays(file_, saved.arrays, {{"heddle.optimizer_states", edited}});
+    ExpectError({file_, part}, *store, /*is_io_error=*/true);
+  };
+  expect("\"version\":1", "\"version\":2",
+         "expected version 1 of optimizer states, found version 2");
+  expect("\"version\":1", "\"version\":\"1\"", "expected");
+  expect("\"num_update\":1", "\"num_update\":-1", "-1");
+  expect("\"keys\":", "\"kays\":", "keys");
+  expect("float32", "float33", "float33");
+  expect("[2,3]", "[2,-3]", "-3");
+  expect("{", "", "expected optimizer states");
+
+  std::vector<NamedArray> arrays = saved.arrays;
+  const auto expect_arrays = [&](const std::string& part) {
+    SaveArrays(file_, arrays, {{"heddle.optimizer_states", text}});
+    ExpectError({file_, part}, *store, /*is_io_error=*/true);
+    arrays = saved.arrays;
+  };
+  arrays.pop_back();
+  expect_arrays("momentum");
+  arrays.push_back({"more", Full(1)});
+  expect_arrays("expected 2 arrays, found 3");
+  arrays[0].array = NDArray::Zeros({4}, DType::kFloat32, Cpu(), engine);
+  expect_arrays("(4,)");
+  arrays[0].array = Full(1, Cpu(), DType::kFloat64);
+  expect_arrays("float64");
+
+  SaveArrays(file_, saved.arrays);
+  ExpectError({file_, "expected optimizer states"}, *store, /*is_io_error=*/true);
+  SaveArrays(file_, saved.arrays, {{"heddle.optimizer_states", text}});
+  const auto size = std::filesystem::file_size(file_);
+  for (const std::uintmax_t kept : {size - 1, size / 2, std::uintmax_t{7}, std::uintmax_t{0}}) {
+    std::filesystem::resize_file(file_, kept);
+    ExpectError({file_}, *store, /*is_io_error=*/true);
+  }
+  std::filesystem::remove(file_);
+  ExpectError({file_}, *store, /*is_io_error=*/true);
+  ExpectSameTraining(*store, *same, DType::kFloat32);
+}
+
+TEST_P(OptimizerStatesTest, ErrorsOfSavingLeaveTheFile) {
+  store->Init("\xFF", Full(1));
+  store->SetOptimizer(Sgd());
+  ExpectInvalid([&] { store->SaveOptimizerStates(file_); }, {"UTF-8"});
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  const auto teststore = KVStore::Create("teststore", engine);
+  EXPECT_THROW(teststore->SaveOptimizerStates(file_), InvalidState);
+  EXPECT_THROW(teststore->LoadOptimizerStates(file_), InvalidState);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizerStatesTest, testing::ValuesIn(AllSetups()), SetupName);
+
+}  // namespace
+}  // namespace heddle::kvstore_test
