@@ -78,13 +78,13 @@ struct Lanes {
   friend HWY_INLINE Lanes Clip(Lanes a, Number limit) {
     return {ClipTo(D(), a.v, hn::Set(D(), limit))};
   }
-  // `then` where a > b, else 0.
-  friend HWY_INLINE Lanes IfGreaterElseZero(Lanes a, Number b, Lanes then) {
-    return {hn::IfThenElseZero(hn::Gt(a.v, hn::Set(D(), b)), then.v)};
+  // 0 where a <= b, `otherwise` elsewhere, so also where a is no number.
+  friend HWY_INLINE Lanes ZeroIfAtMost(Lanes a, Number b, Lanes otherwise) {
+    return {hn::IfThenZeroElse(hn::Le(a.v, hn::Set(D(), b)), otherwise.v)};
   }
-  // `then` where a is not 0, else 0.
-  friend HWY_INLINE Lanes IfNotZeroElseZero(Lanes a, Lanes then) {
-    return {hn::IfThenZeroElse(hn::Eq(a.v, hn::Zero(D())), then.v)};
+  // 0 where a is 0, `otherwise` elsewhere.
+  friend HWY_INLINE Lanes ZeroIfZero(Lanes a, Lanes otherwise) {
+    return {hn::IfThenZeroElse(hn::Eq(a.v, hn::Zero(D())), otherwise.v)};
   }
 };
 

@@ -49,7 +49,7 @@ struct AdamaxFormula : Formula<Gradient, 2> {
     const auto g = gradient.ScaledWithDecay(e.gradient, decay, e.weight);
     e.state[0] = beta1 * e.state[0] + rest * g;
     e.state[1] = Max(beta2 * e.state[1], Abs(g));
-    e.weight = e.weight - IfNotZeroElseZero(e.state[1], rate * e.state[0] / e.state[1]);
+    e.weight = e.weight - ZeroIfZero(e.state[1], rate * e.state[0] / e.state[1]);
   }
 
   Gradient gradient;

@@ -48,8 +48,8 @@ struct FtrlFormula : Formula<Gradient, 2> {
     const auto z = e.state[0] + (g - (Sqrt(n) - Sqrt(e.state[1])) * e.weight / rate);
     e.state[0] = z;
     e.state[1] = n;
-    e.weight = IfGreaterElseZero(Abs(z), lamda1,
-                                 (Sign(z) * lamda1 - z) / ((beta + Sqrt(n)) / rate + decay));
+    e.weight =
+        ZeroIfAtMost(Abs(z), lamda1, (Sign(z) * lamda1 - z) / ((beta + Sqrt(n)) / rate + decay));
   }
 
   Gradient gradient;
