@@ -24,7 +24,8 @@ struct alignas(engine::kBlockAlign) AsyncState {
   std::uint64_t core_id;  // for late calls, when `core` may be gone
   Op* op;
   std::exception_ptr error;
-  std::size_t in_flight_index = 0;  // in EngineCore::in_flight_; guarded by the engine's lock
+  AsyncState* next_completed = nullptr;  // in EngineCore::completed_
+  std::size_t in_flight_index = 0;       // in EngineCore::in_flight_; guarded by the engine's lock
 };
 
 }  // namespace heddle::internal

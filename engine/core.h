@@ -96,7 +96,7 @@ class EngineCore {
   const EngineOptions& options() const { return options_; }
 
   // Completions and handles.
-  void PublishCompletion(Op* op) noexcept;
+  void PublishCompletion(AsyncState* async) noexcept;
   void DropVar(VarState* var) noexcept;
   void CountLateCompletion() noexcept;
   void Ref() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -195,7 +195,7 @@ class EngineCore {
   static Kind ParseKind(const std::string& type);
   static std::uint64_t Enlist(EngineCore* core);
   void Delist() noexcept;
-  void PublishCompleted(Op* op) noexcept;
+  void PublishCompleted(AsyncState* async) noexcept;
 
   // core_push.cc
   void Validate(const OpOptions& options) const;
@@ -229,6 +229,7 @@ class EngineCore {
   void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
   static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
   bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
+  void TakeCompletionsLocked() REQUIRES(lock_);
   void FinishInFlightLocked(Op* op) REQUIRES(lock_);
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
@@ -329,6 +330,9 @@ class EngineCore {
   std::atomic<engine::TraceWriter*> trace_{nullptr};
 
   engine::Inbox inbox_;
+  // Async ops called from outside after their bodies had returned, latest first. Apart from the
+  // inbox: what a completion makes ready must not wait behind all that has been pushed meanwhile.
+  alignas(engine::kNoSharing) std::atomic<AsyncState*> completed_{nullptr};
 
   // How many messages of the inbox no longer count against the bound, a little late; exact under
   // lock_.

@@ -17,9 +17,10 @@ namespace {
 
 // Candidates that an executor runs in a row although older ops of the same priority are ready.
 constexpr int kStreakMax = 32;
-// Blocked ops that an executor registers in search of a ready one while others are at work:
-// registering early costs more than waiting, and they will get there.
+// Blocked ops that an executor registers in search of a ready one while others are at work, or only
+// async ops are: registering early costs more than waiting, and they will get there.
 constexpr int kLookahead = 16;
+constexpr int kLookaheadPastAsync = 64;
 // One op in so many is timed while ops are short; all are if they are long.
 constexpr int kSampleEvery = 32;
 constexpr std::int64_t kTimedBodyNs = 5'000;
@@ -62,16 +63,6 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
       ++pushed_;
       return {true, tracker_.Register(op) ? op : nullptr};
     }
-    case MessageKind::kCompleted: {
-      ReleaseFromBoundLocked();
-      Op* op = static_cast<Op*>(message.address);
-      if (kind_ == Kind::kSeeded) {
-        seeded_completions_.push_back(op);
-      } else {
-        FinishInFlightLocked(op);
-      }
-      return {true, nullptr};
-    }
     case MessageKind::kDropped: {
       ReleaseFromBoundLocked();
       auto* var = static_cast<VarState*>(message.address);
@@ -84,6 +75,7 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
 }
 
 void EngineCore::DrainLocked() {
+  TakeCompletionsLocked();
   for (Dequeued next = DequeueLocked(); next.any; next = DequeueLocked()) {
     if (next.ready != nullptr) PushReadyLocked(next.ready);
   }
@@ -102,8 +94,30 @@ void EngineCore::DrainToTailLocked() {
   }
 }
 
+// Finishes the async ops whose completions have been called.
+void EngineCore::TakeCompletionsLocked() {
+  // Not exchange: the usual answer is no, and a load keeps the line shared.
+  if (completed_.load(std::memory_order_relaxed) == nullptr) return;
+  // acquire; pairs with the release in PublishCompleted
+  AsyncState* latest = completed_.exchange(nullptr, std::memory_order_acquire);
+  AsyncState* oldest = nullptr;
+  while (latest != nullptr) {
+    AsyncState* earlier = std::exchange(latest->next_completed, oldest);
+    oldest = std::exchange(latest, earlier);
+  }
+  while (oldest != nullptr) {
+    Op* op = std::exchange(oldest, oldest->next_completed)->op;
+    if (kind_ == Kind::kSeeded) {
+      seeded_completions_.push_back(op);
+    } else {
+      FinishInFlightLocked(op);
+    }
+  }
+}
+
 // The op that `executor` should run next; null: none may run now.
 Op* EngineCore::PickLocked(Executor& executor) {
+  TakeCompletionsLocked();
   while (tracker_.has_more_to_grant()) {
     tracker_.GrantMore([this](Op* op) {
       lock_.AssertHeld();
@@ -135,7 +149,12 @@ Op* EngineCore::PickLocked(Executor& executor) {
 
 // Looks for an op in the inbox. Whatever is ready already is below priority 0.
 Op* EngineCore::StreamLocked(Executor& executor) {
-  const int lookahead = executors_ > 1 ? kLookahead : std::numeric_limits<int>::max();
+  int lookahead = std::numeric_limits<int>::max();
+  if (executors_ > 1) {
+    lookahead = kLookahead;
+  } else if (!in_flight_.empty()) {
+    lookahead = kLookaheadPastAsync;
+  }
   for (int blocked = 0; blocked < lookahead || !ready_.empty();) {
     if (executor.last_epoch &&
         static_cast<std::int32_t>(current_epoch_ - *executor.last_epoch) > 0) {
@@ -147,8 +166,6 @@ Op* EngineCore::StreamLocked(Executor& executor) {
     if (!next.any) break;
     if (next.ready == nullptr) {
       ++blocked;
-      // A completion may have made something ready.
-      if (!ready_.empty() && ready_.top_priority() >= 0) break;
       continue;
     }
     if (next.ready->priority == 0 && (ready_.empty() || ready_.top_priority() < 0)) {
@@ -249,7 +266,7 @@ void EngineCore::EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) no
 }
 
 // The body of an async op has returned. True: it has been completed as well, with `error`. False:
-// its completion will come through the inbox.
+// its completion will come to TakeCompletionsLocked.
 bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
   AsyncState* async = op->async_state();
   // acq_rel: acquires `error` from the caller; releases the body's effects to it

@@ -280,7 +280,7 @@ void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
   // acq_rel: releases `error`; acquires the body's effects
   if ((state->flags.fetch_or(AsyncState::kCalled, std::memory_order_acq_rel) &
        AsyncState::kBodyDone) != 0) {
-    state->core->PublishCompletion(state->op);
+    state->core->PublishCompletion(state);
   }
 }
 
@@ -313,20 +313,22 @@ void CompleteAsync(AsyncState* state, std::exception_ptr error) noexcept {
   FinishCall(state, std::move(error));
 }
 
-void EngineCore::PublishCompletion(Op* op) noexcept {
+void EngineCore::PublishCompletion(AsyncState* async) noexcept {
   Ref();  // once the op is published, others may finish it, stop the engine and let it go
-  PublishCompleted(op);
+  PublishCompleted(async);
   Unref();
 }
 
-void EngineCore::PublishCompleted(Op* op) noexcept {
-  const std::uint64_t ticket = inbox_.TakeTicket();
-  if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
-  inbox_.Publish(ticket, op, MessageKind::kCompleted);
+void EngineCore::PublishCompleted(AsyncState* async) noexcept {
+  AsyncState* latest = completed_.load(std::memory_order_relaxed);
+  do {
+    async->next_completed = latest;
+    // seq_cst: released to TakeCompletionsLocked, and before the look at the mode
+  } while (!completed_.compare_exchange_weak(latest, async, std::memory_order_seq_cst,
+                                             std::memory_order_relaxed));
   // A pusher often waits next, and runs its ops itself; whoever completes does not.
   const Mode mode = mode_.load(std::memory_order_seq_cst);
-  const Mode least = kind_ == Kind::kThreaded ? Mode::kNap : Mode::kStopped;
-  if (mode >= least) WakeFromPublish(mode);
+  if (kind_ == Kind::kThreaded && mode >= Mode::kNap) WakeFromPublish(mode);
   if (kind_ == Kind::kThreaded) return;
   const engine::TrackerGuard guard(lock_);
   WakeWaitersLocked([](const Waiter&) { return true; });

@@ -282,7 +282,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
         PushReadyLocked(std::exchange(executor.candidate, nullptr));
       if (EpochEndedLocked(epoch)) break;
       // What runs now may make several ops ready at once: being there costs less than being woken.
-      if (executing_ > 0 && polls > 0) {
+      if ((executing_ > 0 || !in_flight_.empty()) && polls > 0) {
         const bool work = LingerLocked(executor, &polls);
         if (work || EpochEndedLocked(epoch)) continue;
       }

@@ -129,7 +129,8 @@ bool EngineCore::LeaveExecutorsLocked() {
 
 // By tail, not by slot: a pusher may have its ticket and not yet have written the slot.
 bool EngineCore::WorkIsVisibleLocked() {
-  return inbox_.tail() != inbox_head_ || !ready_.empty() || tracker_.has_more_to_grant();
+  return inbox_.tail() != inbox_head_ || completed_.load(std::memory_order_seq_cst) != nullptr ||
+         !ready_.empty() || tracker_.has_more_to_grant();
 }
 
 // Looks away for a while: polling the inbox at once would fetch the lines that the pusher writes,
@@ -146,7 +147,8 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   bool work = false;
   for (; *polls > 0 && !work; --*polls) {
     for (int i = 0; i < pauses && !look_.load(std::memory_order_relaxed); ++i) Pause();
-    work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head;
+    work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head ||
+           completed_.load(std::memory_order_relaxed) != nullptr;
   }
   lock_.lock();
   --idlers_;
@@ -174,7 +176,9 @@ bool EngineCore::LowerGuardLocked(bool* request_worker) {
     return false;
   }
   mode_.store(Mode::kDeep, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
-  if (inbox_.tail() == inbox_head_) return true;
+  if (inbox_.tail() == inbox_head_ && completed_.load(std::memory_order_seq_cst) == nullptr) {
+    return true;
+  }
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
   *request_worker = ReserveWorker();
   return false;

@@ -20,9 +20,8 @@
 namespace heddle::engine {
 
 enum class MessageKind : std::uint8_t {
-  kOp = 0,         // an Op to register
-  kCompleted = 1,  // an async Op, called from outside after its body had returned
-  kDropped = 2,    // a VarState whose last handle is gone
+  kOp = 0,       // an Op to register
+  kDropped = 1,  // a VarState whose last handle is gone
 };
 
 class Inbox {
