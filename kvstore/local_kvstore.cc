@@ -633,6 +633,10 @@ void LocalKVStore::CheckKindsLocked(std::string_view call, const KeyPush& push) 
                     call, ToString(push.key), updaters_ != nullptr ? "updater" : "optimizer"));
   }
   if (updaters_ == nullptr) return;
+  if (push.value->IsInUpdater()) {
+    throw InvalidState(
+        fmt::format("{}: key {} is pushed from inside its own updater", call, ToString(push.key)));
+  }
   const bool has_function = !push.is_row_sparse() ? updaters_->dense != nullptr
                             : onto_row_sparse     ? updaters_->row_sparse != nullptr
                                                   : updaters_->row_sparse_on_dense != nullptr;

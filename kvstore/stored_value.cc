@@ -477,14 +477,9 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
                              std::shared_ptr<const Compression> compression,
                              const Updaters& updaters, int priority) {
   StoredValue& v = *self;
-  const std::thread::id me = std::this_thread::get_id();
-  // relaxed: only a store of this very thread can make them equal
-  if (v.updater_thread_.load(std::memory_order_relaxed) == me) {
-    throw InvalidState(
-        fmt::format("Push: key {} is pushed from inside its own updater", ToString(v.key_)));
-  }
+  DCHECK(!v.IsInUpdater());
   MutexLock lock(v.updater_mutex_);
-  v.updater_thread_.store(me, std::memory_order_relaxed);
+  v.updater_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   struct Leave {
     std::atomic<std::thread::id>& thread;
     ~Leave() { thread.store(std::thread::id(), std::memory_order_relaxed); }

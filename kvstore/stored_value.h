@@ -91,8 +91,13 @@ class StoredValue {
                             std::shared_ptr<const UpdateState> states,
                             std::shared_ptr<KeyStates> out);
   void Wait() const { engine().WaitForVar(var()); }
-  // Sums, calls the updater for the kinds of the inputs and of the value on this thread, and
-  // returns when it has; throws what it throws.
+  // This thread is in RunUpdater.
+  bool IsInUpdater() const {
+    // relaxed: only a store of this very thread can make them equal
+    return updater_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+  // Sums, calls the updater for the kinds of the inputs and of the value on this thread, which is
+  // not in it already, and returns when it has; throws what it throws.
   template <class Array>
   static void RunUpdater(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                          std::shared_ptr<const Compression> compression, const Updaters& updaters,

@@ -262,6 +262,7 @@ void AddInPlace(const RowSparseNDArray& to, const RowSparseNDArray& input) {
 }
 
 void CopyRowSparse(const RowSparseNDArray& from, const RowSparseNDArray& out) {
+  if (out.IsSameAs(from)) return;
   const RowSparseState& source = ToRead(from);
   RowSparseState& state = ToWrite(out);
   const std::int64_t count = source.rows.count();
@@ -394,9 +395,14 @@ void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t>
   const RowSparseState& source = ToRead(from);
   const SparseRows value = source.rows.view();
   const std::int64_t count = value.ids.empty() ? 0 : static_cast<std::int64_t>(row_ids.size());
+  // What `from` becomes, where it is an output itself: built beside the rows that are read.
+  RowStorage beside = source.rows.Another(0);
+  const auto rows_of = [&](const RowSparseNDArray& array) -> RowStorage& {
+    return array.IsSameAs(from) ? beside : ToWrite(array).rows;
+  };
   std::int64_t traffic = source.rows.row_bytes();
   for (const RowSparseNDArray& array : out) {
-    RowStorage& rows = ToWrite(array).rows;
+    RowStorage& rows = rows_of(array);
     rows.Reset(count);
     traffic += rows.row_bytes();
     if (count > 0) std::memcpy(rows.ids(), row_ids.data(), Size(count * kIdBytes));
@@ -407,10 +413,9 @@ void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t>
               const std::size_t row_bytes = Size(source.rows.row_bytes());
               std::vector<std::byte> rows;  // if some output has another dtype
               for (const RowSparseNDArray& array : out) {
-                const RowSparseState& state = ToWrite(array);
-                std::byte* const to = state.rows.row(begin);
+                std::byte* const to = rows_of(array).row(begin);
                 const std::span<const std::int64_t> wanted = Part(row_ids, begin, end);
-                if (state.dtype == source.dtype) {
+                if (array.dtype() == source.dtype) {
                   ops::GatherRows(value, wanted, row_bytes, to);
                   continue;
                 }
@@ -418,10 +423,12 @@ void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t>
                   rows.resize(Size(end - begin) * row_bytes);
                   ops::GatherRows(value, wanted, row_bytes, rows.data());
                 }
-                ops::Cast(source.dtype, rows.data(), state.dtype, to,
-                          Size((end - begin) * state.row_size), ops::StoreMode::kCached);
+                ops::Cast(source.dtype, rows.data(), array.dtype(), to,
+                          Size((end - begin) * source.row_size), ops::StoreMode::kCached);
               }
             });
+  const auto is_read = [&](const RowSparseNDArray& array) { return array.IsSameAs(from); };
+  if (std::ranges::any_of(out, is_read)) ToWrite(from).rows = std::move(beside);
 }
 
 }  // namespace heddle::storage

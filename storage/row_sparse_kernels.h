@@ -26,7 +26,7 @@ void AddInPlace(const RowSparseNDArray& to, const RowSparseNDArray& input);
 // Cost: a search for the ids; if some are inserted, the rows behind the first of them move.
 void InsertRows(const RowSparseNDArray& array, std::span<const std::int64_t> row_ids);
 
-// Casts to out's dtype. `out` is another array.
+// Casts to out's dtype. `out` may be `from`.
 void CopyRowSparse(const RowSparseNDArray& from, const RowSparseNDArray& out);
 void RowSparseToDense(const RowSparseNDArray& from, const NDArray& out);
 void DenseToRowSparse(const NDArray& from, const RowSparseNDArray& out);
@@ -38,7 +38,7 @@ void AddToDense(const RowSparseNDArray& from, const NDArray& out);
 std::vector<std::int64_t> SortedRowIds(const NDArray& ids, std::int64_t num_rows);
 
 // Each output gets the rows of `row_ids`, sorted and unique, cast to its dtype; zeros where `from`
-// has none. If it has none at all, neither have the outputs. No output is `from`.
+// has none. If it has none at all, neither have the outputs. `from` may be one of them.
 void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t> row_ids,
                      std::span<const RowSparseNDArray> out);
 

@@ -211,6 +211,27 @@ TEST_P(RowSparseStoreTest, ResetOverwritesAValueOfItsKind) {
 
 // ---- Row pulls
 
+TEST_P(RowSparseStoreTest, ThePulledArrayMayBeTheStoredOne) {
+  store->Init("k", RowSparseNDArray::FromVectors<float>({0, 1, 3}, {5, 5, 6, 6, 8, 8}, rows_shape,
+                                                        DType::kFloat32, Cpu(), engine));
+  RowSparseNDArray stored;
+  store->SetUpdaters({.dense = {},
+                      .row_sparse = [&](KeyRef, const RowSparseNDArray&,
+                                        const RowSparseNDArray& given) { stored = given; },
+                      .row_sparse_on_dense = {}});
+  store->Push("k", Rows({1}, 1));
+  store->Pull("k", stored, 0, /*ignore_sparse=*/false);
+  Expect(stored, {0, 1, 3}, {5, 6, 8});
+  const RowSparseNDArray half = NoRows(Cpu(), DType::kFloat16);
+  const RowSparseNDArray other = NoRows();
+  store->RowSparsePull("k", {half, stored, other, stored}, RowIds<int>({3, 2, 0}));
+  for (const RowSparseNDArray& array : {stored, other, half.AsType(DType::kFloat32)}) {
+    Expect(array, {0, 2, 3}, {5, 0, 8});
+  }
+  store->RowSparsePull("k", stored, RowIds<int>({3}));
+  ExpectRows("k", {3}, {8});
+}
+
 TEST_P(RowSparseStoreTest, RowPullTakesIdsOfAnyNumericDTypeOrderAndDevice) {
   store->Init("k", RowSparseNDArray::FromVectors<float>({0, 1, 3}, {0, 0, 1, 1, 3, 3}, rows_shape,
                                                         DType::kFloat32, Cpu(), engine));

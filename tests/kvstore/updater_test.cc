@@ -180,6 +180,25 @@ TEST_P(UpdaterTest, MayPushOtherKeysButNotItsOwn) {
   EXPECT_EQ(Pulled(*store, "b"), All(1));
 }
 
+TEST_P(UpdaterTest, AListWithAKeyWhoseUpdaterRunsIsRefusedWhole) {
+  store->Init({"a", "b"}, {Full(0), Full(0)});
+  std::string message;
+  store->SetUpdater([&](KeyRef key, const NDArray& input, const NDArray& stored) {
+    stored += input;
+    if (key == KeyRef("b")) return;
+    message = MessageOf<InvalidState>([&] { store->Push({"b", "a"}, {input, input}); });
+    NDArray out = Full(-1);
+    message += MessageOf<InvalidState>([&] {
+      store->PushPull({"b", "a"}, {input, input}, {out, out});
+    });
+  });
+  store->Push("a", Full(1));
+  EXPECT_NE(message.find("Push: key 'a'"), std::string::npos) << message;
+  EXPECT_NE(message.find("PushPull: key 'a'"), std::string::npos) << message;
+  EXPECT_EQ(Pulled(*store, "a"), All(1));
+  EXPECT_EQ(Pulled(*store, "b"), All(0));
+}
+
 TEST_P(UpdaterTest, MayCallTheStoreOtherwise) {
   store->Init("k", Full(1));
   store->SetUpdater([&](KeyRef key, const NDArray& input, const NDArray& stored) {
