@@ -151,10 +151,9 @@ namespace {
 // One pass with the gradient in memory.
 void RunPass(const ArrayUpdate& update, const NDArray& gradient) {
   const bool sums = update.run.block_sums[0] != nullptr;
-  const std::int64_t unit = sums ? ops::kReductionBlock
-                            : update.rule->by_rows()
-                                ? std::max<std::int64_t>(1, update.key.row_length)
-                                : 1;
+  const std::int64_t unit = sums                     ? ops::kReductionBlock
+                            : update.rule->by_rows() ? update.key.row_length
+                                                     : 1;
   const DType dtype = gradient.dtype();
   void* const base = const_cast<void*>(gradient.const_data());
   // What the update reads and writes besides its inputs differs; twice the weight is close enough.
@@ -189,7 +188,7 @@ void RunSummingPass(const ArrayUpdate& update, const Addresses& inputs, const ND
 }  // namespace
 
 void RunEarlierPasses(ArrayUpdate& update, const NDArray& gradient) {
-  if (update.passes == 1) return;
+  if (update.passes == 1 || gradient.size() == 0) return;
   const std::size_t blocks = ops::ReductionBlocks(static_cast<std::size_t>(gradient.size()));
   std::vector<double> block_sums(internal::kUpdateSumsMax * blocks);
   for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
@@ -206,6 +205,7 @@ void RunEarlierPasses(ArrayUpdate& update, const NDArray& gradient) {
 }
 
 void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs) {
+  if (inputs[0].size() == 0) return;  // what follows divides by the length of a row
   const Addresses from(inputs);
   if (from.size() > 1 && update.passes == 1 && !update.rule->by_rows()) {
     RunSummingPass(update, from, inputs[0]);

@@ -19,8 +19,8 @@ void SumArrays(std::span<const NDArray> inputs, const NDArray& out);
 // one pass over `from`.
 void CopyArray(const NDArray& from, std::span<const NDArray> out);
 
-// All passes of `update` with the sum of the inputs as the gradient. Where one pass over elements
-// does, the sum never reaches memory as a whole.
+// All passes of `update` with the sum of the inputs as the gradient; none for a value without
+// elements. Where one pass over elements does, the sum never reaches memory as a whole.
 void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs);
 
 // All passes but the last one, with the gradient in memory.

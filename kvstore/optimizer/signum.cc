@@ -64,7 +64,7 @@ struct SignumFormula : Formula<Gradient, kMomentum ? 1 : 0> {
 };
 
 void UpdateSignum(const SignumNumbers& numbers, const internal::UpdateRun& run) {
-  if (run.states[0] != nullptr) {
+  if (numbers.momentum != 0) {
     Apply(run, numbers.gradient, [&](auto gradient) HWY_ATTR {
       return SignumFormula<decltype(gradient), true>(gradient, *run.update, numbers);
     });

@@ -455,6 +455,57 @@ TEST_P(OptimizerStoreTest, MomentumMayBeSwitchedOnAndOff) {
   EXPECT_EQ(Pulled(*store, "w"), All(-6));
 }
 
+// The sign of the momentum, or of the gradient once the momentum is 0; a state that is there rests.
+TEST_P(OptimizerStoreTest, SignumTakesItsFormulaFromTheMomentumOfThePush) {
+  store->Init("w", Full(2));
+  const OptimizerPtr signum = MakeOptimizer(
+      "signum", {{"learning_rate", 0.5}, {"momentum", 0.5}, {"weight_decay", 0.5}, {"wd_lh", 1}});
+  store->SetOptimizer(signum);
+  store->Push("w", Full(1));  // m = -1, w = (1 - 0.5 * 1) * 2 - 0.5 = 0.5
+  EXPECT_EQ(Pulled(*store, "w"), All(0.5f));
+  signum->Set("momentum", 0);
+  store->Push("w", Full(-1));  // w = (1 - 0.5 * 0.5) * 0.5 + 0.5 = 0.875
+  EXPECT_EQ(Pulled(*store, "w"), All(0.875f));
+  signum->Set("momentum", 0.5);
+  store->Push("w", Full(-0.25f));  // m = -0.5 - 0.5 * 0.5 * 0.875 + 0.125 < 0, w = 0.4375 - 0.5
+  EXPECT_EQ(Pulled(*store, "w"), All(-0.0625f));
+}
+
+// Every optimizer, with gradients and values of both kinds.
+TEST_P(OptimizerStoreTest, ValuesWithoutElementsStayEmpty) {
+  for (const Shape& empty : {Shape{3, 0}, Shape{0, 3}}) {
+    std::vector<std::int64_t> ids;
+    if (empty[0] > 0) ids.push_back(1);
+    const auto rows =
+        RowSparseNDArray::FromVectors<float>(ids, {}, empty, DType::kFloat32, Cpu(), engine);
+    const NDArray dense(empty, DType::kFloat32, Cpu(), engine);
+    for (const std::string_view name : OptimizerNames()) {
+      for (const bool row_sparse_value : {false, true}) {
+        SCOPED_TRACE(std::string(name) + (row_sparse_value ? " row-sparse " : " dense ") +
+                     ToString(empty));
+        const auto trained = NewStore();
+        if (row_sparse_value) {
+          trained->Init("w", rows);
+        } else {
+          trained->Init("w", dense);
+        }
+        trained->SetOptimizer(MakeOptimizer(name));
+        trained->Push("w", rows);
+        trained->Push("w", {rows, rows});
+        if (!row_sparse_value) {
+          trained->Push("w", dense);
+          trained->Push("w", {dense, dense});
+        }
+        const NDArray out(empty, DType::kFloat32, Cpu(), engine);
+        EXPECT_NO_THROW({
+          trained->Pull("w", out);
+          out.WaitToRead();
+        });
+      }
+    }
+  }
+}
+
 TEST_P(OptimizerStoreTest, EachKeyAndEachSetOptimizerHasAStateOfItsOwn) {
   const OptimizerPtr sgd = Sgd({.learning_rate = 1, .momentum = 0.5});
   store->Init({"a", "b"}, {Full(0), Full(0)});
