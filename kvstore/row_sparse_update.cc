@@ -181,7 +181,7 @@ void InsertRowsOf(std::span<const SparseRows> inputs, const RowSparseNDArray& ar
 
 void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
                  const NDArray& weight) {
-  if (!update.rule->lazy()) {
+  if (!update.rule->lazy(/*row_sparse_weight=*/false)) {
     const NDArray gradient = DenseSum(inputs);
     UpdateArray(update, {&gradient, 1});
     return;
@@ -192,11 +192,12 @@ void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
 
 void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
                  const RowSparseNDArray& weight) {
-  if (!update.rule->lazy() || update.passes > 1) {
+  const bool lazy = update.rule->lazy(/*row_sparse_weight=*/true);
+  if (!lazy || update.passes > 1) {
     InsertAllRows(weight);
     update.run.weight = weight.rows();
     const NDArray gradient = DenseSum(inputs);
-    if (!update.rule->lazy()) {
+    if (!lazy) {
       UpdateArray(update, {&gradient, 1});
       return;
     }

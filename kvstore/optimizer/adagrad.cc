@@ -82,7 +82,7 @@ class AdaGradRule final : public internal::UpdateRule {
       : numbers_{.gradient = GradientOptionsOf(values), .epsilon = values["epsilon"]} {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
-  bool lazy() const override { return true; }
+  bool lazy(bool /*row_sparse_weight*/) const override { return true; }
   std::string Refusal(const Subject& subject) const override {
     return subject.row_sparse ? RefusalOfDecay(subject, " for row-sparse gradients") : "";
   }

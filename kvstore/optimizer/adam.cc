@@ -99,7 +99,7 @@ class AdamRule final : public internal::UpdateRule {
         lazy_(values["lazy_update"] != 0) {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
-  bool lazy() const override { return lazy_; }
+  bool lazy(bool /*row_sparse_weight*/) const override { return lazy_; }
   int Begin(internal::KeyUpdate& update) const override {
     CorrectBias(update, numbers_.beta1, numbers_.beta2);
     return 1;

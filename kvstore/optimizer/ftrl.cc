@@ -90,7 +90,9 @@ class FtrlRule final : public internal::UpdateRule {
                  .beta = values["beta"]} {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
-  bool lazy() const override { return true; }
+  // Without a gradient a weight becomes what z and n make of it, whatever it was before: all rows
+  // of a dense weight do.
+  bool lazy(bool row_sparse_weight) const override { return row_sparse_weight; }
   void Update(const internal::UpdateRun& run) const override {
     // A schedule may end with 0, by which the formula divides: nothing changes then.
     if (run.update->learning_rate == 0) return;

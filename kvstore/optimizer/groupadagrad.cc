@@ -142,7 +142,7 @@ class GroupAdaGradRule final : public internal::UpdateRule {
       : numbers_{.gradient = GradientOptionsOf(values), .epsilon = values["epsilon"]} {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
-  bool lazy() const override { return true; }
+  bool lazy(bool /*row_sparse_weight*/) const override { return true; }
   bool by_rows() const override { return true; }
   std::string Refusal(const Subject& subject) const override {
     if (subject.dimensions != 2) {

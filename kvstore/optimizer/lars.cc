@@ -59,7 +59,7 @@ class LarsRule final : public internal::UpdateRule {
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
   std::size_t num_states() const override { return momentum_ != 0 ? 1 : 0; }
-  bool lazy() const override { return lazy_; }
+  bool lazy(bool /*row_sparse_weight*/) const override { return lazy_; }
 
   int Begin(internal::KeyUpdate& update) const override {
     double& last_rate = update.numbers[0];

@@ -50,7 +50,7 @@ class SgdRule final : public internal::UpdateRule {
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
   std::size_t num_states() const override { return momentum_ != 0 ? 1 : 0; }
-  bool lazy() const override { return lazy_; }
+  bool lazy(bool /*row_sparse_weight*/) const override { return lazy_; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateSgd)(options_, momentum_, run);
   }

@@ -73,8 +73,8 @@ class UpdateRule {
   // them are needed with these parameters.
   virtual std::span<const UpdateStateType> states() const { return {}; }
   virtual std::size_t num_states() const { return states().size(); }
-  // Row-sparse gradients touch only their rows.
-  virtual bool lazy() const { return false; }
+  // Row-sparse gradients touch only their rows of such a weight.
+  virtual bool lazy(bool /*row_sparse_weight*/) const { return false; }
   // Runs consist of whole rows.
   virtual bool by_rows() const { return false; }
   // Why such an update cannot be: what was expected and given. Empty: it can.
