@@ -10,7 +10,9 @@ this script. tests/kvstore/golden_test.cc repeats the runs with heddle and compa
 A case is a list of arrays ("shapes"), which start at numbers(...) below and take "steps" updates with
 gradients from there: a numbered stream of numbers for each array, the weights first, then step by step.
 "weights" holds all arrays, one after the other, after the first step and after the last, as base64 of
-little-endian bytes of "dtype".
+little-endian bytes of "dtype"; with "every": n only their elements 0, n, 2n and so on. With "row_sparse":
+"gradient" the gradients are row-sparse and lack each row r for which 3 divides stream + r; with "all" the
+weights are row-sparse too.
 """
 
 import argparse
@@ -62,6 +64,24 @@ OPTIMIZERS = {
              + [{"begin_epoch": 1, "updates_per_epoch": 3, "batch_scale": 2, "weight_decay": 0.1}],
     "test": [{}, {"rescale_grad": 0.25}],
 }
+# By row-sparse gradients.
+DECAYED = {"learning_rate": 0.1, "weight_decay": 0.1, "rescale_grad": 0.5, "clip_gradient": 0.3}
+NOT_DECAYED = {**DECAYED, "weight_decay": 0}
+ROW_SPARSE_SHAPES = [[6, 2], [9, 3]]
+ROW_SPARSE = {
+    "sgd": [{**DECAYED, "momentum": m, "lazy_update": lazy} for m in (0, 0.9) for lazy in (0, 1)],
+    "adam": [{**DECAYED, "lazy_update": lazy} for lazy in (0, 1)],
+    "lars": [{**DECAYED, "momentum": 0.9, "eta": 0.1, "lazy_update": lazy} for lazy in (0, 1)],
+    "adagrad": [NOT_DECAYED],
+    "ftrl": [{}, DECAYED],
+    "groupadagrad": [NOT_DECAYED],
+}
+# With norms over more elements than heddle sums at once.
+LARGE = [
+    {"optimizer": "lamb", "parameters": {"weight_decay": 0.1}, "shapes": [[10000]]},
+    {"optimizer": "lars", "parameters": {**DECAYED, "momentum": 0.9, "eta": 0.1}, "shapes": [[10000]]},
+    {"optimizer": "groupadagrad", "parameters": NOT_DECAYED, "shapes": [[2, 5000]]},
+]
 SCHEDULED = [
     {"name": "factor", "step": 2, "factor": 0.5, "base_lr": 0.4},
     {"name": "poly", "max_update": 8, "base_lr": 0.4, "warmup_steps": 2, "warmup_begin_lr": 0.1},
@@ -85,7 +105,7 @@ SCHEDULES = [
 RENAMED = {"weight_decay": "wd"}
 RENAMED_OF = {"adagrad": {"epsilon": "eps"}, "lars": {"epsilon": "eps"}, "groupadagrad": {"epsilon": "eps"}}
 STRATEGIES = ["linear", "power2", "sqrt", "lars"]
-SWITCHES = ["centered", "bias_correction"]
+SWITCHES = ["centered", "bias_correction", "lazy_update"]
 
 
 def numbers(stream, count):
@@ -132,8 +152,8 @@ def make_optimizer(mx, case):
     return optimizer
 
 
-def encode(numpy, arrays):
-    joined = numpy.concatenate([a.asnumpy().reshape(-1) for a in arrays])
+def encode(numpy, arrays, every):
+    joined = numpy.concatenate([a.asnumpy().reshape(-1) for a in arrays])[::every]
     return base64.b64encode(joined.astype(joined.dtype.newbyteorder("<")).tobytes()).decode()
 
 
@@ -150,16 +170,25 @@ def run(mx, numpy, case):
         size = int(numpy.prod(shape))
         return mx.nd.array(numpy.reshape(numbers(stream, size), shape), dtype=case["dtype"])
 
+    def draw_gradient(shape):
+        gradient = draw(shape)
+        if "row_sparse" not in case:
+            return gradient
+        ids = [row for row in range(shape[0]) if (stream + row) % 3 != 0]
+        return mx.nd.sparse.row_sparse_array((gradient.asnumpy()[ids], ids), shape=shape, dtype=case["dtype"])
+
     weights = [draw(shape) for shape in case["shapes"]]
+    if case.get("row_sparse") == "all":
+        weights = [weight.tostype("row_sparse") for weight in weights]
     values = []
     try:
         for step in range(case["steps"]):
             for i, weight in enumerate(weights):
-                updaters[i](f"key{i}", draw(weight.shape), weight)
+                updaters[i](f"key{i}", draw_gradient(weight.shape), weight)
             if not all(numpy.isfinite(weight.asnumpy()).all() for weight in weights):
                 raise ValueError(f"not finite after {step + 1} steps")
             if step in (0, case["steps"] - 1):
-                values.append(encode(numpy, weights))
+                values.append(encode(numpy, weights, case.get("every", 1)))
     except (mx.base.MXNetError, ValueError) as error:
         print(f"left out: {case['optimizer']} {case['dtype']} {case['parameters']}: "
               f"{str(error).strip().splitlines()[-1]}", file=sys.stderr)
@@ -168,6 +197,7 @@ def run(mx, numpy, case):
 
 
 def generate():
+    os.environ["MXNET_STORAGE_FALLBACK_LOG_VERBOSE"] = "0"
     import mxnet as mx
     import numpy
 
@@ -191,6 +221,11 @@ def generate():
         for schedule in SCHEDULED if name != "lbsgd" else []:
             cases.append({"optimizer": name, "dtype": "float32", "parameters": {}, "shapes": shapes[1:2],
                           "steps": STEPS, "schedule": schedule})
+    for name, settings in ROW_SPARSE.items():
+        cases += [{"optimizer": name, "dtype": "float32", "parameters": parameters,
+                   "shapes": ROW_SPARSE_SHAPES, "steps": STEPS, "row_sparse": kind}
+                  for parameters in settings for kind in ("gradient", "all")]
+    cases += [{**case, "dtype": "float32", "steps": STEPS, "every": 101} for case in LARGE]
     cases = [done for done in (run(mx, numpy, case) for case in cases) if done is not None]
     schedules = [{"schedule": options, "rates": [make(n) for n in range(1, 31)]}
                  for options in SCHEDULES for make in [make_schedule(mx, options)]]
