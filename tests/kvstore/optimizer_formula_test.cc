@@ -304,6 +304,40 @@ TEST_F(OptimizerFormulaTest, AdamaxStaysWhereNoGradientHasBeen) {
   EXPECT_NEAR(w[2], 3 + 0.002 / (1 - 0.81) * 0.1, 1e-6);
 }
 
+// The rows that a gradient lacks are zeros, to weights of both kinds.
+TEST_F(OptimizerFormulaTest, NagWithMomentumByRowSparseGradients) {
+  constexpr std::int64_t kRows = 5;
+  for (const bool row_sparse_weight : {false, true}) {
+    SCOPED_TRACE(row_sparse_weight ? "row-sparse weight" : "dense weight");
+    const auto store = KVStore::Create("local", engine_);
+    store->SetOptimizer(
+        MakeOptimizer("nag", {{"learning_rate", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.1}}));
+    Values w = Random(kRows);
+    if (row_sparse_weight) {
+      store->Init("w", RowSparseNDArray::FromDense(ToArray(w)));
+    } else {
+      store->Init("w", ToArray(w));
+    }
+    Values m(w.size());
+    for (std::int64_t t = 0; t < 4; ++t) {
+      Values g(w.size());
+      const Values rows = Random(2);
+      g[static_cast<std::size_t>(t)] = rows[0];
+      g[static_cast<std::size_t>(t) + 1] = rows[1];
+      store->Push("w", RowSparseNDArray::FromVectors<double>({t, t + 1}, rows, {kRows},
+                                                             DType::kFloat32, Cpu(), engine_));
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        const double decayed = g[i] + 0.1 * w[i];
+        const double before = 0.9 * m[i];
+        m[i] = before - 0.1 * decayed;
+        w[i] += 1.9 * m[i] - before;
+      }
+      const Values actual = Pulled(*store, "w", w.size());
+      for (std::size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(actual[i], w[i], 1e-6) << i;
+    }
+  }
+}
+
 TEST_F(OptimizerFormulaTest, ARateOfZeroLeavesTheValue) {
   for (std::string_view name : OptimizerNames()) {
     if (name == "test" || name == "adadelta") continue;  // have no use for it
