@@ -327,10 +327,9 @@ TEST_F(OptimizerFormulaTest, NagWithMomentumByRowSparseGradients) {
       store->Push("w", RowSparseNDArray::FromVectors<double>({t, t + 1}, rows, {kRows},
                                                              DType::kFloat32, Cpu(), engine_));
       for (std::size_t i = 0; i < w.size(); ++i) {
-        const double decayed = g[i] + 0.1 * w[i];
-        const double before = 0.9 * m[i];
-        m[i] = before - 0.1 * decayed;
-        w[i] += 1.9 * m[i] - before;
+        m[i] *= 0.9;
+        w[i] += 1.9 * (m[i] - 0.1 * (g[i] + 0.1 * w[i])) - m[i];
+        m[i] -= 0.1 * (g[i] + 0.1 * w[i]);  // with the decay of the new weight
       }
       const Values actual = Pulled(*store, "w", w.size());
       for (std::size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(actual[i], w[i], 1e-6) << i;
