@@ -94,13 +94,11 @@ class LocalKVStore final : public KVStore {
 
   struct Slot {
     ValuePtr value;
-    std::uint64_t number = 0;                   // counts the keys made
-    bool placed = true;                         // false: will get its device by the first push
-    bool told_ignored = false;                  // that pulls leave row-sparse outputs alone
-    std::shared_ptr<UpdateState> update_state;  // of the optimizer `optimizer_number`
-    std::uint64_t optimizer_number = 0;
-    std::vector<std::shared_ptr<Residual>> residuals;  // of the senders seen so far
-    std::int64_t updates = 0;                          // pushed with that optimizer
+    std::uint64_t number = 0;              // counts the keys made
+    bool placed = true;                    // false: will get its device by the first push
+    bool told_ignored = false;             // that pulls leave row-sparse outputs alone
+    std::shared_ptr<StatesOrigin> origin;  // of the optimizer's states; null: no push with one
+    std::int64_t updates = 0;              // pushed since then
   };
 
   // One key of a push: what to sum, and where it goes.
@@ -115,8 +113,7 @@ class LocalKVStore final : public KVStore {
     Slot* slot = nullptr;  // only while PreparePush holds the lock; null: a new key
     ValuePtr value;
     ValuePtr old;  // not null: a value of the other kind, in whose place `value` comes
-    std::shared_ptr<Compression> compression;
-    std::vector<std::shared_ptr<Residual>> residuals;  // of the slot, with the new senders
+    std::shared_ptr<const Compressor> compressor;
     Update update;
   };
 
@@ -144,13 +141,18 @@ class LocalKVStore final : public KVStore {
   void QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority)
       EXCLUDES(mutex_);
   void QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority);
-  void PlanCompressionLocked(KeyPush& push, const StoredValue& value) const REQUIRES(mutex_);
   // Whether what is pushed, the stored value, and what is set for all pushes fit each other.
   void CheckCompressionLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
   void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
   void CheckStatesLocked(const std::string& file, const OptimizerStates& states) const
       REQUIRES(mutex_);
+  std::uint64_t OriginNumberLocked() const REQUIRES(mutex_) {
+    return origin_ != nullptr ? origin_->number : 0;
+  }
+  bool HasStatesLocked(const Slot& slot) const REQUIRES(mutex_) {
+    return slot.origin != nullptr && slot.origin->number == OriginNumberLocked();
+  }
   void CheckOptimizerLocked(std::string_view call, const KeyPush& push,
                             const internal::UpdatePlan& plan) const REQUIRES(mutex_);
   void TakePlace(const KeyPush& push) EXCLUDES(mutex_);
@@ -181,7 +183,7 @@ class LocalKVStore final : public KVStore {
   std::uint64_t keys_made_ GUARDED_BY(mutex_) = 0;
   UpdatersPtr updaters_ GUARDED_BY(mutex_);
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
-  std::uint64_t optimizer_number_ GUARDED_BY(mutex_) = 0;  // counts the optimizers set
+  std::shared_ptr<StatesOrigin> origin_ GUARDED_BY(mutex_);  // null: no optimizer was ever set
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
   bool pushed_ GUARDED_BY(mutex_) = false;
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key with it
@@ -320,20 +322,21 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
     });
   }
   ValuePtr stored;
-  std::shared_ptr<UpdateState> old_state;  // dropped after the lock, as are the residuals
-  std::vector<std::shared_ptr<Residual>> old_residuals;
+  std::shared_ptr<StatesOrigin> old_origin;  // dropped after the lock
+  std::uint64_t origin_number = 0;
   {
     MutexLock lock(mutex_);
     const auto found = slots_.find(key);
     if (found == slots_.end()) ThrowUnknownKey("Reset", key);
     stored = found->second.value;
     CheckKind("Reset", *stored, value);  // another thread may have changed it meanwhile
-    old_state = std::exchange(found->second.update_state, nullptr);
-    old_residuals.swap(found->second.residuals);
+    old_origin.swap(found->second.origin);
+    origin_number = OriginNumberLocked();
     // Only values that no op has written may move to another device.
     if (!std::exchange(found->second.placed, true)) --unplaced_;
   }
-  ForEachArray(value, [&](const auto& array) { StoredValue::QueueReset(stored, array); });
+  ForEachArray(value,
+               [&](const auto& array) { StoredValue::QueueReset(stored, array, origin_number); });
 }
 
 // ---- Push and pull
@@ -351,11 +354,12 @@ void LocalKVStore::SetUpdaters(Updaters updaters) {
 
 void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   if (optimizer == nullptr) throw InvalidArgument("SetOptimizer: expected an optimizer, got null");
+  const bool multi_precision = optimizer->plan()->multi_precision;
   UpdatersPtr old_updaters;  // dropped after the lock, as is the old optimizer
   MutexLock lock(mutex_);
+  origin_ = std::make_shared<StatesOrigin>(OriginNumberLocked() + 1, multi_precision);
   optimizer_.swap(optimizer);
   updaters_.swap(old_updaters);
-  ++optimizer_number_;
   num_update_ = 0;
 }
 
@@ -379,31 +383,40 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
   struct Saved {
     std::uint64_t number;
     ValuePtr value;
-    std::shared_ptr<const UpdateState> state;  // null: no update so far
+    std::shared_ptr<const StatesOrigin> origin;  // null: no push so far
     std::shared_ptr<KeyStates> out;
   };
   std::vector<Saved> saved;
+  std::uint64_t origin_number = 0;
   {
     MutexLock lock(mutex_);
+    origin_number = OriginNumberLocked();
     states.num_update = num_update_;
     for (const auto& [key, slot] : slots_) {
       auto out = std::make_shared<KeyStates>();
       out->key = key;
       out->shape = slot.value->shape();
       out->dtype = slot.value->dtype();
-      const bool has_state =
-          slot.update_state != nullptr && slot.optimizer_number == optimizer_number_;
-      if (has_state) out->updates = slot.updates;
-      saved.push_back({slot.number, slot.value, has_state ? slot.update_state : nullptr, out});
+      const bool has_states = HasStatesLocked(slot);
+      if (has_states) out->updates = slot.updates;
+      saved.push_back({slot.number, slot.value, has_states ? slot.origin : nullptr, out});
     }
   }
   std::ranges::sort(saved, {}, &Saved::number);
   for (const Saved& key : saved) {
-    if (key.state != nullptr) StoredValue::QueueSnapshot(key.value, key.state, key.out);
+    if (key.origin != nullptr) StoredValue::QueueSnapshot(key.value, key.origin, key.out);
   }
   for (const Saved& key : saved) {
-    if (key.state != nullptr) key.value->Wait();
+    if (key.origin != nullptr) key.value->Wait();
     states.keys.push_back(*key.out);
+  }
+  {
+    MutexLock lock(mutex_);
+    if (optimizer_ != optimizer || OriginNumberLocked() != origin_number) {
+      throw InvalidState(
+          "SaveOptimizerStates: another thread has set another optimizer, or loaded its states, "
+          "meanwhile");
+    }
   }
   WriteStates(file, states, *plan->rule);
 }
@@ -444,27 +457,34 @@ void LocalKVStore::LoadOptimizerStates(const std::string& file) {
         fmt::format("LoadOptimizerStates: {}: expected states with multi_precision {}, got {}",
                     file, plan->multi_precision, states.multi_precision));
   }
-  std::vector<std::shared_ptr<UpdateState>> loaded;
+  std::vector<std::unique_ptr<UpdateState>> loaded;
   for (const KeyStates& key : states.keys) {
-    auto state = std::make_shared<UpdateState>(states.multi_precision);
+    auto state = std::make_unique<UpdateState>(states.multi_precision);
     state->restored_master = key.master;
     state->restored = key.arrays;
     state->numbers = key.numbers;
     state->step = key.step;
     loaded.push_back(std::move(state));
   }
+  std::vector<std::shared_ptr<StatesOrigin>> origins;  // in the end the old ones
   MutexLock lock(mutex_);
   if (optimizer_ != optimizer) {
     throw InvalidState("LoadOptimizerStates: another thread has set another optimizer meanwhile");
   }
   CheckStatesLocked(file, states);
+  const std::uint64_t number = OriginNumberLocked() + 1;
+  auto origin = std::make_shared<StatesOrigin>(number, states.multi_precision);
+  for (std::unique_ptr<UpdateState>& state : loaded) {
+    origins.push_back(
+        std::make_shared<StatesOrigin>(number, states.multi_precision, std::move(state)));
+  }
   if (states.settings) ApplySettings(*states.settings, *optimizer);
   // From here on nothing fails.
+  origin_ = std::move(origin);
   num_update_ = states.num_update;
-  for (std::size_t i = 0; i < loaded.size(); ++i) {
+  for (std::size_t i = 0; i < origins.size(); ++i) {
     Slot& slot = slots_.find(states.keys[i].key)->second;
-    slot.update_state.swap(loaded[i]);
-    slot.optimizer_number = optimizer_number_;
+    slot.origin.swap(origins[i]);
     slot.updates = states.keys[i].updates;
   }
 }
@@ -586,28 +606,6 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
   return plan;
 }
 
-// The residuals of a push to `value`: those of the senders that the key knows, and new ones.
-void LocalKVStore::PlanCompressionLocked(KeyPush& push, const StoredValue& value) const {
-  push.compression = std::make_shared<Compression>();
-  push.compression->compressor = compressor_;
-  if (push.slot != nullptr) push.residuals = push.slot->residuals;
-  for (std::size_t i = 0; i < push.arrays.size(); ++i) {
-    const Device device = push.arrays[i].device();
-    int place = 0;
-    for (const NDArray& before : push.arrays.first(i)) place += before.device() == device;
-    const auto is_sender = [&](const std::shared_ptr<Residual>& residual) {
-      return residual->device == device && residual->place == place;
-    };
-    auto found = std::find_if(push.residuals.begin(), push.residuals.end(), is_sender);
-    if (found == push.residuals.end()) {
-      push.residuals.push_back(std::make_shared<Residual>(
-          Residual{device, place, value.NewGuardedArray(DType::kFloat32)}));
-      found = push.residuals.end() - 1;
-    }
-    push.compression->residuals.push_back(*found);
-  }
-}
-
 void LocalKVStore::CheckCompressionLocked(std::string_view call, const KeyPush& push) const {
   if (push.is_row_sparse()) {
     throw InvalidArgument(fmt::format(
@@ -699,10 +697,6 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
   for (KeyPush& push : pushes) {
     if (plan != nullptr) {
       push.update.rule = plan->rule;
-      push.update.state =
-          push.slot->optimizer_number == optimizer_number_ && push.slot->update_state != nullptr
-              ? push.slot->update_state
-              : std::make_shared<UpdateState>(plan->multi_precision);
     } else if (push.slot == nullptr && push.is_row_sparse()) {
       push.value = MakeValue(push.key, push.row_sparse[0]);
     } else if (updaters_ == nullptr && push.slot != nullptr &&
@@ -711,17 +705,6 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
       push.value = WithFirstArray(push, [&](const auto& like) {
         return std::make_shared<StoredValue>(push.key.ToKey(), like, push.old->device(), engine());
       });
-    }
-  }
-  if (compressor_ != nullptr) {
-    for (KeyPush& push : pushes) {
-      ValuePtr value = push.value;
-      for (const Placement& placement : placements) {
-        const bool is_placed =
-            push.slot != nullptr ? placement.slot == push.slot : placement.push == &push;
-        if (is_placed && push.old == nullptr) value = placement.value;
-      }
-      PlanCompressionLocked(push, *value);
     }
   }
   // From here on nothing fails.
@@ -738,15 +721,16 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     Slot& slot =
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
     (push.old != nullptr ? push.old : push.value) = slot.value;
-    if (push.compression != nullptr) slot.residuals = std::move(push.residuals);
+    push.compressor = compressor_;
     for (const NDArray& array : push.arrays) {
-      pushed_bytes +=
-          push.compression != nullptr ? compressor_->CodeBytes(array.size()) : array.bytes();
+      pushed_bytes += compressor_ != nullptr ? compressor_->CodeBytes(array.size()) : array.bytes();
     }
     if (plan == nullptr) continue;
-    if (slot.update_state != push.update.state) slot.updates = 0;
-    slot.update_state = push.update.state;
-    slot.optimizer_number = optimizer_number_;
+    if (!HasStatesLocked(slot)) {
+      slot.origin = origin_;
+      slot.updates = 0;
+    }
+    push.update.origin = slot.origin;
     num_update_ = std::max(num_update_, ++slot.updates);
     push.update.learning_rate = plan->LearningRate(push.key, num_update_);
     push.update.weight_decay = plan->WeightDecay(push.key);
@@ -759,14 +743,14 @@ void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updat
   for (KeyPush& push : pushes) {
     const auto queue = [&](const auto& arrays) {
       if (updaters != nullptr) {
-        StoredValue::RunUpdater(push.value, arrays, std::move(push.compression), *updaters,
+        StoredValue::RunUpdater(push.value, arrays, std::move(push.compressor), *updaters,
                                 priority);
       } else if (push.old != nullptr) {
-        StoredValue::QueueReplace(push.value, push.old, arrays, std::move(push.compression),
+        StoredValue::QueueReplace(push.value, push.old, arrays, std::move(push.compressor),
                                   priority);
         TakePlace(push);
       } else {
-        StoredValue::QueuePush(push.value, arrays, std::move(push.compression),
+        StoredValue::QueuePush(push.value, arrays, std::move(push.compressor),
                                std::move(push.update), priority);
       }
     };

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/compression/compressed_sum.h"
 #include "kvstore/held_arrays.h"
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
@@ -47,21 +48,6 @@ VarList VarListOf(std::span<const Array> arrays) {
   std::transform(arrays.begin(), arrays.end(), few.begin(),
                  [](const Array& array) { return VarRef(array.var()); });
   return VarList(std::span<const VarRef>(few).first(arrays.size()));
-}
-
-// out = the sum of the inputs as they reach the store.
-void SumReceived(std::span<const NDArray> inputs, const Compression* compression,
-                 const NDArray& out) {
-  if (compression != nullptr) {
-    SumCompressed(inputs, *compression, out);
-  } else {
-    SumArrays(inputs, out);
-  }
-}
-void SumReceived(std::span<const RowSparseNDArray> inputs, const Compression* compression,
-                 const RowSparseNDArray& out) {
-  DCHECK(compression == nullptr);
-  storage::SumRowSparse(inputs, out);
 }
 
 bool IsPartial(const NDArray& array) { return array.is_partial(); }
@@ -123,14 +109,49 @@ void StoredValue::RethrowUnlessReadable() const {
   }
 }
 
-void StoredValue::Assign(std::span<const NDArray> inputs, const Compression* compression) {
-  SumReceived(inputs, compression, array_);
+std::vector<NDArray> StoredValue::ResidualsOf(std::span<const NDArray> senders) {
+  std::vector<NDArray> found;
+  for (std::size_t i = 0; i < senders.size(); ++i) {
+    const Device device = senders[i].device();
+    const auto place = static_cast<int>(
+        std::ranges::count(senders.first(i), device, [](const NDArray& a) { return a.device(); }));
+    const auto known = std::ranges::find_if(residuals_, [&](const Residual& residual) {
+      return residual.device == device && residual.place == place;
+    });
+    if (known != residuals_.end()) {
+      found.push_back(known->array);
+      continue;
+    }
+    found.push_back(NewGuardedArray(DType::kFloat32));
+    FillZero(found.back());
+    residuals_.push_back({device, place, found.back()});
+  }
+  return found;
+}
+
+void StoredValue::SumReceived(std::span<const NDArray> inputs, const Compressor* compressor,
+                              const NDArray& out) {
+  if (compressor != nullptr) {
+    SumCompressed(inputs, *compressor, ResidualsOf(inputs), out);
+  } else {
+    SumArrays(inputs, out);
+  }
+}
+
+void StoredValue::SumReceived(std::span<const RowSparseNDArray> inputs,
+                              const Compressor* compressor, const RowSparseNDArray& out) {
+  DCHECK(compressor == nullptr);
+  storage::SumRowSparse(inputs, out);
+}
+
+void StoredValue::Assign(std::span<const NDArray> inputs, const Compressor* compressor) {
+  SumReceived(inputs, compressor, array_);
   source_ = NDArray();
   has_value_ = true;
 }
 
-void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compression* compression) {
-  SumReceived(inputs, compression, rows_);
+void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor) {
+  SumReceived(inputs, compressor, rows_);
   has_value_ = true;
 }
 
@@ -159,26 +180,42 @@ void StoredValue::CopyTo(std::span<const RowSparseNDArray> out) const {
   }
 }
 
-void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compression* compression,
+UpdateState& StoredValue::StateOf(StatesOrigin& origin, std::unique_ptr<UpdateState>* outdated) {
+  if (origin.number < origin_number_) {
+    *outdated = std::make_unique<UpdateState>(origin.multi_precision);
+    return **outdated;
+  }
+  if (origin.number > origin_number_) {
+    update_state_ = origin.Start();
+    origin_number_ = origin.number;
+  } else if (update_state_ == nullptr) {  // after Reset, which is not undone by what was loaded
+    update_state_ = std::make_unique<UpdateState>(origin.multi_precision);
+  }
+  return *update_state_;
+}
+
+void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,
                               const Update& update) {
-  if (compression != nullptr) {
+  if (compressor != nullptr) {
     // A value of its own: compressing is no pure function, and updates may take several passes.
     if (decompressed_.empty()) decompressed_ = NewGuardedArray(dtype());
-    SumCompressed(inputs, *compression, decompressed_);
+    SumReceived(inputs, compressor, decompressed_);
     inputs = View(decompressed_);
   }
-  UpdateArray(
-      update.state->Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
-      inputs);
+  std::unique_ptr<UpdateState> outdated;
+  UpdateState& state = StateOf(*update.origin, &outdated);
+  UpdateArray(state.Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
+              inputs);
 }
 
 void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
-                              const Compression* compression, const Update& update) {
-  DCHECK(compression == nullptr);
+                              const Compressor* compressor, const Update& update) {
+  DCHECK(compressor == nullptr);
+  std::unique_ptr<UpdateState> outdated;
+  UpdateState& state = StateOf(*update.origin, &outdated);
   const auto apply = [&](const auto& value) {
-    UpdateArray(
-        update.state->Begin(*update.rule, key_, value, update.learning_rate, update.weight_decay),
-        inputs, value);
+    UpdateArray(state.Begin(*update.rule, key_, value, update.learning_rate, update.weight_decay),
+                inputs, value);
   };
   if (is_row_sparse()) {
     apply(rows_);
@@ -192,7 +229,7 @@ template <class Inputs>
 struct StoredValue::PushOp {
   std::shared_ptr<StoredValue> value;
   Inputs inputs;
-  std::shared_ptr<const Compression> compression;
+  std::shared_ptr<const Compressor> compressor;
   Update update;
 
   void operator()() const {
@@ -203,11 +240,11 @@ struct StoredValue::PushOp {
       return;
     }
     if (update.rule == nullptr) {
-      v.Assign(View(inputs), compression.get());
+      v.Assign(View(inputs), compressor.get());
     } else {
       if (!v.has_value_) return;  // nothing to update: the push that made the key failed, see E2
       v.FetchSource();
-      v.ApplyUpdate(View(inputs), compression.get(), update);
+      v.ApplyUpdate(View(inputs), compressor.get(), update);
     }
     v.input_error_ = nullptr;
   }
@@ -218,7 +255,7 @@ struct StoredValue::ReplaceOp {
   std::shared_ptr<StoredValue> value;
   std::shared_ptr<StoredValue> old;
   Inputs inputs;
-  std::shared_ptr<const Compression> compression;
+  std::shared_ptr<const Compressor> compressor;
 
   void operator()() const {
     StoredValue& v = *value;
@@ -228,7 +265,7 @@ struct StoredValue::ReplaceOp {
       v.input_error_ = std::move(error);
       return;
     }
-    v.Assign(View(inputs), compression.get());
+    v.Assign(View(inputs), compressor.get());
   }
 };
 
@@ -269,6 +306,7 @@ template <class Array>
 struct StoredValue::ResetOp {
   std::shared_ptr<StoredValue> value;
   Array input;
+  std::uint64_t origin_number;
 
   void operator()() const {
     StoredValue& v = *value;
@@ -279,20 +317,32 @@ struct StoredValue::ResetOp {
     }
     v.Assign(View(input), nullptr);
     v.input_error_ = nullptr;
+    v.residuals_.clear();
+    v.update_state_ = nullptr;
+    v.origin_number_ = std::max(v.origin_number_, origin_number);
   }
 };
 
 struct StoredValue::SnapshotOp {
   std::shared_ptr<StoredValue> value;
-  std::shared_ptr<const UpdateState> states;
+  std::shared_ptr<const StatesOrigin> origin;
   std::shared_ptr<KeyStates> out;
 
   void operator()() const {
-    out->step = states->step;
-    out->numbers = states->numbers;
-    out->master = CopyOf(states->master, states->restored_master);
-    for (std::size_t i = 0; i < states->arrays.size(); ++i) {
-      out->arrays[i] = CopyOf(states->arrays[i], states->restored[i]);
+    const StoredValue& v = *value;
+    if (v.origin_number_ < origin->number) {
+      origin->ReadLoaded([this](const UpdateState& loaded) { Copy(loaded); });
+    } else if (v.origin_number_ == origin->number && v.update_state_ != nullptr) {
+      Copy(*v.update_state_);
+    }
+  }
+
+  void Copy(const UpdateState& states) const {
+    out->step = states.step;
+    out->numbers = states.numbers;
+    out->master = CopyOf(states.master, states.restored_master);
+    for (std::size_t i = 0; i < states.arrays.size(); ++i) {
+      out->arrays[i] = CopyOf(states.arrays[i], states.restored[i]);
     }
   }
 
@@ -311,7 +361,7 @@ template <class Array>
 struct StoredValue::MergeOp {
   std::shared_ptr<StoredValue> value;
   HeldArrays<Array> inputs;
-  std::shared_ptr<const Compression> compression;
+  std::shared_ptr<const Compressor> compressor;
   Array merged;
 
   void operator()() const {
@@ -323,7 +373,7 @@ struct StoredValue::MergeOp {
       v.input_error_ = nullptr;
     if (v.input_error_ != nullptr) std::rethrow_exception(v.input_error_);
     v.FetchSource();
-    SumReceived(View(inputs), compression.get(), merged);
+    v.SumReceived(View(inputs), compressor.get(), merged);
   }
 };
 
@@ -348,7 +398,7 @@ void StoredValue::WaitUntilInitialized() {
 
 template <class Array>
 void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
-                            std::shared_ptr<const Compression> compression, Update update,
+                            std::shared_ptr<const Compressor> compressor, Update update,
                             int priority) {
   // The value is only in `writes`, although an update reads it: its body looks at poison itself.
   if (values.size() == 1) {
@@ -358,7 +408,7 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<
                          .device = self->device(),
                          .priority = priority,
                          .run_when_poisoned = true},
-                        PushOp<Array>{self, values[0], std::move(compression), std::move(update)});
+                        PushOp<Array>{self, values[0], std::move(compressor), std::move(update)});
     return;
   }
   self->engine().Push({.name = "kvstore.push",
@@ -368,14 +418,14 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<
                        .priority = priority,
                        .run_when_poisoned = true},
                       PushOp<HeldArrays<Array>>{self, HeldArrays<Array>(values),
-                                                std::move(compression), std::move(update)});
+                                                std::move(compressor), std::move(update)});
 }
 
 template <class Array>
 void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
                                const std::shared_ptr<StoredValue>& old,
                                std::span<const Array> values,
-                               std::shared_ptr<const Compression> compression, int priority) {
+                               std::shared_ptr<const Compressor> compressor, int priority) {
   std::vector<VarRef> reads = VarsOf(values);
   reads.push_back(old->var());
   self->engine().Push(
@@ -385,7 +435,7 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
        .device = self->device(),
        .priority = priority,
        .run_when_poisoned = true},
-      ReplaceOp<HeldArrays<Array>>{self, old, HeldArrays<Array>(values), std::move(compression)});
+      ReplaceOp<HeldArrays<Array>>{self, old, HeldArrays<Array>(values), std::move(compressor)});
 }
 
 template <class Array>
@@ -440,23 +490,24 @@ void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
 }
 
 template <class Array>
-void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value) {
+void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
+                             std::uint64_t origin_number) {
   self->engine().Push({.name = "kvstore.reset",
                        .reads = {value.var()},
                        .writes = {self->var()},
                        .device = self->device(),
                        .run_when_poisoned = true},
-                      ResetOp<Array>{self, value});
+                      ResetOp<Array>{self, value, origin_number});
 }
 
 void StoredValue::QueueSnapshot(const std::shared_ptr<StoredValue>& self,
-                                std::shared_ptr<const UpdateState> states,
+                                std::shared_ptr<const StatesOrigin> origin,
                                 std::shared_ptr<KeyStates> out) {
   self->engine().Push({.name = "kvstore.save_states",
                        .reads = {self->var()},
                        .writes = {self->var()},
                        .device = self->device()},
-                      SnapshotOp{self, std::move(states), std::move(out)});
+                      SnapshotOp{self, std::move(origin), std::move(out)});
 }
 
 void StoredValue::Call(const Updaters& updaters, const NDArray& input) const {
@@ -474,8 +525,8 @@ void StoredValue::Call(const Updaters& updaters, const RowSparseNDArray& input) 
 template <class Array>
 void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
                              std::span<const Array> values,
-                             std::shared_ptr<const Compression> compression,
-                             const Updaters& updaters, int priority) {
+                             std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
+                             int priority) {
   StoredValue& v = *self;
   DCHECK(!v.IsInUpdater());
   MutexLock lock(v.updater_mutex_);
@@ -495,7 +546,7 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
                .device = device,
                .priority = priority,
                .run_when_poisoned = true},
-              MergeOp<Array>{self, HeldArrays<Array>(values), std::move(compression), merged});
+              MergeOp<Array>{self, HeldArrays<Array>(values), std::move(compressor), merged});
   std::exception_ptr error;
   try {
     v.Call(updaters, merged);
@@ -514,17 +565,18 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
 // Both kinds of arrays.
 #define HEDDLE_INSTANTIATE(Array)                                                                  \
   template void StoredValue::QueuePush(const std::shared_ptr<StoredValue>&,                        \
-                                       std::span<const Array>, std::shared_ptr<const Compression>, \
+                                       std::span<const Array>, std::shared_ptr<const Compressor>,  \
                                        Update, int);                                               \
   template void StoredValue::QueueReplace(                                                         \
       const std::shared_ptr<StoredValue>&, const std::shared_ptr<StoredValue>&,                    \
-      std::span<const Array>, std::shared_ptr<const Compression>, int);                            \
+      std::span<const Array>, std::shared_ptr<const Compressor>, int);                             \
   template void StoredValue::QueuePull(const std::shared_ptr<StoredValue>&,                        \
                                        std::span<const Array>, int);                               \
-  template void StoredValue::QueueReset(const std::shared_ptr<StoredValue>&, const Array&);        \
+  template void StoredValue::QueueReset(const std::shared_ptr<StoredValue>&, const Array&,         \
+                                        std::uint64_t);                                            \
   template void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>&,                       \
-                                        std::span<const Array>,                                    \
-                                        std::shared_ptr<const Compression>, const Updaters&, int)
+                                        std::span<const Array>, std::shared_ptr<const Compressor>, \
+                                        const Updaters&, int)
 HEDDLE_INSTANTIATE(NDArray);
 HEDDLE_INSTANTIATE(RowSparseNDArray);
 #undef HEDDLE_INSTANTIATE

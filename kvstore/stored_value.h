@@ -12,9 +12,10 @@
 #include <memory>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include "base/mutex.h"
-#include "kvstore/compression/compressed_sum.h"
+#include "kvstore/compression/compressor.h"
 #include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
 
@@ -34,6 +35,9 @@ namespace heddle::kvstore {
 //
 // Kinds. A value is dense or row-sparse for as long as it lives. When a push by the default updater
 // changes the kind of a key, the store puts another StoredValue in its place (QueueReplace).
+//
+// Optimizer state and residuals are the value's own, found, made and forgotten by the ops alone, so
+// what happens to them has the order of what happens to the value.
 class StoredValue {
  public:
   // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
@@ -51,8 +55,6 @@ class StoredValue {
   Device device() const { return is_row_sparse() ? rows_.device() : array_.device(); }
 
   std::int64_t bytes() const { return array_.bytes(); }  // of a dense value
-  // An array of the value's shape that ops on the value may touch.
-  NDArray NewGuardedArray(DType dtype) const;
 
   // Each call queues its ops and returns. `self` is the value itself, for the ops to hold.
   // The arrays have been checked: not empty, right shape and engine, and for pushes the dtype.
@@ -64,17 +66,16 @@ class StoredValue {
   void QueueInitialize(const RowSparseNDArray& value) { value.CopyTo(rows_); }
   void WaitUntilInitialized();
   // Without a rule the values are of the value's kind; with one they may be row-sparse in any case.
-  // `compression`: null, or how the values, dense ones, reach the store.
+  // `compressor`: null, or through what the values, dense ones, reach the store.
   template <class Array>
   static void QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
-                        std::shared_ptr<const Compression> compression, Update update,
-                        int priority);
+                        std::shared_ptr<const Compressor> compressor, Update update, int priority);
   // The first push of `self`, which takes the place of `old`, a value of the other kind. If an
   // input is poisoned it becomes what `old` is, converted.
   template <class Array>
   static void QueueReplace(const std::shared_ptr<StoredValue>& self,
                            const std::shared_ptr<StoredValue>& old, std::span<const Array> values,
-                           std::shared_ptr<const Compression> compression, int priority);
+                           std::shared_ptr<const Compressor> compressor, int priority);
   template <class Array>
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
@@ -82,13 +83,15 @@ class StoredValue {
   static void QueueRowPull(const std::shared_ptr<StoredValue>& self,
                            std::span<const RowSparseNDArray> out, const NDArray& row_ids,
                            int priority);
-  // `value` is of the value's kind.
+  // `value` is of the value's kind. Forgets the residuals, and the states of all origins up to
+  // `origin_number`.
   template <class Array>
-  static void QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value);
-  // Sets `out` to the states as they are after all earlier ops, with arrays that nothing writes any
-  // more. Done when the value's Var is.
+  static void QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
+                         std::uint64_t origin_number);
+  // Sets `out` to the states of that origin as they are after all earlier ops, with arrays that
+  // nothing writes any more. Done when the value's Var is.
   static void QueueSnapshot(const std::shared_ptr<StoredValue>& self,
-                            std::shared_ptr<const UpdateState> states,
+                            std::shared_ptr<const StatesOrigin> origin,
                             std::shared_ptr<KeyStates> out);
   void Wait() const { engine().WaitForVar(var()); }
   // This thread is in RunUpdater.
@@ -100,10 +103,18 @@ class StoredValue {
   // not in it already, and returns when it has; throws what it throws.
   template <class Array>
   static void RunUpdater(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
-                         std::shared_ptr<const Compression> compression, const Updaters& updaters,
+                         std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
                          int priority) EXCLUDES(self->updater_mutex_);
 
  private:
+  // What one sender keeps: the part of its gradients that its codes have not carried yet. A sender
+  // is a device, or one of several arrays that a push names on a device, in their order.
+  struct Residual {
+    Device device;
+    int place;  // among the arrays of the device in a push
+    NDArray array;
+  };
+
   template <class Inputs>
   struct PushOp;
   template <class Inputs>
@@ -130,15 +141,26 @@ class StoredValue {
   template <class Use>
   void UseCurrent(const Use& use) const;
   void FetchSource();
-  void Assign(std::span<const NDArray> inputs, const Compression* compression);
-  void Assign(std::span<const RowSparseNDArray> inputs, const Compression* compression);
+  // An array of the value's shape that ops on the value may touch.
+  NDArray NewGuardedArray(DType dtype) const;
+  std::vector<NDArray> ResidualsOf(std::span<const NDArray> senders);
+  // out = the sum of the inputs as they reach the store.
+  void SumReceived(std::span<const NDArray> inputs, const Compressor* compressor,
+                   const NDArray& out);
+  void SumReceived(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
+                   const RowSparseNDArray& out);
+  void Assign(std::span<const NDArray> inputs, const Compressor* compressor);
+  void Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor);
   void Convert(const StoredValue& other);
   void CopyTo(std::span<const NDArray> out) const;
   void CopyTo(std::span<const RowSparseNDArray> out) const;
-  void ApplyUpdate(std::span<const NDArray> inputs, const Compression* compression,
+  void ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,
                    const Update& update);
-  void ApplyUpdate(std::span<const RowSparseNDArray> inputs, const Compression* compression,
+  void ApplyUpdate(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
                    const Update& update);
+  // The state to go on with. `outdated` is made, and that is it, for a push that was overtaken by
+  // one of a later origin.
+  UpdateState& StateOf(StatesOrigin& origin, std::unique_ptr<UpdateState>* outdated);
   NDArray& Merged(const NDArray& /*like*/) REQUIRES(updater_mutex_) { return merged_; }
   RowSparseNDArray& Merged(const RowSparseNDArray& /*like*/) REQUIRES(updater_mutex_) {
     return merged_rows_;
@@ -153,9 +175,12 @@ class StoredValue {
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
-  NDArray decompressed_;            // (V) the sum of compressed gradients; empty until needed
-  std::exception_ptr input_error_;  // (V)
-  bool has_value_ = false;          // (V) false: created by a push that has not succeeded yet
+  NDArray decompressed_;             // (V) the sum of compressed gradients; empty until needed
+  std::exception_ptr input_error_;   // (V)
+  bool has_value_ = false;           // (V) false: created by a push that has not succeeded yet
+  std::vector<Residual> residuals_;  // (V) of the senders seen so far
+  std::unique_ptr<UpdateState> update_state_;  // (V) null: none so far
+  std::uint64_t origin_number_ = 0;            // (V) of update_state_
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;

@@ -62,6 +62,11 @@ NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start,
 
 }  // namespace
 
+std::unique_ptr<UpdateState> StatesOrigin::Start() {
+  MutexLock lock(mutex_);
+  return loaded_ != nullptr ? std::move(loaded_) : std::make_unique<UpdateState>(multi_precision);
+}
+
 template <class Value>
 ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
                                   double learning_rate, double weight_decay) {

@@ -8,7 +8,9 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include "base/mutex.h"
 #include "kvstore/optimizer/update_rule.h"
 
 namespace heddle::kvstore {
@@ -50,10 +52,35 @@ struct UpdateState {
                        double learning_rate, double weight_decay);
 };
 
+// Where the states of a key begin: at SetOptimizer, or at LoadOptimizerStates. Threads: any.
+class StatesOrigin {
+ public:
+  // `number` counts the origins of a store. `loaded`: what the states start as; null: fresh ones.
+  StatesOrigin(std::uint64_t number, bool multi_precision,
+               std::unique_ptr<UpdateState> loaded = nullptr)
+      : number(number), multi_precision(multi_precision), loaded_(std::move(loaded)) {}
+
+  // What was loaded goes to the first who asks, fresh states to all others.
+  std::unique_ptr<UpdateState> Start() EXCLUDES(mutex_);
+  // `use` gets what was loaded, if it is still here.
+  template <class Use>
+  void ReadLoaded(const Use& use) const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (loaded_ != nullptr) use(*loaded_);
+  }
+
+  const std::uint64_t number;
+  const bool multi_precision;
+
+ private:
+  mutable Mutex mutex_;
+  std::unique_ptr<UpdateState> loaded_ GUARDED_BY(mutex_);
+};
+
 // An update by a built-in optimizer; empty: the sum replaces the value.
 struct Update {
   std::shared_ptr<const internal::UpdateRule> rule;
-  std::shared_ptr<UpdateState> state;
+  std::shared_ptr<StatesOrigin> origin;
   double learning_rate = 0;  // of the key
   double weight_decay = 0;
 };

@@ -312,8 +312,9 @@ class KVStore {
   // Writes to a file what the optimizer keeps for the keys (momenta, counts of updates, ...), as it
   // is after all that this thread has pushed; with_optimizer also the optimizer's parameters,
   // schedule and multipliers. Returns when the file is in place. Not the values: save those as
-  // well. InvalidState without an optimizer, or from inside an op; IoError if the file cannot be
-  // written; the error of a poisoned key.
+  // well. InvalidState without an optimizer, from inside an op, or if another thread sets an
+  // optimizer or loads states meanwhile; IoError if the file cannot be written; the error of a
+  // poisoned key.
   virtual void SaveOptimizerStates(const std::string& file, bool with_optimizer = false);
   // Takes the states of a file in place of those that are, for later pushes, and gives the
   // optimizer the parameters, schedule and multipliers if they are there. Training goes on with the

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <utility>
+#include <vector>
 
-#include "kvstore/array_kernels.h"
 #include "ops/cast.h"
 #include "ops/sum.h"
 #include "storage/parallel.h"
@@ -28,17 +27,14 @@ struct Sender {
 
 }  // namespace
 
-void SumCompressed(std::span<const NDArray> inputs, const Compression& compression,
-                   const NDArray& out) {
-  const Compressor& compressor = *compression.compressor;
+void SumCompressed(std::span<const NDArray> inputs, const Compressor& compressor,
+                   std::span<const NDArray> residuals, const NDArray& out) {
   const DType dtype = out.dtype();
   const auto element_bytes = static_cast<std::int64_t>(SizeOf(dtype));
   std::vector<Sender> senders;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    Residual& residual = *compression.residuals[i];
-    if (!std::exchange(residual.is_zeroed, true)) FillZero(residual.array);
     senders.push_back(
-        {static_cast<const std::byte*>(inputs[i].const_data()), residual.array.data<float>()});
+        {static_cast<const std::byte*>(inputs[i].const_data()), residuals[i].data<float>()});
   }
   auto* const to = static_cast<std::byte*>(out.data());
 

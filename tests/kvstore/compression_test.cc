@@ -225,6 +225,25 @@ TEST_P(CompressionTest, ResetForgetsTheResiduals) {
   EXPECT_EQ(Pulled(*store, "k"), All(0.5));
 }
 
+// Whichever comes first: the second push alone is below the threshold.
+TEST_P(CompressionTest, ResetForgetsTheResidualsInTheOrderOfThePushes) {
+  if (GetParam().engine != "threaded") GTEST_SKIP() << "calls of several threads";
+  const NDArray zero = Full(0);
+  zero.WaitToRead();
+  const NDArray small = Full(0.25);
+  small.WaitToRead();
+  for (int round = 0; round < 300; ++round) {
+    store = NewStore();
+    store->SetGradientCompression({.type = "2bit"});
+    store->Init("k", zero);
+    store->Push("k", Full(0.375));
+    RunTogether(
+        round, [&] { store->Push("k", zero); }, [&] { store->Reset("k", zero); });
+    store->Push("k", Full(0.375));
+    ASSERT_EQ(Pulled(*store, "k"), All(0)) << "in round " << round;
+  }
+}
+
 TEST_P(CompressionTest, TransfersCountTheBytesOfTheCodes) {
   const auto array = [&](int device) { return Array(Floats(17), device); };
   store->Init("k", array(0));

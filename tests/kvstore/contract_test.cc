@@ -707,6 +707,24 @@ TEST_P(FailedUpdateTest, ResetForgetsTheOptimizerState) {
   EXPECT_EQ(Pulled(*store, "k"), All(-1));
 }
 
+// Whichever comes first: a push of zeros has no momentum to go on with, and leaves none behind.
+TEST_P(FailedUpdateTest, ResetForgetsTheOptimizerStateInTheOrderOfThePushes) {
+  if (GetParam().engine != "threaded") GTEST_SKIP() << "calls of several threads";
+  const NDArray zero = Full(0);
+  zero.WaitToRead();
+  for (int round = 0; round < 300; ++round) {
+    store = NewStore();
+    store->Init("k", zero);
+    store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
+    store->Push("k", Full(1));
+    RunTogether(
+        round, [&] { store->Push("k", zero); }, [&] { store->Reset("k", zero); });
+    ASSERT_EQ(Pulled(*store, "k"), All(0)) << "in round " << round;
+    store->Push("k", zero);
+    ASSERT_EQ(Pulled(*store, "k"), All(0)) << "in round " << round;
+  }
+}
+
 TEST_P(FailedUpdateTest, ResetOfAnUnknownKeyIsAnError) {
   ExpectInvalid([&] { store->Reset("k", Full(1)); }, {"Reset", "unknown key", "'k'"});
   EXPECT_FALSE(store->Contains("k"));

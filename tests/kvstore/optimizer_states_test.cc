@@ -193,6 +193,22 @@ TEST_P(OptimizerStatesTest, IntegerKeysAndKeysWithoutUpdates) {
   }
 }
 
+TEST_P(OptimizerStatesTest, ResetForgetsWhatWasLoaded) {
+  Init(*store, DType::kFloat32);
+  store->SetOptimizer(Make("adam", false));
+  Push(*store, Gradients(DType::kFloat32));
+  store->SaveOptimizerStates(file_);
+  const auto loaded = Copy(DType::kFloat32);
+  loaded->SetOptimizer(Make("adam", false));
+  loaded->LoadOptimizerStates(file_);
+  const auto fresh = Copy(DType::kFloat32);
+  fresh->SetOptimizer(Make("adam", false));
+  for (std::string_view key : {"a", "b"}) {
+    loaded->Reset(key, Value(*store, key, DType::kFloat32));
+  }
+  ExpectSameTraining(*loaded, *fresh, DType::kFloat32);
+}
+
 TEST_P(OptimizerStatesTest, NeedsAnOptimizer) {
   store->Init("a", Full(1));
   for (const auto& call :

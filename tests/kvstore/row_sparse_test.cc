@@ -396,6 +396,54 @@ TEST_P(RowSparseStoreTest, PullsSeeAValueWholeWhileItsKindChanges) {
   EXPECT_EQ(failures, 0);
 }
 
+// Whoever loses the key to the other has residuals and optimizer state of its own: what ops of
+// several values touched without an order, the access checker would refuse.
+TEST_P(RowSparseStoreTest, ThreadsThatChangeTheKindShareNoResiduals) {
+  if (GetParam().engine != "threaded") GTEST_SKIP() << "calls of several threads";
+  EngineOptions options = OptionsOf(GetParam());
+  options.check_access = true;
+  Engine checked(options);
+  const NDArray gradient = NDArray::Full(rows_shape, 1, DType::kFloat32, Cpu(), checked);
+  gradient.WaitToRead();
+  for (int round = 0; round < 200; ++round) {
+    const auto own = KVStore::Create(GetParam().store, checked);
+    own->SetGradientCompression({.type = "2bit"});
+    own->Init("k", RowSparseNDArray(rows_shape, DType::kFloat32, Cpu(), checked));
+    const auto push = [&] { own->Push("k", gradient); };
+    RunTogether(round, push, push);
+    push();
+    ASSERT_NO_THROW(checked.WaitForAll()) << "in round " << round;
+  }
+}
+
+TEST_P(RowSparseStoreTest, AValueThatTakesThePlaceOfAnotherSharesNoOptimizerState) {
+  if (GetParam().engine != "threaded") GTEST_SKIP() << "calls of several threads";
+  EngineOptions options = OptionsOf(GetParam());
+  options.check_access = true;
+  Engine checked(options);
+  const NDArray dense = NDArray::Full(rows_shape, 1, DType::kFloat32, Cpu(), checked);
+  dense.WaitToRead();
+  const auto rows = RowSparseNDArray::FromVectors<float>({1}, {1, 1}, rows_shape, DType::kFloat32,
+                                                         Cpu(), checked);
+  for (int round = 0; round < 200; ++round) {
+    const auto own = KVStore::Create(GetParam().store, checked);
+    own->Init("k", rows);
+    const auto change_kind = [&] {
+      try {
+        own->Push("k", dense);
+      } catch (const InvalidArgument&) {  // the optimizer was there first
+      }
+    };
+    const auto update = [&] {
+      own->SetOptimizer(Sgd({.momentum = 0.9}));
+      own->Push("k", rows);
+    };
+    RunTogether(round, change_kind, update);
+    own->Push("k", rows);
+    ASSERT_NO_THROW(checked.WaitForAll()) << "in round " << round;
+  }
+}
+
 // ---- Updaters
 
 TEST_P(RowSparseStoreTest, UpdatersGetTheKindsThatTheyAreFor) {

@@ -6,6 +6,7 @@
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <latch>
@@ -16,6 +17,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -132,6 +134,23 @@ void ExpectInvalid(F&& call, const std::vector<std::string>& parts) {
   for (const std::string& part : parts) {
     EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
   }
+}
+
+// Runs `a` and `b` on two threads that begin together, up to `round` steps of a few nanoseconds
+// apart.
+template <class A, class B>
+void RunTogether(int round, A&& a, B&& b) {
+  std::atomic<int> there = 0;
+  const auto run = [&there](int steps, auto& call) {
+    ++there;
+    while (there < 2) {
+    }
+    for (int i = 0; i < steps; ++i) there.load();
+    call();
+  };
+  std::thread other([&] { run(round % 37 * 3, a); });
+  run(round % 41 * 3, b);
+  other.join();
 }
 
 class StoreTest : public testing::TestWithParam<StoreSetup> {
