@@ -43,15 +43,6 @@ enum class MergeOn { kCpu, kPushingDevices };
       fmt::format("{}: unknown key {}: expected one that was initialised", call, ToString(key)));
 }
 
-// The arrays are of the kind that the value has.
-void CheckKind(std::string_view call, const StoredValue& value, const KeyArrays& pair) {
-  if (value.is_row_sparse() == !pair.row_sparse.empty()) return;
-  const auto kind = [](bool row_sparse) { return row_sparse ? "row-sparse" : "dense"; };
-  throw InvalidArgument(
-      fmt::format("{}: key {}: expected a {} array, as the value is, got a {} one", call,
-                  ToString(pair.key), kind(value.is_row_sparse()), kind(!value.is_row_sparse())));
-}
-
 // ---- The store
 
 class LocalKVStore final : public KVStore {
@@ -313,27 +304,37 @@ void LocalKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<cons
 void LocalKVStore::DoReset(const KeyArrays& value) {
   const KeyRef key = value.key;
   CheckOneArray("Reset", value, engine());
-  {
-    const ValuePtr stored = Find("Reset", key);
-    CheckKind("Reset", *stored, value);
-    ForEachArray(value, [&](const auto& array) {
-      CheckShapeAndDType("Reset", key, *stored, array);
-      array.WaitToRead();
-    });
-  }
-  ValuePtr stored;
+  ValuePtr stored = Find("Reset", key);
+  ForEachArray(value, [&](const auto& array) {
+    CheckShapeAndDType("Reset", key, *stored, array);
+    array.WaitToRead();
+  });
+  const bool row_sparse = !value.row_sparse.empty();
+  ValuePtr other;                            // comes in place of a value of the other kind
   std::shared_ptr<StatesOrigin> old_origin;  // dropped after the lock
   std::uint64_t origin_number = 0;
-  {
+  for (;;) {
+    if (stored->is_row_sparse() != row_sparse) {
+      WithFirstArray(value, [&](const auto& array) {
+        other = std::make_shared<StoredValue>(key.ToKey(), array, stored->device(), engine());
+        other->QueueInitialize(array);
+      });
+      other->WaitUntilInitialized();
+    }
     MutexLock lock(mutex_);
     const auto found = slots_.find(key);
     if (found == slots_.end()) ThrowUnknownKey("Reset", key);
-    stored = found->second.value;
-    CheckKind("Reset", *stored, value);  // another thread may have changed it meanwhile
-    old_origin.swap(found->second.origin);
+    Slot& slot = found->second;
+    stored = slot.value;
+    const bool same_kind = stored->is_row_sparse() == row_sparse;
+    if (!same_kind && other == nullptr) continue;  // another thread has changed it meanwhile
+    old_origin.swap(slot.origin);
     origin_number = OriginNumberLocked();
     // Only values that no op has written may move to another device.
-    if (!std::exchange(found->second.placed, true)) --unplaced_;
+    if (!std::exchange(slot.placed, true)) --unplaced_;
+    if (same_kind) break;
+    slot.value = std::move(other);
+    return;
   }
   ForEachArray(value,
                [&](const auto& array) { StoredValue::QueueReset(stored, array, origin_number); });

@@ -3,7 +3,8 @@
 //   sgd->SetSchedule(heddle::CosineSchedule{.max_update = 10000, .base_rate = 0.4});
 //
 // The number n counts from 1: the most updates that any key of the store has had, with the update
-// that is about to be.
+// that is about to be. A push counts when it is made, also if its input fails and it updates
+// nothing.
 #pragma once
 
 #include <cstdint>

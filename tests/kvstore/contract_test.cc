@@ -725,6 +725,18 @@ TEST_P(FailedUpdateTest, ResetForgetsTheOptimizerStateInTheOrderOfThePushes) {
   }
 }
 
+TEST_P(FailedUpdateTest, APushThatFailsCountsForTheSchedule) {
+  const FactorSchedule schedule{.step = 1, .factor = 0.5, .base_rate = 1};
+  const auto sgd = Sgd();
+  sgd->SetSchedule(schedule);
+  store->Init("k", Full(0));
+  store->SetOptimizer(sgd);
+  for (int i = 0; i < 3; ++i) store->Push("k", Poisoned("bad gradient"));
+  store->Push("k", Full(1));
+  EXPECT_EQ(Pulled(*store, "k"), All(static_cast<float>(-RateAt(schedule, 4))));
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
 TEST_P(FailedUpdateTest, ResetOfAnUnknownKeyIsAnError) {
   ExpectInvalid([&] { store->Reset("k", Full(1)); }, {"Reset", "unknown key", "'k'"});
   EXPECT_FALSE(store->Contains("k"));

@@ -199,14 +199,53 @@ TEST_P(RowSparseStoreTest, PushPullAndBroadcastFillDenseOutputs) {
   EXPECT_EQ(Column(out), (Floats{0, 1, 0, 2, 0}));
 }
 
-TEST_P(RowSparseStoreTest, ResetOverwritesAValueOfItsKind) {
-  store->Init("k", Rows({1}, 5));
-  store->Reset("k", Rows({2, 3}, 6));
-  ExpectRows("k", {2, 3}, {6, 6});
-  ExpectInvalid([&] { store->Reset("k", Dense(1)); }, {"Reset", "'k'", "row-sparse", "dense"});
-  store->Init("d", Dense(1));
-  ExpectInvalid([&] { store->Reset("d", Rows({1}, 1)); }, {"Reset", "'d'", "row-sparse", "dense"});
-  ExpectRows("k", {2, 3}, {6, 6});
+TEST_P(RowSparseStoreTest, ResetOverwritesAValueOfEitherKind) {
+  store->Init({"s", "d"}, {Rows({1}, 5), Dense(1)});
+  store->Reset("s", Rows({2, 3}, 6));
+  ExpectRows("s", {2, 3}, {6, 6});
+  store->Reset("s", Dense(2));
+  EXPECT_EQ(Stored("s"), Floats(5, 2));
+  ExpectInvalid([&] { store->RowSparsePull("s", NoRows(), RowIds<int>({1})); }, {"got a dense"});
+  const RowSparseNDArray rows = Rows({1}, 3);
+  store->Reset("d", rows);
+  Poison(rows, "gone");  // which is not the stored array
+  ExpectRows("d", {1}, {3});
+  ExpectInvalid(
+      [&] {
+        store->Reset("d", RowSparseNDArray({4, 2}, DType::kFloat32, Cpu(), engine));
+      },
+      {"Reset", "'d'", "(5, 2)", "(4, 2)"});
+  ExpectInvalid([&] { store->Reset("d", Dense(1).AsType(DType::kFloat16)); },
+                {"Reset", "'d'", "float32", "float16"});
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { store->Reset("d", Poison(Dense(1), "broken")); }),
+            "broken");
+  ExpectRows("d", {1}, {3});
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
+// A push that would have changed the kind has failed: who resets need not know what is there now.
+TEST_P(RowSparseStoreTest, ResetCuresAKeyWhoseKindAFailedPushMayHaveChanged) {
+  for (const bool to_rows : {true, false}) {
+    store = NewStore();
+    store->Init("k", Rows({1}, 5));
+    store->Push("k", Poison(Dense(1), "broken"));
+    if (to_rows) {
+      store->Reset("k", Rows({2}, 7));
+    } else {
+      store->Reset("k", Dense(7));
+    }
+    EXPECT_EQ(Stored("k"), to_rows ? Floats({0, 0, 7, 0, 0}) : Floats(5, 7));
+  }
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
+TEST_P(RowSparseStoreTest, ResetToTheOtherKindForgetsTheOptimizerState) {
+  store->Init("k", Dense(0));
+  store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
+  store->Push("k", Dense(1));
+  store->Reset("k", NoRows());
+  store->Push("k", Rows({0, 1}, 1));
+  EXPECT_EQ(Stored("k"), (Floats{-1, -1, 0, 0, 0}));
 }
 
 // ---- Row pulls
