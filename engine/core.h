@@ -82,7 +82,7 @@ class EngineCore {
   void WaitForVar(const Var& var, std::optional<Deadline> deadline);
   void WaitForReadsAndWrites(const Var& var, std::optional<Deadline> deadline);
   void WaitForAll(std::optional<Deadline> deadline);
-  void Stop(std::optional<Deadline> deadline);
+  void Stop(std::optional<Deadline> deadline, bool destroying = false);
   std::uint64_t version(const Var& var) const;
   std::optional<Failure> FailureOf(const Var& var);
   std::exception_ptr ErrorOf(const Var& var);
@@ -130,7 +130,7 @@ class EngineCore {
     std::int64_t grain;
     std::int64_t blocks;
     const std::function<void(std::int64_t, std::int64_t)>* body;
-    Op* op;  // whose body called ParallelFor; null outside ops
+    engine::ThreadContext context;  // of the caller: helpers run blocks as it would
     int priority;
     std::atomic<std::int64_t> next{0};      // the first block that nobody has taken
     std::atomic<int> helpers{0};            // raised under lock_, while the job is listed
@@ -208,6 +208,7 @@ class EngineCore {
   bool OnlyCompletionsHelpLocked() REQUIRES(lock_);
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                    bool async);
+  void ReturnBytes(std::int64_t bytes) noexcept EXCLUDES(lock_);
   void AwaitSlot(std::uint64_t ticket) noexcept;
   void AfterPublish() noexcept {
     const Mode mode = mode_.load(std::memory_order_seq_cst);  // see DESIGN
@@ -225,6 +226,8 @@ class EngineCore {
   Op* PickLocked(Executor& executor) REQUIRES(lock_);
   Op* StreamLocked(Executor& executor) REQUIRES(lock_);
   Op* PopReadyLocked(Executor& executor) REQUIRES(lock_);
+  static bool IsLater(const Executor& executor, const Op* op);
+  void DrainIfUrgentLocked() REQUIRES(lock_);
   void ExecuteLocked(Executor& executor, Op* op) REQUIRES(lock_);
   void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
   static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
@@ -234,7 +237,7 @@ class EngineCore {
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
   FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error) REQUIRES(lock_);
-  void ReleaseFromBoundLocked() REQUIRES(lock_);
+  void ReleaseFromBoundLocked(std::int64_t bytes) REQUIRES(lock_);
   Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) {
     return epoch == current_epoch_ ? open_epoch_ : closed_epochs_[epoch - base_epoch_];
   }
@@ -246,6 +249,7 @@ class EngineCore {
   bool LingerLocked(Executor& executor, int* polls) REQUIRES(lock_);
   void JoinExecutorsLocked() REQUIRES(lock_);
   bool LeaveExecutorsLocked() REQUIRES(lock_);
+  void LowerModeLocked() REQUIRES(lock_);
   bool WorkIsVisibleLocked() REQUIRES(lock_);
   bool ParallelPaysLocked() const REQUIRES(lock_) { return body_ns_ > kParallelBodyNs; }
   bool NeedsHelpLocked() REQUIRES(lock_);
@@ -365,6 +369,7 @@ class EngineCore {
   engine::Tracker tracker_ GUARDED_BY(lock_);
   engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::uint64_t failed_ GUARDED_BY(lock_) = 0;
+  std::uint64_t executor_ran_ GUARDED_BY(lock_) = 0;  // ops run by workers and WaitForAll
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;
   int room_waiters_ GUARDED_BY(lock_) = 0;
   Executor* executor_list_ GUARDED_BY(lock_) = nullptr;
@@ -399,7 +404,7 @@ class EngineCore {
   // The lookout thread's own memory of its last look.
   std::uint64_t last_tail_ = 0;
   std::uint64_t last_head_ = 0;
-  std::uint64_t last_done_ = 0;
+  std::uint64_t last_ran_ = 0;
   struct Sighting {
     std::int64_t time_ns;
     std::uint64_t tail;  // ops with smaller tickets had been pushed by then

@@ -51,8 +51,8 @@ void EngineCore::PushReadyLocked(Op* op) {
 EngineCore::Dequeued EngineCore::DequeueLocked() {
   const engine::Inbox::Message message = inbox_.At(inbox_head_);
   if (message.address == nullptr) return {false, nullptr};
-  if (!boundaries_.empty()) AdvanceEpochsLocked();
   inbox_.Advance(&inbox_head_);
+  Op* ready = nullptr;
   switch (message.kind) {
     case MessageKind::kOp: {
       Op* op = static_cast<Op*>(message.address);
@@ -61,17 +61,20 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
       ++epoch.pending;
       epoch.children -= op->child;
       ++pushed_;
-      return {true, tracker_.Register(op) ? op : nullptr};
+      if (tracker_.Register(op)) ready = op;
+      break;
     }
     case MessageKind::kDropped: {
-      ReleaseFromBoundLocked();
+      ReleaseFromBoundLocked(/*bytes=*/0);
       auto* var = static_cast<VarState*>(message.address);
       var->dropped = true;
       if (var->Idle()) FreeVarLocked(var);
-      return {true, nullptr};
+      break;
     }
   }
-  return {false, nullptr};
+  // Now, not with the next message: that may be long in coming, and is none of a closed epoch's.
+  if (!boundaries_.empty()) AdvanceEpochsLocked();
+  return {true, ready};
 }
 
 void EngineCore::DrainLocked() {
@@ -79,7 +82,6 @@ void EngineCore::DrainLocked() {
   for (Dequeued next = DequeueLocked(); next.any; next = DequeueLocked()) {
     if (next.ready != nullptr) PushReadyLocked(next.ready);
   }
-  if (!boundaries_.empty()) AdvanceEpochsLocked();
 }
 
 // Registers everything that was pushed before, this thread's own pushes among it. The inbox ends
@@ -125,16 +127,10 @@ Op* EngineCore::PickLocked(Executor& executor) {
     });
     if (!ready_.empty()) break;
   }
-  // Not exchange: the usual answer is no, and a load keeps the line shared.
-  if (urgent_.load(std::memory_order_acquire)) {
-    urgent_.store(false, std::memory_order_relaxed);
-    // Draining may release the lock, and then a ready op must be where waits look for it.
-    if (executor.candidate != nullptr) ready_.Push(std::exchange(executor.candidate, nullptr));
-    DrainLocked();
-  }
+  DrainIfUrgentLocked();
   if (Op* op = std::exchange(executor.candidate, nullptr)) {
     // Ops below priority 0 let those pass that still lie in the inbox.
-    if (op->priority >= 0 && executor.streak < kStreakMax &&
+    if (op->priority >= 0 && executor.streak < kStreakMax && !IsLater(executor, op) &&
         (ready_.empty() || (op->priority >= ready_.top_priority() && !ready_.ageing_due()))) {
       ++executor.streak;
       ready_.CountOvertake(op->priority);
@@ -168,24 +164,34 @@ Op* EngineCore::StreamLocked(Executor& executor) {
       ++blocked;
       continue;
     }
-    if (next.ready->priority == 0 && (ready_.empty() || ready_.top_priority() < 0)) {
-      return next.ready;
-    }
+    if (next.ready->priority == 0 && ready_.empty()) return next.ready;
     ready_.Push(next.ready);
     // Above 0: nothing in the inbox is above it that urgent_ does not announce. Below: look on.
     if (ready_.top_priority() >= 0) break;
   }
-  if (!boundaries_.empty()) AdvanceEpochsLocked();
   return ready_.empty() ? nullptr : PopReadyLocked(executor);
 }
 
 Op* EngineCore::PopReadyLocked(Executor& executor) {
   Op* op = ready_.Pop();
-  if (executor.last_epoch && static_cast<std::int32_t>(op->epoch - *executor.last_epoch) > 0) {
-    ready_.Push(op);  // pushed after the WaitForAll that helps here
-    return nullptr;
-  }
-  return op;
+  if (!IsLater(executor, op)) return op;
+  ready_.Push(op);
+  return nullptr;
+}
+
+// Was `op` pushed after the WaitForAll that helps here?
+bool EngineCore::IsLater(const Executor& executor, const Op* op) {
+  return executor.last_epoch && static_cast<std::int32_t>(op->epoch - *executor.last_epoch) > 0;
+}
+
+// If an op above priority 0 may lie in the inbox, brings it into the ready queue.
+void EngineCore::DrainIfUrgentLocked() {
+  // Not exchange: the usual answer is no, and a load keeps the line shared.
+  if (!urgent_.load(std::memory_order_acquire)) return;
+  // acq_rel, as in CommitPush: of the two exchanges the later one sees what came before the other,
+  // so either the op is found now or the flag stays.
+  urgent_.exchange(false, std::memory_order_acq_rel);
+  DrainLocked();
 }
 
 // Runs the body of `op` without the lock, then finishes it.
@@ -195,6 +201,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   op->started = true;
   executor.current = op;
   ++executor.ran;
+  executor_ran_ += executor.keeps_candidate;
   ++executing_;
   bool request_worker = false;
   const bool lowered = kind_ == Kind::kThreaded && LowerGuardLocked(&request_worker);
@@ -238,7 +245,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   if (lowered) mode_.store(Mode::kAwake, std::memory_order_relaxed);
   if (timed) MeasureBodyLocked(ended_ns - started_ns);
   if (children > 0) EpochLocked(op->epoch).children += children;
-  ReleaseFromBoundLocked();
+  ReleaseFromBoundLocked(op->temporary_bytes());
   if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, error)) return;
   FailureRecord* failure = error != nullptr ? RecordFailureLocked(op, error) : poison;
   FinishLocked(&executor, op, failure);
@@ -320,12 +327,6 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
   if (failure != nullptr) engine::Tracker::Unref(failure);
   ++done_;
   const std::uint32_t epoch = op->epoch;
-  if (const std::int64_t bytes = op->temporary_bytes(); bytes > 0) {
-    pending_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-    if (room_waiters_ > 0) {
-      WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
-    }
-  }
   if (AsyncState* async = op->async_state()) {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
       trace->OnComplete(
@@ -342,8 +343,9 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
   }
 }
 
-void EngineCore::ReleaseFromBoundLocked() {
+void EngineCore::ReleaseFromBoundLocked(std::int64_t bytes) {
   ++released_;
+  if (bytes > 0) pending_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   // Not the inbox' tail: reading the line that pushers write, an op at a time, would cost both
   // sides dearly.
   if ((released_ & 31) == 0) {

@@ -81,8 +81,10 @@ void EngineCore::Unref() noexcept {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
 }
 
-void EngineCore::Stop(std::optional<Deadline> deadline) {
-  CheckNotInOp("Stop", nullptr);
+void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
+  // An op of another engine may let go of the last handle of this one, and then there is no other
+  // way than to wait.
+  if (!destroying || tls_context.core == this) CheckNotInOp("Stop", nullptr);
   const MutexLock stop(stop_mutex_);
   if (stopped_) return;
   closed_.store(true, std::memory_order_seq_cst);
@@ -137,7 +139,7 @@ std::string VarName(const VarState& var) {
 }
 
 Var EngineCore::NewVar(std::string_view name) {
-  CheckOpen("NewVar");
+  if (tls_context.core != this) CheckOpen("NewVar");
   auto text = name.empty() ? nullptr : std::make_unique<std::string>(name);
   auto* var = new VarState;
   var->core = this;

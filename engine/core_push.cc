@@ -20,8 +20,10 @@ using engine::tls_context;
 namespace {
 
 constexpr std::size_t kPairwiseMax = 16;
-// How long a pusher at the bound waits for completions before it enters all the same.
+// How long a pusher at the bound waits for completions before it enters all the same: while nothing
+// else can make room, and while other ops come and go.
 constexpr std::chrono::milliseconds kStuckPatience{5};
+constexpr std::chrono::milliseconds kBusyPatience{1000};
 
 // Writes the accesses of an op, each variable once, and returns how many: pure reads first, in list
 // order, then writes, so that the first failed input in list order is the one passed on.
@@ -133,7 +135,7 @@ NewOp EngineCore::BeginPush(const OpOptions& options, std::size_t body_bytes, Bo
   try {
     return NewOpBlock(options, body_bytes, function, async);
   } catch (...) {
-    pending_bytes_.fetch_sub(options.temporary_bytes, std::memory_order_relaxed);
+    ReturnBytes(options.temporary_bytes);
     throw;
   }
 }
@@ -176,8 +178,16 @@ NewOp EngineCore::NewOpBlock(const OpOptions& options, std::size_t body_bytes,
   return {op, op->body()};
 }
 
+// Of an op that is not pushed after all.
+void EngineCore::ReturnBytes(std::int64_t bytes) noexcept {
+  if (bytes == 0) return;
+  const engine::TrackerGuard guard(lock_);
+  pending_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+}
+
 void EngineCore::AbandonPush(Op* op) noexcept {
-  pending_bytes_.fetch_sub(op->temporary_bytes(), std::memory_order_relaxed);
+  ReturnBytes(op->temporary_bytes());
   if (AsyncState* async = op->async_state()) {
     async->flags.store(AsyncState::kClaimed, std::memory_order_relaxed);
     ReleaseAsync(async);
@@ -207,10 +217,8 @@ void EngineCore::CommitPush(Op* op) noexcept {
     }
   }
   inbox_.Publish(ticket, op, MessageKind::kOp);
-  // After publishing: an executor that clears the flag first must find the op.
-  if (urgent && !urgent_.load(std::memory_order_relaxed)) {
-    urgent_.store(true, std::memory_order_release);
-  }
+  // After publishing; see DrainIfUrgentLocked.
+  if (urgent) urgent_.exchange(true, std::memory_order_acq_rel);
   AfterPublish();
 }
 
@@ -272,6 +280,7 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
   const ExecutorLink link(*this, executor);
   // Since when nothing but completions could make room, and none has.
   auto stuck_since = Clock::now();
+  auto in_flight_since = stuck_since;  // something has been waiting for its completion
   std::uint64_t released = released_;
   while (!HasRoomLocked(bytes)) {
     if (closed_.load(std::memory_order_relaxed)) {
@@ -296,9 +305,10 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
     const auto now = Clock::now();
     if (!OnlyCompletionsHelpLocked() || released != released_) stuck_since = now;
     released = released_;
+    if (in_flight_.empty()) in_flight_since = now;
     // One op past the bound each time: it never deadlocks, and still bounds how fast the pending
     // ops grow.
-    if (now - stuck_since >= kStuckPatience) break;
+    if (now - stuck_since >= kStuckPatience || now - in_flight_since >= kBusyPatience) break;
     // Whatever gives room wakes this thread, but nobody does when the last op that could run has
     // become a blocked one: so it looks again from time to time.
     Waiter waiter{.kind = WaitKind::kRoom};

@@ -288,14 +288,12 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       }
     }
     // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
-    if (std::exchange(joined, false) && --executors_ == 0) {
-      mode_.store(Mode::kNap, std::memory_order_seq_cst);
-    }
+    if (std::exchange(joined, false) && --executors_ == 0) LowerModeLocked();
     Waiter waiter{.kind = WaitKind::kAll, .target = epoch, .may_help = true};
     late = SleepLocked(waiter, deadline);
   }
   const bool ended = EpochEndedLocked(epoch);
-  if (joined && --executors_ == 0) mode_.store(Mode::kNap, std::memory_order_seq_cst);
+  if (joined && --executors_ == 0) LowerModeLocked();
   EnsureWorkerLocked();
   return ended;
 }

@@ -65,7 +65,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
   const std::int64_t turn_ends_ns = SteadyNowNs() + kTurnNs;
   int until_clock = 0;
   int polls = kShortLingerPolls;
-  std::uint64_t others_done = done_;
+  std::uint64_t others_ran = executor_ran_;
   while (true) {
     if (Job* job = JoinableJobLocked()) {
       if (executor.candidate != nullptr) {
@@ -78,7 +78,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       // Waits that help have taken every place; they hand over when they leave. A thread in
       // WaitForAll goes before a worker: it has a CPU, where a worker that was just woken may
       // share one with another.
-      if (--executors_ == 0) mode_.store(Mode::kNap, std::memory_order_seq_cst);
+      if (--executors_ == 0) LowerModeLocked();
       break;
     }
     if (Op* op = PickLocked(executor)) {
@@ -88,12 +88,12 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       if (--until_clock < 0) {
         until_clock = body_ns_ > 10'000 ? 0 : 64;
         // Let in because the others seemed stuck: they no longer are, and one executor is faster.
-        const std::uint64_t others = done_ - executor.ran - others_done;
+        const std::uint64_t others = executor_ran_ - executor.ran - others_ran;
         if (executors_ > 1 && !ParallelPaysLocked() && others > kWorthComing) {
           --executors_;
           break;
         }
-        others_done = done_ - executor.ran;
+        others_ran = executor_ran_ - executor.ran;
         if (SteadyNowNs() > turn_ends_ns) {
           --executors_;  // the mode stays: another worker is on its way
           *again = true;
@@ -121,10 +121,17 @@ void EngineCore::JoinExecutorsLocked() {
 // False: this is the last executor and there is work: it must stay.
 bool EngineCore::LeaveExecutorsLocked() {
   if (--executors_ > 0) return true;
-  mode_.store(Mode::kNap, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
+  LowerModeLocked();
   if (!WorkIsVisibleLocked()) return true;
   JoinExecutorsLocked();
   return false;
+}
+
+// Nobody executes any more: who is to look at the inbox next? The caller looks at it once more
+// after this.
+void EngineCore::LowerModeLocked() {
+  const bool deep = lookout_deep_.load(std::memory_order_relaxed);
+  mode_.store(deep ? Mode::kDeep : Mode::kNap, std::memory_order_seq_cst);  // see DESIGN
 }
 
 // By tail, not by slot: a pusher may have its ticket and not yet have written the slot.
@@ -223,6 +230,7 @@ void EngineCore::EnsureWorkerLocked() {
 // --- ParallelFor ---------------------------------------------------------------------------------
 
 EngineCore::Job* EngineCore::JoinableJobLocked() {
+  if (!jobs_.empty()) DrainIfUrgentLocked();
   while (!jobs_.empty()) {
     Job* job = jobs_.back();
     if (job->next.load(std::memory_order_relaxed) >= job->blocks) {
@@ -241,11 +249,10 @@ void EngineCore::HelpLocked(Job& job) {
   lock_.unlock();
   engine::ThreadContext& context = engine::tls_context;
   const engine::ThreadContext outer = context;
-  if (job.op != nullptr) {
-    context.core = this;
-    context.op = job.op;
-  }
+  context = job.context;
   context.children = 0;
+  // This thread takes one of the workers' places, which those may need that are to make room.
+  ++context.no_wait_depth;
   RunBlocks(job);
   if (context.children > 0) job.children.fetch_add(context.children, std::memory_order_relaxed);
   context = outer;
@@ -278,17 +285,14 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
                     count, grain, body ? "" : ", null body"));
   }
   if (engine::tls_context.core != this) CheckOpen("ParallelFor");
+  const bool in_own_op = engine::tls_context.core == this;
+  const int job_priority = in_own_op ? engine::tls_context.op->priority : 0;
   Job job{.count = count,
           .grain = grain,
           .blocks = (count + grain - 1) / grain,
           .body = &body,
-          .op = nullptr,
-          .priority = 0};
-  engine::ThreadContext& context = engine::tls_context;
-  if (context.core == this) {
-    job.op = context.op;
-    job.priority = context.op->priority;
-  }
+          .context = engine::tls_context,
+          .priority = job_priority};
   if (kind_ != Kind::kThreaded || options_.num_workers == 1 || job.blocks < 2) {
     RunBlocks(job);
     if (job.failed) std::rethrow_exception(job.error);
@@ -298,8 +302,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
     lock_.lock();
     jobs_.push_back(&job);
     if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
-    const std::int64_t others =
-        options_.num_workers - executing_ - idlers_ + (job.op == nullptr ? -1 : 0);
+    const std::int64_t others = options_.num_workers - executing_ - idlers_ + (in_own_op ? 0 : -1);
     std::int64_t requests = std::min<std::int64_t>(job.blocks - 1, others);
     while (requests > 0 && !ReserveWorker()) requests = 0;
     lock_.unlock();
@@ -376,10 +379,11 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
     return true;
   }
   const std::uint64_t tail = inbox_.tail();
-  const bool moved = tail != last_tail_ || done_ != last_done_;
-  const bool progress = done_ != last_done_;
+  // What waits for variables run for themselves is no progress for the others.
+  const bool progress = executor_ran_ != last_ran_;
+  const bool moved = tail != last_tail_ || progress;
   last_tail_ = tail;
-  last_done_ = done_;
+  last_ran_ = executor_ran_;
   if (moved || executors_ > 0 || workers_.load(std::memory_order_relaxed) > 0) {
     *quiet_since_ns = now_ns;
   }

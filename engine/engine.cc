@@ -67,7 +67,7 @@ EngineOptions EngineOptions::FromEnvironment() {
 Engine::Engine(EngineOptions options) : core_(new internal::EngineCore(std::move(options))) {}
 
 Engine::~Engine() {
-  core_->Stop(std::nullopt);
+  core_->Stop(std::nullopt, /*destroying=*/true);
   core_->Unref();
 }
 

@@ -1,0 +1,221 @@
+// Interleavings that went wrong once: each is brought about step by step.
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+class InterleavingTest : public EveryEngine {
+ protected:
+  static void SpinFor(milliseconds time) {
+    const auto end = steady_clock::now() + time;
+    while (steady_clock::now() < end) {
+    }
+  }
+  static void WaitUntil(const std::function<bool()>& reached) {
+    while (!reached()) std::this_thread::yield();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Threaded, InterleavingTest, testing::ValuesIn(ThreadedConfigs()),
+                         ConfigLabel);
+
+// The engine has gone to sleep; the wait looked at it and left again.
+TEST_P(InterleavingTest, APushAfterAWaitOnASleepingEngineIsRun) {
+  EngineOptions options = GetParam().options;
+  options.watchdog = milliseconds(0);
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  std::this_thread::sleep_for(milliseconds(50));  // longer than it takes to fall asleep
+  EXPECT_THROW(engine.WaitForAll(milliseconds(20)), TimeoutError);
+  std::atomic<bool> ran = false;
+  engine.Push({.name = "after"}, [&] { ran = true; });
+  WaitUntil([&] { return ran.load(); });
+}
+
+// `later` is pushed while the last op of the wait's epoch runs: on the waiting thread or a worker.
+TEST_P(InterleavingTest, WaitForAllRunsNothingPushedAfterItBegan) {
+  Engine engine(GetParam().options);
+  std::atomic<bool> running = false;
+  std::atomic<bool> returned = false;
+  std::atomic<bool> later_ended = false;
+  engine.Push({.name = "warm_up"}, [] { SpinFor(milliseconds(1)); });
+  engine.WaitForAll();
+  engine.Push({.name = "last"}, [&] {
+    running = true;
+    SpinFor(milliseconds(30));
+  });
+  std::thread pusher([&] {
+    WaitUntil([&] { return running.load(); });
+    std::this_thread::sleep_for(milliseconds(10));  // the wait has begun
+    engine.Push({.name = "later"}, [&] {
+      WaitUntil([&] { return returned.load(); });
+      later_ended = true;
+    });
+  });
+  engine.WaitForAll();  // would never return if it ran `later` itself
+  returned = true;
+  pusher.join();
+  engine.WaitForAll();
+  EXPECT_TRUE(later_ended);
+}
+
+// The same, where the later op is made ready by the one that the waiting thread has just run.
+TEST_P(InterleavingTest, WaitForAllRunsNoLaterOpThatItMadeReady) {
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the later op needs a worker of its own";
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const Var y = engine.NewVar("y");
+  Hold hold(engine, {.name = "hold", .writes = {y}});
+  std::atomic<bool> running = false;
+  std::atomic<bool> returned = false;
+  engine.Push({.name = "last", .writes = {x}}, [&] {
+    running = true;
+    SpinFor(milliseconds(30));
+  });
+  std::thread pusher([&] {
+    WaitUntil([&] { return running.load(); });
+    std::this_thread::sleep_for(milliseconds(10));
+    engine.Push({.name = "later", .writes = {x}},
+                [&] { WaitUntil([&] { return returned.load(); }); });
+    (void)engine.stats();  // registers it
+    std::this_thread::sleep_for(milliseconds(40));
+    hold.Release();
+  });
+  engine.WaitForAll();
+  returned = true;
+  pusher.join();
+  engine.WaitForAll();
+}
+
+TEST_P(InterleavingTest, AgeingCountsOpsThatComeStraightFromTheInbox) {
+  if (GetParam().options.num_workers != 1) GTEST_SKIP() << "counts what one worker does";
+  EngineOptions options = GetParam().options;
+  options.ageing = 10;
+  Engine engine(options);
+  Blocker gate(engine);
+  int ran = 0;
+  int overtaken_by = -1;
+  engine.Push({.name = "low", .priority = -1}, [&] { overtaken_by = ran; });
+  for (int i = 0; i < 1000; ++i) engine.Push({.name = "normal"}, [&] { ++ran; });
+  gate.Release();
+  engine.WaitForAll();
+  EXPECT_LE(overtaken_by, 2 * (10 + 2));  // the bound that ready_queue.h gives
+}
+
+TEST_P(InterleavingTest, BlocksOfAParallelForMayPushAtTheBound) {
+  EngineOptions options = GetParam().options;
+  options.max_pending_ops = 4;
+  Engine engine(options);
+  std::atomic<int> runs = 0;
+  engine.ParallelFor(40, 1, [&](std::int64_t, std::int64_t) {
+    for (int i = 0; i < 5; ++i) {
+      engine.Push({.name = "pushed"}, [&] {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        ++runs;
+      });
+    }
+  });
+  engine.WaitForAll();
+  EXPECT_EQ(runs.load(), 200);
+}
+
+// Copies take their time and then throw.
+struct ThrowsWhenCopied {
+  ThrowsWhenCopied() = default;
+  ThrowsWhenCopied(const ThrowsWhenCopied&) {
+    std::this_thread::sleep_for(milliseconds(50));
+    throw std::runtime_error("copied");
+  }
+  void operator()() const {}
+};
+
+TEST_P(InterleavingTest, APushThatThrowsGivesItsBytesToThoseWhoWait) {
+  EngineOptions options = GetParam().options;
+  options.max_pending_bytes = 100;
+  Engine engine(options);
+  std::atomic<bool> throwing = false;
+  std::thread thrower([&] {
+    const ThrowsWhenCopied body;
+    throwing = true;
+    EXPECT_THROW(engine.Push({.name = "throws", .temporary_bytes = 100}, body), std::runtime_error);
+  });
+  WaitUntil([&] { return throwing.load(); });
+  std::this_thread::sleep_for(milliseconds(10));
+  engine.Push({.name = "next", .temporary_bytes = 100}, [] {});
+  thrower.join();
+  engine.WaitForAll();
+}
+
+TEST_P(InterleavingTest, AnEngineMayEndInsideAnOpOfAnother) {
+  Engine engine(GetParam().options);
+  int runs = 0;
+  engine.Push({.name = "outer"}, [&] {
+    Engine inner(GetParam().options);
+    for (int i = 0; i < 10; ++i) inner.Push({.name = "inner"}, [] {});
+    ++runs;
+  });
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 1);
+}
+
+TEST_P(InterleavingTest, OpsMayMakeVariablesWhileTheEngineDrains) {
+  std::string outcome = "not run";
+  {
+    Engine engine(GetParam().options);
+    std::atomic<bool> running = false;
+    engine.Push({.name = "late"}, [&] {
+      running = true;
+      std::this_thread::sleep_for(milliseconds(20));  // the destructor has begun
+      try {
+        const Var x = engine.NewVar("x");
+        engine.Push({.name = "uses_it", .writes = {x}}, [&] { outcome = "run"; });
+      } catch (const std::exception& error) {
+        outcome = error.what();
+      }
+    });
+    WaitUntil([&] { return running.load(); });
+  }
+  EXPECT_EQ(outcome, "run");
+}
+
+TEST_P(InterleavingTest, AnUrgentOpGoesBeforeTheBlocksOfAParallelFor) {
+  if (GetParam().options.num_workers != 2)
+    GTEST_SKIP() << "one worker in the op, one that becomes free";
+  Engine engine(GetParam().options);
+  Blocker busy(engine);
+  std::atomic<int> blocks = 0;
+  std::atomic<int> at = -1;
+  std::atomic<bool> enough = false;
+  engine.Push({.name = "parallel"}, [&] {
+    engine.ParallelFor(100'000, 1, [&](std::int64_t, std::int64_t) {
+      ++blocks;
+      if (!enough) std::this_thread::sleep_for(milliseconds(1));
+    });
+  });
+  WaitUntil([&] { return blocks > 0; });
+  engine.Push({.name = "urgent", .priority = 9}, [&] {
+    at = blocks.load();
+    enough = true;
+  });
+  busy.Release();
+  engine.WaitForAll();
+  EXPECT_LT(at, 50'000);
+}
+
+}  // namespace
+}  // namespace heddle::engine_test
