@@ -349,7 +349,7 @@ struct StoredValue::SnapshotOp {
   // What is restored and not in use yet is never written.
   NDArray CopyOf(const NDArray& array, const NDArray& restored) const {
     if (array.empty()) return restored;
-    const NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
+    NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
     CopyArray(array, View(copy));
     return copy;
   }
