@@ -21,11 +21,6 @@ using std::chrono::steady_clock;
 
 class InterleavingTest : public EveryEngine {
  protected:
-  static void SpinFor(milliseconds time) {
-    const auto end = steady_clock::now() + time;
-    while (steady_clock::now() < end) {
-    }
-  }
   static void WaitUntil(const std::function<bool()>& reached) {
     while (!reached()) std::this_thread::yield();
   }
@@ -47,59 +42,73 @@ TEST_P(InterleavingTest, APushAfterAWaitOnASleepingEngineIsRun) {
   WaitUntil([&] { return ran.load(); });
 }
 
-// `later` is pushed while the last op of the wait's epoch runs: on the waiting thread or a worker.
+// Calls `while_waiting` on another thread while the calling thread runs an op of its WaitForAll,
+// which has begun for certain then; returns when the wait has. False: workers took the op each
+// time.
+bool CallInsideWaitForAll(Engine& engine, const Var& x,
+                          const std::function<void()>& while_waiting) {
+  const std::thread::id waiter = std::this_thread::get_id();
+  bool called = false;
+  for (int round = 0; round < 50 && !called; ++round) {
+    engine.Push({.name = "last", .reads = {x}, .writes = {x}}, [&] {
+      if (std::this_thread::get_id() != waiter) return;
+      called = true;
+      std::thread(while_waiting).join();
+    });
+    engine.WaitForAll();
+  }
+  return called;
+}
+
 TEST_P(InterleavingTest, WaitForAllRunsNothingPushedAfterItBegan) {
   Engine engine(GetParam().options);
-  std::atomic<bool> running = false;
+  const Var x = engine.NewVar("x");
   std::atomic<bool> returned = false;
-  std::atomic<bool> later_ended = false;
-  engine.Push({.name = "warm_up"}, [] { SpinFor(milliseconds(1)); });
-  engine.WaitForAll();
-  engine.Push({.name = "last"}, [&] {
-    running = true;
-    SpinFor(milliseconds(30));
-  });
-  std::thread pusher([&] {
-    WaitUntil([&] { return running.load(); });
-    std::this_thread::sleep_for(milliseconds(10));  // the wait has begun
+  std::atomic<int> runs = 0;
+  const bool called = CallInsideWaitForAll(engine, x, [&] {
+    // The wait would never return if it ran this one.
     engine.Push({.name = "later"}, [&] {
       WaitUntil([&] { return returned.load(); });
-      later_ended = true;
+      ++runs;
     });
   });
-  engine.WaitForAll();  // would never return if it ran `later` itself
   returned = true;
-  pusher.join();
+  if (!called) GTEST_SKIP() << "workers took every op";
   engine.WaitForAll();
-  EXPECT_TRUE(later_ended);
+  EXPECT_EQ(runs.load(), 1);
 }
 
 // The same, where the later op is made ready by the one that the waiting thread has just run.
 TEST_P(InterleavingTest, WaitForAllRunsNoLaterOpThatItMadeReady) {
-  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the later op needs a worker of its own";
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the later op holds a worker up";
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
-  const Var y = engine.NewVar("y");
-  Hold hold(engine, {.name = "hold", .writes = {y}});
-  std::atomic<bool> running = false;
   std::atomic<bool> returned = false;
-  engine.Push({.name = "last", .writes = {x}}, [&] {
-    running = true;
-    SpinFor(milliseconds(30));
-  });
-  std::thread pusher([&] {
-    WaitUntil([&] { return running.load(); });
-    std::this_thread::sleep_for(milliseconds(10));
-    engine.Push({.name = "later", .writes = {x}},
-                [&] { WaitUntil([&] { return returned.load(); }); });
-    (void)engine.stats();  // registers it
-    std::this_thread::sleep_for(milliseconds(40));
-    hold.Release();
+  std::atomic<int> runs = 0;
+  Hold hold(engine, {.name = "hold"});  // keeps the wait going after its last op
+  std::thread releaser;
+  int pushed = 0;
+  engine.Push({.name = "last", .writes = {x}}, [&, waiter = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() == waiter) {
+      ++pushed;
+      std::thread([&] {
+        engine.Push({.name = "later", .writes = {x}}, [&] {
+          WaitUntil([&] { return returned.load(); });
+          ++runs;
+        });
+        (void)engine.stats();  // registers it behind `last`
+      }).join();
+    }
+    releaser = std::thread([&] {
+      std::this_thread::sleep_for(milliseconds(20));  // time for the wait to take the wrong op
+      hold.Release();
+    });
   });
   engine.WaitForAll();
   returned = true;
-  pusher.join();
+  releaser.join();
   engine.WaitForAll();
+  EXPECT_EQ(runs.load(), pushed);
 }
 
 TEST_P(InterleavingTest, AgeingCountsOpsThatComeStraightFromTheInbox) {
@@ -125,7 +134,8 @@ TEST_P(InterleavingTest, BlocksOfAParallelForMayPushAtTheBound) {
   engine.ParallelFor(40, 1, [&](std::int64_t, std::int64_t) {
     for (int i = 0; i < 5; ++i) {
       engine.Push({.name = "pushed"}, [&] {
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(200));  // so that pushers meet the bound
         ++runs;
       });
     }
@@ -138,7 +148,7 @@ TEST_P(InterleavingTest, BlocksOfAParallelForMayPushAtTheBound) {
 struct ThrowsWhenCopied {
   ThrowsWhenCopied() = default;
   ThrowsWhenCopied(const ThrowsWhenCopied&) {
-    std::this_thread::sleep_for(milliseconds(50));
+    std::this_thread::sleep_for(milliseconds(50));  // time for others to wait for its bytes
     throw std::runtime_error("copied");
   }
   void operator()() const {}
@@ -155,7 +165,7 @@ TEST_P(InterleavingTest, APushThatThrowsGivesItsBytesToThoseWhoWait) {
     EXPECT_THROW(engine.Push({.name = "throws", .temporary_bytes = 100}, body), std::runtime_error);
   });
   WaitUntil([&] { return throwing.load(); });
-  std::this_thread::sleep_for(milliseconds(10));
+  std::this_thread::sleep_for(milliseconds(10));  // the bytes are taken; either order is right
   engine.Push({.name = "next", .temporary_bytes = 100}, [] {});
   thrower.join();
   engine.WaitForAll();
@@ -204,7 +214,7 @@ TEST_P(InterleavingTest, AnUrgentOpGoesBeforeTheBlocksOfAParallelFor) {
   engine.Push({.name = "parallel"}, [&] {
     engine.ParallelFor(100'000, 1, [&](std::int64_t, std::int64_t) {
       ++blocks;
-      if (!enough) std::this_thread::sleep_for(milliseconds(1));
+      if (!enough) std::this_thread::sleep_for(milliseconds(1));  // the job outlasts the push
     });
   });
   WaitUntil([&] { return blocks > 0; });
