@@ -1,0 +1,176 @@
+// What Message::meta holds, by kind. Encoded little-endian, lengths first; docs/wire.md has the
+// bytes.
+//
+// Decode is for bytes of strangers: it never reads beyond `meta`, never allocates more than a small
+// multiple of it, and takes exactly all of it; false for anything else, and `body` is unspecified.
+#pragma once
+
+#include <heddle/kvstore.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/part_store.h"
+
+namespace heddle::kvstore::dist {
+
+// One node of a job as the scheduler knows it.
+struct NodeEntry {
+  NodeId node;
+  Incarnation incarnation = 0;
+  std::string address;  // where it listens: "127.0.0.1:9091"; of a worker: where it comes from
+
+  friend bool operator==(const NodeEntry&, const NodeEntry&) = default;
+};
+
+struct JoinBody {  // kJoin
+  Role role = Role::kWorker;
+  std::int32_t rank = -1;  // -1: in the order of joining
+  Incarnation incarnation = 0;
+  std::string address;
+  // What the node was told of the job; all nodes must agree.
+  std::int32_t num_workers = 0;
+  std::int32_t num_servers = 0;
+};
+
+struct RosterBody {       // kRoster
+  std::int32_t rank = 0;  // of the receiver
+  std::int32_t num_workers = 0;
+  std::int32_t num_servers = 0;
+  std::uint64_t epoch = 0;       // counts the rosters of a job; today there is one
+  std::int64_t slice_bytes = 0;  // how arrays are cut (Placement); the same on all nodes
+  std::int64_t cut_bytes = 0;
+  std::vector<NodeEntry> nodes;
+};
+
+struct FailureBody {  // kPeerDown, kJobFailed
+  NodeId node;
+  std::string address;
+  std::string why;
+};
+
+struct InitBody {  // kInit, kReset; and the kValue that answers kDescribe
+  PartInfo info;
+};
+
+struct RatesBody {  // first in meta with kFlagRates
+  UpdateRates rates;
+};
+
+struct ErrorBody {  // kError, kRefused; a push with kFlagFailed
+  // Which exception it becomes at the worker.
+  enum class Code : std::uint8_t {
+    kOther = 0,
+    kInvalidArgument = 1,
+    kInvalidState = 2,
+    kUnknownKey = 3,   // an InvalidArgument
+    kInputFailed = 4,  // a push of the round had a failed input
+    kUpdateFailed = 5,
+    kNetwork = 6,
+    kTimeout = 7,
+  };
+  Code code = Code::kOther;
+  std::string message;
+};
+
+struct AcksBody {  // kAcks: of the receiver's pushes
+  struct Ack {
+    PartId part;
+    std::uint64_t sequence = 0;
+
+    friend bool operator==(const Ack&, const Ack&) = default;
+  };
+  std::vector<Ack> acks;
+};
+
+struct OpenStoreBody {  // kOpenStore
+  std::string type;     // "dist_sync"
+};
+
+struct OptimizerBody {  // kSetOptimizer, kSetParameters
+  std::string name;
+  std::vector<std::pair<std::string, double>> parameters;
+};
+
+struct CompressionBody {  // kSetCompression
+  CompressionOptions options;
+};
+
+struct CommandBody {  // kCommand
+  std::int32_t head = 0;
+  std::string body;
+};
+
+struct KeysBody {  // answers kKeys
+  std::vector<Key> keys;
+};
+
+struct AskBody {  // kAsk
+  std::uint64_t bytes = 0;
+};
+
+struct TextBody {  // kStatusReply (JSON)
+  std::string text;
+};
+
+// The state of one part for an optimizer, in kSaveStates' answer and kLoadStates; the arrays follow
+// one another in the payload.
+struct PartStates {
+  PartId part;
+  PartInfo info;
+  std::int64_t updates = 0;
+  std::vector<double> numbers;
+  struct Array {
+    std::string name;  // "momentum", "master"
+    DType dtype = DType::kFloat32;
+    std::int64_t elements = 0;
+  };
+  std::vector<Array> arrays;
+};
+struct StatesBody {
+  OptimizerBody optimizer;
+  std::vector<PartStates> parts;
+};
+
+std::string Encode(const JoinBody& body);
+std::string Encode(const RosterBody& body);
+std::string Encode(const FailureBody& body);
+std::string Encode(const InitBody& body);
+std::string Encode(const RatesBody& body);
+std::string Encode(const ErrorBody& body);
+std::string Encode(const AcksBody& body);
+std::string Encode(const OpenStoreBody& body);
+std::string Encode(const OptimizerBody& body);
+std::string Encode(const CompressionBody& body);
+std::string Encode(const CommandBody& body);
+std::string Encode(const KeysBody& body);
+std::string Encode(const AskBody& body);
+std::string Encode(const TextBody& body);
+std::string Encode(const StatesBody& body);
+
+bool Decode(std::string_view meta, JoinBody* body);
+bool Decode(std::string_view meta, RosterBody* body);
+bool Decode(std::string_view meta, FailureBody* body);
+bool Decode(std::string_view meta, InitBody* body);
+bool Decode(std::string_view meta, RatesBody* body);
+bool Decode(std::string_view meta, ErrorBody* body);
+bool Decode(std::string_view meta, AcksBody* body);
+bool Decode(std::string_view meta, OpenStoreBody* body);
+bool Decode(std::string_view meta, OptimizerBody* body);
+bool Decode(std::string_view meta, CompressionBody* body);
+bool Decode(std::string_view meta, CommandBody* body);
+bool Decode(std::string_view meta, KeysBody* body);
+bool Decode(std::string_view meta, AskBody* body);
+bool Decode(std::string_view meta, TextBody* body);
+bool Decode(std::string_view meta, StatesBody* body);
+
+// The exception that an error becomes: InvalidArgument, NetworkError, ... with that message.
+std::exception_ptr ToException(const ErrorBody& error);
+// The inverse; of a foreign exception its what().
+ErrorBody ToErrorBody(const std::exception_ptr& error);
+
+}  // namespace heddle::kvstore::dist

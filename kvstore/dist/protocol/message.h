@@ -1,0 +1,125 @@
+// Messages: what the nodes of a job tell one another. docs/wire.md has them byte by byte.
+//
+// The same fixed header stands before every message, so that a transport can route, order and
+// receive one without knowing what it is about. `meta` holds what only some kinds have, encoded as
+// bodies.h says; `payload` is the bytes of arrays.
+#pragma once
+
+#include <heddle/dtype.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/dist/protocol/ids.h"
+
+namespace heddle::kvstore::dist {
+
+// The values are those on the wire. bodies.h says what `meta` holds.
+enum class Kind : std::uint8_t {
+  // Handshake of a connection; known to transports alone.
+  kHello = 1,
+  kChallenge = 2,
+  kProof = 3,
+  kWelcome = 4,
+  kRefused = 5,  // also answers what cannot be understood; the connection is closed behind it
+
+  // Between a node and the scheduler.
+  kJoin = 10,
+  kRoster = 11,     // all have joined: who they are
+  kHeartbeat = 12,  // both ways
+  kPeerDown = 13,   // a node has lost another one
+  kJobFailed = 14,  // to all: which node failed, and how
+  kBarrier = 15,    // sequence: the how many-th of this worker
+  kBarrierDone = 16,
+  kLeaveJob = 17,  // a worker's orderly end
+  kShutdown = 18,  // to the servers: all workers have left
+  kShutdownDone = 19,
+  kStatus = 20,
+  kStatusReply = 21,
+
+  // From a worker to a server, about a part. Each takes the next sequence number of that part.
+  kInit = 30,  // with a value: rank 0's; without: waits until the value is there
+  kPush = 31,
+  kPull = 32,
+  kPushPull = 33,
+  kRowPull = 34,  // payload: int64 row ids, sorted and unique
+  kReset = 35,
+  kDescribe = 36,  // what is the key?
+
+  // From a worker to a server, about all of it: part kControlPart.
+  kOpenStore = 40,
+  kSetOptimizer = 41,
+  kSetParameters = 42,
+  kSetCompression = 43,
+  kCommand = 44,
+  kSaveStates = 45,
+  kLoadStates = 46,
+  kKeys = 47,
+  kLeave = 48,  // all that this worker pushed is acknowledged, and nothing more will come
+
+  // From a server to a worker.
+  kAcks = 60,    // pushes that are recorded
+  kValue = 61,   // answers kPull, kPushPull, kRowPull
+  kDone = 62,    // answers the others
+  kError = 63,   // answers any request
+  kCredit = 64,  // round `version` of the part is complete
+  kGrant = 65,   // answers kAsk: push number `sequence` may be sent
+  kAsk = 66,     // from a worker whose unfinished pushes have reached the byte cap of this server
+
+  // Between servers.
+  kBlockSums = 80,  // of a shard, for optimizers that need norms of the whole array
+};
+
+// Bits of Message::flags.
+inline constexpr std::uint8_t kFlagRowSparse = 1;   // payload: int64 row ids, then the rows
+inline constexpr std::uint8_t kFlagCompressed = 2;  // payload: codes of the store's compression
+inline constexpr std::uint8_t kFlagRates = 4;       // meta begins with the rates of the update
+inline constexpr std::uint8_t kFlagFailed = 8;      // a push whose input failed; meta: the error
+inline constexpr std::uint8_t kFlagNoValue = 16;    // kInit of other ranks than 0
+
+// Bytes of arrays, as runs in order, and who keeps them alive. The bytes do not change while any
+// copy of the payload lives. Cheap to copy.
+class Payload {
+ public:
+  Payload() = default;
+  Payload(std::shared_ptr<const void> owner, std::span<const std::byte> run)
+      : owner_(std::move(owner)), runs_{run}, bytes_(run.size()) {}
+  Payload(std::shared_ptr<const void> owner, std::vector<std::span<const std::byte>> runs)
+      : owner_(std::move(owner)), runs_(std::move(runs)) {
+    for (const auto& run : runs_) bytes_ += run.size();
+  }
+
+  std::uint64_t bytes() const { return bytes_; }
+  bool empty() const { return bytes_ == 0; }
+  std::span<const std::span<const std::byte>> runs() const { return runs_; }
+  const std::shared_ptr<const void>& owner() const { return owner_; }
+
+ private:
+  std::shared_ptr<const void> owner_;
+  std::vector<std::span<const std::byte>> runs_;
+  std::uint64_t bytes_ = 0;
+};
+
+struct Message {
+  Kind kind{};
+  std::uint8_t flags = 0;
+  DType dtype = DType::kFloat32;  // of the payload's elements; of a pull: what to cast to
+  std::int32_t rank = 0;          // of requests and of their answers: the worker's
+  std::int32_t priority = 0;      // higher first; answers have their request's
+  Incarnation incarnation = 0;    // of requests and of their answers: the worker's
+  PartId part;
+  std::uint64_t sequence = 0;  // of requests and of their answers: which one of that worker, from 0
+  // Of pushes: the version of the optimizer that the worker knows. Of answers: the rounds of the
+  // part that are complete (in dist_async: its updates).
+  std::uint64_t version = 0;
+  std::string meta;
+  Payload payload;
+};
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,40 @@
+// What a state machine wants done: it only says so, the node that runs it does it.
+//
+// The machines of the protocol (scheduler.h, server.h, worker.h) have no thread, clock or socket. A
+// node calls one with what has happened (a message came, a peer was lost, time went by, the
+// program wants something), one call at a time, and afterwards does what the outputs say, in order.
+#pragma once
+
+#include <heddle/logging.h>
+
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/message.h"
+
+namespace heddle::kvstore::dist {
+
+struct Outgoing {
+  NodeId to;
+  Message message;
+};
+
+// The end of something that the program asked a machine for.
+struct Answer {
+  std::uint64_t token;       // as given with the request
+  std::exception_ptr error;  // null: success
+  Message message;           // what was answered; empty where nothing is
+};
+
+struct Outputs {
+  std::vector<Outgoing> messages;
+  std::vector<Answer> answers;
+  std::vector<std::pair<LogLevel, std::string>> log;
+
+  void Send(NodeId to, Message message) { messages.push_back({to, std::move(message)}); }
+};
+
+}  // namespace heddle::kvstore::dist

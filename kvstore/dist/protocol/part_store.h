@@ -1,0 +1,72 @@
+// What a server does with values, as its state machine tells it to: the machine decides what
+// happens, in which order, once; a PartStore has the bytes. The server of a job keeps arrays and
+// runs kernels (kvstore/dist/server/), tests of the protocol keep vectors of integers.
+#pragma once
+
+#include <heddle/dtype.h>
+#include <heddle/key.h>
+#include <heddle/shape.h>
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/message.h"
+
+namespace heddle::kvstore::dist {
+
+// What all requests about a part agree on; sent with kInit.
+struct PartInfo {
+  Key key;
+  Shape shape;  // of the whole array
+  DType dtype = DType::kFloat32;
+  bool row_sparse = false;
+  std::uint32_t num_parts = 1;
+  // Where the part lies in the whole: elements of a dense array, rows of a row-sparse one.
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  friend bool operator==(const PartInfo&, const PartInfo&) = default;
+};
+
+// What the sender's optimizer gives for one update of a key.
+struct UpdateRates {
+  double learning_rate = 0;
+  double weight_decay = 0;
+};
+
+// How a part is updated: `version` 0 is the default updater, ASSIGN.
+struct UpdateBy {
+  std::uint64_t version = 0;  // of the optimizer and its parameters
+  UpdateRates rates;
+};
+
+// Calls come one at a time, from the node that runs the machine. Parts are those made by Create.
+// Unless said, a call returns when all is done.
+class PartStore {
+ public:
+  virtual ~PartStore() = default;
+
+  // A part with its first value.
+  virtual void Create(const PartId& id, const PartInfo& info, const Payload& value) = 0;
+  // Overwrites the value and forgets the optimizer's state of the part.
+  virtual void Reset(const PartId& id, const Payload& value) = 0;
+  // Why `message`, a push, pull or reset of the part, cannot work (wrong size, dtype, kind, row ids
+  // that are out of range or not sorted): an InvalidArgument; null if it can.
+  virtual std::exception_ptr Check(const PartId& id, const Message& message) = 0;
+
+  // Adds a push to the sum of the part; `first` begins a new sum. Calls of one sum come in the
+  // order in which the contributions are to be added. Keeps message.payload as long as it needs.
+  virtual void Add(const PartId& id, const Message& push, bool first) = 0;
+  // Forgets the sum, if one has begun.
+  virtual void DropSum(const PartId& id) = 0;
+  // Hands the sum to the updater. False: the update goes on elsewhere, and its end will be told to
+  // the machine by OnUpdated; until then no Add, Update, Read or Reset of the part is called.
+  virtual bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) = 0;
+  // The value, or the rows of `pull`, as `pull` wants them (cast to pull.dtype). It stays as it is
+  // now, whatever happens to the part later.
+  virtual Payload Read(const PartId& id, const Message& pull) = 0;
+};
+
+}  // namespace heddle::kvstore::dist
