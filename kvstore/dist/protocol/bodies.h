@@ -8,6 +8,7 @@
 #include <heddle/kvstore.h>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
