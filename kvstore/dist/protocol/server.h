@@ -1,0 +1,206 @@
+// The server's half of the data plane, as a state machine: no thread, clock or socket inside.
+//
+// It decides which request takes effect, once, in which order, and what is answered; the bytes are
+// a PartStore's. Every part has rounds of its own (dist_sync) or takes pushes as they come
+// (dist_async); which of the two a store is, says the kOpenStore that every worker sends.
+//
+// Invariants, of each part:
+//   (S1) A rank's requests take effect in the order of their sequence numbers, each once; what
+//   comes
+//        early is held (at most kRequestsAheadMax), what comes again is answered again.
+//   (S2) dist_sync: round r is complete when every rank that has not left, or left after its push
+//        r, has contributed push r; contributions are added in the order of the ranks.
+//   (S3) dist_sync: a pull by a rank that has pushed r times is answered when round r is complete
+//        and before anything of round r + 1 is added.
+//   (S4) dist_sync: a rank has at most kPushesAheadMax pushes recorded beyond the last complete
+//        round; as soon as it has so many beyond the round that it knows of, it is told the latest.
+//   (S5) A push is acknowledged when it is recorded (dist_async: applied), never before.
+//   (S6) Of the ranks that a round waits for, the lowest is let in, however many bytes are held.
+//
+// Failure cases: a contribution that failed, or that does not fit the part, takes its place in the
+// round; the round then ends without an update, every pull of it answers the error of the lowest
+// such rank, and the value stands; the next good round cures. A failed update poisons the part
+// until kReset. A request for a part that does not exist is an error and uses its sequence number.
+// What a process other than the roster's sends is refused and changes nothing.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/limits.h"
+#include "kvstore/dist/protocol/message.h"
+#include "kvstore/dist/protocol/outputs.h"
+#include "kvstore/dist/protocol/part_store.h"
+
+namespace heddle::kvstore::dist {
+
+struct ServerOptions {
+  // What waits for so long is named in the log, again and again.
+  Time warn_after = std::chrono::seconds(10);
+  std::uint64_t unfinished_bytes_max = kUnfinishedBytesMax;  // the same on workers
+  // Answers with values that are kept for each rank and part, to be given once more if the request
+  // comes again; beyond them a repeated pull reads the value as it is by then. Where connections
+  // are not restored, nothing comes again.
+  std::size_t answers_kept = 0;
+  // A rank is called slow when from the end of a round to its next push it takes slow_factor times
+  // the median of all ranks, and slow_min more, slow_rounds times in a row.
+  double slow_factor = 2;
+  Time slow_min = std::chrono::milliseconds(20);
+  int slow_rounds = 5;
+};
+
+// How a control request ended.
+struct ControlResult {
+  std::exception_ptr error;  // answered as kError
+  std::string meta;
+  Payload payload;
+};
+
+// Which control request: OnControlDone wants it back.
+struct ControlId {
+  std::uint32_t store = 0;
+  std::int32_t rank = 0;
+  std::uint64_t sequence = 0;
+};
+
+// What a server does besides arrays. Calls come one at a time, each request's once. What the first
+// four throw is answered as an error, and then nothing has changed.
+class ServerControl {
+ public:
+  virtual ~ServerControl() = default;
+  virtual void OpenStore(std::uint32_t store, const std::string& type) = 0;
+  // A new generation of the store's optimizer: `version` is generation << 32.
+  virtual void SetOptimizer(std::uint32_t store, std::uint64_t version,
+                            const OptimizerBody& optimizer) = 0;
+  // New parameters of the generation version >> 32: pushes of `version` and later use them.
+  virtual void SetParameters(std::uint32_t store, std::uint64_t version,
+                             const OptimizerBody& optimizer) = 0;
+  // May come once from each rank.
+  virtual void SetCompression(std::uint32_t store, const CompressionOptions& options) = 0;
+  // kCommand, kSaveStates or kLoadStates. False: its end will be told by OnControlDone.
+  virtual bool Start(const ControlId& id, const Message& request, ControlResult* result) = 0;
+};
+
+// Threads: one call at a time. `parts` and `control` are called from inside these calls only.
+class ServerMachine {
+ public:
+  ServerMachine(ServerOptions options, PartStore& parts, ServerControl& control);
+  virtual ~ServerMachine();
+  ServerMachine(const ServerMachine&) = delete;
+  ServerMachine& operator=(const ServerMachine&) = delete;
+
+  // What comes before the roster is held until it is there.
+  void OnRoster(Time now, const RosterBody& roster, Outputs& out);
+  void OnMessage(Time now, NodeId from, Message message, Outputs& out);
+  // Acknowledgements are gathered, to go in one message a worker. To be called when no more input
+  // is at hand, before the node waits for some.
+  void EndTurn(Outputs& out);
+  // The end of an update for which PartStore::Update returned false.
+  void OnUpdated(Time now, const PartId& part, const std::exception_ptr& error, Outputs& out);
+  // The end of a request for which ServerControl::Start returned false.
+  void OnControlDone(Time now, const ControlId& id, ControlResult result, Outputs& out);
+  // The connection to `peer` is gone for good. A worker that has left may go; otherwise the
+  // scheduler is told.
+  void OnLost(Time now, NodeId peer, const std::string& address, const std::string& why,
+              Outputs& out);
+  void OnTime(Time now, Outputs& out);
+  std::optional<Time> next_time() const;  // when OnTime wants to be called
+
+  const std::optional<FailureBody>& failure() const { return failure_; }  // of the job
+  // What waits, for people.
+  std::string DescribeState(Time now) const;
+
+ protected:
+  enum class Admission : std::uint8_t {
+    kTake,      // it is the next
+    kEarly,     // others come before it
+    kRepeated,  // it has taken effect already
+    kStale,     // it is not from the process that the roster names
+  };
+  // What to do with a request, by its identity alone; `next` is the sequence number that the rank's
+  // next request of the part has.
+  virtual Admission Admit(const Message& message, Incarnation known, std::uint64_t next) const;
+
+ private:
+  struct Contribution;
+  struct RankExtra;
+  struct RankState;
+  struct Waiting;
+  struct Part;
+  struct Store;
+  struct Worker;
+
+  // Requests.
+  bool CheckSender(NodeId from, const Message& message, Outputs& out);
+  void OnRequest(Time now, Message message, Outputs& out);
+  bool Blocked(const Part& part, const Message& message) const;
+  void Drain(Time now, Part& part, std::int32_t rank, Outputs& out);
+  void DrainAll(Time now, Part& part, Outputs& out);
+  void DrainStore(Time now, std::uint32_t store, Outputs& out);
+  void Apply(Time now, Part& part, Message message, Outputs& out);
+  void Repeat(Part& part, const Message& message, Outputs& out);
+  void ApplyInit(Time now, Part& part, const Message& message, Outputs& out);
+  void ApplyPush(Time now, Part& part, Message message, Outputs& out);
+  void ApplyRead(Time now, Part& part, Message message, Outputs& out);
+  void OnAsk(Part& part, const Message& message, Outputs& out);
+  void OnStatus(Time now, NodeId from, const Message& message, Outputs& out);
+
+  // Rounds.
+  void RecordSync(Time now, Part& part, Message message, Outputs& out);
+  void PushAsync(Time now, Part& part, Message message, Outputs& out);
+  void Advance(Time now, Part& part, Outputs& out);
+  void AddContribution(Part& part, std::int32_t rank);
+  bool StartUpdate(Part& part);
+  void FinishRound(Time now, Part& part, Outputs& out);
+  void FinishAsync(Time now, Part& part, Outputs& out);
+  void AnswerRead(Time now, Part& part, const Message& message, Outputs& out);
+  void AnswerWaiting(Time now, Part& part, Outputs& out);
+  void TellComplete(Part& part, std::int32_t rank, Outputs& out);
+  void ReleaseBytes(Part& part, Outputs& out);
+  void GrantIfMissing(Part& part, Outputs& out);
+  void Grant(Part& part, std::int32_t rank, Outputs& out);
+  void NoteSlow(Time now, Part& part, Outputs& out);
+
+  // Control.
+  void ApplyControl(Time now, Part& part, const Message& message, Outputs& out);
+  void OpenStore(const Message& message);
+  bool SetOptimizer(const Message& message);
+  bool SetParameters(const Message& message);
+  void SetCompression(const Message& message);
+  std::string KeysOf(std::uint32_t store) const;
+  void Left(Time now, std::int32_t rank, Outputs& out);
+
+  // Answers.
+  void Ack(const Message& message);
+  Message AnswerTo(const Message& request, Kind kind) const;
+  void SendAnswer(Part& part, const Message& request, Message answer, bool keep, Outputs& out);
+  void SendError(Part& part, const Message& request, ErrorBody error, Outputs& out);
+
+  Part& PartOf(const PartId& id);
+  std::string NameOf(const Part& part) const;
+  std::string DescribePart(Time now, const Part& part) const;
+  bool Waits(const Part& part) const;
+
+  const ServerOptions options_;
+  PartStore& values_;
+  ServerControl& control_;
+  std::unordered_map<PartId, std::unique_ptr<Part>, PartIdHash> parts_;
+  std::unordered_map<std::uint32_t, Store> stores_;
+  std::vector<Worker> workers_;  // empty before the roster
+  std::vector<std::pair<NodeId, Message>> before_roster_;
+  std::vector<std::int32_t> to_acknowledge_;  // ranks with acknowledgements gathered
+  Time next_check_{0};
+  std::optional<FailureBody> failure_;
+};
+
+}  // namespace heddle::kvstore::dist

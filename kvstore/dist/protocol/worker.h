@@ -1,0 +1,213 @@
+// The worker's half of the data plane, as a state machine: no thread, clock or socket inside.
+//
+// The program's requests enter by Submit, each about one part (or about a whole server: the part is
+// ControlPart(store)) and with a token; each ends with one Answer of that token. In between the
+// machine numbers the request among those of its part, holds it back until the worker may send it,
+// and keeps it until it is answered, so that it can be sent again after a cut.
+//
+// Invariants:
+//   (W1) Requests of a part are sent in the order of Submit, numbered without gaps from 0.
+//   (W2) Of a part, at most kRequestsAheadMax requests are sent and unanswered, one of a control
+//        part; in dist_sync at most kPushesAheadMax pushes are sent whose round the worker does not
+//        know to be complete, in dist_async at most as many that are not acknowledged.
+//   (W3) The pushes of W2 to one server have at most unfinished_bytes_max bytes in all, unless the
+//        server has granted more or a single push is larger.
+//   (W4) Every token is answered once.
+//   (W5) After a failure (a peer is lost, the job has failed) everything open is answered with that
+//        failure, and everything later at once.
+#pragma once
+
+#include <heddle/dtype.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/limits.h"
+#include "kvstore/dist/protocol/message.h"
+#include "kvstore/dist/protocol/outputs.h"
+
+namespace heddle::kvstore::dist {
+
+struct WorkerOptions {
+  Incarnation incarnation = 1;
+  // What is open for so long is named in the log, again and again.
+  Time warn_after = std::chrono::seconds(10);
+  // What is unanswered for so long is sent again; 0: only by OnReconnected. For links that lose
+  // single messages.
+  Time resend_after{0};
+  std::uint64_t unfinished_bytes_max = kUnfinishedBytesMax;  // W3; the same on servers
+};
+
+// Something that the program wants of one server.
+struct Request {
+  Kind kind{};  // kInit .. kDescribe, or kOpenStore .. kKeys
+  std::int32_t server = 0;
+  PartId part;
+  std::int32_t priority = 0;
+  DType dtype = DType::kFloat32;
+  std::uint8_t flags = 0;
+  // Of pushes, kSetOptimizer and kSetParameters: of the optimizer.
+  std::uint64_t version = 0;
+  std::string meta;  // as bodies.h says for the kind
+  Payload payload;
+  std::uint64_t token = 0;
+  Time deadline{0};  // when it ends with a TimeoutError; 0: never
+  std::string what;  // "push key 'a'"; in messages to people
+};
+
+// Threads: one call at a time. OnRoster comes before everything else.
+class WorkerMachine {
+ public:
+  explicit WorkerMachine(WorkerOptions options) : options_(options) {}
+
+  void OnRoster(Time now, const RosterBody& roster, Outputs& out);
+
+  // Ends with what the server answered: kValue to pulls (with the payload) and to kDescribe (meta:
+  // InitBody), kAcks to pushes (empty), kDone to the others; or with the server's error, a
+  // TimeoutError at the deadline, a NetworkError after a failure, an InvalidState after Leave.
+  void Submit(Time now, Request request, Outputs& out);
+  // Ends when all workers that have not left have come to their barrier of the same number; they do
+  // once all pushes that they submitted before are acknowledged.
+  void Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out);
+  // Ends when all pushes are acknowledged, all servers know that nothing more will come, and the
+  // scheduler has been told.
+  void Leave(Time now, std::uint64_t token, Outputs& out);
+
+  void OnMessage(Time now, NodeId from, Message message, Outputs& out);
+  // The connection to `peer` is gone for good: W5, and the scheduler is told.
+  void OnLost(Time now, NodeId peer, const std::string& address, const std::string& why,
+              Outputs& out);
+  // The connection to the server was cut and stands again: sends again what is unanswered.
+  void OnReconnected(Time now, std::int32_t server, Outputs& out);
+  void OnTime(Time now, Outputs& out);
+  // When OnTime wants to be called; earlier does no harm.
+  std::optional<Time> next_time() const { return next_time_; }
+
+  // The open request that a message from `server` answers; null if there is none (any more). Valid
+  // until the next call.
+  const Request* Find(std::int32_t server, const PartId& part, std::uint64_t sequence) const;
+
+  std::int32_t rank() const { return rank_; }
+  bool left() const { return left_; }
+  const std::optional<FailureBody>& failure() const { return failure_; }
+  // What is open, for people.
+  std::string DescribeState(Time now) const;
+
+ private:
+  struct Open {
+    Request request;
+    std::uint64_t sequence = 0;  // once it is sent
+    Time submitted{0};
+    Time sent{0};
+    Time warn_at{0};
+    std::uint64_t bytes = 0;     // of the push
+    std::uint64_t barriers = 0;  // that were called before it
+    bool granted = false;
+    bool asked_why = false;  // a kStatus has been sent for the deadline's message
+    bool ended = false;      // the program has its answer
+    bool acked = false;      // of pushes: recorded by the server
+    bool answered = false;   // nothing more is wanted from the server
+    std::string facts;       // why it takes so long, as the server said last
+  };
+  struct Part {
+    PartId id;
+    std::int32_t server = 0;
+    bool async = false;
+    bool waits_for_bytes = false;  // is among its server's waiting_
+    bool asked = false;            // a kAsk for the first unsent push is under way
+    std::size_t sent = 0;          // of open, from its front
+    std::uint64_t next = 0;        // sequence number
+    std::uint64_t pushes = 0;      // sent; in dist_async: sent and not acknowledged
+    std::uint64_t complete = 0;    // dist_sync: rounds known to be complete
+    std::array<std::uint64_t, kPushesAheadMax> unfinished{};  // bytes of the rounds after them
+    std::deque<Open> open;                                    // in order; the front is not answered
+  };
+  struct Server {
+    std::uint64_t unfinished_bytes = 0;               // W3
+    std::vector<Part*> waiting;                       // for bytes
+    std::unordered_map<std::uint32_t, Part> control;  // by store
+  };
+  struct BarrierCall {
+    std::uint64_t token;
+    Time called;
+    Time sent;
+    Time warn_at;
+    Time deadline;
+    bool is_sent = false;
+    bool ended = false;
+  };
+
+  Part& PartOf(const Request& request);
+  Part* FindPart(std::int32_t server, const PartId& id);
+  Open* FindOpen(Part& part, std::uint64_t sequence);
+  template <class Function>
+  void ForEachPart(Function function);
+
+  void Enqueue(Time now, Request request, Outputs& out);
+  void Pump(Time now, Part& part, Outputs& out);
+  bool MaySend(Time now, Part& part, Open& open, Outputs& out);
+  bool MaySendBytes(Time now, Part& part, Open& open, Outputs& out);
+  void SendRequest(Time now, const Part& part, Open& open, Outputs& out);
+  void Ask(const Part& part, const Open& open, Outputs& out) const;
+  Message MessageOf(const Part& part, const Open& open) const;
+  void PumpWaiting(Time now, std::int32_t server, Outputs& out);
+
+  void OnAcks(Time now, std::int32_t server, const Message& message, Outputs& out);
+  void OnAnswer(Time now, std::int32_t server, Message message, Outputs& out);
+  void OnGrant(Time now, std::int32_t server, const Message& message, Outputs& out);
+  void OnBarrierDone(std::uint64_t number, Outputs& out);
+  void OnStatusReply(NodeId from, const Message& message, Outputs& out);
+  void Acknowledge(Part& part, Open& open);
+  void Uncount(Part& part, const Open& open);
+  void LearnComplete(Part& part, std::uint64_t complete);
+  void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
+  void Settle(Time now, Part& part, Outputs& out);
+
+  void SendBarriers(Time now, Outputs& out);
+  void SendLeaves(Time now, Outputs& out);
+  void Resend(Time now, Part& part, bool all, Outputs& out);
+  void ResendToScheduler(Time now, Outputs& out);
+  void CheckOpen(Time now, Part& part, Outputs& out);
+  void CheckBarriers(Time now, Outputs& out);
+  void Warn(Time now, Part& part, Open& open, Outputs& out);
+  void TimeOut(Time now, Part& part, Open& open, Outputs& out);
+  void AskWhy(const Part& part, const Open& open, Outputs& out) const;
+  void WakeAt(Time time);
+  void Fail(FailureBody failure, Outputs& out);
+  std::exception_ptr FailureError(const std::string& what) const;
+
+  const WorkerOptions options_;
+  std::int32_t rank_ = -1;
+  std::optional<Time> next_time_;
+  std::unordered_map<std::uint32_t, bool> async_;  // by store
+  std::unordered_map<PartId, Part, PartIdHash> parts_;
+  std::vector<Server> servers_;
+  std::vector<NodeEntry> nodes_;
+
+  std::deque<BarrierCall> barriers_;  // those from barriers_done_ on
+  std::uint64_t barriers_done_ = 0;   // numbers below are answered
+  // Pushes that are not acknowledged, by how many barriers were called before them: of
+  // barriers_sent_, barriers_sent_ + 1, ...
+  std::deque<std::uint64_t> unacknowledged_{0};
+  std::uint64_t barriers_sent_ = 0;
+
+  std::optional<std::uint64_t> leave_token_;
+  bool leaving_ = false;
+  bool leaves_sent_ = false;
+  std::int32_t leaves_open_ = 0;
+  bool left_ = false;
+  std::optional<FailureBody> failure_;
+};
+
+}  // namespace heddle::kvstore::dist
