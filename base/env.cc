@@ -3,14 +3,12 @@
 #include <heddle/error.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstdlib>
 #include <iterator>
-#include <system_error>
-#include <vector>
 
 #include <fmt/format.h>
+
+#include "base/parse.h"
 
 namespace heddle {
 namespace {
@@ -19,16 +17,6 @@ namespace {
                                 std::string_view given) {
   throw InvalidArgument(
       fmt::format("environment variable {}: expected {}, given '{}'", name, expected, given));
-}
-
-// All of `text` as a decimal number; nothing if it is not one or does not fit.
-template <class Number>
-std::optional<Number> ParseWhole(std::string_view text) {
-  Number number = 0;
-  const char* const end = text.data() + text.size();
-  const std::from_chars_result result = std::from_chars(text.data(), end, number);
-  if (result.ec != std::errc() || result.ptr != end) return std::nullopt;
-  return number;
 }
 
 std::string DescribeRange(std::int64_t min, std::int64_t max) {
@@ -71,10 +59,7 @@ std::uint64_t EnvUint64(const char* name, std::uint64_t fallback) {
 bool EnvBool(const char* name, bool fallback) {
   const std::optional<std::string> text = EnvString(name);
   if (!text) return fallback;
-  constexpr std::array<std::string_view, 4> kTrue = {"1", "true", "yes", "on"};
-  constexpr std::array<std::string_view, 4> kFalse = {"0", "false", "no", "off"};
-  if (std::find(kTrue.begin(), kTrue.end(), *text) != kTrue.end()) return true;
-  if (std::find(kFalse.begin(), kFalse.end(), *text) != kFalse.end()) return false;
+  if (const std::optional<bool> value = ParseBool(*text)) return *value;
   ThrowBadValue(name, "1, true, yes, on, 0, false, no or off", *text);
 }
 

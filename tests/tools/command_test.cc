@@ -116,6 +116,17 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
   EXPECT_THAT(name.output, HasSubstr("no such variable"));
 }
 
+TEST(DoctorCommand, ChecksTheSettingsOfAJobAndKeepsItsSecret) {
+  const ProgramResult good =
+      RunProgram({kHeddle, "doctor"}, {"DMLC_NUM_WORKER=5", "HEDDLE_TOKEN=hush", "HEDDLE_RANK=2"});
+  EXPECT_EQ(good.status, 0) << good.output;
+  EXPECT_THAT(good.output, HasSubstr("num_workers 5 (DMLC_NUM_WORKER)"));
+  EXPECT_THAT(good.output, Not(HasSubstr("hush")));
+  const ProgramResult bad = RunProgram({kHeddle, "doctor"}, {"DMLC_NUM_WORKER=2", "HEDDLE_RANK=2"});
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_THAT(bad.output, HasSubstr("rank 2 (HEDDLE_RANK)"));
+}
+
 TEST(BenchCommand, MeasuresWhatWasAskedFor) {
   const TempFolder folder;
   const std::string output = folder / "bench.json";

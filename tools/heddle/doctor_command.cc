@@ -1,4 +1,5 @@
 // `heddle doctor`: what this build has, what the machine offers, what the environment says.
+#include <heddle/dist.h>
 #include <heddle/engine.h>
 #include <heddle/error.h>
 #include <heddle/memory.h>
@@ -16,13 +17,15 @@
 
 #include "base/build_info.h"
 #include "base/cpu_count.h"
+#include "kvstore/dist/config.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/program_path.h"
 
 namespace heddle::tools {
 namespace {
 
-// What the library reads (docs: EngineOptions and MemoryOptions).
+// What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
+// distributed jobs.
 constexpr std::array<std::string_view, 13> kVariables = {
     "HEDDLE_AGEING",          "HEDDLE_CHECK_ACCESS",    "HEDDLE_CPU_ALLOCATOR",
     "HEDDLE_CPU_MEMORY_MAX",  "HEDDLE_ENGINE",          "HEDDLE_MAX_PENDING_BYTES",
@@ -59,6 +62,15 @@ void PrintCpus() {
   Line("with the cgroup quota", std::to_string(AvailableCpus()));
 }
 
+bool IsKnown(std::string_view name) {
+  if (std::find(kVariables.begin(), kVariables.end(), name) != kVariables.end()) return true;
+  for (const kvstore::dist::Setting& setting : kvstore::dist::Settings()) {
+    const auto& names = setting.variables;
+    if (std::find(names.begin(), names.end(), name) != names.end()) return true;
+  }
+  return false;
+}
+
 void PrintVariables(int& problems) {
   fmt::print("Environment\n");
   bool any = false;
@@ -67,9 +79,11 @@ void PrintVariables(int& problems) {
     const std::string_view name = text.substr(0, text.find('='));
     if (!name.starts_with("HEDDLE_")) continue;
     any = true;
-    const bool known = std::find(kVariables.begin(), kVariables.end(), name) != kVariables.end();
+    const bool known = IsKnown(name);
     if (!known) ++problems;
-    Line(text, known ? "" : "PROBLEM: heddle knows no such variable");
+    // A secret stays one.
+    Line(name == "HEDDLE_TOKEN" ? "HEDDLE_TOKEN=..." : text,
+         known ? "" : "PROBLEM: heddle knows no such variable");
   }
   if (!any) Line("no HEDDLE_ variable is set", "");
 }
@@ -115,12 +129,25 @@ void CheckEngine(int& problems) {
   }
 }
 
+void CheckDist(int& problems) {
+  fmt::print("Distributed jobs\n");
+  try {
+    const DistOptions options = DistOptions::FromEnvironment();
+    for (const auto& [field, source] : options.sources) Line(options.Describe(field), "");
+    if (options.sources.empty()) Line("no setting of a job is there", "");
+  } catch (const Error& error) {
+    ++problems;
+    Line("PROBLEM", error.what());
+  }
+}
+
 void Run() {
   PrintBuild();
   PrintCpus();
   int problems = 0;
   PrintVariables(problems);
   CheckEngine(problems);
+  CheckDist(problems);
   if (problems > 0) throw InvalidState(fmt::format("doctor found {} problem(s)", problems));
   fmt::print("No problems found.\n");
 }

@@ -7,6 +7,8 @@
 // server.
 #pragma once
 
+#include <heddle/dist.h>
+
 #include <chrono>
 #include <compare>
 #include <cstddef>
@@ -16,8 +18,7 @@
 
 namespace heddle::kvstore::dist {
 
-// The values are those on the wire.
-enum class Role : std::uint8_t { kScheduler = 1, kServer = 2, kWorker = 3 };
+using Role = DistRole;
 
 struct NodeId {
   Role role = Role::kScheduler;

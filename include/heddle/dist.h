@@ -1,0 +1,85 @@
+// How a process takes part in a distributed job: its role, where the others are, and the limits
+// that the dist stores keep to.
+//
+//   heddle::DistOptions options = heddle::DistOptions::FromEnvironment();
+//   options.num_workers = 4;
+//   options.Validate();
+//
+// docs/distributed.md lists every setting with its variables and default.
+#pragma once
+
+#include <heddle/error.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace heddle {
+
+// A job has one scheduler (roster, barriers, health), servers (own parts of the keys) and workers.
+// The values are those on the wire.
+enum class DistRole : std::uint8_t { kScheduler = 1, kServer = 2, kWorker = 3 };
+
+std::string_view DistRoleName(DistRole role);  // "scheduler", "server" or "worker"
+
+struct DistOptions {
+  // This process. A rank counts from 0 within a role; without one, ranks go by order of joining.
+  DistRole role = DistRole::kWorker;
+  std::optional<int> rank;        // of a worker or a server
+  std::optional<int> local_rank;  // of a worker among those of its machine
+  std::optional<int> local_size;  // workers of this machine
+
+  // The job. The first four must be given, the same in all its processes.
+  std::string root_host;  // where the scheduler listens
+  int root_port = 0;
+  int num_workers = 0;
+  int num_servers = 0;
+  std::string job_id;     // processes of jobs with other ids are turned away
+  std::string token;      // the job's secret, which joining needs
+  bool insecure = false;  // accept listening beyond loopback without a token
+
+  // Where this process listens; docs/distributed.md says what follows from what is left out.
+  std::string bind_address;  // that of a local interface, or 0.0.0.0
+  std::string node_host;     // the address or name that others connect to
+  std::string interface;     // the network interface to use, "eth0"
+  int listen_fd = -1;        // scheduler: a listening socket to take over in place of binding one
+
+  // Limits in time.
+  std::chrono::milliseconds connect_deadline{60'000};   // to have met all others, from the start
+  std::chrono::milliseconds op_deadline{0};             // of each push, pull, ...; 0: none
+  std::chrono::milliseconds warning_time{10'000};       // what waits so long is logged
+  std::chrono::milliseconds heartbeat_interval{1'000};  // between signs of life
+  int dead_after = 3;                                   // heartbeats missed
+
+  // How data travels.
+  std::int64_t slice_bytes = 0;        // of a message's payload, at most; 0: by size and link
+  std::int64_t cut_bound = 1'000'000;  // arrays of so many elements or more go to all servers
+  std::chrono::microseconds spin{0};   // to poll the network before sleeping
+  std::int64_t peer_bytes_max = std::int64_t{1} << 30;  // unfinished pushes to one server
+  int io_threads = 0;                                   // 0: by role and CPUs
+  int io_cpu = -1;  // the first I/O thread runs on this CPU alone, the next one
+                    // on the next; -1: where the system likes
+
+  // Where values came from, for error messages: name of the field -> variable or option. A field
+  // that is not in here was set by the program, or has its default.
+  std::map<std::string, std::string, std::less<>> sources;
+
+  // The defaults, changed by HEDDLE_* and DMLC_* variables, of which HEDDLE_* win; a worker without
+  // HEDDLE_RANK takes the index that mpirun or srun gave it, if they started just the workers.
+  // Throws InvalidArgument, naming field, variable, expected and given, for a value that does not
+  // parse, is out of range or contradicts another one, and for a token file that cannot be read.
+  static DistOptions FromEnvironment();
+
+  // Throws InvalidArgument if something is missing, out of range or contradicts something else.
+  void Validate() const;
+
+  // Name, value and source of a field, "root_port 9091 (DMLC_PS_ROOT_PORT)"; of the token only
+  // whether there is one. InvalidArgument for an unknown field.
+  std::string Describe(std::string_view field) const;
+};
+
+}  // namespace heddle
