@@ -142,7 +142,7 @@ void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t 
     if (sums != nullptr) sums += begin / static_cast<std::int64_t>(ops::kReductionBlock);
   }
   run.count = static_cast<std::size_t>(end - begin);
-  run.first = begin;
+  run.first = update.first_element + begin;
   update.rule->Update(run);
 }
 

@@ -21,6 +21,7 @@ struct ArrayUpdate {
   internal::KeyUpdate key;
   internal::UpdateRun run;  // what belongs to the first element; without `update`
   int passes;
+  std::int64_t first_element = 0;  // of the value, in the array of which it is a part
 };
 
 // Like the value itself it is touched only by ops that write the value's Var, which orders them and

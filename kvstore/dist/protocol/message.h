@@ -99,11 +99,16 @@ class Payload {
   bool empty() const { return bytes_ == 0; }
   std::span<const std::span<const std::byte>> runs() const { return runs_; }
   const std::shared_ptr<const void>& owner() const { return owner_; }
+  // Nobody else will ever read or write the bytes: whoever holds the payload may keep and change
+  // them. Transports say so of what they have received into memory of their own.
+  bool owned_alone() const { return owned_alone_; }
+  void set_owned_alone() { owned_alone_ = true; }
 
  private:
   std::shared_ptr<const void> owner_;
   std::vector<std::span<const std::byte>> runs_;
   std::uint64_t bytes_ = 0;
+  bool owned_alone_ = false;
 };
 
 struct Message {
@@ -113,13 +118,13 @@ struct Message {
   std::int32_t rank = 0;          // of requests and of their answers: the worker's
   std::int32_t priority = 0;      // higher first; answers have their request's
   Incarnation incarnation = 0;    // of requests and of their answers: the worker's
-  PartId part;
+  PartId part = {};
   std::uint64_t sequence = 0;  // of requests and of their answers: which one of that worker, from 0
   // Of pushes: the version of the optimizer that the worker knows. Of answers: the rounds of the
   // part that are complete (in dist_async: its updates).
   std::uint64_t version = 0;
-  std::string meta;
-  Payload payload;
+  std::string meta = {};
+  Payload payload = {};
 };
 
 }  // namespace heddle::kvstore::dist

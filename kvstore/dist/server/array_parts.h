@@ -1,0 +1,91 @@
+// The values of a server: a PartStore with arrays, the kernels of ops/ and the optimizers of
+// kvstore/optimizer/.
+//
+// Memory. A pushed payload is used where it lies: the only contribution of a round by the default
+// updater becomes the value, and what a pull reads is sent from the value. So a value that is being
+// sent is never written: an update that finds it lent goes on with a copy.
+// Sums. float32, float64 and integers are added as they come; float16 and bfloat16 wait until all
+// are there, since they are added in float32 and rounded once; codes are decoded as they come, and
+// added in float32. The bits are those of a local store that sums the same list.
+// Threads. Calls come one at a time, under the node's lock. An update of more than kInlineBytes is
+// an op of the engine, which alone touches its part until it has told `updated`.
+#pragma once
+
+#include <heddle/engine.h>
+#include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvstore/compression/compressor.h"
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/message.h"
+#include "kvstore/dist/protocol/part_store.h"
+
+namespace heddle::kvstore::dist {
+
+class ArrayParts final : public PartStore {
+ public:
+  // Called by a worker of the engine, without any lock, when an update that went on there has
+  // ended.
+  using Updated = std::function<void(const PartId& id, std::exception_ptr error)>;
+
+  // What an update touches that is done on the receiving thread: waking another one costs more.
+  static constexpr std::int64_t kInlineBytes = 64 << 10;
+
+  ArrayParts(Engine& engine, Updated updated) : engine_(engine), updated_(std::move(updated)) {}
+
+  void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
+  void Reset(const PartId& id, const Payload& value) override;
+  std::exception_ptr Check(const PartId& id, const Message& message) override;
+  void Add(const PartId& id, const Message& push, bool first) override;
+  void DropSum(const PartId& id) override;
+  bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;
+  Payload Read(const PartId& id, const Message& pull) override;
+
+  // How pushes of that version and later ones update the parts of a store. Parts keep their state
+  // where `keeps_states`: the optimizer is the one before with other parameters.
+  void SetOptimizer(std::uint32_t store, std::uint64_t version, const OptimizerPtr& optimizer,
+                    bool keeps_states);
+  void SetCompression(std::uint32_t store, std::shared_ptr<const Compressor> compressor);
+
+  // The optimizer's states of all parts of a store; no update of them goes on.
+  std::pair<StatesBody, Payload> SaveStates(std::uint32_t store) const;
+  // Takes those that `states` names. InvalidArgument, changing nothing, if they do not fit.
+  void LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays);
+
+  std::vector<PartInfo> Infos(std::uint32_t store) const;
+
+ private:
+  struct Value;
+  struct Part;
+  struct Rule {
+    std::shared_ptr<const internal::UpdatePlan> plan;
+    std::uint64_t generation = 0;  // of states
+  };
+  struct Store {
+    std::map<std::uint64_t, Rule> rules;  // by version
+    std::shared_ptr<const Compressor> compressor;
+  };
+
+  Part& Find(const PartId& id);
+  const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
+  void Assign(Part& part);
+  void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
+
+  Engine& engine_;
+  const Updated updated_;
+  std::unordered_map<PartId, std::shared_ptr<Part>, PartIdHash> parts_;
+  std::unordered_map<std::uint32_t, Store> stores_;
+};
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,316 @@
+// The values of a server against a local store that sums the same lists: the same bits, however
+// arrays are cut.
+#include "kvstore/dist/server/array_parts.h"
+
+#include <heddle/kvstore.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kvstore/compression/compressor.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+// Bytes of a vector as a transport delivers them.
+Payload Received(std::vector<std::byte> bytes) {
+  auto owner = std::make_shared<std::vector<std::byte>>(std::move(bytes));
+  Payload payload(owner, {owner->data(), owner->size()});
+  payload.set_owned_alone();
+  return payload;
+}
+
+std::vector<std::byte> BytesOf(const NDArray& array) {
+  array.WaitToRead();
+  std::vector<std::byte> bytes(static_cast<std::size_t>(array.bytes()));
+  std::memcpy(bytes.data(), array.const_data(), bytes.size());
+  return bytes;
+}
+
+std::vector<std::byte> BytesOf(const Payload& payload) {
+  std::vector<std::byte> bytes;
+  for (auto run : payload.runs()) bytes.insert(bytes.end(), run.begin(), run.end());
+  return bytes;
+}
+
+struct Cut {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+class ArrayPartsTest : public ::testing::Test {
+ protected:
+  void Push(const PartId& id, std::span<const Message> pushes, const UpdateBy& by) {
+    for (std::size_t i = 0; i < pushes.size(); ++i) {
+      ASSERT_EQ(parts_.Check(id, pushes[i]), nullptr);
+      parts_.Add(id, pushes[i], i == 0);
+    }
+    std::exception_ptr error;
+    if (!parts_.Update(id, by, &error)) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return ended_.erase(id) > 0; });
+    }
+    ASSERT_EQ(error, nullptr);
+  }
+
+  Engine engine_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<PartId> ended_;
+  ArrayParts parts_{engine_, [this](const PartId& id, std::exception_ptr error) {
+                      EXPECT_EQ(error, nullptr);
+                      const std::lock_guard lock(mutex_);
+                      ended_.insert(id);
+                      changed_.notify_all();
+                    }};
+};
+
+NDArray RandomArray(std::int64_t count, DType dtype, std::mt19937_64& random, Engine& engine) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::uniform_real_distribution<float> uniform(-2, 2);
+  for (float& value : values) value = uniform(random);
+  return NDArray::FromVector(values, {count}, dtype, Cpu(), engine);
+}
+
+TEST_F(ArrayPartsTest, SumsAndUpdatesHaveTheBitsOfALocalStore) {
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](int count) { return static_cast<int>(random() % count); };
+  std::uint32_t store_number = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    const DType dtype =
+        std::vector{DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}[pick(4)];
+    const std::int64_t count = pick(3) == 0 ? 40'000 : 1 + pick(9000);
+    const std::string name =
+        std::vector<std::string>{"", "sgd", "adam", "nag", "sgld", "signum"}[pick(6)];
+    const bool multi = pick(2) == 0 && (dtype == DType::kFloat16 || dtype == DType::kBFloat16);
+    const std::uint32_t store = store_number++;
+    SCOPED_TRACE(::testing::Message() << "trial " << trial << " " << Name(dtype) << " " << count
+                                      << " optimizer '" << name << "' multi " << multi);
+    auto local = KVStore::Create("local", engine_);
+    std::uint64_t version = 0;
+    double rate = 0;
+    double decay = 0;
+    if (!name.empty()) {
+      std::vector<std::pair<std::string_view, double>> parameters = {{"learning_rate", 0.25}};
+      if (multi) parameters.emplace_back("multi_precision", 1);
+      const OptimizerPtr optimizer = MakeOptimizer(name, parameters);
+      local->SetOptimizer(optimizer);
+      version = std::uint64_t{1} << 32;
+      parts_.SetOptimizer(store, version, MakeOptimizer(name, parameters), false);
+      rate = 0.25;
+      decay = optimizer->Get("weight_decay");
+    }
+    const NDArray start = RandomArray(count, dtype, random, engine_);
+    local->Init("a", start);
+    std::vector<Cut> cuts;
+    for (std::int64_t begin = 0; begin < count;) {
+      const std::int64_t end = std::min<std::int64_t>(count, begin + 4096 * (1 + pick(4)));
+      cuts.push_back({begin, end});
+      begin = end;
+    }
+    const auto bytes_of = [&](const NDArray& array, const Cut& cut) {
+      return Received(BytesOf(array.Slice(cut.begin, cut.end)));
+    };
+    for (std::size_t i = 0; i < cuts.size(); ++i) {
+      parts_.Create({store, static_cast<std::uint32_t>(i), 1},
+                    {Key("a"), Shape{count}, dtype, false, static_cast<std::uint32_t>(cuts.size()),
+                     cuts[i].begin, cuts[i].end},
+                    bytes_of(start, cuts[i]));
+    }
+    std::vector<std::pair<Payload, std::vector<std::byte>>> kept;  // pulled, and what it was then
+    for (int round = 0; round < 4; ++round) {
+      std::vector<NDArray> gradients;
+      for (int worker = 0, workers = 1 + pick(4); worker < workers; ++worker) {
+        gradients.push_back(RandomArray(count, dtype, random, engine_));
+      }
+      local->Push("a", gradients);
+      NDArray out({count}, dtype, Cpu(), engine_);
+      local->Pull("a", out);
+      const std::vector<std::byte> expected = BytesOf(out);
+      for (std::size_t i = 0; i < cuts.size(); ++i) {
+        const PartId id{store, static_cast<std::uint32_t>(i), 1};
+        std::vector<Message> pushes;
+        for (const NDArray& gradient : gradients) {
+          Message push{.kind = Kind::kPush, .dtype = dtype, .part = id};
+          push.payload = bytes_of(gradient, cuts[i]);
+          pushes.push_back(std::move(push));
+        }
+        Push(id, pushes, {version, {rate, decay}});
+        const Payload value = parts_.Read(id, {.kind = Kind::kPull, .dtype = dtype, .part = id});
+        std::vector<std::byte> now = BytesOf(value);
+        const std::size_t at = static_cast<std::size_t>(cuts[i].begin) * SizeOf(dtype);
+        ASSERT_EQ(std::memcmp(now.data(), expected.data() + at, now.size()), 0)
+            << "round " << round << " part " << i;
+        kept.emplace_back(value, std::move(now));
+      }
+    }
+    for (const auto& [payload, bytes] : kept) ASSERT_EQ(BytesOf(payload), bytes);
+  }
+}
+
+TEST_F(ArrayPartsTest, RowSparsePartsHaveTheRowsOfALocalStore) {
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  constexpr std::int64_t kRows = 50;
+  constexpr std::int64_t kWidth = 3;
+  const Shape shape{kRows, kWidth};
+  const auto random_rows = [&] {
+    std::vector<std::int64_t> ids;
+    std::vector<float> rows;
+    for (std::int64_t id = 0; id < kRows; ++id) {
+      if (random() % 4 != 0) continue;
+      ids.push_back(id);
+      for (int i = 0; i < kWidth; ++i) rows.push_back(static_cast<float>(random() % 1000) / 8);
+    }
+    return RowVectors<float>{std::move(ids), std::move(rows)};
+  };
+  const auto array_of = [&](const RowVectors<float>& rows) {
+    return RowSparseNDArray::FromVectors<float>(rows.row_ids, rows.rows, shape, DType::kFloat32,
+                                                Cpu(), engine_);
+  };
+  const auto bytes_of = [&](const RowVectors<float>& all, const Cut& cut) {
+    std::vector<std::byte> ids;
+    std::vector<std::byte> rows;
+    const auto add = [](std::vector<std::byte>& to, const void* from, std::size_t bytes) {
+      const auto* first = static_cast<const std::byte*>(from);
+      to.insert(to.end(), first, first + bytes);
+    };
+    for (std::size_t i = 0; i < all.row_ids.size(); ++i) {
+      if (all.row_ids[i] < cut.begin || all.row_ids[i] >= cut.end) continue;
+      add(ids, &all.row_ids[i], 8);
+      add(rows, &all.rows[i * kWidth], kWidth * 4);
+    }
+    ids.insert(ids.end(), rows.begin(), rows.end());
+    return Received(std::move(ids));
+  };
+  const std::vector<Cut> cuts = {{0, 17}, {17, 34}, {34, 50}};
+  for (const bool with_optimizer : {false, true}) {
+    const std::uint32_t store = with_optimizer ? 1 : 0;
+    auto local = KVStore::Create("local", engine_);
+    std::uint64_t version = 0;
+    if (with_optimizer) {
+      local->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.9}));
+      version = std::uint64_t{1} << 32;
+      parts_.SetOptimizer(store, version, Sgd({.learning_rate = 0.5, .momentum = 0.9}), false);
+    }
+    const RowVectors<float> start = random_rows();
+    local->Init("a", array_of(start));
+    for (std::uint32_t i = 0; i < cuts.size(); ++i) {
+      parts_.Create({store, i, 1},
+                    {Key("a"), shape, DType::kFloat32, true, 3, cuts[i].begin, cuts[i].end},
+                    bytes_of(start, cuts[i]));
+    }
+    for (int round = 0; round < 5; ++round) {
+      const std::vector<RowVectors<float>> gradients = {random_rows(), random_rows(),
+                                                        random_rows()};
+      std::vector<RowSparseNDArray> arrays;
+      for (const auto& gradient : gradients) arrays.push_back(array_of(gradient));
+      local->Push("a", arrays);
+      RowSparseNDArray out(shape, DType::kFloat32, Cpu(), engine_);
+      local->Pull("a", out, 0, /*ignore_sparse=*/false);
+      const RowVectors<float> expected = out.ToVectors<float>();
+      for (std::uint32_t i = 0; i < cuts.size(); ++i) {
+        const PartId id{store, i, 1};
+        std::vector<Message> pushes;
+        for (const auto& gradient : gradients) {
+          Message push{.kind = Kind::kPush, .flags = kFlagRowSparse, .part = id};
+          push.payload = bytes_of(gradient, cuts[i]);
+          pushes.push_back(std::move(push));
+        }
+        Push(id, pushes, {version, {0.5, 0}});
+        EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})),
+                  BytesOf(bytes_of(expected, cuts[i])));
+        Message rows{.kind = Kind::kRowPull, .part = id};
+        const std::int64_t wanted[] = {cuts[i].begin, cuts[i].end - 1};
+        std::vector<std::byte> ids(sizeof(wanted));
+        std::memcpy(ids.data(), wanted, sizeof(wanted));
+        rows.payload = Received(ids);
+        ASSERT_EQ(parts_.Check(id, rows), nullptr);
+        const std::vector<std::byte> got = BytesOf(parts_.Read(id, rows));
+        ASSERT_EQ(got.size(), 2 * (8 + kWidth * 4));
+        const std::vector<float> dense = out.ToVector<float>();
+        for (int k = 0; k < 2; ++k) {
+          EXPECT_EQ(
+              std::memcmp(got.data() + 16 + k * kWidth * 4, &dense[wanted[k] * kWidth], kWidth * 4),
+              0);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ArrayPartsTest, CodesAreSummedAsALocalStoreDoes) {
+  const CompressionOptions options{.type = "2bit", .threshold = 0.5};
+  const auto compressor = MakeCompressor(options);
+  constexpr std::int64_t kCount = 5000;
+  auto local = KVStore::Create("local", engine_);
+  local->SetGradientCompression(options);
+  parts_.SetCompression(0, compressor);
+  const NDArray zeros = NDArray::Zeros({kCount}, DType::kFloat32, Cpu(), engine_);
+  local->Init("a", zeros);
+  const PartId id{0, 0, 1};
+  parts_.Create(id, {Key("a"), Shape{kCount}, DType::kFloat32, false, 1, 0, kCount},
+                Received(BytesOf(zeros)));
+  std::mt19937_64 random(1);
+  std::vector<std::vector<float>> residuals(2, std::vector<float>(kCount));
+  for (int round = 0; round < 4; ++round) {
+    const std::vector<NDArray> gradients = {RandomArray(kCount, DType::kFloat32, random, engine_),
+                                            RandomArray(kCount, DType::kFloat32, random, engine_)};
+    local->Push("a", gradients);
+    NDArray out({kCount}, DType::kFloat32, Cpu(), engine_);
+    local->Pull("a", out);
+    std::vector<Message> pushes;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      std::vector<std::byte> code(static_cast<std::size_t>(compressor->CodeBytes(kCount)));
+      compressor->Compress(DType::kFloat32, gradients[i].const_data(), residuals[i].data(),
+                           code.data(), kCount);
+      Message push{.kind = Kind::kPush, .flags = kFlagCompressed, .part = id};
+      push.payload = Received(std::move(code));
+      pushes.push_back(std::move(push));
+    }
+    Push(id, pushes, {});
+    EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})), BytesOf(out));
+  }
+}
+
+TEST_F(ArrayPartsTest, WhatDoesNotFitIsRefusedByName) {
+  const PartId id{0, 0, 1};
+  parts_.Create(id, {Key("w"), Shape{4}, DType::kFloat32, false, 1, 0, 4},
+                Received(std::vector<std::byte>(16)));
+  const auto message_of = [&](Message message) -> std::string {
+    const std::exception_ptr error = parts_.Check(id, message);
+    if (error == nullptr) return "";
+    try {
+      std::rethrow_exception(error);
+    } catch (const InvalidArgument& invalid) {
+      return invalid.what();
+    }
+  };
+  Message push{.kind = Kind::kPush, .part = id};
+  push.payload = Received(std::vector<std::byte>(12));
+  EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected 16 bytes, got 12");
+  push.payload = Received(std::vector<std::byte>(16));
+  EXPECT_EQ(message_of(push), "");
+  push.dtype = DType::kFloat16;
+  EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected dtype float32, got float16");
+  push.flags = kFlagRowSparse;
+  EXPECT_EQ(message_of(push),
+            "key 'w', part 0 of 1: expected a dense array, as the value is, got a row-sparse one");
+  push.flags = kFlagCompressed;
+  push.dtype = DType::kFloat32;
+  EXPECT_EQ(message_of(push),
+            "key 'w', part 0 of 1: got codes, expected none before compression is set");
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist
