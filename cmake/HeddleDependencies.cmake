@@ -16,6 +16,8 @@ heddle_require(hwy libhwy-dev)
 heddle_require(fmt libfmt-dev)
 heddle_require(spdlog libspdlog-dev)
 heddle_require(nlohmann_json nlohmann-json3-dev)
+heddle_require(Boost libboost1.81-dev)  # the headers: Asio
+heddle_require(OpenSSL libssl-dev)
 if(HEDDLE_BUILD_TOOLS OR HEDDLE_BUILD_EXAMPLES OR HEDDLE_BUILD_BENCHMARKS)
   heddle_require(CLI11 libcli11-dev)
 endif()

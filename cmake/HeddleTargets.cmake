@@ -7,7 +7,8 @@ target_include_directories(heddle_internal INTERFACE "${PROJECT_SOURCE_DIR}/incl
                                                      "${PROJECT_SOURCE_DIR}"
                                                      "${PROJECT_BINARY_DIR}/generated")
 target_link_libraries(heddle_internal INTERFACE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
-                                                nlohmann_json::nlohmann_json Threads::Threads)
+                                                nlohmann_json::nlohmann_json Threads::Threads Boost::headers
+                                                OpenSSL::Crypto)
 target_compile_definitions(heddle_internal INTERFACE $<$<BOOL:${HEDDLE_DCHECKS}>:HEDDLE_DCHECKS>)
 
 configure_file("${PROJECT_SOURCE_DIR}/base/build_info.h.in"
@@ -54,7 +55,7 @@ function(heddle_bundle_libraries)
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
     target_compile_features(${target} PUBLIC cxx_std_20)
     target_link_libraries(${target} PRIVATE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
-                                            Threads::Threads)
+                                            Threads::Threads Boost::headers OpenSSL::Crypto)
     set_target_properties(${target} PROPERTIES OUTPUT_NAME heddle EXPORT_NAME ${target}
                                                VERSION ${PROJECT_VERSION}
                                                SOVERSION ${PROJECT_VERSION_MAJOR}

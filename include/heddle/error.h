@@ -53,6 +53,13 @@ class IoError : public Error {
   using Error::Error;
 };
 
+// A peer of a distributed job could not be reached, refused, or was lost. The message names role,
+// rank and address, and what came back.
+class NetworkError : public Error {
+ public:
+  using Error::Error;
+};
+
 // An asynchronous op ended without a result: its completion was dropped, or reported an error code.
 class OpError : public Error {
  public:

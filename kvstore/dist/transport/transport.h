@@ -1,4 +1,8 @@
 // Transports: bytes between the nodes of a job. They know headers, not what messages mean.
+//
+// Messages of one peer may overtake one another: they leave by priority, on several connections.
+// None is lost or doubled while the peer is connected; what had not arrived when a peer is lost, is
+// lost.
 #pragma once
 
 #include <chrono>
@@ -19,24 +23,28 @@ namespace heddle::kvstore::dist {
 class Landing {
  public:
   virtual ~Landing() = default;
-  // Exactly the payload's bytes in all, in order.
+  // Exactly the payload's bytes in all, in order. The same at each call.
   virtual std::span<const std::span<std::byte>> runs() = 0;
   // Held around each read into the runs: false when the memory was given up (a deadline has
-  // passed); the transport then drops the bytes. Whoever gives it up calls Revoke, which returns
-  // once no read is under way.
+  // passed); the transport then drops the rest of the bytes, and there is no OnMessage. Whoever
+  // gives it up calls Revoke, which returns once no read is under way.
   virtual bool BeginRead() = 0;
   virtual void EndRead() = 0;
   // What the payload of the complete message shall be.
   virtual Payload Finish() = 0;
 };
 
-// A node as its transport sees it. Calls may come from any thread that runs the transport: those of
-// one connection one after another, those of different connections at the same time.
+// A node as its transport sees it. Calls come from threads that run the transport: those of one
+// connection one after another, those of different connections at the same time. They must not
+// throw.
 class TransportEvents {
  public:
   virtual ~TransportEvents() = default;
+  // `peer` has connected to this node and passed the handshake; comes before its first message.
+  virtual void OnConnected(NodeId /*peer*/, Incarnation /*incarnation*/,
+                           const std::string& /*address*/) {}
   // A message with a payload is about to come. Null: the transport receives into memory of its own
-  // (from a pool; cache-warm).
+  // (from a pool; cache-warm; several runs if it is long).
   virtual std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
                                             std::uint64_t payload_bytes) = 0;
   virtual void OnMessage(NodeId from, Message message) = 0;
@@ -44,34 +52,61 @@ class TransportEvents {
   virtual void OnLost(NodeId peer, const std::string& address, const std::string& why) = 0;
 };
 
-// Threads: every method from any thread, unless said. None calls the events while the caller holds
-// a lock of the transport; Send and Flush may call none at all.
+// What Revoke found.
+enum class Revoked {
+  kSent,     // all bytes have left, or the peer is lost
+  kDropped,  // none had: the message will not arrive
+  kCopied,   // some had: the transport has copied the rest, and the message will arrive
+};
+
+// Threads: every method from any thread, unless said. None calls the events while it holds a lock
+// of the transport; Send, Flush, Revoke and Interrupt call none at all.
 class Transport {
  public:
+  // Names a message of one peer, for Revoke.
+  using SendId = std::uint64_t;
+
   virtual ~Transport() = default;
 
   // Queues `message` for a connected peer and, where the link is idle, sends from this thread what
-  // the socket takes. Messages to one peer may overtake one another (by priority, on several
-  // connections). To a peer that is lost: dropped. `sent`, unless empty, is called, from any
-  // thread, when the payload's bytes are no longer needed.
-  virtual void Send(NodeId to, Message message, std::function<void()> sent = nullptr) = 0;
+  // the socket takes. Small messages (4 KiB) may wait for company: until Flush, RunOne, 64 of them,
+  // 16 KiB, or some 100 us where the transport has a thread of its own. To a peer that is not
+  // connected (any more): dropped. `sent`, unless empty, is called, from any thread, when the
+  // payload's bytes are no longer needed; so are the payload's owners released. Either may happen
+  // inside Send, Flush and Revoke: neither may take a lock that the callers of those hold.
+  virtual SendId Send(NodeId to, Message message, std::function<void()> sent = nullptr) = 0;
+  // Gives the payload of a message up: when it returns nothing reads its bytes, nor will.
+  virtual Revoked Revoke(NodeId to, SendId id) = 0;
   // Sends small messages that wait for company.
   virtual void Flush() = 0;
-  // A waiting thread lends itself: handles what has come, or waits for something to come until
-  // `until`. Returns at once, with false, if another thread leads. Interrupt brings the leader
-  // back.
+
+  // A waiting thread lends itself: flushes, handles what has come, or waits for something to come
+  // until `until`; also returns now and then for no reason. Returns at once, with false, if another
+  // thread leads (it may be a thread of the transport).
   virtual bool RunOne(std::chrono::steady_clock::time_point until) = 0;
+  // Brings the leader back; the next one, if none is now. Takes no lock that is held while events
+  // are called, and costs next to nothing while the leader does not sleep.
   virtual void Interrupt() = 0;
 
-  // Address of this node as others may connect to it.
+  // Address of this node as others may connect to it: "127.0.0.1:9091"; empty if it does not
+  // listen.
   virtual std::string address() const = 0;
+  // Who this node is, for the connections to come: a worker or server learns its rank after it has
+  // connected to the scheduler as rank -1.
+  virtual void SetSelf(NodeId self) = 0;
+  // Peers that connect without a rank have a provisional one, below -1, which no other peer has
+  // had. From here on `from` is known as `to`, in all calls and events that begin later. False,
+  // and nothing happens, if `from` is not connected or `to` is.
+  virtual bool Rename(NodeId from, NodeId to) = 0;
   // Connects to `peer`; returns when the handshake is done. NetworkError, or TimeoutError at the
-  // deadline, naming peer, address and what came back.
+  // deadline, naming peer, address and what came back. Tries again while nobody listens yet.
   virtual void Connect(NodeId peer, const std::string& address,
                        std::chrono::steady_clock::time_point deadline) = 0;
-  // Ends the connection to `peer` in order: what is queued is sent first. No OnLost.
+  // Ends the connection to `peer` in order: what is queued is sent first. No OnLost; messages that
+  // were on their way from it may still come.
   virtual void Disconnect(NodeId peer) = 0;
-  // No events after it returns.
+  // Ends all connections in order, for a second at most, and returns when no event is under way,
+  // nor will be. Not from inside an event.
   virtual void Close() = 0;
 };
 
