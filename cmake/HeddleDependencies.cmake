@@ -18,6 +18,15 @@ heddle_require(spdlog libspdlog-dev)
 heddle_require(nlohmann_json nlohmann-json3-dev)
 heddle_require(Boost libboost1.81-dev)  # the headers: Asio
 heddle_require(OpenSSL libssl-dev)
+find_path(HEDDLE_XXHASH_INCLUDE_DIR xxhash.h)  # all of it is in the header
+if(HEDDLE_XXHASH_INCLUDE_DIR)
+  file(STRINGS "${HEDDLE_XXHASH_INCLUDE_DIR}/xxhash.h" version_parts
+       REGEX "^#define XXH_VERSION_[A-Z]+ +[0-9]+")
+  string(REGEX MATCHALL "[0-9]+" version_parts "${version_parts}")
+  list(JOIN version_parts "." HEDDLE_XXHASH_VERSION)
+else()
+  list(APPEND heddle_missing "xxHash (Debian package libxxhash-dev)")
+endif()
 if(HEDDLE_BUILD_TOOLS OR HEDDLE_BUILD_EXAMPLES OR HEDDLE_BUILD_BENCHMARKS)
   heddle_require(CLI11 libcli11-dev)
 endif()

@@ -13,7 +13,7 @@ set -euo pipefail
 build_packages=(
   g++ cmake ninja-build ccache python3
   libtbb-dev libhwy-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev
-  libboost1.81-dev libssl-dev
+  libboost1.81-dev libssl-dev libxxhash-dev
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
   gnuplot-nox  # heddle bench --plot
 )

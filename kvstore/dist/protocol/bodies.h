@@ -7,6 +7,7 @@
 
 #include <heddle/kvstore.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -58,9 +59,10 @@ struct InitBody {  // kInit, kReset; and the kValue that answers kDescribe
   PartInfo info;
 };
 
-struct RatesBody {  // first in meta with kFlagRates
+struct RatesBody {  // first in meta with kFlagRates, always kRatesBytes
   UpdateRates rates;
 };
+inline constexpr std::size_t kRatesBytes = 16;
 
 struct ErrorBody {  // kError, kRefused; a push with kFlagFailed
   // Which exception it becomes at the worker.
@@ -73,6 +75,9 @@ struct ErrorBody {  // kError, kRefused; a push with kFlagFailed
     kUpdateFailed = 5,
     kNetwork = 6,
     kTimeout = 7,
+    kOutOfMemory = 8,
+    kIo = 9,
+    kOp = 10,
   };
   Code code = Code::kOther;
   std::string message;
@@ -169,9 +174,10 @@ bool Decode(std::string_view meta, AskBody* body);
 bool Decode(std::string_view meta, TextBody* body);
 bool Decode(std::string_view meta, StatesBody* body);
 
-// The exception that an error becomes: InvalidArgument, NetworkError, ... with that message.
+// The exception that an error becomes, with that message: InvalidArgument of kInvalidArgument and
+// kUnknownKey, OpError of kInputFailed, kUpdateFailed and kOp, and so on; Error of kOther.
 std::exception_ptr ToException(const ErrorBody& error);
-// The inverse; of a foreign exception its what().
+// The inverse, as far as types go; a foreign exception becomes kOther with its what().
 ErrorBody ToErrorBody(const std::exception_ptr& error);
 
 }  // namespace heddle::kvstore::dist

@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -75,6 +75,9 @@ enum class Kind : std::uint8_t {
   // Between servers.
   kBlockSums = 80,  // of a shard, for optimizers that need norms of the whole array
 };
+
+// "push", "set_optimizer", ...; empty for what is none of them.
+std::string_view Name(Kind kind);
 
 // Bits of Message::flags.
 inline constexpr std::uint8_t kFlagRowSparse = 1;   // payload: int64 row ids, then the rows

@@ -18,13 +18,17 @@ namespace heddle::kvstore::dist {
 
 struct PlacementOptions {
   std::int32_t num_servers = 1;
-  // An array of more bytes than cut_bytes is cut into a shard a server, and shards into parts of
-  // about slice_bytes; a smaller one into parts of about slice_bytes on one server. Row-sparse
-  // arrays are cut by rows, into at most one part a server.
+  // An array of more bytes than cut_bytes is cut into a shard a server; a smaller one is on one
+  // server. Both are cut into parts of at most slice_bytes, or a quarter of that if the array has
+  // no more than four times slice_bytes, so that there is something to overlap; but of at least
+  // 4096 elements, and at most kShardPartsMax a shard. Row-sparse arrays are cut by rows, into at
+  // most one part a server.
   std::int64_t cut_bytes = 4'000'000;
   std::int64_t slice_bytes = 1 << 20;
-  bool whole_keys = false;  // never over several servers (dist_async with norms of whole arrays)
+  bool whole_keys = false;  // a part a key (dist_async with norms of whole arrays)
 };
+inline constexpr std::int64_t kPartAlignment = 4096;  // elements
+inline constexpr std::int64_t kShardPartsMax = 1 << 16;
 
 struct PlacedPart {
   std::uint32_t part;
@@ -33,10 +37,12 @@ struct PlacedPart {
   std::int64_t end;
 };
 
-// XXH3 of the key's kind and text: its number on the wire, and what picks its server.
+// The key's number on the wire, and what picks its server: of a string XXH3 (64 bits) of its bytes
+// with seed 0, of an integer XXH3 of its 8 bytes, little-endian, with seed 1.
 std::uint64_t KeyId(KeyRef key);
 
-// In order of their places. An array without elements has one part.
+// In order of their places. An array without elements, or without rows, has one part. Shards lie on
+// consecutive servers from server key_id % num_servers on.
 std::vector<PlacedPart> PlaceKey(std::uint64_t key_id, const Shape& shape, DType dtype,
                                  bool row_sparse, const PlacementOptions& options);
 
