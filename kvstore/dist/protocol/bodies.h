@@ -46,7 +46,7 @@ struct RosterBody {       // kRoster
   std::uint64_t epoch = 0;       // counts the rosters of a job; today there is one
   std::int64_t slice_bytes = 0;  // how arrays are cut (Placement); the same on all nodes
   std::int64_t cut_bytes = 0;
-  std::vector<NodeEntry> nodes;
+  std::vector<NodeEntry> nodes{};
 };
 
 struct FailureBody {  // kPeerDown, kJobFailed
@@ -99,7 +99,7 @@ struct OpenStoreBody {  // kOpenStore
 
 struct OptimizerBody {  // kSetOptimizer, kSetParameters
   std::string name;
-  std::vector<std::pair<std::string, double>> parameters;
+  std::vector<std::pair<std::string, double>> parameters{};
 };
 
 struct CompressionBody {  // kSetCompression

@@ -62,8 +62,8 @@ struct ServerOptions {
 // How a control request ended.
 struct ControlResult {
   std::exception_ptr error;  // answered as kError
-  std::string meta;
-  Payload payload;
+  std::string meta{};
+  Payload payload{};
 };
 
 // Which control request: OnControlDone wants it back.
@@ -137,68 +137,84 @@ class ServerMachine {
   struct RankState;
   struct Waiting;
   struct Part;
+  struct Generation;
   struct Store;
   struct Worker;
 
   // Requests.
-  bool CheckSender(NodeId from, const Message& message, Outputs& out);
+  void OnWorkerMessage(Time now, NodeId from, Message message, Outputs& out);
   void OnRequest(Time now, Message message, Outputs& out);
   bool Blocked(const Part& part, const Message& message) const;
+  void Hold(Time now, Part& part, Message message, bool blocked);
   void Drain(Time now, Part& part, std::int32_t rank, Outputs& out);
-  void DrainAll(Time now, Part& part, Outputs& out);
+  void DrainBlocked(Time now, Part& part, Outputs& out);
   void DrainStore(Time now, std::uint32_t store, Outputs& out);
   void Apply(Time now, Part& part, Message message, Outputs& out);
-  void Repeat(Part& part, const Message& message, Outputs& out);
   void ApplyInit(Time now, Part& part, const Message& message, Outputs& out);
-  void ApplyPush(Time now, Part& part, Message message, Outputs& out);
   void ApplyRead(Time now, Part& part, Message message, Outputs& out);
-  void OnAsk(Part& part, const Message& message, Outputs& out);
+  void ApplyReset(Part& part, const Message& message, Outputs& out);
+  void Describe(Part& part, const Message& message, Outputs& out);
+  void Repeat(Part& part, const Message& message, Outputs& out);
   void OnStatus(Time now, NodeId from, const Message& message, Outputs& out);
 
-  // Rounds.
-  void RecordSync(Time now, Part& part, Message message, Outputs& out);
+  // Pushes.
+  std::unique_ptr<ErrorBody> TakePush(Part& part, Message& message, UpdateRates* rates);
+  void RecordPush(Time now, Part& part, Message message, Outputs& out);
   void PushAsync(Time now, Part& part, Message message, Outputs& out);
+  void FinishAsync(Time now, Part& part, const std::exception_ptr& error, Outputs& out);
   void Advance(Time now, Part& part, Outputs& out);
-  void AddContribution(Part& part, std::int32_t rank);
+  void AddContribution(Part& part, std::int32_t rank, Contribution contribution);
+  bool Update(Part& part, const UpdateBy& by, std::exception_ptr* error);
   bool StartUpdate(Part& part);
   void FinishRound(Time now, Part& part, Outputs& out);
-  void FinishAsync(Time now, Part& part, Outputs& out);
-  void AnswerRead(Time now, Part& part, const Message& message, Outputs& out);
-  void AnswerWaiting(Time now, Part& part, Outputs& out);
-  void TellComplete(Part& part, std::int32_t rank, Outputs& out);
-  void ReleaseBytes(Part& part, Outputs& out);
-  void GrantIfMissing(Part& part, Outputs& out);
-  void Grant(Part& part, std::int32_t rank, Outputs& out);
+  void AnswerWaiting(Part& part, Outputs& out);
+  void AnswerRead(Part& part, const Message& message, Outputs& out);
+  void NoteWaiting(Time now, Part& part);
   void NoteSlow(Time now, Part& part, Outputs& out);
+
+  // Credit.
+  void TellComplete(Part& part, std::int32_t rank, Outputs& out);
+  void OnAsk(const Message& message, Outputs& out);
+  void Grant(Part& part, std::int32_t rank, Outputs& out);
+  void GrantUnderCap(std::int32_t rank, Outputs& out);
+  void ReleaseBytes(Part& part, Outputs& out);
 
   // Control.
   void ApplyControl(Time now, Part& part, const Message& message, Outputs& out);
   void OpenStore(const Message& message);
-  bool SetOptimizer(const Message& message);
-  bool SetParameters(const Message& message);
+  void SetOptimizer(const Message& message);
+  void SetParameters(const Message& message);
   void SetCompression(const Message& message);
+  void StartControl(Part& part, const Message& message, Outputs& out);
+  void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store) const;
   void Left(Time now, std::int32_t rank, Outputs& out);
 
   // Answers.
   void Ack(const Message& message);
-  Message AnswerTo(const Message& request, Kind kind) const;
-  void SendAnswer(Part& part, const Message& request, Message answer, bool keep, Outputs& out);
-  void SendError(Part& part, const Message& request, ErrorBody error, Outputs& out);
+  static Message AnswerTo(const Message& request, Kind kind);
+  void SendAnswer(Part& part, Message answer, Outputs& out);
+  void SendDone(Part& part, const Message& request, Outputs& out);
+  void SendError(Part& part, const Message& request, const ErrorBody& error, Outputs& out);
 
   Part& PartOf(const PartId& id);
+  Worker& WorkerOf(std::int32_t rank);
+  const Worker& WorkerOf(std::int32_t rank) const;
+  const Store* FindStore(std::uint32_t store) const;
+  Store& OpenedStore(std::uint32_t store);
   std::string NameOf(const Part& part) const;
   std::string DescribePart(Time now, const Part& part) const;
-  bool Waits(const Part& part) const;
+  std::string DescribeRanks(Time now, const Part& part, bool arrived) const;
 
   const ServerOptions options_;
   PartStore& values_;
   ServerControl& control_;
   std::unordered_map<PartId, std::unique_ptr<Part>, PartIdHash> parts_;
-  std::unordered_map<std::uint32_t, Store> stores_;
+  std::unordered_map<std::uint32_t, std::unique_ptr<Store>> stores_;
   std::vector<Worker> workers_;  // empty before the roster
   std::vector<std::pair<NodeId, Message>> before_roster_;
   std::vector<std::int32_t> to_acknowledge_;  // ranks with acknowledgements gathered
+  std::vector<Time> durations_;               // of one round, for NoteSlow
   Time next_check_{0};
   std::optional<FailureBody> failure_;
 };

@@ -53,17 +53,17 @@ struct WorkerOptions {
 struct Request {
   Kind kind{};  // kInit .. kDescribe, or kOpenStore .. kKeys
   std::int32_t server = 0;
-  PartId part;
+  PartId part = {};
   std::int32_t priority = 0;
   DType dtype = DType::kFloat32;
   std::uint8_t flags = 0;
   // Of pushes, kSetOptimizer and kSetParameters: of the optimizer.
   std::uint64_t version = 0;
-  std::string meta;  // as bodies.h says for the kind
-  Payload payload;
+  std::string meta = {};  // as bodies.h says for the kind
+  Payload payload = {};
   std::uint64_t token = 0;
-  Time deadline{0};  // when it ends with a TimeoutError; 0: never
-  std::string what;  // "push key 'a'"; in messages to people
+  Time deadline{0};       // when it ends with a TimeoutError; 0: never
+  std::string what = {};  // "push key 'a'"; in messages to people
 };
 
 // Threads: one call at a time. OnRoster comes before everything else.
@@ -113,99 +113,111 @@ class WorkerMachine {
     Time warn_at{0};
     std::uint64_t bytes = 0;     // of the push
     std::uint64_t barriers = 0;  // that were called before it
-    bool granted = false;
-    bool asked_why = false;  // a kStatus has been sent for the deadline's message
-    bool ended = false;      // the program has its answer
-    bool acked = false;      // of pushes: recorded by the server
-    bool answered = false;   // nothing more is wanted from the server
-    std::string facts;       // why it takes so long, as the server said last
+    bool granted = false;        // may be sent whatever W3 says
+    bool asked_why = false;      // the server was asked for the facts of a TimeoutError
+    bool counted = false;        // among Part::pushes
+    bool ended = false;          // the program has its answer
+    bool acked = false;          // of pushes: recorded by the server
+    bool answered = false;       // nothing more is wanted from the server
   };
   struct Part {
     PartId id;
     std::int32_t server = 0;
     bool async = false;
-    bool waits_for_bytes = false;  // is among its server's waiting_
-    bool asked = false;            // a kAsk for the first unsent push is under way
+    bool waits_for_bytes = false;  // is in its server's `waiting`
+    bool warned = false;           // the server was asked for the facts of a warning
+    std::optional<Time> asked;     // when a kAsk for the first unsent push was sent last
     std::size_t sent = 0;          // of open, from its front
     std::uint64_t next = 0;        // sequence number
     std::uint64_t pushes = 0;      // sent; in dist_async: sent and not acknowledged
     std::uint64_t complete = 0;    // dist_sync: rounds known to be complete
-    std::array<std::uint64_t, kPushesAheadMax> unfinished{};  // bytes of the rounds after them
-    std::deque<Open> open;                                    // in order; the front is not answered
+    // dist_sync: bytes of the pushes after those.
+    std::array<std::uint64_t, kPushesAheadMax> unfinished{};
+    std::deque<Open> open;  // in order; the front is not answered
+    std::string facts;      // what the part waits for, as its server said last
   };
   struct Server {
     std::uint64_t unfinished_bytes = 0;               // W3
-    std::vector<Part*> waiting;                       // for bytes
+    std::deque<Part*> waiting;                        // for bytes
     std::unordered_map<std::uint32_t, Part> control;  // by store
+    std::optional<Time> warned;
   };
   struct BarrierCall {
-    std::uint64_t token;
-    Time called;
-    Time sent;
-    Time warn_at;
-    Time deadline;
-    bool is_sent = false;
+    std::uint64_t token = 0;
+    Time called{0};
+    Time sent{0};
+    Time warn_at{0};
+    Time deadline{0};
+    bool asked_why = false;
     bool ended = false;
   };
 
+  // Sending.
   Part& PartOf(const Request& request);
-  Part* FindPart(std::int32_t server, const PartId& id);
-  Open* FindOpen(Part& part, std::uint64_t sequence);
-  template <class Function>
-  void ForEachPart(Function function);
-
   void Enqueue(Time now, Request request, Outputs& out);
   void Pump(Time now, Part& part, Outputs& out);
   bool MaySend(Time now, Part& part, Open& open, Outputs& out);
   bool MaySendBytes(Time now, Part& part, Open& open, Outputs& out);
-  void SendRequest(Time now, const Part& part, Open& open, Outputs& out);
-  void Ask(const Part& part, const Open& open, Outputs& out) const;
+  void StopWaitingForBytes(Part& part);
+  void Number(Time now, Part& part, Open& open);
+  void Ask(Time now, Part& part, Outputs& out);
   Message MessageOf(const Part& part, const Open& open) const;
-  void PumpWaiting(Time now, std::int32_t server, Outputs& out);
-
-  void OnAcks(Time now, std::int32_t server, const Message& message, Outputs& out);
-  void OnAnswer(Time now, std::int32_t server, Message message, Outputs& out);
-  void OnGrant(Time now, std::int32_t server, const Message& message, Outputs& out);
-  void OnBarrierDone(std::uint64_t number, Outputs& out);
-  void OnStatusReply(NodeId from, const Message& message, Outputs& out);
-  void Acknowledge(Part& part, Open& open);
-  void Uncount(Part& part, const Open& open);
-  void LearnComplete(Part& part, std::uint64_t complete);
-  void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
-  void Settle(Time now, Part& part, Outputs& out);
-
+  void PumpWaiting(Time now, Server& server, Outputs& out);
   void SendBarriers(Time now, Outputs& out);
   void SendLeaves(Time now, Outputs& out);
   void Resend(Time now, Part& part, bool all, Outputs& out);
-  void ResendToScheduler(Time now, Outputs& out);
+
+  // Answers.
+  Part* FindPart(std::int32_t server, const PartId& id);
+  static Open* FindOpen(Part& part, std::uint64_t sequence);
+  void OnServerMessage(Time now, std::int32_t server, Message message, Outputs& out);
+  void OnAcks(Time now, std::int32_t server, const Message& message, Outputs& out);
+  void OnAnswer(Time now, Part& part, Message message, Outputs& out);
+  void OnGrant(Time now, Part& part, const Message& message, Outputs& out);
+  void OnFacts(Time now, Part& part, const Message& message, Outputs& out);
+  void OnSchedulerMessage(Time now, const Message& message, Outputs& out);
+  void OnBarrierDone(std::uint64_t number, Outputs& out);
+  void OnLeft(Outputs& out);
+  void Acknowledge(Part& part, Open& open);
+  void Uncount(Part& part, Open& open);
+  void LearnComplete(Part& part, std::uint64_t complete);
+  void Settle(Time now, Part& part, Outputs& out);
+  static void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
+
+  // Time and failures.
+  template <class Function>
+  void ForEachPart(Function function);
+  template <class Function>
+  void ForEachPart(Function function) const;
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
-  void Warn(Time now, Part& part, Open& open, Outputs& out);
-  void TimeOut(Time now, Part& part, Open& open, Outputs& out);
-  void AskWhy(const Part& part, const Open& open, Outputs& out) const;
+  void DropTimedOut(Part& part);
+  void Warn(Time now, Part& part, Outputs& out);
+  void AskWhy(const Part& part, Outputs& out) const;
+  std::exception_ptr TimedOut(const Part& part, const Open& open) const;
   void WakeAt(Time time);
   void Fail(FailureBody failure, Outputs& out);
   std::exception_ptr FailureError(const std::string& what) const;
+  std::string NameOf(NodeId node) const;
 
   const WorkerOptions options_;
   std::int32_t rank_ = -1;
   std::optional<Time> next_time_;
-  std::unordered_map<std::uint32_t, bool> async_;  // by store
-  std::unordered_map<PartId, Part, PartIdHash> parts_;
-  std::vector<Server> servers_;
   std::vector<NodeEntry> nodes_;
+  std::vector<Server> servers_;
+  std::unordered_map<PartId, Part, PartIdHash> parts_;
+  std::unordered_map<std::uint32_t, bool> async_;  // by store
 
-  std::deque<BarrierCall> barriers_;  // those from barriers_done_ on
-  std::uint64_t barriers_done_ = 0;   // numbers below are answered
-  // Pushes that are not acknowledged, by how many barriers were called before them: of
-  // barriers_sent_, barriers_sent_ + 1, ...
-  std::deque<std::uint64_t> unacknowledged_{0};
+  std::deque<BarrierCall> barriers_;  // those that are not done: number barriers_done_, ...
+  std::uint64_t barriers_done_ = 0;
   std::uint64_t barriers_sent_ = 0;
+  // Pushes that are not acknowledged, by how many barriers were called before them: the first
+  // element is of barriers_sent_. So the next barrier may be sent when that element is 0.
+  std::deque<std::uint64_t> unacknowledged_{0};
+  std::string barrier_facts_;  // as the scheduler said last
 
-  std::optional<std::uint64_t> leave_token_;
-  bool leaving_ = false;
-  bool leaves_sent_ = false;
-  std::int32_t leaves_open_ = 0;
+  std::optional<std::uint64_t> leave_token_;  // Leave was called
+  std::optional<std::size_t> leaves_open_;    // kLeave was sent; servers that have not answered
   bool left_ = false;
   std::optional<FailureBody> failure_;
 };

@@ -1,0 +1,748 @@
+#include "kvstore/dist/protocol/worker.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+constexpr NodeId kTheScheduler{.role = Role::kScheduler, .rank = 0};
+
+constexpr NodeId ServerNode(std::int32_t rank) { return {.role = Role::kServer, .rank = rank}; }
+
+constexpr bool IsPush(Kind kind) { return kind == Kind::kPush || kind == Kind::kPushPull; }
+
+std::string Seconds(Time time) {
+  return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count());
+}
+
+}  // namespace
+
+void WorkerMachine::OnRoster(Time /*now*/, const RosterBody& roster, Outputs& /*out*/) {
+  rank_ = roster.rank;
+  nodes_ = roster.nodes;
+  servers_.resize(static_cast<std::size_t>(roster.num_servers));
+}
+
+// Sending.
+
+void WorkerMachine::Submit(Time now, Request request, Outputs& out) {
+  CHECK(rank_ >= 0, "a request before the roster");
+  CHECK(request.server >= 0 && request.server < std::ssize(servers_));
+  if (failure_) {
+    out.answers.push_back({request.token, FailureError(request.what), {}});
+    return;
+  }
+  if (leave_token_) {
+    const std::string why = fmt::format("{}: worker {} has left the job", request.what, rank_);
+    out.answers.push_back({request.token, std::make_exception_ptr(InvalidState(why)), {}});
+    return;
+  }
+  if (request.kind == Kind::kOpenStore) {
+    OpenStoreBody body;
+    CHECK(Decode(request.meta, &body));
+    async_[request.part.store] = body.type.find("async") != std::string::npos;
+  }
+  Enqueue(now, std::move(request), out);
+}
+
+WorkerMachine::Part& WorkerMachine::PartOf(const Request& request) {
+  const PartId& id = request.part;
+  Part& part = id.part == kControlPart
+                   ? servers_[static_cast<std::size_t>(request.server)].control[id.store]
+                   : parts_[id];
+  if (part.next == 0 && part.open.empty()) {
+    part.id = id;
+    part.server = request.server;
+    const auto mode = async_.find(id.store);
+    part.async = mode != async_.end() && mode->second;
+  }
+  CHECK(part.server == request.server, "a part on two servers");
+  return part;
+}
+
+void WorkerMachine::Enqueue(Time now, Request request, Outputs& out) {
+  Part& part = PartOf(request);
+  // What is urgent must not wait behind what is not.
+  for (std::size_t i = part.open.size(); i > part.sent; --i) {
+    std::int32_t& priority = part.open[i - 1].request.priority;
+    if (priority >= request.priority) break;
+    priority = request.priority;
+  }
+  Open open{.request = std::move(request), .submitted = now};
+  open.warn_at = now + options_.warn_after;
+  WakeAt(open.warn_at);
+  if (const Time deadline = open.request.deadline; deadline != Time{0}) {
+    WakeAt(now + (deadline - now) / 2);
+  }
+  if (IsPush(open.request.kind)) {
+    open.bytes = open.request.payload.bytes();
+    open.barriers = barriers_done_ + barriers_.size();
+    ++unacknowledged_.back();
+  }
+  part.open.push_back(std::move(open));
+  Pump(now, part, out);
+}
+
+void WorkerMachine::Pump(Time now, Part& part, Outputs& out) {
+  while (part.sent < part.open.size()) {
+    Open& open = part.open[part.sent];
+    if (!MaySend(now, part, open, out)) return;
+    Number(now, part, open);
+    out.Send(ServerNode(part.server), MessageOf(part, open));
+  }
+}
+
+// W2.
+bool WorkerMachine::MaySend(Time now, Part& part, Open& open, Outputs& out) {
+  if (part.sent >= (part.id.part == kControlPart ? 1 : kRequestsAheadMax)) return false;
+  if (!IsPush(open.request.kind)) return true;
+  if (part.pushes - part.complete >= kPushesAheadMax) {
+    // Where messages are lost, one that would have told of complete rounds may be among them.
+    if (options_.resend_after > Time{0} && !part.asked) {
+      part.asked = now;
+      WakeAt(now + options_.resend_after);
+    }
+    return false;
+  }
+  return MaySendBytes(now, part, open, out);
+}
+
+// W3.
+bool WorkerMachine::MaySendBytes(Time now, Part& part, Open& open, Outputs& out) {
+  Server& server = servers_[static_cast<std::size_t>(part.server)];
+  if (open.granted || server.unfinished_bytes == 0 ||
+      server.unfinished_bytes + open.bytes <= options_.unfinished_bytes_max) {
+    return true;
+  }
+  if (!part.waits_for_bytes) {
+    part.waits_for_bytes = true;
+    server.waiting.push_back(&part);
+    // A server of dist_async ends pushes without waiting for anyone.
+    if (!part.async) Ask(now, part, out);
+  }
+  return false;
+}
+
+void WorkerMachine::StopWaitingForBytes(Part& part) {
+  if (!part.waits_for_bytes) return;
+  part.waits_for_bytes = false;
+  std::erase(servers_[static_cast<std::size_t>(part.server)].waiting, &part);
+}
+
+// Gives the request its place in the part's order.
+void WorkerMachine::Number(Time now, Part& part, Open& open) {
+  open.sequence = part.next++;
+  open.sent = now;
+  if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
+  ++part.sent;
+  part.asked.reset();
+  StopWaitingForBytes(part);
+  if (!IsPush(open.request.kind)) return;
+  open.counted = true;
+  if (!part.async) part.unfinished[part.pushes - part.complete] = open.bytes;
+  ++part.pushes;
+  servers_[static_cast<std::size_t>(part.server)].unfinished_bytes += open.bytes;
+}
+
+void WorkerMachine::Ask(Time now, Part& part, Outputs& out) {
+  part.asked = now;
+  if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
+  const Open& open = part.open[part.sent];
+  out.Send(ServerNode(part.server), {.kind = Kind::kAsk,
+                                     .rank = rank_,
+                                     .priority = open.request.priority,
+                                     .incarnation = options_.incarnation,
+                                     .part = part.id,
+                                     .sequence = part.next,
+                                     .meta = Encode(AskBody{.bytes = open.bytes})});
+}
+
+Message WorkerMachine::MessageOf(const Part& part, const Open& open) const {
+  const Request& request = open.request;
+  return {.kind = request.kind,
+          .flags = request.flags,
+          .dtype = request.dtype,
+          .rank = rank_,
+          .priority = request.priority,
+          .incarnation = options_.incarnation,
+          .part = part.id,
+          .sequence = open.sequence,
+          .version = request.version,
+          .meta = request.meta,
+          .payload = request.payload};
+}
+
+// Bytes have come free: the parts that wait for them go on, the longest waiting first.
+void WorkerMachine::PumpWaiting(Time now, Server& server, Outputs& out) {
+  while (!server.waiting.empty()) {
+    Part& part = *server.waiting.front();
+    Open& open = part.open[part.sent];
+    if (!open.granted && server.unfinished_bytes != 0 &&
+        server.unfinished_bytes + open.bytes > options_.unfinished_bytes_max) {
+      return;
+    }
+    StopWaitingForBytes(part);
+    Pump(now, part, out);
+  }
+}
+
+void WorkerMachine::Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out) {
+  CHECK(rank_ >= 0, "a barrier before the roster");
+  if (failure_) {
+    out.answers.push_back({token, FailureError("barrier"), {}});
+    return;
+  }
+  if (leave_token_) {
+    const std::string why = fmt::format("barrier: worker {} has left the job", rank_);
+    out.answers.push_back({token, std::make_exception_ptr(InvalidState(why)), {}});
+    return;
+  }
+  barriers_.push_back(
+      {.token = token, .called = now, .warn_at = now + options_.warn_after, .deadline = deadline});
+  WakeAt(barriers_.back().warn_at);
+  if (deadline != Time{0}) WakeAt(now + (deadline - now) / 2);
+  unacknowledged_.push_back(0);
+  SendBarriers(now, out);
+}
+
+void WorkerMachine::SendBarriers(Time now, Outputs& out) {
+  while (unacknowledged_.front() == 0 && barriers_sent_ < barriers_done_ + barriers_.size()) {
+    unacknowledged_.pop_front();
+    BarrierCall& call = barriers_[barriers_sent_ - barriers_done_];
+    call.sent = now;
+    if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
+    out.Send(kTheScheduler, {.kind = Kind::kBarrier,
+                             .rank = rank_,
+                             .incarnation = options_.incarnation,
+                             .sequence = barriers_sent_++});
+  }
+}
+
+void WorkerMachine::Leave(Time now, std::uint64_t token, Outputs& out) {
+  CHECK(rank_ >= 0 && !leave_token_, "leaves once, after the roster");
+  leave_token_ = token;
+  if (failure_) {
+    out.answers.push_back({token, FailureError("leave"), {}});
+    return;
+  }
+  SendLeaves(now, out);
+}
+
+void WorkerMachine::SendLeaves(Time now, Outputs& out) {
+  if (!leave_token_ || leaves_open_) return;
+  if (std::any_of(unacknowledged_.begin(), unacknowledged_.end(),
+                  [](std::uint64_t pushes) { return pushes != 0; })) {
+    return;
+  }
+  leaves_open_ = servers_.size();
+  for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
+    Request leave{.kind = Kind::kLeave, .server = server, .part = ControlPart(0), .what = "leave"};
+    Enqueue(now, std::move(leave), out);
+  }
+  if (servers_.empty()) OnLeft(out);
+}
+
+void WorkerMachine::OnLeft(Outputs& out) {
+  left_ = true;
+  out.Send(kTheScheduler,
+           {.kind = Kind::kLeaveJob, .rank = rank_, .incarnation = options_.incarnation});
+  out.answers.push_back({*leave_token_, nullptr, {}});
+}
+
+void WorkerMachine::OnReconnected(Time now, std::int32_t server, Outputs& out) {
+  if (failure_) return;
+  ForEachPart([&](Part& part) {
+    if (part.server == server) Resend(now, part, /*all=*/true, out);
+  });
+}
+
+// Sends again what is unanswered: all of it, or what was sent resend_after ago.
+void WorkerMachine::Resend(Time now, Part& part, bool all, Outputs& out) {
+  const auto due = [&](Time sent) {
+    if (all || sent + options_.resend_after <= now) return true;
+    WakeAt(sent + options_.resend_after);
+    return false;
+  };
+  for (std::size_t i = 0; i < part.sent; ++i) {
+    Open& open = part.open[i];
+    if (open.answered || !due(open.sent)) continue;
+    open.sent = now;
+    out.Send(ServerNode(part.server), MessageOf(part, open));
+    if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
+  }
+  // A push that waits, for bytes or to hear of complete rounds.
+  if (part.sent == part.open.size() || part.async || part.id.part == kControlPart) return;
+  if (!IsPush(part.open[part.sent].request.kind) || part.sent >= kRequestsAheadMax) return;
+  if (all || (part.asked && due(*part.asked))) Ask(now, part, out);
+}
+
+// Answers.
+
+WorkerMachine::Part* WorkerMachine::FindPart(std::int32_t server, const PartId& id) {
+  if (id.part == kControlPart) {
+    auto& control = servers_[static_cast<std::size_t>(server)].control;
+    const auto found = control.find(id.store);
+    return found == control.end() ? nullptr : &found->second;
+  }
+  const auto found = parts_.find(id);
+  if (found == parts_.end() || found->second.server != server) return nullptr;
+  return &found->second;
+}
+
+WorkerMachine::Open* WorkerMachine::FindOpen(Part& part, std::uint64_t sequence) {
+  if (part.sent == 0) return nullptr;
+  const std::uint64_t first = part.open.front().sequence;
+  if (sequence < first || sequence - first >= part.sent) return nullptr;
+  return &part.open[sequence - first];
+}
+
+const Request* WorkerMachine::Find(std::int32_t server, const PartId& id,
+                                   std::uint64_t sequence) const {
+  if (server < 0 || server >= std::ssize(servers_)) return nullptr;
+  auto& self = const_cast<WorkerMachine&>(*this);  // NOLINT: the search changes nothing
+  Part* part = self.FindPart(server, id);
+  Open* open = part != nullptr ? FindOpen(*part, sequence) : nullptr;
+  return open != nullptr && !open->ended ? &open->request : nullptr;
+}
+
+void WorkerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& out) {
+  if (failure_) return;
+  if (from.role == Role::kScheduler) {
+    OnSchedulerMessage(now, message, out);
+  } else if (from.role == Role::kServer && from.rank >= 0 && from.rank < std::ssize(servers_)) {
+    // What was meant for an earlier process of this rank is none of ours.
+    if (message.incarnation != options_.incarnation) return;
+    OnServerMessage(now, from.rank, std::move(message), out);
+  }
+}
+
+void WorkerMachine::OnServerMessage(Time now, std::int32_t server, Message message, Outputs& out) {
+  if (message.kind == Kind::kAcks) {
+    OnAcks(now, server, message, out);
+    return;
+  }
+  Part* part = FindPart(server, message.part);
+  if (part == nullptr) return;
+  switch (message.kind) {
+    case Kind::kValue:
+    case Kind::kDone:
+    case Kind::kError:
+      OnAnswer(now, *part, std::move(message), out);
+      break;
+    case Kind::kCredit:
+      LearnComplete(*part, message.version);
+      Settle(now, *part, out);
+      break;
+    case Kind::kGrant:
+      OnGrant(now, *part, message, out);
+      break;
+    case Kind::kStatusReply:
+      OnFacts(now, *part, message, out);
+      break;
+    default:
+      out.log.emplace_back(LogLevel::kWarning,
+                           fmt::format("{} sent a message of kind {}, which no worker expects",
+                                       NameOf(ServerNode(server)), static_cast<int>(message.kind)));
+  }
+}
+
+void WorkerMachine::OnAcks(Time now, std::int32_t server, const Message& message, Outputs& out) {
+  AcksBody body;
+  if (!Decode(message.meta, &body)) {
+    out.log.emplace_back(
+        LogLevel::kWarning,
+        fmt::format("{} sent acknowledgements that cannot be read", NameOf(ServerNode(server))));
+    return;
+  }
+  for (const AcksBody::Ack& ack : body.acks) {
+    Part* part = FindPart(server, ack.part);
+    Open* open = part != nullptr ? FindOpen(*part, ack.sequence) : nullptr;
+    if (open == nullptr || !IsPush(open->request.kind)) continue;
+    Acknowledge(*part, *open);
+    if (open->request.kind == Kind::kPush) {
+      open->answered = true;
+      End(*open, nullptr, {.kind = Kind::kAcks}, out);
+    }
+    Settle(now, *part, out);
+  }
+}
+
+void WorkerMachine::OnAnswer(Time now, Part& part, Message message, Outputs& out) {
+  LearnComplete(part, message.version);
+  Open* open = FindOpen(part, message.sequence);
+  if (open == nullptr || open->answered) {
+    Settle(now, part, out);
+    return;
+  }
+  std::exception_ptr error;
+  if (message.kind == Kind::kError) {
+    ErrorBody body;
+    if (!Decode(message.meta, &body)) body.message = "an error that cannot be read";
+    if (body.code == ErrorBody::Code::kUnknownKey) Uncount(part, *open);
+    body.message = fmt::format("{}: {}", open->request.what, body.message);
+    error = ToException(body);
+  }
+  if (IsPush(open->request.kind)) Acknowledge(part, *open);
+  open->answered = true;
+  const bool leave = open->request.kind == Kind::kLeave;
+  if (leave) {
+    open->ended = true;
+  } else {
+    End(*open, error, std::move(message), out);
+  }
+  Settle(now, part, out);
+  if (leave && --*leaves_open_ == 0) OnLeft(out);
+}
+
+void WorkerMachine::OnGrant(Time now, Part& part, const Message& message, Outputs& out) {
+  if (part.sent == part.open.size() || message.sequence != part.next) return;
+  part.open[part.sent].granted = true;
+  Pump(now, part, out);
+}
+
+void WorkerMachine::Acknowledge(Part& part, Open& open) {
+  if (open.acked) return;
+  open.acked = true;
+  open.request.payload = {};  // sent again, it would be answered without
+  --unacknowledged_[open.barriers - barriers_sent_];
+  if (part.async && open.counted) {
+    open.counted = false;
+    --part.pushes;
+    servers_[static_cast<std::size_t>(part.server)].unfinished_bytes -= open.bytes;
+  }
+}
+
+// The server has not counted this push, since there is no such part.
+void WorkerMachine::Uncount(Part& part, Open& open) {
+  if (part.async || !open.counted) return;
+  open.counted = false;
+  std::uint64_t after = 0;  // pushes after it
+  for (std::size_t i = open.sequence - part.open.front().sequence + 1; i < part.sent; ++i) {
+    after += part.open[i].counted ? 1 : 0;
+  }
+  const std::uint64_t known = part.pushes - part.complete;
+  if (after >= known) return;
+  for (std::uint64_t i = known - 1 - after; i + 1 < known; ++i) {
+    part.unfinished[i] = part.unfinished[i + 1];
+  }
+  --part.pushes;
+  servers_[static_cast<std::size_t>(part.server)].unfinished_bytes -= open.bytes;
+}
+
+void WorkerMachine::LearnComplete(Part& part, std::uint64_t complete) {
+  if (part.async) return;
+  complete = std::min(complete, part.pushes);
+  Server& server = servers_[static_cast<std::size_t>(part.server)];
+  for (; part.complete < complete; ++part.complete) {
+    server.unfinished_bytes -= part.unfinished.front();
+    std::shift_left(part.unfinished.begin(), part.unfinished.end(), 1);
+  }
+}
+
+// After answers: forgets what is over, and sends what may go now.
+void WorkerMachine::Settle(Time now, Part& part, Outputs& out) {
+  while (!part.open.empty() && part.sent > 0 && part.open.front().answered) {
+    part.open.pop_front();
+    --part.sent;
+  }
+  if (part.open.empty()) part.facts.clear();
+  Pump(now, part, out);
+  PumpWaiting(now, servers_[static_cast<std::size_t>(part.server)], out);
+  SendBarriers(now, out);
+  SendLeaves(now, out);
+}
+
+void WorkerMachine::End(Open& open, std::exception_ptr error, Message message, Outputs& out) {
+  if (open.ended) return;
+  open.ended = true;
+  if (error) message = {};
+  out.answers.push_back({open.request.token, std::move(error), std::move(message)});
+}
+
+void WorkerMachine::OnSchedulerMessage(Time now, const Message& message, Outputs& out) {
+  switch (message.kind) {
+    case Kind::kBarrierDone:
+      OnBarrierDone(message.sequence, out);
+      break;
+    case Kind::kJobFailed: {
+      FailureBody body;
+      if (!Decode(message.meta, &body)) body.why = "the scheduler's reason cannot be read";
+      Fail(std::move(body), out);
+      break;
+    }
+    case Kind::kRoster: {
+      RosterBody body;
+      if (rank_ < 0 && Decode(message.meta, &body)) OnRoster(now, body, out);
+      break;
+    }
+    case Kind::kStatusReply: {
+      TextBody body;
+      if (Decode(message.meta, &body)) barrier_facts_ = std::move(body.text);
+      break;
+    }
+    default:  // heartbeats and the like are its node's
+      break;
+  }
+}
+
+void WorkerMachine::OnBarrierDone(std::uint64_t number, Outputs& out) {
+  if (number >= barriers_sent_) return;
+  // A later one cannot be done before an earlier one.
+  for (; barriers_done_ <= number; ++barriers_done_) {
+    const BarrierCall& call = barriers_.front();
+    if (!call.ended) out.answers.push_back({call.token, nullptr, {.kind = Kind::kBarrierDone}});
+    barriers_.pop_front();
+  }
+}
+
+// Time and failures.
+
+template <class Function>
+void WorkerMachine::ForEachPart(Function function) {
+  for (auto& [id, part] : parts_) function(part);
+  for (Server& server : servers_) {
+    for (auto& [store, part] : server.control) function(part);
+  }
+}
+
+template <class Function>
+void WorkerMachine::ForEachPart(Function function) const {
+  for (const auto& [id, part] : parts_) function(part);
+  for (const Server& server : servers_) {
+    for (const auto& [store, part] : server.control) function(part);
+  }
+}
+
+void WorkerMachine::WakeAt(Time time) {
+  next_time_ = next_time_ ? std::min(*next_time_, time) : time;
+}
+
+void WorkerMachine::OnTime(Time now, Outputs& out) {
+  if (failure_ || !next_time_ || now < *next_time_) return;
+  next_time_.reset();
+  ForEachPart([&](Part& part) {
+    if (part.open.empty()) return;
+    CheckOpen(now, part, out);
+    if (options_.resend_after > Time{0}) Resend(now, part, /*all=*/false, out);
+  });
+  CheckBarriers(now, out);
+  SendBarriers(now, out);  // pushes that timed out before they were sent hold up none
+  SendLeaves(now, out);
+}
+
+void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
+  for (Open& open : part.open) {
+    if (open.ended) continue;
+    if (now >= open.warn_at) {
+      open.warn_at = now + options_.warn_after;
+      Warn(now, part, out);
+    }
+    WakeAt(open.warn_at);
+    const Time deadline = open.request.deadline;
+    if (deadline == Time{0}) continue;
+    const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
+    if (now >= deadline) {
+      End(open, TimedOut(part, open), {}, out);
+    } else if (now >= ask_at) {
+      if (!open.asked_why) AskWhy(part, out);
+      open.asked_why = true;
+      WakeAt(deadline);
+    } else {
+      WakeAt(ask_at);
+    }
+  }
+  DropTimedOut(part);
+}
+
+// What was never sent needs no answer; what was sent keeps its place until it is answered.
+void WorkerMachine::DropTimedOut(Part& part) {
+  const auto first = part.open.begin() + static_cast<std::ptrdiff_t>(part.sent);
+  const auto dropped =
+      std::stable_partition(first, part.open.end(), [](const Open& open) { return !open.ended; });
+  for (auto open = dropped; open != part.open.end(); ++open) {
+    if (IsPush(open->request.kind)) --unacknowledged_[open->barriers - barriers_sent_];
+  }
+  part.open.erase(dropped, part.open.end());
+  if (part.sent == part.open.size()) StopWaitingForBytes(part);
+}
+
+// One request a server, not all that wait for the same reason.
+void WorkerMachine::Warn(Time now, Part& part, Outputs& out) {
+  Server& server = servers_[static_cast<std::size_t>(part.server)];
+  if (server.warned && now - *server.warned < options_.warn_after) return;
+  server.warned = now;
+  if (part.warned) {
+    out.log.emplace_back(
+        LogLevel::kWarning,
+        fmt::format("{} has waited {} for {}, which does not say why",
+                    part.open.front().request.what, Seconds(now - part.open.front().submitted),
+                    NameOf(ServerNode(part.server))));
+  }
+  part.warned = true;
+  AskWhy(part, out);
+}
+
+void WorkerMachine::AskWhy(const Part& part, Outputs& out) const {
+  out.Send(
+      ServerNode(part.server),
+      {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation, .part = part.id});
+}
+
+void WorkerMachine::OnFacts(Time now, Part& part, const Message& message, Outputs& out) {
+  TextBody body;
+  if (!Decode(message.meta, &body) || part.open.empty()) return;
+  part.facts = std::move(body.text);
+  if (!part.warned) return;
+  part.warned = false;
+  const Open& open = part.open.front();
+  out.log.emplace_back(
+      LogLevel::kWarning,
+      fmt::format("{} has waited {} for {}: {}", open.request.what, Seconds(now - open.submitted),
+                  NameOf(ServerNode(part.server)), part.facts));
+}
+
+std::exception_ptr WorkerMachine::TimedOut(const Part& part, const Open& open) const {
+  return std::make_exception_ptr(TimeoutError(
+      fmt::format("{}: no answer from {} within {}: {}", open.request.what,
+                  NameOf(ServerNode(part.server)), Seconds(open.request.deadline - open.submitted),
+                  part.facts.empty() ? "it has not said why" : part.facts)));
+}
+
+void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
+  bool ask = false;
+  for (std::uint64_t i = 0; i < barriers_.size(); ++i) {
+    BarrierCall& call = barriers_[i];
+    const std::uint64_t number = barriers_done_ + i;
+    const bool sent = number < barriers_sent_;
+    if (sent && options_.resend_after > Time{0}) {
+      if (now >= call.sent + options_.resend_after) {
+        call.sent = now;
+        out.Send(kTheScheduler, {.kind = Kind::kBarrier,
+                                 .rank = rank_,
+                                 .incarnation = options_.incarnation,
+                                 .sequence = number});
+      }
+      WakeAt(call.sent + options_.resend_after);
+    }
+    if (call.ended) continue;
+    const std::string state = !sent                    ? "earlier pushes are not acknowledged"
+                              : barrier_facts_.empty() ? "not all workers have come"
+                                                       : barrier_facts_;
+    if (now >= call.warn_at) {
+      call.warn_at = now + options_.warn_after;
+      ask = true;
+      out.log.emplace_back(LogLevel::kWarning, fmt::format("barrier {} has waited {}: {}", number,
+                                                           Seconds(now - call.called), state));
+    }
+    WakeAt(call.warn_at);
+    if (call.deadline == Time{0}) continue;
+    if (now >= call.deadline) {
+      call.ended = true;
+      out.answers.push_back({call.token,
+                             std::make_exception_ptr(TimeoutError(
+                                 fmt::format("barrier {}: not done within {}: {}", number,
+                                             Seconds(call.deadline - call.called), state))),
+                             {}});
+      continue;
+    }
+    if (now >= call.called + (call.deadline - call.called) / 2 && !call.asked_why) {
+      ask = call.asked_why = true;
+    }
+    WakeAt(call.asked_why ? call.deadline : call.called + (call.deadline - call.called) / 2);
+  }
+  if (ask) {
+    out.Send(kTheScheduler,
+             {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation});
+  }
+}
+
+void WorkerMachine::OnLost(Time /*now*/, NodeId peer, const std::string& address,
+                           const std::string& why, Outputs& out) {
+  if (failure_ || left_) return;
+  FailureBody failure{.node = peer, .address = address, .why = why};
+  if (peer.role != Role::kScheduler) {
+    out.Send(kTheScheduler, {.kind = Kind::kPeerDown,
+                             .rank = rank_,
+                             .incarnation = options_.incarnation,
+                             .meta = Encode(failure)});
+  }
+  Fail(std::move(failure), out);
+}
+
+// W5.
+void WorkerMachine::Fail(FailureBody failure, Outputs& out) {
+  failure_ = std::move(failure);
+  ForEachPart([&](Part& part) {
+    for (Open& open : part.open) {
+      if (open.request.kind != Kind::kLeave) {
+        End(open, FailureError(open.request.what), {}, out);
+      }
+    }
+    part.open.clear();
+    part.sent = 0;
+  });
+  for (const BarrierCall& call : barriers_) {
+    if (!call.ended) out.answers.push_back({call.token, FailureError("barrier"), {}});
+  }
+  barriers_.clear();
+  if (leave_token_ && !left_) out.answers.push_back({*leave_token_, FailureError("leave"), {}});
+  next_time_.reset();
+}
+
+std::exception_ptr WorkerMachine::FailureError(const std::string& what) const {
+  return ToException({.code = ErrorBody::Code::kNetwork,
+                      .message = fmt::format("{}: lost {} ({}): {}", what, ToString(failure_->node),
+                                             failure_->address, failure_->why)});
+}
+
+std::string WorkerMachine::NameOf(NodeId node) const {
+  const auto entry = std::find_if(nodes_.begin(), nodes_.end(),
+                                  [&](const NodeEntry& other) { return other.node == node; });
+  if (entry == nodes_.end()) return ToString(node);
+  return fmt::format("{} ({})", ToString(node), entry->address);
+}
+
+std::string WorkerMachine::DescribeState(Time now) const {
+  std::string text = fmt::format("worker {}, incarnation {:x}", rank_, options_.incarnation);
+  if (failure_) {
+    text += fmt::format("\n  failed: lost {} ({}): {}", ToString(failure_->node), failure_->address,
+                        failure_->why);
+  }
+  if (left_) text += "\n  has left";
+  std::size_t open = 0;
+  std::vector<const Part*> waiting;
+  ForEachPart([&](const Part& part) {
+    open += part.open.size();
+    if (!part.open.empty()) waiting.push_back(&part);
+  });
+  text += fmt::format("\n  {} open requests of {} parts, {} open barriers ({} done)", open,
+                      waiting.size(), barriers_.size(), barriers_done_);
+  std::sort(waiting.begin(), waiting.end(), [](const Part* a, const Part* b) {
+    return a->open.front().submitted < b->open.front().submitted;
+  });
+  constexpr std::size_t kShownMax = 20;
+  for (const Part* part : waiting) {
+    if (part == waiting[std::min(kShownMax, waiting.size() - 1)] && waiting.size() > kShownMax) {
+      text += fmt::format("\n  and {} more", waiting.size() - kShownMax);
+      break;
+    }
+    const Open& first = part->open.front();
+    text += fmt::format(
+        "\n  {} (part {}): since {}, {} of {} requests sent to {}, {} pushes, {} rounds known "
+        "complete{}{}",
+        first.request.what, part->id.part, Seconds(now - first.submitted), part->sent,
+        part->open.size(), ToString(ServerNode(part->server)), part->pushes, part->complete,
+        part->facts.empty() ? "" : ": ", part->facts);
+  }
+  return text;
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,119 @@
+// A PartStore whose values are 64-bit integers: sums are exact, so that whatever is lost, repeated
+// or swapped shows. The updater adds the sum to the value, or replaces the value (version 0).
+#pragma once
+
+#include <heddle/error.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/message.h"
+#include "kvstore/dist/protocol/part_store.h"
+
+namespace heddle::kvstore::dist {
+
+inline Payload PayloadOf(std::vector<std::int64_t> values) {
+  auto owner = std::make_shared<const std::vector<std::int64_t>>(std::move(values));
+  return {owner, std::as_bytes(std::span(*owner))};
+}
+
+inline std::vector<std::int64_t> ValuesOf(const Payload& payload) {
+  std::vector<std::byte> bytes;
+  for (const auto run : payload.runs()) bytes.insert(bytes.end(), run.begin(), run.end());
+  std::vector<std::int64_t> values(bytes.size() / sizeof(std::int64_t));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(std::int64_t));
+  return values;
+}
+
+class IntegerParts : public PartStore {
+ public:
+  // Decides for each update whether it goes on elsewhere: its end is then to be told by the test.
+  std::function<bool(const PartId&)> defer = [](const PartId&) { return false; };
+  // The error of the next update of a part.
+  std::unordered_map<PartId, std::string, PartIdHash> fail_update;
+
+  struct Part {
+    PartInfo info;
+    std::vector<std::int64_t> value;
+    std::vector<std::int64_t> sum;
+    bool sum_begun = false;
+    bool updating = false;
+    UpdateBy by;                      // of the last update
+    std::vector<std::int32_t> added;  // ranks of the last sum, in order
+    std::int64_t updates = 0;
+  };
+  Part& At(const PartId& id) { return parts_.at(id); }
+
+  void Create(const PartId& id, const PartInfo& info, const Payload& value) override {
+    if (parts_.contains(id)) throw InvalidState("created twice");
+    Part& part = parts_[id];
+    part.info = info;
+    part.value = ValuesOf(value);
+  }
+  void Reset(const PartId& id, const Payload& value) override {
+    Part& part = Idle(id);
+    part.value = ValuesOf(value);
+  }
+  std::exception_ptr Check(const PartId& id, const Message& message) override {
+    const std::size_t expected = At(id).value.size() * sizeof(std::int64_t);
+    const bool has_values = message.kind == Kind::kPush || message.kind == Kind::kPushPull ||
+                            message.kind == Kind::kReset;
+    if (!has_values || message.payload.bytes() == expected) return nullptr;
+    return std::make_exception_ptr(InvalidArgument("expected " + std::to_string(expected) +
+                                                   " bytes, given " +
+                                                   std::to_string(message.payload.bytes())));
+  }
+  void Add(const PartId& id, const Message& push, bool first) override {
+    Part& part = Idle(id);
+    if (first == part.sum_begun) throw InvalidState("a sum begins once");
+    if (first) part.added.clear();
+    if (first) part.sum.assign(part.value.size(), 0);
+    part.sum_begun = true;
+    part.added.push_back(push.rank);
+    const std::vector<std::int64_t> values = ValuesOf(push.payload);
+    for (std::size_t i = 0; i < values.size(); ++i) part.sum[i] += values[i];
+  }
+  void DropSum(const PartId& id) override { Idle(id).sum_begun = false; }
+  bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override {
+    Part& part = Idle(id);
+    if (!part.sum_begun) throw InvalidState("an update without a sum");
+    part.sum_begun = false;
+    part.by = by;
+    ++part.updates;
+    if (const auto failure = fail_update.find(id); failure != fail_update.end()) {
+      *error = std::make_exception_ptr(InvalidState(failure->second));
+      fail_update.erase(failure);
+      return true;
+    }
+    for (std::size_t i = 0; i < part.value.size(); ++i) {
+      part.value[i] = (by.version == 0 ? 0 : part.value[i]) + part.sum[i];
+    }
+    part.updating = defer(id);
+    return !part.updating;
+  }
+  // An update that was deferred is over; the machine is to be told.
+  void EndUpdate(const PartId& id) { At(id).updating = false; }
+  Payload Read(const PartId& id, const Message& /*pull*/) override {
+    return PayloadOf(Idle(id).value);
+  }
+
+ private:
+  Part& Idle(const PartId& id) {
+    Part& part = At(id);
+    if (part.updating) throw InvalidState("called during an update");
+    return part;
+  }
+
+  std::unordered_map<PartId, Part, PartIdHash> parts_;
+};
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,700 @@
+// What a server does with requests, with workers that keep to the protocol.
+#include "kvstore/dist/protocol/server.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kvstore/dist/protocol/bodies.h"
+#include "tests/kvstore/dist/integer_parts.h"
+#include "tests/kvstore/dist/small_job.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using Values = std::vector<std::int64_t>;
+
+TEST(ServerMachine, SumsARoundAndAnswersItsPulls) {
+  SmallJob job(2);
+  const auto init0 = job.Init(0, 0, {1, 2});
+  const auto init1 = job.Init(1, 0, {5, 5});
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(init0), "");
+  EXPECT_EQ(job.ErrorOf(init1), "");
+  const auto before = job.Pull(1, 0);
+  const auto push = job.Push(0, 0, {10, 20});
+  const auto pull = job.Pull(0, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(before), Values({1, 2})) << "rank 0's value counts";
+  EXPECT_EQ(job.ErrorOf(push), "") << "acknowledged before the round is complete";
+  EXPECT_FALSE(job.Answered(pull));
+  const auto pushpull = job.PushPull(1, 0, {3, 4});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({13, 24}));
+  EXPECT_EQ(job.ValueOf(pushpull), Values({13, 24}));
+}
+
+TEST(ServerMachine, AddsInTheOrderOfRanksWhateverArrivesFirst) {
+  SmallJob job(4);
+  for (int rank = 0; rank < 4; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  for (const int rank : {2, 0, 3, 1}) {
+    job.Push(rank, 0, {rank});
+    job.Run();
+  }
+  EXPECT_THAT(job.parts().At(SmallJob::IdOf(0)).added, ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).value, Values({6}));
+}
+
+// Every order of arrival of requests that were sent in sequence, with repetitions.
+TEST(ServerMachine, TakesRequestsInSequenceAndOnce) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    SmallJob job(2);
+    job.Init(0, 0, {0});
+    job.Init(1, 0, {0});
+    job.Run();
+    std::vector<std::uint64_t> pulls;
+    for (int rank = 0; rank < 2; ++rank) {
+      for (int round = 1; round <= 2; ++round) {
+        job.Push(rank, 0, {rank + 10 * round});
+        pulls.push_back(job.Pull(rank, 0));
+      }
+    }
+    std::vector<SmallJob::Envelope> sent(job.queue.begin(), job.queue.end());
+    for (std::size_t i = 0; i < 4; ++i) sent.push_back(sent[random() % sent.size()]);
+    std::shuffle(sent.begin(), sent.end(), random);
+    job.queue.assign(sent.begin(), sent.end());
+    job.Run();
+    EXPECT_EQ(job.ValueOf(pulls[0]), Values({21})) << "seed " << seed;
+    EXPECT_EQ(job.ValueOf(pulls[1]), Values({41})) << "seed " << seed;
+    EXPECT_EQ(job.ValueOf(pulls[2]), Values({21})) << "seed " << seed;
+    EXPECT_EQ(job.ValueOf(pulls[3]), Values({41})) << "seed " << seed;
+    EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).updates, 2) << "seed " << seed;
+  }
+}
+
+TEST(ServerMachine, AcknowledgesInOneMessageATurn) {
+  SmallJob job(2);
+  for (std::uint32_t part = 0; part < 10; ++part) job.Init(0, part, {0});
+  job.Run();
+  for (std::uint32_t part = 0; part < 10; ++part) job.Push(0, part, {1});
+  while (!job.queue.empty()) {
+    const SmallJob::Envelope envelope = job.queue.front();
+    job.queue.pop_front();
+    job.Deliver(envelope);
+  }
+  job.Do(ServerNodeOf(0), [&](Outputs& out) { job.server().EndTurn(out); });
+  ASSERT_EQ(job.queue.size(), 1u);
+  AcksBody acks;
+  ASSERT_TRUE(Decode(job.queue.front().message.meta, &acks));
+  EXPECT_EQ(acks.acks.size(), 10u);
+}
+
+TEST(ServerMachine, InitOfOtherRanksWaitsForRankZero) {
+  SmallJob job(3);
+  const auto early = job.Init(2, 0, {0});
+  const auto push = job.Push(2, 0, {1});
+  job.Run();
+  EXPECT_FALSE(job.Answered(early));
+  EXPECT_FALSE(job.Answered(push)) << "behind the init of its rank";
+  job.Init(0, 0, {7});
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(early), "");
+  EXPECT_EQ(job.ErrorOf(push), "");
+}
+
+TEST(ServerMachine, ShapeThatDiffersIsAnErrorOfTheRankThatDiffers) {
+  SmallJob job(2);
+  const auto given = job.Init(1, 0, {0, 0, 0});
+  const auto expected = job.Init(0, 0, {0, 0});
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(expected), "");
+  EXPECT_THAT(job.ErrorOf(given),
+              AllOf(HasSubstr("(2,)"), HasSubstr("(3,)"), HasSubstr("worker 1")));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(given)), InvalidArgument);
+  const auto again = job.Init(0, 0, {9, 9});
+  const auto pull = job.Pull(1, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(again), HasSubstr("initialised already"));
+  EXPECT_EQ(job.ValueOf(pull), Values({0, 0})) << "nothing changed";
+}
+
+TEST(ServerMachine, RequestsForAnUnknownKeyFailAndTheKeyCanBeMadeLater) {
+  SmallJob job(1);
+  const auto push = job.Push(0, 0, {1});
+  const auto pull = job.Pull(0, 0);
+  const auto describe = job.Submit(0, {.kind = Kind::kDescribe, .part = SmallJob::IdOf(0)});
+  job.Run();
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(push)), InvalidArgument);
+  EXPECT_THAT(job.ErrorOf(pull), HasSubstr("never initialised"));
+  EXPECT_THAT(job.ErrorOf(describe), HasSubstr("never initialised"));
+  job.Init(0, 0, {1});
+  // Failed pushes count for nothing: neither in rounds nor in credit.
+  for (int i = 0; i < 5; ++i) job.Push(0, 0, {2});
+  const auto value = job.Pull(0, 0);
+  const auto known = job.Submit(0, {.kind = Kind::kDescribe, .part = SmallJob::IdOf(0)});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(value), Values({2}));
+  InitBody body;
+  ASSERT_TRUE(Decode(job.AnswerOf(known).meta, &body));
+  EXPECT_EQ(body.info, job.parts().At(SmallJob::IdOf(0)).info);
+}
+
+TEST(ServerMachine, AFailedInputFailsItsRoundForAllAndTheNextCures) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {5});
+  job.Run();
+  std::vector<std::uint64_t> failed;
+  std::vector<std::uint64_t> good;
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == 1) {
+      job.FailedPush(rank, 0, "op 'grad': out of luck");
+    } else {
+      job.Push(rank, 0, {100});
+    }
+    failed.push_back(job.Pull(rank, 0));
+    job.Push(rank, 0, {rank});
+    good.push_back(job.Pull(rank, 0));
+  }
+  job.Run();
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(job.ErrorOf(failed[rank]), AllOf(HasSubstr("worker 1"), HasSubstr("out of luck"),
+                                                 HasSubstr("round 1"), HasSubstr("'a'")));
+    EXPECT_EQ(job.ValueOf(good[rank]), Values({3}));
+  }
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).updates, 1);
+}
+
+TEST(ServerMachine, OfSeveralFailedInputsTheLowestRanksIsTold) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {5});
+  job.FailedPush(2, 0, "second");
+  job.FailedPush(1, 0, "first");
+  job.Push(0, 0, {1});
+  const auto pull = job.Pull(0, 0);
+  const auto value = job.Pull(2, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(pull), AllOf(HasSubstr("first"), Not(HasSubstr("second"))));
+  EXPECT_THAT(job.ErrorOf(value), HasSubstr("first"));
+}
+
+TEST(ServerMachine, APushThatDoesNotFitFailsItsRound) {
+  SmallJob job(2);
+  job.Init(0, 0, {5});
+  job.Init(1, 0, {5});
+  const auto wrong = job.Push(0, 0, {1, 2, 3});
+  const auto right = job.Push(1, 0, {1});
+  const auto pull = job.Pull(1, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(wrong), AllOf(HasSubstr("expected 8"), HasSubstr("given 24")));
+  EXPECT_EQ(job.ErrorOf(right), "");
+  EXPECT_THAT(job.ErrorOf(pull), HasSubstr("worker 0"));
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).value, Values({5}));
+}
+
+TEST(ServerMachine, AFailedUpdatePoisonsUntilReset) {
+  SmallJob job(1);
+  job.Init(0, 0, {5});
+  job.Run();
+  job.parts().fail_update[SmallJob::IdOf(0)] = "singular";
+  job.Push(0, 0, {1});
+  const auto first = job.Pull(0, 0);
+  job.Push(0, 0, {2});
+  const auto second = job.Pull(0, 0);
+  const auto reset =
+      job.Submit(0, {.kind = Kind::kReset, .part = SmallJob::IdOf(0), .payload = PayloadOf({9})});
+  const auto third = job.Pull(0, 0);
+  job.Push(0, 0, {3});
+  const auto fourth = job.Pull(0, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(first), HasSubstr("singular"));
+  EXPECT_THAT(job.ErrorOf(second), HasSubstr("singular"));
+  EXPECT_EQ(job.ErrorOf(reset), "");
+  EXPECT_EQ(job.ValueOf(third), Values({9}));
+  EXPECT_EQ(job.ValueOf(fourth), Values({3}));
+}
+
+TEST(ServerMachine, UpdatesThatGoOnElsewhereHoldTheirPartOnly) {
+  SmallJob job(2);
+  for (const std::uint32_t part : {0u, 1u}) {
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, {0});
+  }
+  job.Run();
+  job.parts().defer = [](const PartId& id) { return id.part == 0; };
+  std::vector<std::uint64_t> slow;
+  std::vector<std::uint64_t> quick;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int round = 0; round < 2; ++round) slow.push_back(job.PushPull(rank, 0, {1 + round}));
+    quick.push_back(job.PushPull(rank, 1, {3}));
+  }
+  job.Run();
+  EXPECT_EQ(job.ValueOf(quick[0]), Values({6}));
+  EXPECT_FALSE(job.Answered(slow[0]));
+  for (const std::int64_t value : {2, 4}) {
+    job.parts().EndUpdate(SmallJob::IdOf(0));
+    job.Do(ServerNodeOf(0),
+           [&](Outputs& out) { job.server().OnUpdated(job.now, SmallJob::IdOf(0), nullptr, out); });
+    job.Run();
+    EXPECT_EQ(job.ValueOf(slow[value == 2 ? 0 : 1]), Values({value}));
+  }
+}
+
+TEST(ServerMachine, LeavingRanksAreInTheRoundsThatTheyPushedTo) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  // Rank r does 3 + r rounds.
+  std::vector<std::uint64_t> leaves;
+  std::vector<Values> seen(3);
+  for (int round = 1; round <= 5; ++round) {
+    std::vector<std::uint64_t> pulls;
+    for (int rank = 0; rank < 3; ++rank) {
+      pulls.push_back(round <= 3 + rank ? job.PushPull(rank, 0,
+                                                       {round * (rank == 0   ? 1
+                                                                 : rank == 1 ? 100
+                                                                             : 10000)})
+                                        : 0);
+      if (round == 3 + rank) leaves.push_back(job.Leave(rank));
+    }
+    job.Run();
+    for (int rank = 0; rank < 3; ++rank) {
+      if (pulls[rank] != 0) seen[rank].push_back(job.ValueOf(pulls[rank])[0]);
+    }
+  }
+  EXPECT_EQ(seen[0], Values({10101, 20202, 30303}));
+  EXPECT_EQ(seen[1], Values({10101, 20202, 30303, 40400}));
+  EXPECT_EQ(seen[2], Values({10101, 20202, 30303, 40400, 50000}));
+  for (const std::uint64_t leave : leaves) EXPECT_EQ(job.ErrorOf(leave), "");
+  EXPECT_EQ(job.to_scheduler.size(), 3u) << "kLeaveJob of each";
+}
+
+TEST(ServerMachine, ARoundIsCompleteWhenTheLastMissingRankLeaves) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  const auto pull = job.PushPull(0, 0, {4});
+  job.Run();
+  EXPECT_FALSE(job.Answered(pull));
+  job.Leave(1);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({4}));
+}
+
+TEST(ServerMachine, WorkersThatOnlyPushHearOfCompleteRounds) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  std::vector<std::uint64_t> pushes;
+  for (int round = 0; round < 50; ++round) {
+    for (int rank = 0; rank < 3; ++rank) pushes.push_back(job.Push(rank, 0, {1}));
+    if (round % 7 == 0) job.Run();
+  }
+  job.Run();
+  for (const std::uint64_t push : pushes) EXPECT_EQ(job.ErrorOf(push), "");
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).updates, 50);
+}
+
+TEST(ServerMachine, AStaleIncarnationIsRefusedByName) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  Message stale{.kind = Kind::kPush,
+                .rank = 1,
+                .incarnation = 0xdead,
+                .part = SmallJob::IdOf(0),
+                .sequence = 1,
+                .payload = PayloadOf({1000})};
+  job.Deliver({WorkerNodeOf(1), ServerNodeOf(0), stale});
+  ASSERT_EQ(job.queue.size(), 1u);
+  const Message answer = job.queue.front().message;
+  ErrorBody error;
+  ASSERT_TRUE(Decode(answer.meta, &error));
+  EXPECT_EQ(error.code, ErrorBody::Code::kInvalidState);
+  EXPECT_EQ(answer.incarnation, 0xdeadu) << "the worker of today does not take it for its own";
+  EXPECT_THAT(error.message, AllOf(HasSubstr("worker 1"), HasSubstr("dead"), HasSubstr("65")));
+  const auto pull0 = job.PushPull(0, 0, {1});
+  const auto pull1 = job.PushPull(1, 0, {2});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull0), Values({3}));
+  EXPECT_EQ(job.ValueOf(pull1), Values({3}));
+}
+
+TEST(ServerMachine, RefusesWhatIsNotARequest) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto refused = [&](Message message, std::int32_t from) {
+    job.Deliver({WorkerNodeOf(from), ServerNodeOf(0), std::move(message)});
+    EXPECT_EQ(job.queue.size(), 1u);
+    if (job.queue.empty()) return std::string();
+    ErrorBody error;
+    EXPECT_TRUE(Decode(job.queue.front().message.meta, &error));
+    job.queue.clear();
+    return error.message;
+  };
+  const Message good{.kind = Kind::kPull,
+                     .rank = 0,
+                     .incarnation = SmallJob::IncarnationOf(0),
+                     .part = SmallJob::IdOf(0),
+                     .sequence = 1};
+  Message other_rank = good;
+  other_rank.rank = 1;
+  EXPECT_THAT(refused(other_rank, 0), HasSubstr("as worker 1"));
+  EXPECT_THAT(refused(good, 7), HasSubstr("of 2 workers"));
+  Message kind = good;
+  kind.kind = Kind::kJoin;
+  EXPECT_THAT(refused(kind, 0), HasSubstr("kind 10"));
+  Message about_server = good;
+  about_server.kind = Kind::kCommand;
+  EXPECT_THAT(refused(about_server, 0), HasSubstr("about a part"));
+  Message far = good;
+  far.sequence = 1 + kRequestsAheadMax;
+  EXPECT_THAT(refused(far, 0), HasSubstr("comes before request 1"));
+  Message init = good;
+  init.kind = Kind::kInit;
+  init.meta = "rubbish";
+  EXPECT_THAT(refused(init, 0), HasSubstr("cannot be read"));
+}
+
+TEST(ServerMachine, StoresOfDifferentTypesAreAnErrorThatNamesBoth) {
+  SmallJob job(2, 1, {}, {}, "");
+  const auto first = job.OpenStore(0, 0, "dist_sync");
+  const auto second = job.OpenStore(1, 0, "dist_async");
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(first), "");
+  EXPECT_THAT(job.ErrorOf(second), AllOf(HasSubstr("'dist_sync'"), HasSubstr("'dist_async'"),
+                                         HasSubstr("worker 0"), HasSubstr("worker 1")));
+}
+
+TEST(ServerMachine, RequestsWaitForTheirStoreAndTheRoster) {
+  SmallJob job(1, 1, {}, {}, "");
+  const auto init = job.Init(0, 0, {3});
+  const auto pull = job.Pull(0, 0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(init));
+  job.OpenStore(0, 0, "dist_sync");
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({3}));
+
+  IntegerParts parts;
+  RecordedControl control;
+  ServerMachine server({}, parts, control);
+  Outputs out;
+  server.OnMessage(job.now, WorkerNodeOf(0),
+                   {.kind = Kind::kOpenStore,
+                    .incarnation = 1,
+                    .part = ControlPart(0),
+                    .meta = Encode(OpenStoreBody{"dist_sync"})},
+                   out);
+  EXPECT_TRUE(out.messages.empty());
+  server.OnRoster(
+      job.now, {.num_workers = 1, .num_servers = 1, .nodes = {{WorkerNodeOf(0), 1, "h:1"}}}, out);
+  ASSERT_EQ(out.messages.size(), 1u);
+  EXPECT_EQ(out.messages[0].message.kind, Kind::kDone);
+}
+
+// Versions of the optimizer.
+
+constexpr std::uint64_t Version(std::uint64_t generation, std::uint64_t revision) {
+  return generation << 32 | revision;
+}
+
+TEST(ServerMachine, PushesWaitForTheOptimizerThatTheyCountOn) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const auto push = job.Push(0, 0, {1}, Version(1, 0));
+  const auto other = job.Push(1, 0, {2}, Version(1, 0));
+  const auto pull = job.Pull(1, 0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(push));
+  const OptimizerBody sgd{.name = "sgd", .parameters = {{"learning_rate", 0.1}, {"momentum", 0.9}}};
+  job.Control(0, Kind::kSetOptimizer, Encode(sgd), Version(1, 0));
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(push), "");
+  EXPECT_EQ(job.ErrorOf(other), "");
+  EXPECT_EQ(job.ValueOf(pull), Values({3}));
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 0));
+
+  job.Push(0, 0, {1}, Version(1, 1));
+  job.Push(1, 0, {1}, Version(1, 0));
+  const auto later = job.Pull(1, 0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(later));
+  job.Control(0, Kind::kSetParameters, Encode(sgd), Version(1, 1));
+  job.Run();
+  EXPECT_EQ(job.ValueOf(later), Values({5}));
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 1));
+  // Versions never go back.
+  job.Push(0, 0, {1}, Version(1, 0));
+  job.Push(1, 0, {1}, Version(1, 0));
+  job.Run();
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 1));
+}
+
+TEST(ServerMachine, EqualOptimizersAreOneAndDifferentOnesAnError) {
+  SmallJob job(3);
+  const OptimizerBody a{.name = "sgd", .parameters = {{"learning_rate", 0.1}, {"momentum", 0.9}}};
+  const OptimizerBody same{.name = "sgd",
+                           .parameters = {{"momentum", 0.9}, {"learning_rate", 0.5}}};
+  const OptimizerBody b{.name = "sgd", .parameters = {{"learning_rate", 0.1}, {"momentum", 0.8}}};
+  const auto first = job.Control(0, Kind::kSetOptimizer, Encode(a), Version(1, 0));
+  const auto second = job.Control(1, Kind::kSetOptimizer, Encode(same), Version(1, 0));
+  const auto third = job.Control(2, Kind::kSetOptimizer, Encode(b), Version(1, 0));
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(first), "");
+  EXPECT_EQ(job.ErrorOf(second), "");
+  EXPECT_THAT(job.ErrorOf(third), AllOf(HasSubstr("worker 0"), HasSubstr("worker 2"),
+                                        HasSubstr("momentum=0.9"), HasSubstr("momentum=0.8")));
+  EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "optimizer 1 sgd"));
+}
+
+TEST(ServerMachine, PushesOfAnOptimizerThatCannotBeSetFail) {
+  SmallJob job(2);
+  job.control().fail = "optimizer";
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  const auto set =
+      job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "x"}), Version(1, 0));
+  const auto push = job.Push(0, 0, {1}, Version(1, 0));
+  job.Push(1, 0, {1}, Version(1, 0));
+  const auto pull = job.Pull(1, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(set), HasSubstr("refused"));
+  EXPECT_THAT(job.ErrorOf(push), HasSubstr("refused"));
+  EXPECT_THAT(job.ErrorOf(pull), HasSubstr("refused"));
+}
+
+Request PushWithRates(double rate, std::uint64_t version, std::int64_t value) {
+  return {.kind = Kind::kPush,
+          .part = SmallJob::IdOf(0),
+          .flags = kFlagRates,
+          .version = version,
+          .meta = Encode(RatesBody{{.learning_rate = rate, .weight_decay = 0.5}}),
+          .payload = PayloadOf({value})};
+}
+
+TEST(ServerMachine, RatesAreOfTheLowestRankWithTheLatestVersion) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Control(0, Kind::kSetParameters, Encode(OptimizerBody{.name = "sgd"}), Version(1, 3));
+  job.Run();
+  const auto rate = [&] { return job.parts().At(SmallJob::IdOf(0)).by.rates.learning_rate; };
+  job.Submit(2, PushWithRates(0.3, Version(1, 3), 1));
+  job.Submit(0, PushWithRates(0.1, Version(1, 0), 1));
+  job.Submit(1, PushWithRates(0.2, Version(1, 3), 1));
+  job.Run();
+  EXPECT_EQ(rate(), 0.2);
+  // A push without rates has those that its rank sent last.
+  for (int rank = 0; rank < 3; ++rank) job.Push(rank, 0, {1}, Version(1, 0));
+  job.Run();
+  EXPECT_EQ(rate(), 0.1);
+  // What a rank sends ahead does not count before its round.
+  job.Submit(0, PushWithRates(0.7, Version(1, 0), 1));
+  job.Submit(0, PushWithRates(0.8, Version(1, 0), 1));
+  job.Push(1, 0, {1}, Version(1, 0));
+  job.Push(2, 0, {1}, Version(1, 0));
+  job.Run();
+  EXPECT_EQ(rate(), 0.7);
+}
+
+TEST(ServerMachine, ControlRequestsHappenOnceAndAreAnsweredAgain) {
+  SmallJob job(1);
+  const auto command =
+      job.Control(0, Kind::kCommand, Encode(CommandBody{.head = 3, .body = "hello"}));
+  const SmallJob::Envelope request = job.queue.front();
+  job.queue.push_back(request);
+  job.Run();
+  EXPECT_EQ(job.AnswerOf(command).meta, "done");
+  job.queue.push_back(request);
+  job.Run();
+  EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "command hello"));
+
+  job.control().deferred = true;
+  const auto slow = job.Control(0, Kind::kCommand, Encode(CommandBody{.body = "slow"}));
+  job.Run();
+  EXPECT_FALSE(job.Answered(slow));
+  job.Do(ServerNodeOf(0), [&](Outputs& out) {
+    job.server().OnControlDone(job.now, job.control().last, {.error = nullptr, .meta = "late"},
+                               out);
+  });
+  job.Run();
+  EXPECT_EQ(job.AnswerOf(slow).meta, "late");
+
+  job.Init(0, 0, {1});
+  const auto keys = job.Control(0, Kind::kKeys, "");
+  job.Run();
+  KeysBody body;
+  ASSERT_TRUE(Decode(job.AnswerOf(keys).meta, &body));
+  EXPECT_THAT(body.keys, ElementsAre(Key(std::string("a"))));
+}
+
+// dist_async.
+
+TEST(ServerMachine, AsyncAppliesEachPushOnArrival) {
+  SmallJob job(2, 1, {}, {}, "dist_async");
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  const auto push = job.Push(0, 0, {1}, Version(1, 0));
+  const auto pull = job.Pull(0, 0);
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(push), "");
+  EXPECT_EQ(job.ValueOf(pull), Values({1}));
+  for (int i = 0; i < 20; ++i) job.Push(1, 0, {10}, Version(1, 0));
+  const auto after = job.Pull(1, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(after), Values({201}));
+}
+
+TEST(ServerMachine, AsyncUpdatesOfAPartAreOneAtATime) {
+  SmallJob job(2, 1, {}, {}, "dist_async");
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  job.parts().defer = [](const PartId&) { return true; };
+  const auto first = job.Push(0, 0, {1}, Version(1, 0));
+  const auto pull0 = job.Pull(0, 0);
+  const auto second = job.Push(1, 0, {2}, Version(1, 0));
+  const auto pull1 = job.Pull(1, 0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(first)) << "acknowledged when applied";
+  const auto end = [&] {
+    job.parts().EndUpdate(SmallJob::IdOf(0));
+    job.Do(ServerNodeOf(0),
+           [&](Outputs& out) { job.server().OnUpdated(job.now, SmallJob::IdOf(0), nullptr, out); });
+    job.Run();
+  };
+  end();
+  EXPECT_EQ(job.ErrorOf(first), "");
+  EXPECT_FALSE(job.Answered(second));
+  end();
+  EXPECT_EQ(job.ErrorOf(second), "");
+  EXPECT_EQ(job.ValueOf(pull0), Values({1})) << "came before the second push";
+  EXPECT_EQ(job.ValueOf(pull1), Values({3}));
+}
+
+TEST(ServerMachine, AsyncFailedInputLastsUntilTheNextGoodPush) {
+  SmallJob job(2, 1, {}, {}, "dist_async");
+  job.Init(0, 0, {4});
+  job.Init(1, 0, {4});
+  job.Run();
+  job.FailedPush(0, 0, "nan");
+  const auto failed = job.Pull(0, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(failed), AllOf(HasSubstr("nan"), HasSubstr("worker 0")));
+  job.Push(1, 0, {9});
+  const auto good = job.Pull(1, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(good), Values({9}));
+}
+
+TEST(ServerMachine, AsyncRatesAreRankZerosOnceItHasSentSome) {
+  SmallJob job(2, 1, {}, {}, "dist_async");
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  const auto rate = [&] { return job.parts().At(SmallJob::IdOf(0)).by.rates.learning_rate; };
+  job.Submit(1, PushWithRates(0.2, Version(1, 0), 1));
+  job.Run();
+  EXPECT_EQ(rate(), 0.2);
+  job.Submit(0, PushWithRates(0.1, Version(1, 0), 1));
+  job.Run();
+  job.Submit(1, PushWithRates(0.3, Version(1, 0), 1));
+  job.Run();
+  EXPECT_EQ(rate(), 0.1);
+}
+
+// Warnings.
+
+TEST(ServerMachine, AStallIsLoggedWithKeyRoundAndRanks) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  for (int rank = 0; rank < 3; ++rank) job.Push(rank, 0, {0});
+  job.Push(0, 0, {1});
+  job.Push(2, 0, {1});
+  job.Run();
+  job.Advance(seconds(16));
+  ASSERT_THAT(
+      job.log,
+      Contains(AllOf(HasSubstr("key 'a'"), HasSubstr("round 2"), HasSubstr("arrived: workers 0, 2"),
+                     HasSubstr("missing: workers 1 (host:801, last request 16.0"))));
+  EXPECT_THAT(job.server().DescribeState(job.now), HasSubstr("round 2"));
+  job.Push(1, 0, {1});
+  job.Run();
+  job.log.clear();
+  for (int i = 0; i < 5; ++i) job.Advance(seconds(10));
+  EXPECT_TRUE(job.log.empty()) << "nothing waits";
+}
+
+TEST(ServerMachine, ASlowRankIsNamedAndNobodyInABalancedRun) {
+  for (const bool slow : {false, true}) {
+    std::mt19937 random(3);
+    SmallJob job(4);
+    for (int rank = 0; rank < 4; ++rank) job.Init(rank, 0, {0});
+    job.Run();
+    for (int round = 0; round < 40; ++round) {
+      // Everybody's step takes 100 to 150 ms, rank 2's 400.
+      std::vector<std::pair<milliseconds, int>> arrivals;
+      for (int rank = 0; rank < 4; ++rank) {
+        const milliseconds step(100 + static_cast<int>(random() % 50));
+        arrivals.emplace_back(slow && rank == 2 ? milliseconds(400) : step, rank);
+      }
+      std::sort(arrivals.begin(), arrivals.end());
+      const Time begin = job.now;
+      for (const auto& [step, rank] : arrivals) {
+        job.now = begin + step;
+        job.PushPull(rank, 0, {1});
+        job.Run();
+      }
+    }
+    if (slow) {
+      ASSERT_EQ(job.log.size(), 1u);
+      EXPECT_THAT(job.log[0], AllOf(HasSubstr("worker 2"), HasSubstr("slow")));
+    } else {
+      EXPECT_TRUE(job.log.empty());
+    }
+  }
+}
+
+TEST(ServerMachine, ALostWorkerIsReportedUnlessItHasLeft) {
+  SmallJob job(2);
+  job.Leave(0);
+  job.Run();
+  job.to_scheduler.clear();
+  for (const int rank : {0, 1}) {
+    job.Do(ServerNodeOf(0), [&](Outputs& out) {
+      job.server().OnLost(job.now, WorkerNodeOf(rank), "host:80", "connection reset", out);
+    });
+  }
+  ASSERT_EQ(job.to_scheduler.size(), 1u);
+  FailureBody failure;
+  ASSERT_TRUE(Decode(job.to_scheduler[0].message.meta, &failure));
+  EXPECT_EQ(failure.node, WorkerNodeOf(1));
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,312 @@
+// What a worker sends, holds back, sends again and answers.
+#include "kvstore/dist/protocol/worker.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kvstore/dist/protocol/bodies.h"
+#include "tests/kvstore/dist/integer_parts.h"
+#include "tests/kvstore/dist/small_job.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using Values = std::vector<std::int64_t>;
+
+std::size_t CountOf(const SmallJob& job, Kind kind) {
+  return static_cast<std::size_t>(
+      std::count_if(job.queue.begin(), job.queue.end(),
+                    [&](const SmallJob::Envelope& e) { return e.message.kind == kind; }));
+}
+
+TEST(WorkerMachine, KeepsTwoPushesAheadOfTheRoundsThatItKnows) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  for (int i = 0; i < 5; ++i) job.Push(0, 0, {i});
+  const auto pull = job.Pull(0, 0);
+  EXPECT_EQ(CountOf(job, Kind::kPush), 2u);
+  EXPECT_EQ(CountOf(job, Kind::kPull), 0u) << "in order, behind the pushes";
+  job.Run();
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_FALSE(job.Answered(pull));
+    job.Push(1, 0, {10 * i});
+    job.Run();
+  }
+  EXPECT_EQ(job.ValueOf(pull), Values({44}));
+}
+
+TEST(WorkerMachine, KeepsToTheWindowOfAPart) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  std::vector<std::uint64_t> pulls;
+  for (std::uint64_t i = 0; i < 3 * kRequestsAheadMax; ++i) pulls.push_back(job.Pull(0, 0));
+  EXPECT_EQ(job.queue.size(), kRequestsAheadMax);
+  job.Run();
+  for (const std::uint64_t pull : pulls) EXPECT_EQ(job.ValueOf(pull), Values({0}));
+}
+
+TEST(WorkerMachine, UrgentRequestsLendTheirPriorityToThoseBeforeThem) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  job.Push(0, 0, {1});
+  job.Push(0, 0, {2});
+  job.Push(0, 0, {3});
+  job.Submit(0, {.kind = Kind::kPull, .part = SmallJob::IdOf(0), .priority = 9});
+  job.Run();
+  job.Push(1, 0, {1});
+  while (!job.queue.empty() && CountOf(job, Kind::kPull) == 0) {
+    const SmallJob::Envelope envelope = job.queue.front();
+    job.queue.pop_front();
+    job.Deliver(envelope);
+  }
+  const auto third =
+      std::find_if(job.queue.begin(), job.queue.end(),
+                   [](const SmallJob::Envelope& e) { return e.message.kind == Kind::kPush; });
+  ASSERT_NE(third, job.queue.end());
+  EXPECT_EQ(third->message.priority, 9);
+}
+
+TEST(WorkerMachine, BarriersWaitForTheAcknowledgementsOfEarlierPushes) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Run();
+  job.Push(0, 0, {1});
+  const auto first = job.Barrier(0);
+  job.Push(0, 0, {1});
+  const auto second = job.Barrier(0);
+  EXPECT_TRUE(job.to_scheduler.empty());
+  job.Run();
+  ASSERT_EQ(job.to_scheduler.size(), 2u);
+  EXPECT_EQ(job.to_scheduler[0].message.kind, Kind::kBarrier);
+  EXPECT_EQ(job.to_scheduler[0].message.sequence, 0u);
+  EXPECT_EQ(job.to_scheduler[1].message.sequence, 1u);
+  EXPECT_FALSE(job.Answered(first));
+  job.Deliver({kSchedulerNode, WorkerNodeOf(0), {.kind = Kind::kBarrierDone, .sequence = 0}});
+  EXPECT_EQ(job.ErrorOf(first), "");
+  EXPECT_FALSE(job.Answered(second));
+  // Once more changes nothing.
+  job.Deliver({kSchedulerNode, WorkerNodeOf(0), {.kind = Kind::kBarrierDone, .sequence = 0}});
+  job.Deliver({kSchedulerNode, WorkerNodeOf(0), {.kind = Kind::kBarrierDone, .sequence = 1}});
+  EXPECT_EQ(job.ErrorOf(second), "");
+}
+
+TEST(WorkerMachine, BarrierSentOnceItsPushesAreAcknowledgedNotThoseAfterIt) {
+  SmallJob job(2, 1);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  job.Push(0, 0, {1});
+  job.Push(0, 0, {1});
+  job.Barrier(0);
+  job.Push(0, 0, {1});  // has no credit
+  job.Run();
+  EXPECT_EQ(job.to_scheduler.size(), 1u);
+}
+
+TEST(WorkerMachine, AfterLeaveNothingIsTaken) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Push(0, 0, {1});
+  const auto leave = job.Leave(0);
+  const auto late = job.Pull(0, 0);
+  const auto barrier = job.Barrier(0);
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(late)), InvalidState);
+  EXPECT_THAT(job.ErrorOf(barrier), HasSubstr("has left"));
+  EXPECT_FALSE(job.Answered(leave));
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(leave), "");
+  EXPECT_TRUE(job.worker(0).left());
+  ASSERT_EQ(job.to_scheduler.size(), 1u);
+  EXPECT_EQ(job.to_scheduler[0].message.kind, Kind::kLeaveJob);
+}
+
+TEST(WorkerMachine, ALostServerFailsEverythingByName) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const auto pull = job.PushPull(0, 0, {1});
+  const auto barrier = job.Barrier(0);
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) {
+    job.worker(0).OnLost(job.now, ServerNodeOf(0), "host:900", "connection reset", out);
+  });
+  for (const std::uint64_t token : {pull, barrier, job.Pull(0, 0)}) {
+    EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(token)), NetworkError);
+    EXPECT_THAT(job.ErrorOf(token),
+                AllOf(HasSubstr("server 0"), HasSubstr("host:900"), HasSubstr("connection reset")));
+  }
+  ASSERT_EQ(job.to_scheduler.size(), 1u);
+  EXPECT_EQ(job.to_scheduler[0].message.kind, Kind::kPeerDown);
+}
+
+TEST(WorkerMachine, AFailedJobFailsEverythingByName) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const auto pull = job.PushPull(0, 0, {1});
+  job.Run();
+  const FailureBody failure{
+      .node = WorkerNodeOf(1), .address = "host:801", .why = "no sign of life for 3.0 s"};
+  job.Deliver(
+      {kSchedulerNode, WorkerNodeOf(0), {.kind = Kind::kJobFailed, .meta = Encode(failure)}});
+  EXPECT_THAT(job.ErrorOf(pull),
+              AllOf(HasSubstr("worker 1"), HasSubstr("host:801"), HasSubstr("no sign of life")));
+}
+
+TEST(WorkerMachine, AtTheDeadlineItSaysWhoIsMissing) {
+  SmallJob job(3);
+  for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  job.Push(2, 0, {1});
+  job.Push(0, 0, {1});
+  const auto pull = job.Submit(0, {.kind = Kind::kPull,
+                                   .part = SmallJob::IdOf(0),
+                                   .deadline = job.now + seconds(4),
+                                   .what = "pull key 'a'"});
+  job.Run();
+  for (int i = 0; i < 3; ++i) job.Advance(seconds(1));
+  EXPECT_FALSE(job.Answered(pull));
+  job.Advance(seconds(1));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(pull)), TimeoutError);
+  EXPECT_THAT(job.ErrorOf(pull),
+              AllOf(HasSubstr("pull key 'a'"), HasSubstr("within 4.0 s"), HasSubstr("round 1"),
+                    HasSubstr("arrived: workers 0, 2"), HasSubstr("missing: workers 1")));
+  // The answer comes late, to nobody; the part goes on.
+  job.Push(1, 0, {1});
+  const auto next = job.Pull(0, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(next), Values({3}));
+}
+
+TEST(WorkerMachine, WhatTimesOutBeforeItIsSentIsNotSent) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  job.Push(0, 0, {1});
+  job.Push(0, 0, {1});
+  const auto third = job.Submit(0, {.kind = Kind::kPush,
+                                    .part = SmallJob::IdOf(0),
+                                    .payload = PayloadOf({100}),
+                                    .deadline = job.now + seconds(1)});
+  job.Barrier(0);
+  job.Run();
+  EXPECT_TRUE(job.to_scheduler.empty());
+  job.Advance(seconds(2));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(third)), TimeoutError);
+  EXPECT_EQ(job.to_scheduler.size(), 1u) << "the barrier does not wait for it";
+  job.Push(1, 0, {0});
+  job.Push(1, 0, {0});
+  const auto pull = job.Pull(0, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({1}));
+}
+
+TEST(WorkerMachine, WarnsWithWhatTheServerSays) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  job.PushPull(0, 0, {1});
+  job.Run();
+  for (int i = 0; i < 10; ++i) job.Advance(seconds(1));
+  EXPECT_THAT(job.log, Contains(AllOf(HasSubstr("request of part 0 has waited 10.0 s"),
+                                      HasSubstr("server 0 (host:900)"), HasSubstr("key 'a'"),
+                                      HasSubstr("missing: workers 1"))));
+  EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("request of part 0"));
+}
+
+TEST(WorkerMachine, AfterACutItSendsAgainWhatIsUnanswered) {
+  SmallJob job(2, 1, {.answers_kept = 8});
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const auto first = job.PushPull(0, 0, {1});
+  const auto second = job.PushPull(0, 0, {2});
+  job.queue.clear();  // the cut
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) { job.worker(0).OnReconnected(job.now, 0, out); });
+  EXPECT_EQ(CountOf(job, Kind::kPushPull), 2u);
+  job.Run();
+  job.PushPull(1, 0, {10});
+  job.PushPull(1, 0, {20});
+  // Answers of the server are lost, and asked for again.
+  while (!job.queue.empty()) {
+    const SmallJob::Envelope envelope = job.queue.front();
+    job.queue.pop_front();
+    if (envelope.to == WorkerNodeOf(0)) continue;
+    job.Deliver(envelope);
+  }
+  EXPECT_FALSE(job.Answered(first));
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) { job.worker(0).OnReconnected(job.now, 0, out); });
+  job.Run();
+  EXPECT_EQ(job.ValueOf(first), Values({11})) << "the value of its round, not of a later one";
+  EXPECT_EQ(job.ValueOf(second), Values({22}));
+}
+
+TEST(WorkerMachine, BeyondTheByteCapItAsksAndTheLowestMissingRankIsLetIn) {
+  ServerOptions server;
+  WorkerOptions worker;
+  server.unfinished_bytes_max = worker.unfinished_bytes_max = 100;
+  SmallJob job(3, 1, server, worker);
+  constexpr std::uint32_t kParts = 20;
+  for (std::uint32_t part = 0; part < kParts; ++part) {
+    for (int rank = 0; rank < 3; ++rank) job.Init(rank, part, Values(4, 0));
+  }
+  job.Run();
+  // 32 bytes each: three fit. Workers push the parts in different orders, which without grants
+  // would wait for one another for ever.
+  std::vector<std::uint64_t> pulls;
+  for (int round = 1; round <= 3; ++round) {
+    for (std::uint32_t i = 0; i < kParts; ++i) {
+      for (int rank = 0; rank < 3; ++rank) {
+        const std::uint32_t part = rank == 0 ? i : (rank == 1 ? kParts - 1 - i : (i * 7) % kParts);
+        job.Push(rank, part, Values(4, round * (rank + 1)));
+        if (round == 3) pulls.push_back(job.Pull(rank, part));
+      }
+    }
+  }
+  std::uint64_t bytes[3] = {};
+  for (const SmallJob::Envelope& envelope : job.queue) {
+    bytes[envelope.from.rank] += envelope.message.payload.bytes();
+  }
+  for (const std::uint64_t sent : bytes) EXPECT_EQ(sent, 96u);
+  EXPECT_GT(CountOf(job, Kind::kAsk), 0u);
+  job.Run();
+  for (const std::uint64_t pull : pulls) EXPECT_EQ(job.ValueOf(pull), Values(4, 18));
+}
+
+TEST(WorkerMachine, FindNamesTheOpenRequestOfAnAnswer) {
+  SmallJob job(1, 2);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto pull = job.Pull(0, 0);
+  const Request* found = job.worker(0).Find(0, SmallJob::IdOf(0), 1);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->token, pull);
+  EXPECT_EQ(job.worker(0).Find(1, SmallJob::IdOf(0), 1), nullptr) << "another server";
+  EXPECT_EQ(job.worker(0).Find(0, SmallJob::IdOf(0), 2), nullptr);
+  EXPECT_EQ(job.worker(0).Find(7, SmallJob::IdOf(0), 1), nullptr);
+  job.Run();
+  EXPECT_EQ(job.worker(0).Find(0, SmallJob::IdOf(0), 1), nullptr);
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist
