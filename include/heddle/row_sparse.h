@@ -67,6 +67,13 @@ class RowSparseNDArray {
                                       const std::vector<T>& rows, Shape shape,
                                       DType dtype = kDTypeOf<T>, Device device = Cpu(),
                                       Engine& engine = Engine::Default()) {
+    return FromData(std::span<const std::int64_t>(row_ids), std::span<const T>(rows),
+                    std::move(shape), dtype, device, engine);
+  }
+  template <class T>
+  static RowSparseNDArray FromData(std::span<const std::int64_t> row_ids, std::span<const T> rows,
+                                   Shape shape, DType dtype = kDTypeOf<T>, Device device = Cpu(),
+                                   Engine& engine = Engine::Default()) {
     return FromHost(row_ids, rows.data(), rows.size(), kDTypeOf<T>, std::move(shape), dtype, device,
                     engine);
   }

@@ -1,6 +1,6 @@
 # Goal: what `cmake --install` leaves behind is complete and relocatable.
-# Method: install, rename the prefix, check its content, then configure, build and run project/ with
-# nothing but that prefix.
+# Method: install, rename the prefix, check its content, then configure, build and run project/, and
+# c_project/ that knows no C++, with nothing but that prefix.
 
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -33,6 +33,9 @@ endforeach()
 run("${CMAKE_COMMAND}" -G Ninja -S "${CMAKE_CURRENT_LIST_DIR}/project" -B "${WORK_DIR}/build"
     "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}")
 run("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")
+run("${CMAKE_COMMAND}" -G Ninja -S "${CMAKE_CURRENT_LIST_DIR}/c_project" -B "${WORK_DIR}/c_build"
+    "-DCMAKE_PREFIX_PATH=${prefix}")
+run("${CMAKE_COMMAND}" --build "${WORK_DIR}/c_build")
 foreach(program IN ITEMS use_static use_shared)
   execute_process(COMMAND "${WORK_DIR}/build/${program}" OUTPUT_VARIABLE output
                   COMMAND_ERROR_IS_FATAL ANY)
@@ -40,3 +43,7 @@ foreach(program IN ITEMS use_static use_shared)
     message(FATAL_ERROR "${program}: expected 'sum 42, version 3', given '${output}'")
   endif()
 endforeach()
+execute_process(COMMAND "${WORK_DIR}/c_build/use_c" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+if(NOT output STREQUAL "pulled 8\n")
+  message(FATAL_ERROR "use_c: expected 'pulled 8', given '${output}'")
+endif()

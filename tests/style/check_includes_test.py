@@ -35,6 +35,8 @@ class CheckIncludesTest(unittest.TestCase):
         self.assert_found("engine/a.cc", '#include "ops/sum.h"\n', "engine/ may include base")
         self.assert_found("ops/a.cc", '#include "engine/a.h"\n', "ops/ may include base")
         self.assert_found("storage/a.cc", '  #  include "kvstore/a.h"\n', "storage/ may include")
+        self.assert_clean("c_api/a.cc", '#include "kvstore/a.h"\n')
+        self.assert_found("kvstore/a.cc", '#include "c_api/a.h"\n', "kvstore/ may include")
         self.assert_found("engine/a.cc", '#include "tools/a.h"\n', "no folder of the library")
 
     def test_internal_headers_stay_in_their_folder(self):
@@ -53,7 +55,9 @@ class CheckIncludesTest(unittest.TestCase):
     def test_public_headers_stand_alone(self):
         start = "// What it is.\n#pragma once\n"
         self.assert_clean("include/heddle/a.h", start + "#include <heddle/b.h>\n#include <vector>\n")
+        self.assert_clean("include/heddle/c_api.h", start + "#include <stdint.h>\n")
         self.assert_found("include/heddle/a.h", start + "#include <fmt/format.h>\n", "a public header")
+        self.assert_found("include/heddle/a.h", start + "#include <unistd.h>\n", "a public header")
         self.assert_found("include/heddle/a.h", start + '#include "base/check.h"\n', "a public header")
 
     def test_headers_are_guarded(self):

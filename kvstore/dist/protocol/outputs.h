@@ -30,9 +30,13 @@ struct Answer {
 };
 
 struct Outputs {
+  // Of the scheduler: peers that are known by another name from here on. Before the messages.
+  std::vector<std::pair<NodeId, NodeId>> renames;
   std::vector<Outgoing> messages;
   std::vector<Answer> answers;
   std::vector<std::pair<LogLevel, std::string>> log;
+  // Peers that are not wanted. After the messages, in order, so that they hear why.
+  std::vector<NodeId> disconnects;
 
   void Send(NodeId to, Message message) { messages.push_back({to, std::move(message)}); }
 };

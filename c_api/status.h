@@ -1,0 +1,45 @@
+// Between exceptions and statuses: what leaves a call of the C API, and what its callbacks report.
+//
+// Threads: any; the last error is the thread's own.
+#pragma once
+
+#include <heddle/c_api.h>
+#include <heddle/error.h>
+
+#include <exception>
+#include <string>
+#include <string_view>
+
+namespace heddle::c_api {
+
+// Makes this the thread's last error, unless memory for the message is short: then that is.
+HeddleStatus SetLastError(HeddleStatus status, std::string_view message) noexcept;
+// The same with the exception that is being handled.
+HeddleStatus SetLastErrorToCurrentException() noexcept;
+
+// The exception for a failure that a callback reports: the type of that status, or one that turns
+// back into it. The message may be empty.
+std::exception_ptr ErrorOf(HeddleStatus status, const std::string& message);
+
+// Runs `call()` and throws what its status means. The thread's last error is that of the callback
+// meanwhile, and as before after it: a thread that helps others in a wait keeps its own.
+class CallbackScope {
+ public:
+  CallbackScope() noexcept;
+  ~CallbackScope();
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+
+  void Throw(HeddleStatus status) const;
+
+ private:
+  HeddleStatus outer_status_;
+  std::string outer_message_;
+};
+template <class F>
+void CallBack(F&& call) {
+  const CallbackScope scope;
+  if (const HeddleStatus status = call(); status != HEDDLE_OK) scope.Throw(status);
+}
+
+}  // namespace heddle::c_api
