@@ -55,6 +55,7 @@ constexpr TypedError kTypedErrors[] = {
     Typed<OutOfMemory>(HEDDLE_OUT_OF_MEMORY),
     Typed<IoError>(HEDDLE_IO_ERROR),
     Typed<OpError>(HEDDLE_OP_ERROR),
+    Typed<NetworkError>(HEDDLE_NETWORK_ERROR),
 };
 
 HeddleStatus StatusOf(const Error& error) noexcept {

@@ -65,6 +65,7 @@ enum {
   HEDDLE_OUT_OF_MEMORY = 6,
   HEDDLE_IO_ERROR = 7,
   HEDDLE_OP_ERROR = 8,
+  HEDDLE_NETWORK_ERROR = 9,
   // From here on: codes for the program's own callbacks. They come back unchanged from the calls
   // and waits that their errors reach.
   HEDDLE_USER_ERROR = 1000

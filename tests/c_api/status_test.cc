@@ -59,7 +59,8 @@ TEST_F(StatusTest, EveryTypeOfErrorHasAStatusOfItsOwn) {
   ExpectStatus(HEDDLE_OUT_OF_MEMORY, OutOfMemory("e"), "e");
   ExpectStatus(HEDDLE_IO_ERROR, IoError("f"), "f");
   ExpectStatus(HEDDLE_OP_ERROR, OpError("g"), "g");
-  ExpectStatus(HEDDLE_ERROR, Error("h"), "h");
+  ExpectStatus(HEDDLE_NETWORK_ERROR, NetworkError("h"), "h");
+  ExpectStatus(HEDDLE_ERROR, Error("i"), "i");
 }
 
 TEST_F(StatusTest, NothingElseLeavesAsAnExceptionEither) {
