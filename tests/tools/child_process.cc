@@ -45,21 +45,12 @@ Child Start(const std::vector<std::string>& command, const std::vector<std::stri
 
 ProgramResult RunProgram(const std::vector<std::string>& command,
                          const std::vector<std::string>& environment) {
-  const Child child = Start(command, environment);
-  ProgramResult result;
-  std::array<char, 4096> buffer;
-  for (ssize_t got; (got = read(child.output, buffer.data(), buffer.size())) > 0;) {
-    result.output.append(buffer.data(), static_cast<std::size_t>(got));
-  }
-  close(child.output);
-  int status = 0;
-  waitpid(child.pid, &status, 0);
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  return result;
+  return RunningProgram(command, environment).Wait();
 }
 
-RunningProgram::RunningProgram(const std::vector<std::string>& command) {
-  const Child child = Start(command, {});
+RunningProgram::RunningProgram(const std::vector<std::string>& command,
+                               const std::vector<std::string>& environment) {
+  const Child child = Start(command, environment);
   pid_ = child.pid;
   output_ = child.output;
 }
@@ -68,6 +59,31 @@ std::string RunningProgram::ReadLine() {
   std::string line;
   for (char c; read(output_, &c, 1) == 1 && c != '\n';) line += c;
   return line;
+}
+
+std::string RunningProgram::ReadUntil(const std::string& text) {
+  std::string output;
+  for (;;) {
+    const std::string line = ReadLine();
+    output += line + "\n";
+    if (line.empty() || line.find(text) != std::string::npos) return output;
+  }
+}
+
+void RunningProgram::Signal(int signal) { kill(pid_, signal); }
+
+ProgramResult RunningProgram::Wait() {
+  ProgramResult result;
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = read(output_, buffer.data(), buffer.size())) > 0;) {
+    result.output.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  close(output_);
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  pid_ = -1;
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return result;
 }
 
 void RunningProgram::Kill() {

@@ -18,16 +18,22 @@ struct ProgramResult {
 ProgramResult RunProgram(const std::vector<std::string>& command,
                          const std::vector<std::string>& environment = {});
 
-// A program that runs until it is killed, by Kill() or by the destructor.
+// A program that runs until it ends or is killed, at the latest by the destructor.
 class RunningProgram {
  public:
-  explicit RunningProgram(const std::vector<std::string>& command);
+  explicit RunningProgram(const std::vector<std::string>& command,
+                          const std::vector<std::string>& environment = {});
   ~RunningProgram() { Kill(); }
   RunningProgram(const RunningProgram&) = delete;
   RunningProgram& operator=(const RunningProgram&) = delete;
 
+  pid_t pid() const { return pid_; }
   std::string ReadLine();  // of its output; waits for it
-  void Kill();             // SIGKILL; returns when the process is gone
+  // Up to and with the first line that contains `text`; all there is if none does.
+  std::string ReadUntil(const std::string& text);
+  void Signal(int signal);
+  ProgramResult Wait();  // for its end, with what was not read of the output
+  void Kill();           // SIGKILL; returns when the process is gone
 
  private:
   pid_t pid_ = -1;

@@ -11,6 +11,7 @@ namespace heddle::tools {
 // callback is printed as "heddle: <message>" and makes the exit status 1.
 void AddBenchCommand(CLI::App& app);
 void AddDoctorCommand(CLI::App& app);
+void AddLaunchCommand(CLI::App& app);  // its exit status is that of the job
 void AddTraceCommand(CLI::App& app);
 
 }  // namespace heddle::tools

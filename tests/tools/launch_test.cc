@@ -1,0 +1,519 @@
+// `heddle launch` with real processes. What is to be left over is looked for in all of /proc, by a
+// mark that the processes of a job carry in their environment and the launcher's in their command
+// lines.
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tests/tools/child_process.h"
+#include "tests/tools/job_lines.h"
+#include "tests/tools/temp_folder.h"
+
+namespace heddle::tools {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr const char* kHeddle = HEDDLE_COMMAND;
+const std::string kProgram = JOB_PROGRAM;
+
+// What can be read of it: a file of /proc may end when its process does.
+std::string ReadFile(const std::string& path) {
+  const std::ifstream file(path, std::ios::binary);
+  std::ostringstream content;
+  content << file.rdbuf();
+  return content.str();
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+using Strings = std::vector<std::string>;
+
+class LaunchTest : public ::testing::Test {
+ protected:
+  LaunchTest() : mark_("mark_" + std::to_string(getpid()) + "_" + std::to_string(std::rand())) {}
+
+  // heddle launch, with servers and a scheduler that end at once unless `options` say otherwise.
+  Strings Launch(const Strings& options, const Strings& program) const {
+    Strings command = {kHeddle, "launch", "--env", "MARK=" + mark_};
+    const auto has = [&](const char* option) {
+      return std::find(options.begin(), options.end(), option) != options.end();
+    };
+    if (!has("--all-roles")) {
+      if (!has("--scheduler-command")) Append(command, {"--scheduler-command", "true"});
+      if (!has("--server-command")) Append(command, {"--server-command", "true"});
+    }
+    Append(command, options);
+    command.emplace_back("--");
+    Append(command, program);
+    return command;
+  }
+  ProgramResult RunLaunch(const Strings& options, const Strings& program) const {
+    return RunProgram(Launch(options, program));
+  }
+  static Strings Shell(const std::string& script) { return {"/bin/sh", "-c", script}; }
+
+  // Processes of this test's jobs, those of the launcher included, as "pid command".
+  Strings Left() const {
+    Strings left;
+    std::error_code error;
+    for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
+         entry.increment(error)) {
+      const std::string folder = entry->path().string();
+      const std::string command = ReadFile(folder + "/cmdline");
+      if ((ReadFile(folder + "/environ") + command).find(mark_) == std::string::npos) continue;
+      left.push_back(entry->path().filename().string() + " " + command.c_str());
+    }
+    return left;
+  }
+  // The same, once they have had the time to go.
+  Strings LeftInTheEnd() const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!Left().empty() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return Left();
+  }
+
+  // The child of the launcher that keeps the job.
+  static pid_t KeeperOf(const RunningProgram& launcher) {
+    const std::string pid = std::to_string(launcher.pid());
+    return std::atoi(ReadFile("/proc/" + pid + "/task/" + pid + "/children").c_str());
+  }
+
+ private:
+  static void Append(Strings& to, const Strings& what) {
+    to.insert(to.end(), what.begin(), what.end());
+  }
+
+  const std::string mark_;
+};
+
+std::map<std::string, std::map<std::string, std::string>> VariablesByRole(
+    const std::string& output) {
+  std::map<std::string, std::map<std::string, std::string>> roles;
+  for (const std::string& line : Lines(output)) {
+    const std::size_t end = line.find("] "), equals = line.find('=');
+    if (end == std::string::npos || equals == std::string::npos) continue;
+    roles[line.substr(1, end - 1)][line.substr(end + 2, equals - end - 2)] =
+        line.substr(equals + 1);
+  }
+  return roles;
+}
+
+TEST_F(LaunchTest, GivesEachProcessItsPlaceInHeddlesAndInTheOldVariables) {
+  const ProgramResult result = RunLaunch({"-n", "3", "-s", "2", "--all-roles"}, {kProgram, "env"});
+  ASSERT_EQ(result.status, 0) << result.output;
+  auto roles = VariablesByRole(result.output);
+  std::set<std::string> names;
+  for (auto& [name, variables] : roles) {
+    names.insert(name);
+    const std::string role = name.substr(0, name.find(' '));
+    EXPECT_EQ(variables["HEDDLE_ROLE"], role);
+    EXPECT_EQ(variables["DMLC_ROLE"], role);
+    EXPECT_EQ(variables["HEDDLE_ROOT_HOST"], "127.0.0.1");
+    EXPECT_EQ(variables["DMLC_PS_ROOT_URI"], "127.0.0.1");
+    EXPECT_NE(variables["HEDDLE_ROOT_PORT"], "");
+    EXPECT_EQ(variables["DMLC_PS_ROOT_PORT"], variables["HEDDLE_ROOT_PORT"]);
+    EXPECT_EQ(variables["HEDDLE_JOB_WORKERS"], "3");
+    EXPECT_EQ(variables["DMLC_NUM_WORKER"], "3");
+    EXPECT_EQ(variables["HEDDLE_JOB_SERVERS"], "2");
+    EXPECT_EQ(variables["DMLC_NUM_SERVER"], "2");
+    EXPECT_EQ(variables["HEDDLE_TOKEN"].size(), 64u);
+    for (const char* const same : {"HEDDLE_ROOT_PORT", "HEDDLE_TOKEN", "HEDDLE_JOB_ID"}) {
+      EXPECT_EQ(variables[same], roles["worker 0"][same]) << name;
+    }
+    EXPECT_EQ(variables.count("HEDDLE_LISTEN_FD"), role == "scheduler" ? 1u : 0u);
+    EXPECT_EQ(variables.count("HEDDLE_RANK"), role == "scheduler" ? 0u : 1u);
+    EXPECT_EQ(variables.count("HEDDLE_LOCAL_RANK"), role == "worker" ? 1u : 0u);
+    if (role != "scheduler") {
+      EXPECT_EQ(role + " " + variables["HEDDLE_RANK"], name);
+    }
+    if (role == "worker") {
+      EXPECT_EQ(variables["HEDDLE_LOCAL_RANK"], variables["HEDDLE_RANK"]);
+      EXPECT_EQ(variables["HEDDLE_LOCAL_SIZE"], "3");
+    }
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"scheduler", "server 0", "server 1", "worker 0",
+                                          "worker 1", "worker 2"}));
+}
+
+TEST_F(LaunchTest, AJobInsideAJobKnowsNothingOfTheOuterOne) {
+  setenv("HEDDLE_RANK", "7", 1);
+  setenv("HEDDLE_LISTEN_FD", "0", 1);
+  setenv("HEDDLE_TOKEN_FILE", "/nowhere", 1);
+  setenv("DMLC_PS_ROOT_PORT", "1", 1);
+  const ProgramResult result = RunLaunch({"-n", "1", "--all-roles"}, {kProgram, "env"});
+  for (const char* const name :
+       {"HEDDLE_RANK", "HEDDLE_LISTEN_FD", "HEDDLE_TOKEN_FILE", "DMLC_PS_ROOT_PORT"}) {
+    unsetenv(name);
+  }
+  auto roles = VariablesByRole(result.output);
+  ASSERT_EQ(roles.size(), 3u) << result.output;
+  EXPECT_EQ(roles["worker 0"]["HEDDLE_RANK"], "0");
+  EXPECT_EQ(roles["scheduler"].count("HEDDLE_RANK"), 0u);
+  EXPECT_NE(roles["scheduler"]["HEDDLE_LISTEN_FD"], "0");
+  EXPECT_EQ(roles["worker 0"].count("HEDDLE_LISTEN_FD"), 0u);
+  EXPECT_EQ(roles["worker 0"].count("HEDDLE_TOKEN_FILE"), 0u);
+  EXPECT_NE(roles["worker 0"]["DMLC_PS_ROOT_PORT"], "1");
+}
+
+TEST_F(LaunchTest, TwoJobsAtOnceDoNotMeet) {
+  const Strings command = Launch({"-n", "1"}, Shell(kProgram + " env; echo waiting; sleep 1000"));
+  RunningProgram one(command), two(command);
+  auto first = VariablesByRole(one.ReadUntil("waiting"))["worker 0"];
+  auto second = VariablesByRole(two.ReadUntil("waiting"))["worker 0"];
+  for (const char* const name : {"HEDDLE_ROOT_PORT", "HEDDLE_TOKEN", "HEDDLE_JOB_ID"}) {
+    EXPECT_NE(first[name], "");
+    EXPECT_NE(first[name], second[name]) << name;
+  }
+}
+
+TEST_F(LaunchTest, TheTokenIsInNoCommandLine) {
+  RunningProgram launcher(Launch({"-n", "1"}, Shell("echo token=$HEDDLE_TOKEN; sleep 1000")));
+  const std::string line = launcher.ReadLine();
+  const std::string token = line.substr(line.find('=') + 1);
+  ASSERT_EQ(token.size(), 64u) << line;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    EXPECT_THAT(ReadFile(entry.path().string() + "/cmdline"), Not(HasSubstr(token)));
+  }
+}
+
+TEST_F(LaunchTest, WorkersMayConnectBeforeTheSchedulerAccepts) {
+  // The scheduler takes the socket over only when every worker runs.
+  const TempFolder folder;
+  const std::string started = folder / "started";
+  const ProgramResult result =
+      RunLaunch({"-n", "4", "-s", "1", "--scheduler-command",
+                 "while [ \"$(cat " + started + "* | wc -l)\" != 4 ]; do sleep 0.01; done; exec " +
+                     kProgram + " accept"},
+                Shell("echo x > " + started + "$HEDDLE_RANK; exec " + kProgram + " connect"));
+  EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST_F(LaunchTest, AGivenPortIsTakenAndABusyOneIsAnErrorThatNamesIt) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), bytes), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const Strings options = {"-n", "1", "--root-port", port};
+  const ProgramResult busy = RunLaunch(options, Shell("echo port $HEDDLE_ROOT_PORT"));
+  EXPECT_EQ(busy.status, 1);
+  EXPECT_THAT(busy.output, AllOf(HasSubstr("127.0.0.1:" + port),
+                                 HasSubstr("Address already in use"), Not(HasSubstr("worker"))));
+  close(listener);
+  const ProgramResult free = RunLaunch(options, Shell("echo port $HEDDLE_ROOT_PORT"));
+  EXPECT_EQ(free.status, 0);
+  EXPECT_EQ(free.output, "[worker 0] port " + port + "\n");
+}
+
+// Output: the lines of each process and stream, in order and whole, whatever the pieces were.
+TEST_F(LaunchTest, ShowsWholeLinesWithRoleAndRankInFrontAlsoAPartialLastOne) {
+  const unsigned seed = std::random_device()() % 100'000;
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  constexpr int kWorkers = 4, kCount = 400;
+  const ProgramResult result =
+      RunLaunch({"-n", std::to_string(kWorkers)},
+                {kProgram, "lines", std::to_string(seed), std::to_string(kCount)});
+  ASSERT_EQ(result.status, 0);
+  ASSERT_TRUE(result.output.ends_with("\n"));
+  std::map<std::string, Strings> shown;  // by the first 14 characters, "[worker 1] out"
+  for (const std::string& line : Lines(result.output)) {
+    shown[line.substr(0, 14)].push_back(line.substr(std::min<std::size_t>(line.size(), 11)));
+  }
+  EXPECT_EQ(shown.size(), 2u * kWorkers);
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    const std::string prefix = "[worker " + std::to_string(rank) + "] ";
+    EXPECT_EQ(shown[prefix + "out"], JobLines(seed + rank, false, kCount));
+    EXPECT_EQ(shown[prefix + "err"], JobLines(seed + rank, true, kCount));
+  }
+}
+
+TEST_F(LaunchTest, KeepsStdoutAndStderrApart) {
+  const TempFolder folder;
+  Strings command = {"/bin/sh", "-c", "\"$@\" 2> " + folder / "err", "sh"};
+  const Strings launch = Launch({"-n", "1"}, Shell("echo to out; echo to err >&2; exit 4"));
+  command.insert(command.end(), launch.begin(), launch.end());
+  const ProgramResult result = RunProgram(command);
+  EXPECT_EQ(result.status, 4);
+  EXPECT_EQ(result.output, "[worker 0] to out\n");
+  const std::string err = ReadFile(folder / "err");
+  EXPECT_THAT(err, AllOf(HasSubstr("[worker 0] to err\n"), HasSubstr("[launch] worker 0"),
+                         HasSubstr("status 4")));
+}
+
+TEST_F(LaunchTest, AReaderThatGoesAwayDoesNotDisturbTheJob) {
+  const TempFolder folder;
+  Strings command = {"/bin/sh", "-c", "{ \"$@\"; echo $? > " + folder / "status; } | head -n 1",
+                     "sh"};
+  const Strings launch =
+      Launch({"-n", "2"}, Shell("yes | head -n 100000; echo done > " + folder / "$HEDDLE_RANK"));
+  command.insert(command.end(), launch.begin(), launch.end());
+  EXPECT_THAT(RunProgram(command).output, HasSubstr("y\n"));
+  EXPECT_EQ(ReadFile(folder / "status"), "0\n");
+  EXPECT_EQ(ReadFile(folder / "0") + ReadFile(folder / "1"), "done\ndone\n");
+}
+
+TEST_F(LaunchTest, StdinIsEmpty) {
+  EXPECT_EQ(RunLaunch({"-n", "1"}, Shell("wc -c")).output, "[worker 0] 0\n");
+}
+
+// A worker that fails in some way while the other one, and what it has started, wants to live.
+struct Failure {
+  std::string name;
+  std::string script;
+  int status;
+};
+
+class LaunchFailureTest : public LaunchTest, public ::testing::WithParamInterface<Failure> {};
+
+TEST_P(LaunchFailureTest, EndsTheJobWithItsStatusAndLeavesNothing) {
+  const TempFolder folder;
+  const std::string fifo = folder / "others";
+  const Strings program = Shell("if [ $HEDDLE_RANK = 0 ]; then exec " + kProgram + " tree; fi; " +
+                                "read line < " + fifo + "; " + GetParam().script);
+  RunProgram({"mkfifo", fifo});
+  RunningProgram launcher(Launch({"-n", "2", "--grace", "0.1"}, program));
+  ASSERT_EQ(launcher.ReadLine(), "[worker 0] ready");
+  EXPECT_FALSE(Left().empty()) << "the test would see nothing";
+  std::ofstream(fifo) << "go\n";
+  const ProgramResult result = launcher.Wait();
+  EXPECT_EQ(result.status, GetParam().status);
+  EXPECT_THAT(result.output, HasSubstr("worker 1"));
+  EXPECT_THAT(Left(), IsEmpty()) << "when the launcher has ended";
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LaunchFailureTest,
+                         ::testing::Values(Failure{"Exit3", "exit 3", 3},
+                                           Failure{"Exit255", "exit 255", 255},
+                                           Failure{"Abort", "kill -ABRT $$", 128 + SIGABRT},
+                                           Failure{"Segv", "kill -SEGV $$", 128 + SIGSEGV},
+                                           Failure{"Kill", "kill -KILL $$", 128 + SIGKILL}),
+                         [](const auto& info) { return info.param.name; });
+
+// The launcher itself is told to end, or is killed, while every role has a stubborn tree below it.
+class LaunchSignalTest : public LaunchTest, public ::testing::WithParamInterface<int> {
+ protected:
+  void StartTrees(RunningProgram& launcher) {
+    for (int i = 0; i < 5; ++i) ASSERT_THAT(launcher.ReadLine(), HasSubstr("ready"));
+    ASSERT_GT(Left().size(), 20u);
+  }
+  Strings Trees(const std::string& grace) const {
+    return Launch({"-n", "2", "-s", "2", "--all-roles", "--grace", grace}, {kProgram, "tree"});
+  }
+};
+
+TEST_P(LaunchSignalTest, LeavesNothing) {
+  RunningProgram launcher(Trees("0.1"));
+  StartTrees(launcher);
+  launcher.Signal(GetParam());
+  const ProgramResult result = launcher.Wait();
+  EXPECT_EQ(result.status, GetParam() == SIGKILL ? -SIGKILL : 128 + GetParam());
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Signals, LaunchSignalTest,
+                         ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGKILL),
+                         [](const auto& info) { return std::string(sigabbrev_np(info.param)); });
+
+TEST_F(LaunchSignalTest, ASecondSignalDoesNotWaitForTheGraceToPass) {
+  RunningProgram launcher(Trees("3600"));
+  StartTrees(launcher);
+  launcher.Signal(SIGINT);
+  launcher.Signal(SIGTERM);
+  EXPECT_THAT(launcher.Wait().status, ::testing::AnyOf(128 + SIGINT, 128 + SIGTERM));
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+TEST_F(LaunchSignalTest, TheKeepersDeathLeavesNothingEither) {
+  RunningProgram launcher(Trees("3600"));
+  StartTrees(launcher);
+  const pid_t keeper = KeeperOf(launcher);
+  ASSERT_GT(keeper, 0);
+  kill(keeper, SIGKILL);
+  const ProgramResult result = launcher.Wait();
+  EXPECT_EQ(result.status, 128 + SIGKILL);
+  EXPECT_THAT(result.output, HasSubstr("[launch]"));
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+TEST_F(LaunchSignalTest, RolesDieWithLauncherAndKeeper) {
+  RunningProgram launcher(Launch({"-n", "2", "-s", "2", "--all-roles"},
+                                 Shell("trap '' INT TERM HUP; echo ready; exec sleep 1000")));
+  for (int i = 0; i < 5; ++i) ASSERT_THAT(launcher.ReadLine(), HasSubstr("ready"));
+  const pid_t keeper = KeeperOf(launcher);
+  ASSERT_GT(keeper, 0);
+  kill(launcher.pid(), SIGSTOP);  // so that it cannot clean up
+  kill(keeper, SIGKILL);
+  launcher.Kill();
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
+
+// Also while the processes are being started.
+TEST_F(LaunchSignalTest, KilledAtAnyMomentItLeavesNothing) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (int i = 0; i < 40; ++i) {
+    RunningProgram launcher(Trees("0.01"));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+    if (random() % 2 == 0) {
+      launcher.Kill();
+    } else if (const pid_t keeper = KeeperOf(launcher); keeper > 0) {
+      kill(keeper, SIGKILL);
+      launcher.Wait();
+    } else {
+      launcher.Signal(SIGTERM);
+      launcher.Wait();
+    }
+    ASSERT_THAT(LeftInTheEnd(), IsEmpty());
+  }
+}
+
+// Worker 1 fails once worker 0 is ready for what follows.
+class LaunchStopTest : public LaunchTest {
+ protected:
+  ProgramResult RunStop(const std::string& worker_0) const {
+    const TempFolder folder;
+    const std::string fifo = folder / "ready";
+    RunProgram({"mkfifo", fifo});
+    return RunLaunch({"-n", "2", "--grace", "60"},
+                     Shell("ready() { echo > " + fifo + "; }; if [ $HEDDLE_RANK = 0 ]; then " +
+                           worker_0 + "; fi; read line < " + fifo + "; exit 3"));
+  }
+};
+
+TEST_F(LaunchStopTest, TheFirstFailuresStatusCounts) {
+  const ProgramResult result =
+      RunStop("trap 'echo stopped; exit 5' TERM; ready; while :; do sleep 0.01; done");
+  EXPECT_EQ(result.status, 3);
+  EXPECT_THAT(result.output, HasSubstr("[worker 0] stopped\n"));
+}
+
+TEST_F(LaunchStopTest, AProcessThatIsAskedToEndHasItsTime) {
+  EXPECT_THAT(
+      RunStop("trap 'sleep 0.3; echo saved; exit' TERM; ready; while :; do sleep 0.01; done")
+          .output,
+      HasSubstr("[worker 0] saved\n"));
+}
+
+TEST_F(LaunchStopTest, AndSoHasWhatOutlivesTheFirstProcessOfItsRole) {
+  EXPECT_THAT(RunStop("(trap 'sleep 0.3; echo saved; exit' TERM; ready; "
+                      "while :; do sleep 0.01; done) & wait")
+                  .output,
+              HasSubstr("[worker 0] saved\n"));
+}
+
+TEST_F(LaunchTest, AServerOrSchedulerThatFailsFailsTheJob) {
+  for (const char* const option : {"--server-command", "--scheduler-command"}) {
+    const ProgramResult result =
+        RunLaunch({"-n", "2", "-s", "1", option, "exit 6"}, Shell("exec sleep 1000"));
+    EXPECT_EQ(result.status, 6) << result.output;
+    EXPECT_THAT(Left(), IsEmpty());
+  }
+}
+
+TEST_F(LaunchTest, ServersMayEndByThemselvesWhenTheWorkersHave) {
+  const TempFolder folder;
+  const std::string server = "while ! [ -e " + folder / "end" +
+                             " ]; do sleep 0.01; done; sleep 0.2; "
+                             "echo closed; exit ";
+  for (const char* const status : {"0", "7"}) {
+    std::filesystem::remove(folder / "end");
+    const ProgramResult result =
+        RunLaunch({"-n", "1", "-s", "1", "--linger", "60", "--server-command", server + status},
+                  Shell("echo > " + folder / "end"));
+    EXPECT_EQ(result.status, std::atoi(status));
+    EXPECT_THAT(result.output, HasSubstr("[server 0] closed\n"));
+  }
+}
+
+TEST_F(LaunchTest, ServersThatDoNotEndAreStoppedAndTheJobHasSucceeded) {
+  for (const char* const script :
+       {"exec sleep 1000", "trap '' TERM; while :; do sleep 0.01; done"}) {
+    const ProgramResult result = RunLaunch(
+        {"-n", "1", "-s", "2", "--linger", "0", "--grace", "0.1", "--server-command", script},
+        {"true"});
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("all workers have ended"));
+    EXPECT_THAT(Left(), IsEmpty());
+  }
+}
+
+TEST_F(LaunchTest, WhatAWorkerLeavesBehindIsGoneWhenTheJobIs) {
+  const ProgramResult result =
+      RunLaunch({"-n", "1"}, Shell("trap '' TERM; setsid sleep 1000 & sleep 1000 & echo end"));
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.output, "[worker 0] end\n");
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+TEST_F(LaunchTest, ProgramsThatCannotBeRunAreNamed) {
+  const ProgramResult missing = RunLaunch({"-n", "2"}, {"no-such-program"});
+  EXPECT_EQ(missing.status, 127);
+  EXPECT_THAT(missing.output, AllOf(HasSubstr("worker 0"), HasSubstr("'no-such-program'"),
+                                    HasSubstr("No such file")));
+  const ProgramResult folder = RunLaunch({"-n", "2"}, {"/tmp"});
+  EXPECT_EQ(folder.status, 126);
+  EXPECT_THAT(folder.output, AllOf(HasSubstr("'/tmp'"), HasSubstr("Permission denied")));
+}
+
+TEST_F(LaunchTest, ArgumentsOfTheProgramAreItsOwn) {
+  EXPECT_EQ(RunLaunch({"-n", "1"}, {"echo", "-s", "5", "--env", "x", "--help"}).output,
+            "[worker 0] -s 5 --env x --help\n");
+  EXPECT_EQ(RunLaunch({"-n", "1", "--env", "A=b=c", "--env", "EMPTY="},
+                      Shell("echo \"$A|${EMPTY-unset}\""))
+                .output,
+            "[worker 0] b=c|\n");
+}
+
+TEST_F(LaunchTest, BadOptionsAreErrorsThatSayWhatWasExpected) {
+  const ProgramResult launcher = RunLaunch({"-n", "1", "--launcher", "pigeon"}, {"true"});
+  EXPECT_EQ(launcher.status, 1);
+  EXPECT_THAT(launcher.output, AllOf(HasSubstr("'pigeon'"), HasSubstr("one of local")));
+  const ProgramResult env = RunLaunch({"-n", "1", "--env", "A"}, {"true"});
+  EXPECT_EQ(env.status, 1);
+  EXPECT_THAT(env.output, AllOf(HasSubstr("NAME=VALUE"), HasSubstr("'A'")));
+  const ProgramResult taken = RunLaunch({"-n", "1", "--env", "DMLC_ROLE=server"}, {"true"});
+  EXPECT_EQ(taken.status, 1);
+  EXPECT_THAT(taken.output, HasSubstr("DMLC_ROLE"));
+  for (const Strings& bad : {Strings{"-n", "0"}, Strings{"-n", "x"}, Strings{"-n", "1", "-s", "-1"},
+                             Strings{"-n", "1", "--root-port", "70000"}, Strings{}}) {
+    EXPECT_NE(RunLaunch(bad, {"true"}).status, 0);
+  }
+  EXPECT_NE(RunLaunch({"-n", "1"}, {}).status, 0) << "no program";
+}
+
+}  // namespace
+}  // namespace heddle::tools

@@ -1,0 +1,116 @@
+#include "tools/heddle/launcher.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/random.h>
+
+namespace heddle::tools {
+
+std::unique_ptr<Launcher> MakeLocalLauncher();  // local_launcher.cc
+
+namespace {
+
+struct LauncherEntry {
+  std::string_view name;
+  std::unique_ptr<Launcher> (*make)();
+};
+
+// Sorted by name.
+constexpr LauncherEntry kLaunchers[] = {{"local", &MakeLocalLauncher}};
+
+// What a launcher decides for each process. Those that it does not set in a process are removed
+// from what the process inherits.
+constexpr std::array<std::string_view, 17> kVariablesOfLaunchers = {
+    "DMLC_NUM_SERVER",  "DMLC_NUM_WORKER",   "DMLC_PS_ROOT_PORT",  "DMLC_PS_ROOT_URI",
+    "DMLC_ROLE",        "HEDDLE_JOB_ID",     "HEDDLE_JOB_SERVERS", "HEDDLE_JOB_WORKERS",
+    "HEDDLE_LISTEN_FD", "HEDDLE_LOCAL_RANK", "HEDDLE_LOCAL_SIZE",  "HEDDLE_RANK",
+    "HEDDLE_ROLE",      "HEDDLE_ROOT_HOST",  "HEDDLE_ROOT_PORT",   "HEDDLE_TOKEN",
+    "HEDDLE_TOKEN_FILE"};
+
+}  // namespace
+
+std::string PlaceName(const Place& place) {
+  if (place.role == DistRole::kScheduler) return "scheduler";
+  return fmt::format("{} {}", DistRoleName(place.role), place.rank);
+}
+
+const std::vector<std::string>& CommandOf(const Job& job, DistRole role) {
+  switch (role) {
+    case DistRole::kScheduler:
+      return job.scheduler;
+    case DistRole::kServer:
+      return job.server;
+    case DistRole::kWorker:
+      break;
+  }
+  return job.worker;
+}
+
+std::vector<Variable> EnvironmentOf(const Job& job, const Place& place,
+                                    const std::string& root_host, int root_port) {
+  const std::string role(DistRoleName(place.role)), port = std::to_string(root_port);
+  const std::string workers = std::to_string(job.num_workers);
+  const std::string servers = std::to_string(job.num_servers);
+  std::vector<Variable> variables;
+  for (const std::string_view name : kVariablesOfLaunchers) variables.emplace_back(name, "");
+  for (Variable& variable : std::vector<Variable>{{"HEDDLE_ROLE", role},
+                                                  {"HEDDLE_ROOT_HOST", root_host},
+                                                  {"HEDDLE_ROOT_PORT", port},
+                                                  {"HEDDLE_JOB_WORKERS", workers},
+                                                  {"HEDDLE_JOB_SERVERS", servers},
+                                                  {"HEDDLE_JOB_ID", job.id},
+                                                  {"HEDDLE_TOKEN", job.token},
+                                                  {"DMLC_ROLE", role},
+                                                  {"DMLC_PS_ROOT_URI", root_host},
+                                                  {"DMLC_PS_ROOT_PORT", port},
+                                                  {"DMLC_NUM_WORKER", workers},
+                                                  {"DMLC_NUM_SERVER", servers}}) {
+    variables.push_back(std::move(variable));
+  }
+  if (place.role != DistRole::kScheduler) {
+    variables.emplace_back("HEDDLE_RANK", std::to_string(place.rank));
+  }
+  if (place.role == DistRole::kWorker) {
+    variables.emplace_back("HEDDLE_LOCAL_RANK", std::to_string(place.local_rank));
+    variables.emplace_back("HEDDLE_LOCAL_SIZE", std::to_string(place.local_size));
+  }
+  variables.insert(variables.end(), job.environment.begin(), job.environment.end());
+  return variables;
+}
+
+bool IsOfLauncher(std::string_view variable) {
+  return std::find(kVariablesOfLaunchers.begin(), kVariablesOfLaunchers.end(), variable) !=
+         kVariablesOfLaunchers.end();
+}
+
+std::unique_ptr<Launcher> MakeLauncher(std::string_view name) {
+  for (const LauncherEntry& entry : kLaunchers) {
+    if (entry.name == name) return entry.make();
+  }
+  throw InvalidArgument(fmt::format("unknown launcher '{}': expected one of {}", name,
+                                    fmt::join(LauncherNames(), ", ")));
+}
+
+std::vector<std::string_view> LauncherNames() {
+  std::vector<std::string_view> names;
+  for (const LauncherEntry& entry : kLaunchers) names.push_back(entry.name);
+  return names;
+}
+
+std::string RandomName(int bytes) {
+  std::vector<unsigned char> random(static_cast<std::size_t>(bytes));
+  if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) {
+    throw IoError(fmt::format("no random bytes from the system: {}", std::strerror(errno)));
+  }
+  return fmt::format("{:02x}", fmt::join(random, ""));
+}
+
+}  // namespace heddle::tools

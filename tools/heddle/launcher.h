@@ -1,0 +1,70 @@
+// Launchers: each starts the processes of a job somewhere (on this machine, by ssh, by a batch
+// system) and owns them. launcher.cc has the list.
+#pragma once
+
+#include <heddle/dist.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace heddle::tools {
+
+using Variable = std::pair<std::string, std::string>;  // name, value
+
+// A job as the user wants it.
+struct Job {
+  int num_workers = 1;
+  int num_servers = 1;
+  // What the processes run, program and arguments.
+  std::vector<std::string> scheduler, server, worker;
+  std::vector<Variable> environment;  // for all of them, on top of their launcher's
+  int root_port = 0;                  // 0: any free one
+  std::string id, token;
+  // Between the signal that asks processes to end and the one that ends them.
+  std::chrono::milliseconds grace{2'000};
+  // How long servers and scheduler may take to end once all workers have.
+  std::chrono::milliseconds linger{10'000};
+};
+
+// One process of a job. Workers know their rank among all and among those of their machine.
+struct Place {
+  DistRole role = DistRole::kWorker;
+  int rank = 0;  // 0 for the scheduler
+  int local_rank = 0;
+  int local_size = 1;
+};
+
+std::string PlaceName(const Place& place);  // "worker 1", "scheduler"
+
+const std::vector<std::string>& CommandOf(const Job& job, DistRole role);
+
+// What the process must have in its environment: HEDDLE_*, the DMLC_* that old programs read, and
+// the job's own variables. An empty value stands for unset.
+std::vector<Variable> EnvironmentOf(const Job& job, const Place& place,
+                                    const std::string& root_host, int root_port);
+
+// The names above that a launcher sets and a user may therefore not.
+bool IsOfLauncher(std::string_view variable);
+
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  // Runs the job to its end; when it returns, no process of the job is left. Returns 0, or the
+  // status of the process that failed first (128 + signal if a signal ended it, 127 if its program
+  // could not be run), or 128 + signal if this process was told to stop. Throws an Error if nothing
+  // was started.
+  virtual int Run(const Job& job) = 0;
+};
+
+// Throws InvalidArgument, listing the known names.
+std::unique_ptr<Launcher> MakeLauncher(std::string_view name);
+std::vector<std::string_view> LauncherNames();  // sorted
+
+// `bytes` random bytes in hexadecimal, nobody can guess them.
+std::string RandomName(int bytes);
+
+}  // namespace heddle::tools

@@ -1,0 +1,69 @@
+#include "tools/heddle/line_relay.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include <limits.h>
+#include <poll.h>
+#include <unistd.h>
+
+namespace heddle::tools {
+
+void LineSink::Append(std::string_view prefix, std::string_view line) {
+  if (reader_gone_) return;
+  text_.append(prefix).append(line).push_back('\n');
+}
+
+void LineSink::WriteSome() {
+  std::size_t written = 0;
+  // A pipe that is ready takes PIPE_BUF bytes without blocking. The descriptor is left in its
+  // blocking mode, which it shares with programs that know nothing of heddle.
+  while (written < text_.size()) {
+    pollfd ready = {.fd = fd_, .events = POLLOUT, .revents = 0};
+    if (poll(&ready, 1, 0) <= 0) break;
+    const std::size_t bytes = std::min<std::size_t>(text_.size() - written, PIPE_BUF);
+    const ssize_t taken = write(fd_, text_.data() + written, bytes);
+    if (taken < 0 && (errno == EINTR || errno == EAGAIN)) break;
+    if (taken < 0) {
+      reader_gone_ = true;
+      written = text_.size();
+      break;
+    }
+    written += static_cast<std::size_t>(taken);
+  }
+  text_.erase(0, written);
+}
+
+bool LineSource::ReadSome() {
+  if (!open()) return false;
+  std::array<char, 1 << 16> buffer;
+  const ssize_t got = read(fd_.get(), buffer.data(), buffer.size());
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (got <= 0) {
+    Finish();
+    return false;
+  }
+  partial_.append(buffer.data(), static_cast<std::size_t>(got));
+  TakeLines();
+  return true;
+}
+
+void LineSource::TakeLines() {
+  std::size_t begin = 0;
+  for (std::size_t end; (end = partial_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    sink_->Append(prefix_, std::string_view(partial_).substr(begin, end - begin));
+  }
+  partial_.erase(0, begin);
+  if (partial_.size() < kLineBytesMax) return;
+  sink_->Append(prefix_, partial_);
+  partial_.clear();
+}
+
+void LineSource::Finish() {
+  if (!partial_.empty()) sink_->Append(prefix_, partial_);
+  partial_.clear();
+  fd_.Close();
+}
+
+}  // namespace heddle::tools

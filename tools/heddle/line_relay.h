@@ -1,0 +1,68 @@
+// Shows what several processes write: whole lines only, each with its writer's name in front.
+//
+// Nothing here blocks: what the reader of the output does not take yet is kept, up to a bound, and
+// beyond it the processes are read no further, so they wait as if they wrote to the reader
+// themselves.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tools/heddle/file_descriptor.h"
+
+namespace heddle::tools {
+
+// What is to be written to one descriptor, which it borrows.
+class LineSink {
+ public:
+  explicit LineSink(int fd) : fd_(fd) {}
+
+  void Append(std::string_view prefix, std::string_view line);  // adds the line's end
+  // Writes some of it, if the descriptor takes any at once. When the reader has gone, drops it all,
+  // and what comes later.
+  void WriteSome();
+
+  int fd() const { return fd_; }
+  bool empty() const { return text_.empty(); }
+  bool full() const { return text_.size() >= kBytesMax; }
+
+ private:
+  static constexpr std::size_t kBytesMax = 1 << 20;
+
+  int fd_;
+  std::string text_;
+  bool reader_gone_ = false;
+};
+
+// What one process writes to one descriptor.
+class LineSource {
+ public:
+  // `fd` does not block. The sink outlives this.
+  LineSource(FileDescriptor fd, std::string prefix, LineSink& sink)
+      : fd_(std::move(fd)), prefix_(std::move(prefix)), sink_(&sink) {}
+
+  // Reads what is there, some of it at a time. At the end closes, and shows a last line that has no
+  // end. False if there is nothing now.
+  bool ReadSome();
+  // Shows what is left without an end, and closes.
+  void Finish();
+
+  int fd() const { return fd_.get(); }
+  bool open() const { return static_cast<bool>(fd_); }
+  const LineSink& sink() const { return *sink_; }
+
+ private:
+  // A line longer than this is shown in pieces, each a line.
+  static constexpr std::size_t kLineBytesMax = 1 << 20;
+
+  void TakeLines();
+
+  FileDescriptor fd_;
+  std::string prefix_;  // "[worker 1] "
+  LineSink* sink_;
+  std::string partial_;  // a line whose end has not come
+};
+
+}  // namespace heddle::tools
