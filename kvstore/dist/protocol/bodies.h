@@ -116,7 +116,7 @@ struct KeysBody {  // answers kKeys
 };
 
 struct AskBody {  // kAsk
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // 0: nothing is to be sent, only the complete rounds are asked for
 };
 
 struct TextBody {  // kStatusReply (JSON)

@@ -576,7 +576,13 @@ void ServerMachine::RecordPush(Time now, Part& part, Message message, Outputs& o
   const std::size_t slot = ++state.pushes % kPushesAheadMax;
   state.arrived[slot] = now;
   state.bytes[slot] = contribution.message.payload.bytes();
-  if (state.extra) worker.unfinished_bytes -= std::exchange(state.extra->reserved, 0);
+  if (state.extra) {
+    worker.unfinished_bytes -= std::exchange(state.extra->reserved, 0);
+    if (state.extra->ask && *state.extra->ask < state.next) {  // it has come without
+      state.extra->ask.reset();
+      std::erase(worker.asking, &part);
+    }
+  }
   worker.unfinished_bytes += state.bytes[slot];
   if (state.pushes == part.rounds + 1) ++part.arrived;
   if (part.next_rank == rank && state.pushes == part.rounds + 1 && !part.updating) {
@@ -853,6 +859,10 @@ void ServerMachine::OnAsk(const Message& message, Outputs& out) {
   Worker& worker = WorkerOf(rank);
   AskBody body;
   if (!Decode(message.meta, &body)) return;
+  if (body.bytes == 0) {  // it has lost messages, and only wants to hear of complete rounds
+    TellComplete(PartOf(message.part), rank, out);
+    return;
+  }
   if (!worker.asks) {
     worker.asks = true;
     for (const auto& [id, other] : parts_) {
@@ -864,6 +874,7 @@ void ServerMachine::OnAsk(const Message& message, Outputs& out) {
   TellComplete(part, rank, out);
   if (message.sequence < state.next) return;
   RankExtra& extra = state.Extra();
+  if (extra.ask && *extra.ask > message.sequence) return;  // overtaken by a later one
   extra.ask_bytes = body.bytes;
   if (!extra.ask) worker.asking.push_back(&part);
   extra.ask = message.sequence;

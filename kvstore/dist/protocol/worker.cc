@@ -118,7 +118,7 @@ bool WorkerMachine::MaySend(Time now, Part& part, Open& open, Outputs& out) {
 // W3.
 bool WorkerMachine::MaySendBytes(Time now, Part& part, Open& open, Outputs& out) {
   Server& server = servers_[static_cast<std::size_t>(part.server)];
-  if (open.granted || server.unfinished_bytes == 0 ||
+  if (open.granted || open.bytes == 0 || server.unfinished_bytes == 0 ||
       server.unfinished_bytes + open.bytes <= options_.unfinished_bytes_max) {
     return true;
   }
@@ -152,17 +152,17 @@ void WorkerMachine::Number(Time now, Part& part, Open& open) {
   servers_[static_cast<std::size_t>(part.server)].unfinished_bytes += open.bytes;
 }
 
+// To be granted the bytes that it waits for, or else only to hear of complete rounds.
 void WorkerMachine::Ask(Time now, Part& part, Outputs& out) {
   part.asked = now;
   if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
-  const Open& open = part.open[part.sent];
+  const std::uint64_t bytes = part.waits_for_bytes ? part.open[part.sent].bytes : 0;
   out.Send(ServerNode(part.server), {.kind = Kind::kAsk,
                                      .rank = rank_,
-                                     .priority = open.request.priority,
                                      .incarnation = options_.incarnation,
                                      .part = part.id,
                                      .sequence = part.next,
-                                     .meta = Encode(AskBody{.bytes = open.bytes})});
+                                     .meta = Encode(AskBody{.bytes = bytes})});
 }
 
 Message WorkerMachine::MessageOf(const Part& part, const Open& open) const {
@@ -278,9 +278,9 @@ void WorkerMachine::Resend(Time now, Part& part, bool all, Outputs& out) {
     out.Send(ServerNode(part.server), MessageOf(part, open));
     if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
   }
-  // A push that waits, for bytes or to hear of complete rounds.
-  if (part.sent == part.open.size() || part.async || part.id.part == kControlPart) return;
-  if (!IsPush(part.open[part.sent].request.kind) || part.sent >= kRequestsAheadMax) return;
+  // Grants and news of complete rounds may be lost as well.
+  if (part.async || part.id.part == kControlPart) return;
+  if (!part.waits_for_bytes && part.pushes == part.complete) return;
   if (all || (part.asked && due(*part.asked))) Ask(now, part, out);
 }
 
