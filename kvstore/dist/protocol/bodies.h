@@ -34,7 +34,7 @@ struct JoinBody {  // kJoin
   std::int32_t rank = -1;  // -1: in the order of joining
   Incarnation incarnation = 0;
   std::string address;
-  // What the node was told of the job; all nodes must agree.
+  // What the node was told of the job; all nodes must agree. 0: nothing.
   std::int32_t num_workers = 0;
   std::int32_t num_servers = 0;
 };

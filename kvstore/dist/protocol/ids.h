@@ -22,12 +22,12 @@ using Role = DistRole;
 
 struct NodeId {
   Role role = Role::kScheduler;
-  std::int32_t rank = 0;  // 0 for the scheduler
+  std::int32_t rank = 0;  // 0 for the scheduler; below 0: not known yet
 
   friend auto operator<=>(const NodeId&, const NodeId&) = default;
 };
 
-// "worker 1", "server 0", "the scheduler".
+// "worker 1", "server 0", "the scheduler"; "a worker" while the rank is not known (below 0).
 std::string ToString(NodeId node);
 
 // Random for each process that joins a job, so that what an earlier process of the same rank sent

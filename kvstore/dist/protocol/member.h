@@ -71,7 +71,6 @@ class Member {
   const MemberOptions options_;
   Time joined_{0};
   Time heard_{0};
-  Time ticked_{0};
   Time tick_at_{0};
   std::uint64_t heartbeats_ = 0;
   bool asked_ = false;   // why the roster does not come

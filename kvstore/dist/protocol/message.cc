@@ -11,9 +11,9 @@ std::string ToString(NodeId node) {
     case Role::kScheduler:
       return "the scheduler";
     case Role::kServer:
-      return fmt::format("server {}", node.rank);
+      return node.rank < 0 ? "a server" : fmt::format("server {}", node.rank);
     case Role::kWorker:
-      return fmt::format("worker {}", node.rank);
+      return node.rank < 0 ? "a worker" : fmt::format("worker {}", node.rank);
   }
   return fmt::format("node {} of unknown role {}", node.rank, static_cast<int>(node.role));
 }

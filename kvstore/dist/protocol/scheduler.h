@@ -105,6 +105,7 @@ class SchedulerMachine {
   std::int32_t NumWanted(Role role) const;
   std::int32_t NumJoined(Role role) const;
 
+  void AnswerStale(const Node& node, const Message& message, Outputs& out);
   void OnJoin(Time now, NodeId from, const Message& message, Outputs& out);
   std::string WhyNotJoin(const JoinBody& join, const std::string& address) const;
   void Refuse(NodeId peer, const std::string& why, Outputs& out);

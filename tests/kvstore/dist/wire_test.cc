@@ -225,6 +225,7 @@ TEST(Nodes, AreNamedAsPeopleSpeakOfThem) {
   EXPECT_EQ(ToString(NodeId{Role::kScheduler, 0}), "the scheduler");
   EXPECT_EQ(ToString(NodeId{Role::kServer, 3}), "server 3");
   EXPECT_EQ(ToString(NodeId{Role::kWorker, 11}), "worker 11");
+  EXPECT_EQ(ToString(NodeId{Role::kWorker, -7}), "a worker");
 }
 
 }  // namespace

@@ -1,0 +1,48 @@
+#include "kvstore/dist/protocol/words.h"
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace heddle::kvstore::dist {
+
+std::string_view RoleName(Role role) {
+  switch (role) {
+    case Role::kScheduler:
+      return "scheduler";
+    case Role::kServer:
+      return "server";
+    case Role::kWorker:
+      return "worker";
+  }
+  return "node";
+}
+
+std::string InSeconds(Time time) {
+  return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count());
+}
+
+std::string JoinWords(const std::vector<std::string>& words) {
+  constexpr std::size_t kShown = 12;
+  const std::span<const std::string> shown(words.data(), std::min(words.size(), kShown));
+  std::string text = fmt::format("{}", fmt::join(shown, ", "));
+  if (words.size() > kShown) text += fmt::format(" and {} more", words.size() - kShown);
+  return text;
+}
+
+std::string Ranks(const std::vector<std::int32_t>& ranks) {
+  std::vector<std::string> runs;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    runs.push_back(i == last ? fmt::format("{}", ranks[i])
+                             : fmt::format("{}-{}", ranks[i], ranks[last]));
+    i = last + 1;
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + JoinWords(runs);
+}
+
+}  // namespace heddle::kvstore::dist

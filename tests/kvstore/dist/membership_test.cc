@@ -1,0 +1,747 @@
+// How nodes join a job, meet at barriers, fail and leave: the scheduler's machine and a member's,
+// by examples.
+#include <heddle/logging.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/member.h"
+#include "kvstore/dist/protocol/scheduler.h"
+#include "kvstore/dist/protocol/words.h"
+
+namespace heddle::kvstore::dist_test {
+namespace {
+
+using namespace dist;  // NOLINT(google-build-using-namespace)
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::Pair;
+
+constexpr NodeId kScheduler = {Role::kScheduler, 0};
+NodeId Worker(std::int32_t rank) { return {Role::kWorker, rank}; }
+NodeId Server(std::int32_t rank) { return {Role::kServer, rank}; }
+
+// A scheduler whose inputs are written by hand. Every process has address "10.0.0.<n>:1" and
+// incarnation n, and comes as rank -1 - n.
+class SchedulerTest : public testing::Test {
+ protected:
+  void Make(std::int32_t workers, std::int32_t servers) {
+    options_.num_workers = workers;
+    options_.num_servers = servers;
+    options_.address = "10.0.0.100:9";
+    scheduler_.emplace(now_, options_);
+  }
+  static std::string Address(int n) { return "10.0.0." + std::to_string(n) + ":1"; }
+
+  JoinBody JoinOf(int n, Role role, std::int32_t rank = -1) const {
+    return {role,
+            rank,
+            static_cast<Incarnation>(n),
+            Address(n),
+            options_.num_workers,
+            options_.num_servers};
+  }
+  Outputs Join(int n, const JoinBody& join) {
+    return Say({join.role, -1 - n}, {.kind = Kind::kJoin, .meta = Encode(join)});
+  }
+  Outputs Join(int n, Role role, std::int32_t rank = -1) { return Join(n, JoinOf(n, role, rank)); }
+  Outputs Say(NodeId from, Message message) {
+    Outputs out;
+    scheduler_->OnMessage(now_, from, message, out);
+    return out;
+  }
+  Outputs Say(NodeId from, Kind kind, std::uint64_t sequence = 0) {
+    return Say(from, Message{.kind = kind, .sequence = sequence});
+  }
+  Outputs ReportLost(NodeId from, NodeId lost) {
+    return Say(from, {.kind = Kind::kPeerDown, .meta = Encode(FailureBody{lost, "", "reset"})});
+  }
+  Outputs Lose(NodeId peer) {
+    Outputs out;
+    scheduler_->OnLost(now_, peer, "10.9.9.9:9", "connection reset", out);
+    return out;
+  }
+  // Time goes by in the steps that the machine asks for; those who live give signs of it.
+  Outputs Pass(Time time, const std::vector<NodeId>& alive) {
+    Outputs out;
+    const Time end = now_ + time;
+    while (now_ < end) {
+      const auto next = scheduler_->next_time();
+      now_ = next ? std::min(std::max(now_, *next), end) : end;
+      Outputs ignored;
+      for (const NodeId node : alive) {
+        scheduler_->OnMessage(now_, node, {.kind = Kind::kHeartbeat}, ignored);
+      }
+      scheduler_->OnTime(now_, out);
+    }
+    return out;
+  }
+  // Two workers and a server that have joined.
+  void StartJob() {
+    Make(2, 1);
+    Join(1, Role::kWorker);
+    Join(2, Role::kWorker);
+    Join(3, Role::kServer);
+  }
+
+  static std::vector<std::pair<NodeId, Kind>> Sent(const Outputs& out) {
+    std::vector<std::pair<NodeId, Kind>> sent;
+    for (const Outgoing& each : out.messages) sent.emplace_back(each.to, each.message.kind);
+    return sent;
+  }
+  static std::string RefusalIn(const Outputs& out) {
+    ErrorBody error;
+    if (out.messages.size() != 1 || out.messages[0].message.kind != Kind::kRefused ||
+        !Decode(out.messages[0].message.meta, &error) ||
+        out.disconnects != std::vector{out.messages[0].to}) {
+      return "not refused";
+    }
+    return error.message;
+  }
+  static std::string LogOf(const Outputs& out) {
+    std::string all;
+    for (const auto& [level, text] : out.log) all += text + "\n";
+    return all;
+  }
+  std::string WhyFailed() const {
+    const auto& failure = scheduler_->failure();
+    return failure ? ToString(failure->node) + " at " + failure->address + ": " + failure->why
+                   : "not failed";
+  }
+
+  Time now_ = seconds(1000);
+  SchedulerOptions options_;
+  std::optional<SchedulerMachine> scheduler_;
+};
+
+TEST_F(SchedulerTest, NobodyHearsAnythingUntilAllHaveJoined) {
+  Make(2, 1);
+  EXPECT_THAT(Sent(Join(1, Role::kWorker)), IsEmpty());
+  EXPECT_THAT(Sent(Join(2, Role::kServer)), IsEmpty());
+  const Outputs out = Join(3, Role::kWorker);
+  EXPECT_THAT(Sent(out), ElementsAre(Pair(Worker(0), Kind::kRoster), Pair(Server(0), Kind::kRoster),
+                                     Pair(Worker(1), Kind::kRoster)));
+  EXPECT_THAT(out.renames, ElementsAre(Pair(Worker(-2), Worker(0)), Pair(Server(-3), Server(0)),
+                                       Pair(Worker(-4), Worker(1))));
+  RosterBody roster;
+  ASSERT_TRUE(Decode(out.messages[2].message.meta, &roster));
+  EXPECT_EQ(roster.rank, 1);
+  EXPECT_EQ(roster.num_workers, 2);
+  EXPECT_EQ(roster.num_servers, 1);
+  EXPECT_THAT(roster.nodes,
+              ElementsAre(NodeEntry{Server(0), 2, Address(2)}, NodeEntry{Worker(0), 1, Address(1)},
+                          NodeEntry{Worker(1), 3, Address(3)}));
+}
+
+TEST_F(SchedulerTest, WantedRanksAreKeptAndTheOthersTakeWhatIsFreeInOrder) {
+  Make(4, 1);
+  Join(1, Role::kWorker);
+  Join(2, Role::kWorker, 0);
+  Join(3, Role::kServer);
+  Join(4, Role::kWorker, 2);
+  const Outputs out = Join(5, Role::kWorker);
+  EXPECT_THAT(out.renames, testing::UnorderedElementsAre(
+                               Pair(Worker(-2), Worker(1)), Pair(Worker(-3), Worker(0)),
+                               Pair(Server(-4), Server(0)), Pair(Worker(-5), Worker(2)),
+                               Pair(Worker(-6), Worker(3))));
+}
+
+TEST_F(SchedulerTest, ARepeatedJoinChangesNothingAndBringsTheRosterAgain) {
+  Make(1, 1);
+  EXPECT_THAT(Sent(Join(1, Role::kWorker)), IsEmpty());
+  EXPECT_THAT(Sent(Join(1, Role::kWorker)), IsEmpty());
+  EXPECT_EQ(Join(2, Role::kServer).messages.size(), 2u);
+  EXPECT_THAT(Sent(Join(1, Role::kWorker)), ElementsAre(Pair(Worker(0), Kind::kRoster)));
+}
+
+TEST_F(SchedulerTest, ASecondProcessOfARankIsRefusedNamingBothAddresses) {
+  Make(2, 1);
+  Join(1, Role::kWorker, 1);
+  EXPECT_THAT(RefusalIn(Join(2, Role::kWorker, 1)),
+              AllOf(HasSubstr("worker 1"), HasSubstr(Address(1)), HasSubstr(Address(2))));
+  Join(3, Role::kServer);
+  EXPECT_EQ(Join(4, Role::kWorker, 0).messages.size(), 3u);  // the job goes on
+  EXPECT_THAT(RefusalIn(Join(5, Role::kWorker, 1)),
+              AllOf(HasSubstr("worker 1"), HasSubstr(Address(1)), HasSubstr(Address(5))));
+  EXPECT_THAT(
+      RefusalIn(Join(6, Role::kServer)),
+      AllOf(HasSubstr("all 1 servers have joined and the job has begun"), HasSubstr(Address(6))));
+  EXPECT_FALSE(scheduler_->failure());
+}
+
+TEST_F(SchedulerTest, WrongCountsAreRefusedNamingBoth) {
+  Make(2, 1);
+  JoinBody join = JoinOf(1, Role::kWorker);
+  join.num_workers = 3;
+  EXPECT_THAT(RefusalIn(Join(1, join)),
+              AllOf(HasSubstr("2 workers and 1 servers"), HasSubstr("3 workers and 1 servers"),
+                    HasSubstr(Address(1))));
+  join.num_workers = 2;
+  join.num_servers = 7;
+  EXPECT_THAT(RefusalIn(Join(1, join)), HasSubstr("2 workers and 7 servers"));
+  join.num_workers = join.num_servers = 0;  // was told nothing
+  EXPECT_THAT(Sent(Join(1, join)), IsEmpty());
+}
+
+TEST_F(SchedulerTest, RanksAndRolesThatCannotBeAreRefused) {
+  Make(2, 1);
+  EXPECT_THAT(RefusalIn(Join(1, Role::kWorker, 2)), HasSubstr("expected a rank from 0 to 1"));
+  EXPECT_THAT(RefusalIn(Join(1, Role::kWorker, -5)), HasSubstr("rank -5"));
+  EXPECT_THAT(RefusalIn(Join(1, Role::kScheduler)),
+              AllOf(HasSubstr("has a scheduler, 10.0.0.100:9"), HasSubstr(Address(1))));
+  EXPECT_THAT(RefusalIn(Say(Worker(-2), {.kind = Kind::kJoin, .meta = "x"})),
+              HasSubstr("cannot be read"));
+  Join(1, Role::kServer);
+  EXPECT_THAT(RefusalIn(Join(2, Role::kServer)), HasSubstr("all 1 servers have joined"));
+}
+
+TEST_F(SchedulerTest, TheStartDeadlineNamesWhoHasNotCome) {
+  options_.start_timeout = seconds(20);
+  Make(3, 2);
+  Join(1, Role::kWorker, 1);
+  Join(2, Role::kServer);
+  const Outputs early = Pass(seconds(19), {Worker(-2), Server(-3)});
+  EXPECT_FALSE(scheduler_->failure());
+  EXPECT_THAT(LogOf(early), AllOf(HasSubstr("2 of 3 workers (ranks 0, 2)"),
+                                  HasSubstr("1 of 2 servers,"), HasSubstr(Address(1))));
+  const Outputs out = Pass(seconds(1), {Worker(-2), Server(-3)});
+  EXPECT_THAT(WhyFailed(), AllOf(HasSubstr("did not begin within 20.0 s"),
+                                 HasSubstr("2 of 3 workers (ranks 0, 2)"),
+                                 HasSubstr("worker 1 (" + Address(1) + ")")));
+  EXPECT_THAT(Sent(out),
+              ElementsAre(Pair(Worker(-2), Kind::kJobFailed), Pair(Server(-3), Kind::kJobFailed)));
+  EXPECT_THAT(RefusalIn(Join(5, Role::kWorker, 0)), HasSubstr("the job has failed"));
+}
+
+TEST_F(SchedulerTest, WithoutAStartDeadlineTheyHaveForever) {
+  options_.start_timeout = Time{0};
+  Make(2, 1);
+  Join(1, Role::kWorker);
+  Pass(std::chrono::hours(1), {Worker(-2)});
+  EXPECT_FALSE(scheduler_->failure());
+}
+
+TEST_F(SchedulerTest, ABarrierIsDoneWhenEachWorkerHasCome) {
+  StartJob();
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kBarrier, 0)), IsEmpty());
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kBarrier, 0)), IsEmpty());  // again: counts once
+  const Outputs out = Say(Worker(0), Kind::kBarrier, 0);
+  EXPECT_THAT(Sent(out), ElementsAre(Pair(Worker(0), Kind::kBarrierDone),
+                                     Pair(Worker(1), Kind::kBarrierDone)));
+  EXPECT_EQ(out.messages[0].message.sequence, 0u);
+  // Who has not heard of it asks again.
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kBarrier, 0)),
+              ElementsAre(Pair(Worker(1), Kind::kBarrierDone)));
+  EXPECT_THAT(Sent(Say(Server(0), Kind::kBarrier, 1)), IsEmpty());  // servers have none
+}
+
+TEST_F(SchedulerTest, BarriersThatOvertakeOneAnotherAreAllDone) {
+  StartJob();
+  Say(Worker(0), Kind::kBarrier, 1);  // so it has come to 0 as well
+  Say(Worker(0), Kind::kBarrier, 0);
+  const Outputs first = Say(Worker(1), Kind::kBarrier, 0);
+  EXPECT_EQ(first.messages.size(), 2u);
+  const Outputs second = Say(Worker(1), Kind::kBarrier, 1);
+  ASSERT_EQ(second.messages.size(), 2u);
+  EXPECT_EQ(second.messages[0].message.sequence, 1u);
+}
+
+TEST_F(SchedulerTest, AWorkerThatLeavesSatisfiesOpenAndLaterBarriers) {
+  StartJob();
+  Say(Worker(0), Kind::kBarrier, 0);
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kLeaveJob)),
+              ElementsAre(Pair(Worker(1), Kind::kDone), Pair(Worker(0), Kind::kBarrierDone)));
+  EXPECT_THAT(Sent(Say(Worker(0), Kind::kBarrier, 1)),
+              ElementsAre(Pair(Worker(0), Kind::kBarrierDone)));
+}
+
+TEST_F(SchedulerTest, ABarrierNumberBeyondReasonFailsTheJobRatherThanLoopingForever) {
+  StartJob();
+  Say(Worker(0), Kind::kLeaveJob);
+  Say(Worker(1), Kind::kBarrier, std::uint64_t{1} << 63);
+  EXPECT_THAT(WhyFailed(), AllOf(HasSubstr("worker 1"), HasSubstr("9223372036854775808")));
+}
+
+TEST_F(SchedulerTest, AWaitingBarrierIsNamedWithWhoIsMissing) {
+  StartJob();
+  const std::vector<NodeId> all = {Worker(0), Worker(1), Server(0)};
+  Pass(seconds(7), all);
+  Say(Worker(0), Kind::kBarrier, 0);
+  EXPECT_THAT(LogOf(Pass(seconds(9), all)), Not(HasSubstr("barrier")));
+  EXPECT_THAT(LogOf(Pass(seconds(2), all)),
+              AllOf(HasSubstr("barrier 0 has waited 10."), HasSubstr("come: worker 0;"),
+                    HasSubstr("missing: worker 1 (" + Address(2) + ", last heard 0.")));
+  EXPECT_THAT(LogOf(Pass(seconds(11), all)), HasSubstr("barrier 0"));  // again and again
+  Say(Worker(1), Kind::kBarrier, 0);
+  EXPECT_THAT(LogOf(Pass(seconds(30), all)), IsEmpty());
+}
+
+TEST_F(SchedulerTest, WhoAsksIsToldWhatWaits) {
+  StartJob();
+  Say(Worker(0), Kind::kBarrier, 0);
+  TextBody text;
+  const Outputs words = Say(Worker(0), Kind::kStatus);
+  ASSERT_EQ(words.messages.size(), 1u);
+  ASSERT_EQ(words.messages[0].message.kind, Kind::kStatusReply);
+  ASSERT_TRUE(Decode(words.messages[0].message.meta, &text));
+  EXPECT_THAT(text.text, HasSubstr("missing: worker 1"));
+
+  scheduler_->OnConnected(Worker(-99), "10.0.0.77:1");
+  const Outputs json = Say(Worker(-99), Kind::kStatus);  // a stranger: a program
+  ASSERT_TRUE(Decode(json.messages.at(0).message.meta, &text));
+  const auto status = nlohmann::json::parse(text.text);
+  EXPECT_EQ(status["phase"], "running");
+  EXPECT_EQ(status["num_workers"], 2);
+  EXPECT_EQ(status["barriers_done"], 0);
+  ASSERT_EQ(status["nodes"].size(), 3u);
+  EXPECT_EQ(status["nodes"][0]["role"], "worker");
+  EXPECT_EQ(status["nodes"][0]["address"], Address(1));
+  EXPECT_EQ(status["nodes"][0]["barriers"], 1);
+  EXPECT_FALSE(status.contains("failure"));
+  Lose(Worker(1));
+  const auto failed = nlohmann::json::parse(scheduler_->Status(now_));
+  EXPECT_EQ(failed["phase"], "failed");
+  EXPECT_EQ(failed["failure"]["rank"], 1);
+  EXPECT_EQ(failed["nodes"][1]["presence"], "gone");
+}
+
+TEST_F(SchedulerTest, StatusIsJsonWhateverAddressesHold) {
+  Make(1, 1);
+  JoinBody join = JoinOf(1, Role::kWorker);
+  join.address = "\xff\xfe\"\n";
+  Join(1, join);
+  EXPECT_FALSE(nlohmann::json::parse(scheduler_->Status(now_)).empty());
+}
+
+TEST_F(SchedulerTest, HeartbeatsAreAnswered) {
+  StartJob();
+  const Outputs out = Say(Worker(1), Kind::kHeartbeat, 7);
+  ASSERT_THAT(Sent(out), ElementsAre(Pair(Worker(1), Kind::kHeartbeat)));
+  EXPECT_EQ(out.messages[0].message.sequence, 7u);
+  EXPECT_THAT(Sent(Say(Worker(-3), Kind::kHeartbeat)),  // under its old name
+              ElementsAre(Pair(Worker(1), Kind::kHeartbeat)));
+}
+
+TEST_F(SchedulerTest, ANodeSilentForThreeSecondsFailsTheJobByName) {
+  StartJob();
+  const Time from = now_;
+  const Outputs out = Pass(seconds(4), {Worker(0), Server(0)});
+  EXPECT_THAT(WhyFailed(),
+              AllOf(HasSubstr("worker 1 at " + Address(2)), HasSubstr("silent for 3")));
+  EXPECT_THAT(Sent(out),
+              ElementsAre(Pair(Worker(0), Kind::kJobFailed), Pair(Worker(1), Kind::kJobFailed),
+                          Pair(Server(0), Kind::kJobFailed)));
+  EXPECT_LE(now_ - from, seconds(4));
+}
+
+TEST_F(SchedulerTest, WhoIsHeardOfNowAndThenIsAlive) {
+  StartJob();
+  for (int i = 0; i < 10; ++i) {
+    Pass(milliseconds(2900), {});
+    for (const NodeId node : {Worker(0), Worker(1), Server(0)}) Say(node, Kind::kHeartbeat);
+  }
+  EXPECT_FALSE(scheduler_->failure());
+}
+
+TEST_F(SchedulerTest, ASchedulerThatStoodStillTakesNobodyForDead) {
+  StartJob();
+  Pass(seconds(1), {Worker(0), Worker(1), Server(0)});
+  now_ += seconds(60);
+  Outputs out;
+  scheduler_->OnTime(now_, out);
+  EXPECT_EQ(WhyFailed(), "not failed");
+  Pass(seconds(4), {Worker(0), Server(0)});  // and is not fooled for good
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1"));
+}
+
+TEST_F(SchedulerTest, ALostConnectionFailsTheJobAtOnce) {
+  StartJob();
+  const Outputs out = Lose(Server(0));
+  EXPECT_THAT(WhyFailed(), HasSubstr("server 0 at " + Address(3) +
+                                     ": its connection was lost: "
+                                     "connection reset"));
+  EXPECT_THAT(Sent(out),
+              ElementsAre(Pair(Worker(0), Kind::kJobFailed), Pair(Worker(1), Kind::kJobFailed)));
+  FailureBody told;
+  ASSERT_TRUE(Decode(out.messages[0].message.meta, &told));
+  EXPECT_EQ(told.node, Server(0));
+  EXPECT_EQ(told.address, Address(3));
+}
+
+TEST_F(SchedulerTest, AProcessLostBeforeTheStartFailsTheJobIfItHadJoined) {
+  Make(2, 1);
+  scheduler_->OnConnected(Worker(-9), Address(9));
+  Lose(Worker(-9));  // has never joined
+  EXPECT_FALSE(scheduler_->failure());
+  Join(1, Role::kWorker);
+  Lose(Worker(-2));
+  EXPECT_THAT(WhyFailed(), HasSubstr("a worker at " + Address(1)));
+}
+
+TEST_F(SchedulerTest, ALostPeerThatTheSchedulerStillHearsIsBelievedAfterAMoment) {
+  StartJob();
+  const std::vector<NodeId> all = {Worker(0), Worker(1), Server(0)};
+  EXPECT_THAT(Sent(ReportLost(Worker(0), Server(0))), IsEmpty());
+  ReportLost(Worker(1), Server(0));
+  Pass(milliseconds(400), all);
+  EXPECT_FALSE(scheduler_->failure());
+  Pass(milliseconds(200), all);
+  EXPECT_THAT(WhyFailed(), AllOf(HasSubstr("server 0 at " + Address(3)), HasSubstr("worker 0 ("),
+                                 HasSubstr("has lost it: reset")));
+}
+
+TEST_F(SchedulerTest, TheFirstCauseIsNamedEvenIfAnEffectIsReportedFirst) {
+  StartJob();
+  ReportLost(Server(0), Worker(0));  // since worker 0 ended, because
+  Lose(Worker(1));                   // worker 1 had died
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1"));
+  Pass(seconds(2), {Worker(0), Server(0)});
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1"));  // the first failure stays
+}
+
+TEST_F(SchedulerTest, ANodeMayReportItself) {
+  StartJob();
+  Say(Worker(1), {.kind = Kind::kPeerDown,
+                  .meta = Encode(FailureBody{Worker(1), "", "its program threw std::bad_alloc"})});
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its program threw"));
+}
+
+TEST_F(SchedulerTest, ReportsAboutStrangersAndThoseWhoLeftMeanNothing) {
+  StartJob();
+  Say(Worker(1), Kind::kLeaveJob);
+  ReportLost(Server(0), Worker(1));
+  ReportLost(Server(0), Worker(17));
+  ReportLost(Worker(-77), Server(0));  // by a stranger
+  Pass(seconds(2), {Worker(0), Server(0)});
+  EXPECT_FALSE(scheduler_->failure());
+}
+
+TEST_F(SchedulerTest, AReportAboutAWorkerThatThenLeavesIsForgotten) {
+  StartJob();
+  ReportLost(Server(0), Worker(1));
+  Say(Worker(1), Kind::kLeaveJob);
+  Pass(seconds(2), {Worker(0), Server(0)});
+  EXPECT_FALSE(scheduler_->failure());
+}
+
+TEST_F(SchedulerTest, MessagesOfAnotherIncarnationAreRefusedByName) {
+  StartJob();
+  const Outputs out =
+      Say(Worker(1), {.kind = Kind::kLeaveJob, .rank = 1, .incarnation = 0xabc, .sequence = 0});
+  ASSERT_THAT(Sent(out), ElementsAre(Pair(Worker(1), Kind::kError)));
+  ErrorBody error;
+  ASSERT_TRUE(Decode(out.messages[0].message.meta, &error));
+  EXPECT_EQ(error.code, ErrorBody::Code::kInvalidState);
+  EXPECT_THAT(error.message, AllOf(HasSubstr("worker 1"), HasSubstr("0000000000000002"),
+                                   HasSubstr("0000000000000abc")));
+  EXPECT_THAT(Sent(Say(Worker(0), Kind::kBarrier, 0)), IsEmpty());  // it has not left
+}
+
+TEST_F(SchedulerTest, WhenAllWorkersHaveLeftTheServersEndAndThenTheScheduler) {
+  StartJob();
+  EXPECT_THAT(Sent(Say(Worker(0), Kind::kLeaveJob)), ElementsAre(Pair(Worker(0), Kind::kDone)));
+  EXPECT_THAT(Sent(Say(Worker(0), Kind::kLeaveJob)), ElementsAre(Pair(Worker(0), Kind::kDone)));
+  EXPECT_THAT(Sent(Lose(Worker(0))), IsEmpty());
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kLeaveJob)),
+              ElementsAre(Pair(Worker(1), Kind::kDone), Pair(Server(0), Kind::kShutdown)));
+  // If that was lost, the next sign of life brings it again.
+  EXPECT_THAT(Sent(Say(Server(0), Kind::kHeartbeat)),
+              ElementsAre(Pair(Server(0), Kind::kShutdown), Pair(Server(0), Kind::kHeartbeat)));
+  EXPECT_FALSE(scheduler_->done());
+  Say(Server(0), Kind::kShutdownDone);
+  EXPECT_TRUE(scheduler_->done());
+  EXPECT_FALSE(scheduler_->failure());
+  EXPECT_EQ(scheduler_->next_time(), std::nullopt);
+}
+
+TEST_F(SchedulerTest, AServerThatIsGoneAfterItWasToldToEndHasEnded) {
+  StartJob();
+  Say(Worker(0), Kind::kLeaveJob);
+  Say(Worker(1), Kind::kLeaveJob);
+  Lose(Server(0));
+  EXPECT_TRUE(scheduler_->done());
+  EXPECT_FALSE(scheduler_->failure());
+}
+
+TEST_F(SchedulerTest, AServerThatSaysNothingWhenToldToEndDoesNotHoldUpTheEnd) {
+  StartJob();
+  Say(Worker(0), Kind::kLeaveJob);
+  Say(Worker(1), Kind::kLeaveJob);
+  const Outputs out = Pass(seconds(4), {});
+  EXPECT_TRUE(scheduler_->done());
+  EXPECT_FALSE(scheduler_->failure());
+  EXPECT_THAT(LogOf(out), HasSubstr("server 0 at " + Address(3)));
+}
+
+TEST_F(SchedulerTest, AfterAFailureItStaysUntilAllAreGoneOrForAWhile) {
+  StartJob();
+  Lose(Worker(0));
+  EXPECT_FALSE(scheduler_->done());
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kHeartbeat)),  // it may not have heard
+              ElementsAre(Pair(Worker(1), Kind::kJobFailed), Pair(Worker(1), Kind::kHeartbeat)));
+  Lose(Worker(1));
+  EXPECT_FALSE(scheduler_->done());
+  Lose(Server(0));
+  EXPECT_TRUE(scheduler_->done());
+
+  StartJob();
+  Lose(Worker(0));
+  Pass(seconds(4), {Worker(1), Server(0)});
+  EXPECT_TRUE(scheduler_->done());
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 0"));
+}
+
+TEST_F(SchedulerTest, ASchedulerThatIsToldToEndSaysSo) {
+  StartJob();
+  Outputs out;
+  scheduler_->Abort(now_, "it was interrupted by a signal", out);
+  EXPECT_EQ(WhyFailed(), "the scheduler at 10.0.0.100:9: it was interrupted by a signal");
+  EXPECT_EQ(out.messages.size(), 3u);
+}
+
+TEST_F(SchedulerTest, ItsStateIsPutInWords) {
+  StartJob();
+  Say(Worker(0), Kind::kBarrier, 0);
+  Say(Worker(1), Kind::kLeaveJob);
+  now_ += milliseconds(1500);
+  const std::string text = scheduler_->DescribeState(now_);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("1 barriers done"),
+                    HasSubstr("worker 0 (" + Address(1) + ", last heard 1.5 s ago)"),
+                    HasSubstr("worker 1 (" + Address(2) + ", last heard 1.5 s ago), has left"),
+                    HasSubstr("server 0")));
+}
+
+TEST(Words, LongListsAreCutAndRanksAreRuns) {
+  EXPECT_EQ(Ranks({4}), "rank 4");
+  EXPECT_EQ(Ranks({0, 2, 3, 4, 9}), "ranks 0, 2-4, 9");
+  EXPECT_EQ(JoinWords(std::vector<std::string>(14, "a")),
+            "a, a, a, a, a, a, a, a, a, a, a, a and 2 more");
+}
+
+// A member whose scheduler is written by hand.
+class MemberTest : public testing::Test {
+ protected:
+  void Make(Role role) {
+    options_.join = {role, -1, 42, "10.0.0.1:1", 1, 1};
+    options_.scheduler_address = "10.0.0.100:9";
+    member_.emplace(options_);
+  }
+  std::vector<Kind> Join() {
+    Outputs out;
+    member_->Join(now_, out);
+    return Kinds(out);
+  }
+  std::vector<Kind> Hear(Message message) {
+    Outputs out;
+    member_->OnMessage(now_, message, out);
+    return Kinds(out);
+  }
+  std::vector<Kind> Pass(Time time, bool scheduler_lives = true) {
+    Outputs out;
+    const Time end = now_ + time;
+    while (now_ < end) {
+      const auto next = member_->next_time();
+      now_ = next ? std::min(std::max(now_, *next), end) : end;
+      member_->OnTime(now_, out);
+      if (scheduler_lives) Hear({.kind = Kind::kHeartbeat});
+    }
+    return Kinds(out);
+  }
+  Message Roster() const {
+    RosterBody roster;
+    roster.rank = 3;
+    roster.num_workers = 4;
+    roster.num_servers = 1;
+    roster.slice_bytes = 1;
+    return {.kind = Kind::kRoster, .meta = Encode(roster)};
+  }
+  static std::vector<Kind> Kinds(const Outputs& out) {
+    std::vector<Kind> kinds;
+    for (const Outgoing& each : out.messages) {
+      EXPECT_EQ(each.to, kScheduler);
+      EXPECT_EQ(each.message.incarnation, 42u);
+      kinds.push_back(each.message.kind);
+    }
+    return kinds;
+  }
+  std::string WhyFailed() const {
+    const auto& failure = member_->failure();
+    return failure ? ToString(failure->node) + " at " + failure->address + ": " + failure->why
+                   : "not failed";
+  }
+
+  Time now_ = seconds(1000);
+  MemberOptions options_;
+  std::optional<Member> member_;
+};
+
+TEST_F(MemberTest, JoinsUntilTheRosterComes) {
+  Make(Role::kWorker);
+  EXPECT_THAT(Join(), ElementsAre(Kind::kJoin));
+  EXPECT_EQ(member_->self(), Worker(-1));
+  EXPECT_THAT(Pass(seconds(1)), ElementsAre(Kind::kHeartbeat, Kind::kJoin));
+  Hear(Roster());
+  ASSERT_TRUE(member_->roster());
+  EXPECT_EQ(member_->self(), Worker(3));
+  EXPECT_THAT(Pass(seconds(2)), ElementsAre(Kind::kHeartbeat, Kind::kHeartbeat));
+}
+
+TEST_F(MemberTest, ARefusalIsItsOwnFailureAndSaysWhy) {
+  Make(Role::kServer);
+  Join();
+  Hear({.kind = Kind::kRefused,
+        .meta = Encode(ErrorBody{ErrorBody::Code::kInvalidState, "server 0 has joined already"})});
+  EXPECT_TRUE(member_->refused());
+  EXPECT_EQ(WhyFailed(),
+            "the scheduler at 10.0.0.100:9: refused this process: server 0 has joined already");
+  EXPECT_EQ(member_->next_time(), std::nullopt);
+}
+
+TEST_F(MemberTest, HearsOfTheJobsFailureAndKeepsTheFirst) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  Hear({.kind = Kind::kJobFailed, .meta = Encode(FailureBody{Server(2), "10.0.0.5:1", "silent"})});
+  Hear({.kind = Kind::kJobFailed, .meta = Encode(FailureBody{Worker(1), "", "other"})});
+  member_->OnSchedulerLost(now_, "reset");
+  EXPECT_EQ(WhyFailed(), "server 2 at 10.0.0.5:1: silent");
+  EXPECT_FALSE(member_->refused());
+}
+
+TEST_F(MemberTest, AFailureThatCannotBeReadIsStillAFailure) {
+  Make(Role::kWorker);
+  Join();
+  Hear({.kind = Kind::kJobFailed, .meta = "?"});
+  EXPECT_THAT(WhyFailed(), HasSubstr("cannot be read"));
+}
+
+TEST_F(MemberTest, ASilentSchedulerIsNamed) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  Pass(seconds(10));
+  EXPECT_FALSE(member_->failure());
+  Pass(seconds(4), /*scheduler_lives=*/false);
+  EXPECT_THAT(WhyFailed(), HasSubstr("the scheduler at 10.0.0.100:9: silent for 3.0 s"));
+}
+
+TEST_F(MemberTest, ALostSchedulerIsNamed) {
+  Make(Role::kWorker);
+  Join();
+  member_->OnSchedulerLost(now_, "connection reset");
+  EXPECT_EQ(WhyFailed(),
+            "the scheduler at 10.0.0.100:9: its connection was lost: connection reset");
+}
+
+TEST_F(MemberTest, AProcessThatStoodStillDoesNotTakeTheSchedulerForDead) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  now_ += seconds(60);
+  Outputs out;
+  member_->OnTime(now_, out);
+  EXPECT_FALSE(member_->failure());
+  EXPECT_THAT(Kinds(out), ElementsAre(Kind::kHeartbeat));  // at once
+  Pass(seconds(4), /*scheduler_lives=*/false);
+  EXPECT_TRUE(member_->failure());
+}
+
+TEST_F(MemberTest, AStartThatTakesTooLongSaysWhatTheSchedulerKnows) {
+  options_.start_timeout = seconds(10);
+  Make(Role::kWorker);
+  Join();
+  EXPECT_THAT(Pass(seconds(6)), testing::Contains(Kind::kStatus));
+  Hear({.kind = Kind::kStatusReply, .meta = Encode(TextBody{"missing: worker 1"})});
+  Pass(seconds(3));
+  EXPECT_FALSE(member_->failure());
+  Pass(seconds(1));
+  EXPECT_THAT(WhyFailed(), HasSubstr("did not begin within 10.0 s: missing: worker 1"));
+}
+
+TEST_F(MemberTest, AWorkerLeavesUntilTheSchedulerHasHeardIt) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  member_->OnLeft(now_);
+  EXPECT_THAT(Pass(seconds(1)), ElementsAre(Kind::kHeartbeat, Kind::kLeaveJob));
+  EXPECT_FALSE(member_->left());
+  Hear({.kind = Kind::kDone});
+  EXPECT_TRUE(member_->left());
+  EXPECT_EQ(member_->next_time(), std::nullopt);
+  member_->OnSchedulerLost(now_, "closed");
+  EXPECT_FALSE(member_->failure());
+}
+
+TEST_F(MemberTest, ASchedulerThatEndsWhileAWorkerLeavesIsNoFailure) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  Hear({.kind = Kind::kDone});  // not of a leave
+  EXPECT_FALSE(member_->left());
+  member_->OnLeft(now_);
+  member_->OnSchedulerLost(now_, "closed");
+  EXPECT_TRUE(member_->left());
+  EXPECT_FALSE(member_->failure());
+}
+
+TEST_F(MemberTest, AServerEndsWhenTold) {
+  Make(Role::kServer);
+  Join();
+  Hear(Roster());
+  EXPECT_FALSE(member_->shutdown_wanted());
+  Hear({.kind = Kind::kShutdown});
+  EXPECT_TRUE(member_->shutdown_wanted());
+  Outputs out;
+  member_->ShutDown(out);
+  EXPECT_THAT(Kinds(out), ElementsAre(Kind::kShutdownDone));
+  EXPECT_THAT(Hear({.kind = Kind::kShutdown}), ElementsAre(Kind::kShutdownDone));
+  member_->OnSchedulerLost(now_, "closed");
+  EXPECT_FALSE(member_->failure());
+}
+
+TEST_F(MemberTest, AWorkerIsNotShutDown) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  Hear({.kind = Kind::kShutdown});
+  EXPECT_FALSE(member_->shutdown_wanted());
+}
+
+TEST_F(MemberTest, TellsOfItsOwnEnd) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  Outputs out;
+  member_->Fail("its program threw std::bad_alloc", out);
+  ASSERT_THAT(Kinds(out), ElementsAre(Kind::kPeerDown));
+  FailureBody body;
+  ASSERT_TRUE(Decode(out.messages[0].message.meta, &body));
+  EXPECT_EQ(body.node, Worker(3));
+  EXPECT_EQ(body.address, "10.0.0.1:1");
+  EXPECT_EQ(body.why, "its program threw std::bad_alloc");
+}
+
+TEST_F(MemberTest, ItsStateIsPutInWords) {
+  Make(Role::kWorker);
+  Join();
+  now_ += seconds(2);
+  EXPECT_THAT(member_->DescribeState(now_),
+              AllOf(HasSubstr("a worker"), HasSubstr("10.0.0.100:9"),
+                    HasSubstr("has waited 2.0 s for the job to begin")));
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist_test
