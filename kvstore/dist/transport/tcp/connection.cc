@@ -1,0 +1,287 @@
+#include "kvstore/dist/transport/tcp/connection.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+constexpr std::size_t kRunsOfRead = 64;
+constexpr std::size_t kRunsOfWrite = 256;
+// With little unsent data in the socket it stays in the cache, and what is urgent overtakes.
+constexpr int kUnsentBytes = 16 << 10;
+
+std::string SystemText(int error) { return std::generic_category().message(error); }
+
+void SetOption(int fd, int level, int name, int value, const char* text) {
+  if (setsockopt(fd, level, name, &value, sizeof value) != 0) {
+    Log(LogLevel::kWarning, "set {} of a connection to {}: {}", text, value, SystemText(errno));
+  }
+}
+
+// Called without locks: owners of payloads may do anything.
+void Release(SendQueue::Ended ended) {
+  for (auto& item : ended) {
+    item->payload = {};
+    if (item->sent) item->sent();
+  }
+}
+
+void Count(std::atomic<std::uint64_t>& count, std::uint64_t by) {
+  count.fetch_add(by, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Connection::Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Link link,
+                       std::shared_ptr<BufferPool> pool, const WireLimits& limits,
+                       TcpCounts& counts)
+    : reactor_(reactor),
+      socket_(std::move(socket)),
+      fd_(socket_.native_handle()),
+      link_(link),
+      counts_(counts),
+      receiver_(std::move(pool), limits, link == Link::kBulk,
+                {.land = [this](const Message& header,
+                                std::uint64_t bytes) { return events_.sink.land(header, bytes); },
+                 .deliver =
+                     [this](Message message) {
+                       Count(counts_.messages_received, 1);
+                       return !ended_ && events_.sink.deliver(std::move(message)) && !ended_;
+                     }}) {
+  boost::system::error_code ignored;
+  socket_.native_non_blocking(true, ignored);
+  SetOption(fd_, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  if (link == Link::kBulk) {
+    SetOption(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes, "TCP_NOTSENT_LOWAT");
+  }
+}
+
+void Connection::Start(Events events) {
+  events_ = std::move(events);
+  ArmRead();
+}
+
+// ---- Sending
+
+bool Connection::Send(Transport::SendId id, Message message, std::function<void()> sent, bool now) {
+  bool waits = false;
+  bool small = false;
+  {
+    MutexLock lock(tx_mutex_);
+    if (tx_closed_ || finishing_) {
+      small = true;  // as over as a small one
+    } else if (SendQueue::IsSmall(message)) {
+      small = true;
+      const bool full = queue_.AddSmall(message);
+      const bool idle = !writing_ && !write_armed_;
+      // Behind a writer, or while the socket is full, it goes with what is before it.
+      waits = idle && !full && !now && queue_.only_packed() == 1;
+      now = idle && (full || now);
+    } else {
+      queue_.Add(id, std::move(message), std::move(sent));
+      now = !writing_ && !write_armed_;
+    }
+  }
+  if (small) {
+    message.payload = {};
+    if (sent) sent();
+  }
+  if (now) Pump(kCallsOfSender);
+  return waits;
+}
+
+void Connection::Pump(int calls) {
+  SendQueue::Ended ended;
+  tx_mutex_.Lock();
+  while (!writing_ && !tx_closed_ && !queue_.empty()) {
+    if (calls-- == 0) {
+      ArmWriteLocked();
+      break;
+    }
+    std::array<iovec, kRunsOfWrite> runs;
+    const std::size_t count = queue_.Fetch(runs.data(), runs.size());
+    writing_ = true;
+    tx_mutex_.Unlock();
+    msghdr header{};
+    header.msg_iov = runs.data();
+    header.msg_iovlen = count;
+    const ssize_t bytes = sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const int error = errno;
+    Count(counts_.writes, 1);
+    tx_mutex_.Lock();
+    writing_ = false;
+    written_.NotifyAll();
+    if (bytes > 0) {
+      Count(counts_.bytes_sent, static_cast<std::uint64_t>(bytes));
+      queue_.Advance(static_cast<std::size_t>(bytes), &ended);
+    } else if (error == EAGAIN || error == EWOULDBLOCK) {
+      ArmWriteLocked();
+      break;
+    } else if (error != EINTR) {
+      FailLocked(SystemText(error), &ended);
+    }
+  }
+  if (finishing_ && !writing_ && !tx_closed_ && queue_.empty()) {
+    tx_closed_ = true;
+    shutdown(fd_, SHUT_WR);
+  }
+  tx_mutex_.Unlock();
+  Release(std::move(ended));
+}
+
+void Connection::ArmWriteLocked() {
+  if (std::exchange(write_armed_, true)) return;
+  socket_.async_wait(boost::asio::ip::tcp::socket::wait_write,
+                     [self = shared_from_this()](const boost::system::error_code& error) {
+                       self->reactor_.Awake();
+                       {
+                         MutexLock lock(self->tx_mutex_);
+                         self->write_armed_ = false;
+                       }
+                       if (!error) self->Pump(kReadsOfTurn);
+                     });
+}
+
+// The reading side finds out, since nothing can come any more, and reports it.
+void Connection::FailLocked(const std::string& why, SendQueue::Ended* ended) {
+  tx_closed_ = true;
+  tx_error_ = why;
+  queue_.Clear(ended);
+  shutdown(fd_, SHUT_RDWR);
+}
+
+Revoked Connection::Revoke(Transport::SendId id) {
+  SendQueue::Ended ended;
+  Revoked result;
+  {
+    MutexLock lock(tx_mutex_);
+    while (writing_) written_.Wait(tx_mutex_);
+    result = queue_.Revoke(id, &ended);
+  }
+  Release(std::move(ended));
+  return result;
+}
+
+void Connection::FinishSending() {
+  {
+    MutexLock lock(tx_mutex_);
+    finishing_ = true;
+  }
+  Pump(kCallsOfSender);
+}
+
+// ---- Receiving
+
+void Connection::OnReadable() {
+  for (int i = 0; i < kReadsOfTurn; ++i) {
+    const ReadResult result = ReadOnce();
+    if (result == ReadResult::kOver) return;
+    Pump(1);
+    if (result == ReadResult::kDrained) {
+      ArmRead();
+      return;
+    }
+    events_.between_reads();
+    if (ended_) return;
+  }
+  // Others have their turn first.
+  boost::asio::post(reactor_.context(), [self = shared_from_this()] {
+    self->reactor_.Awake();
+    if (!self->ended_) self->OnReadable();
+  });
+}
+
+void Connection::Poll() {
+  while (!ended_ && ReadOnce() == ReadResult::kMore) continue;
+}
+
+Connection::ReadResult Connection::ReadOnce() {
+  std::array<iovec, kRunsOfRead> runs;
+  const std::size_t count = receiver_.Prepare(runs.data(), runs.size());
+  std::size_t wanted = 0;
+  for (std::size_t i = 0; i < count; ++i) wanted += runs[i].iov_len;
+  const ssize_t bytes = readv(fd_, runs.data(), static_cast<int>(count));
+  const int error = errno;
+  Count(counts_.reads, 1);
+  if (bytes > 0) Count(counts_.bytes_received, static_cast<std::uint64_t>(bytes));
+  const std::string wrong = receiver_.Commit(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+  if (ended_) return ReadResult::kOver;
+  if (!wrong.empty()) {
+    End(false, "it sent " + wrong);
+    return ReadResult::kOver;
+  }
+  if (bytes > 0) {
+    // Less than there was room for: that was all.
+    return static_cast<std::size_t>(bytes) < wanted ? ReadResult::kDrained : ReadResult::kMore;
+  }
+  if (bytes == 0) {
+    std::string tx_error;
+    {
+      MutexLock lock(tx_mutex_);
+      tx_error = tx_error_;
+    }
+    if (!tx_error.empty()) {
+      End(false, tx_error);
+    } else if (receiver_.between_messages()) {
+      End(true, "it has closed the connection");
+    } else {
+      End(false, "it has closed the connection in the middle of a message");
+    }
+    return ReadResult::kOver;
+  }
+  if (error == EINTR) return ReadResult::kMore;
+  if (error == EAGAIN || error == EWOULDBLOCK) return ReadResult::kDrained;
+  End(false, SystemText(error));
+  return ReadResult::kOver;
+}
+
+void Connection::End(bool clean, const std::string& why) {
+  ended_ = true;
+  events_.ended(clean, why);
+}
+
+void Connection::ArmRead() {
+  // In the midst of a long payload one wake-up for much of it.
+  const std::uint64_t rest = receiver_.rest();
+  const int mark = link_ == Link::kBulk && rest > 0
+                       ? static_cast<int>(std::min<std::uint64_t>(rest, Receiver::kReadBytes))
+                       : 1;
+  if (mark != low_water_mark_) {
+    low_water_mark_ = mark;
+    SetOption(fd_, SOL_SOCKET, SO_RCVLOWAT, mark, "SO_RCVLOWAT");
+  }
+  MutexLock lock(tx_mutex_);
+  socket_.async_wait(boost::asio::ip::tcp::socket::wait_read,
+                     [self = shared_from_this()](const boost::system::error_code& error) {
+                       self->reactor_.Awake();
+                       if (!error && !self->ended_) self->OnReadable();
+                     });
+}
+
+void Connection::Close() {
+  ended_ = true;
+  SendQueue::Ended ended;
+  {
+    MutexLock lock(tx_mutex_);
+    tx_closed_ = true;
+    shutdown(fd_, SHUT_RDWR);  // ends a write in progress
+    while (writing_) written_.Wait(tx_mutex_);
+    queue_.Clear(&ended);
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+  }
+  Release(std::move(ended));
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,117 @@
+// One TCP connection to a peer, behind its handshake.
+//
+// Asio tells when the socket is ready; reading and writing are own loops of readv and sendmsg of up
+// to 256 KiB a call (Asio's composed operations move 64 KiB a call, half as fast).
+//
+// Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
+//   (C1) One thread at a time writes: writing_ is true from the fetch to the report of what was
+//        written; only that thread takes from the queue.
+//   (C2) Whenever tx_mutex_ is free and something is queued, then one of: writing_ (the writer
+//        looks again before it leaves), write_armed_ (a wait for room is armed, and its handler
+//        pumps), tx_closed_, or all there is is an open pack (its Flush is on the way).
+//   So whoever queues behind a writer may leave: nothing is left behind. A writer that has had
+//   enough arms the wait.
+// Receiving happens in the reactor's handlers, hence one after another (R1 in reactor.h).
+//   (C3) SO_RCVLOWAT is set only by the reactor, just before the wait for reading is armed, to what
+//        is missing of the payload or less; and nobody but the handler of that wait reads while the
+//        mark is above 1. Otherwise a read could take what the mark waits for.
+// Ending. The socket is closed in the reactor, or after the reactor's end, and not while writing_.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <boost/asio/ip/tcp.hpp>
+
+#include "base/mutex.h"
+#include "kvstore/dist/transport/tcp/handshake.h"
+#include "kvstore/dist/transport/tcp/reactor.h"
+#include "kvstore/dist/transport/tcp/receiver.h"
+#include "kvstore/dist/transport/tcp/send_queue.h"
+
+namespace heddle::kvstore::dist {
+
+// What a transport has done since its start.
+struct TcpCounts {
+  std::atomic<std::uint64_t> messages_sent{0};
+  std::atomic<std::uint64_t> bytes_sent{0};  // headers included, handshakes not
+  std::atomic<std::uint64_t> writes{0};      // calls to the system
+  std::atomic<std::uint64_t> messages_received{0};
+  std::atomic<std::uint64_t> bytes_received{0};
+  std::atomic<std::uint64_t> reads{0};
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  // Called in the reactor.
+  struct Events {
+    Receiver::Sink sink;
+    // The peer has closed, or the connection is broken: `clean` is the former, between messages.
+    // Once. Nothing is received after it.
+    std::function<void(bool clean, const std::string& why)> ended;
+    // Between two reads of a long run of them: chance for what is more urgent.
+    std::function<void()> between_reads;
+  };
+
+  Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Link link,
+             std::shared_ptr<BufferPool> pool, const WireLimits& limits, TcpCounts& counts);
+
+  // Begins to receive; once, after which `events` is not touched until Close.
+  void Start(Events events);
+
+  // `now`: a small message leaves at once instead of waiting for company. True: it waits, and this
+  // is the first that does: Flush must follow.
+  [[nodiscard]] bool Send(Transport::SendId id, Message message, std::function<void()> sent,
+                          bool now) EXCLUDES(tx_mutex_);
+  Revoked Revoke(Transport::SendId id) EXCLUDES(tx_mutex_);
+  void Flush() EXCLUDES(tx_mutex_) { Pump(kCallsOfSender); }
+  // Sends what is queued, then tells the peer that this was all. Nothing can be sent any more.
+  void FinishSending() EXCLUDES(tx_mutex_);
+
+  // In the reactor, for a connection whose low-water mark is never above 1 (kUrgent): reads what
+  // there is.
+  void Poll();
+  // In the reactor or after its end: drops all; no events any more.
+  void Close() EXCLUDES(tx_mutex_);
+
+ private:
+  // System calls a turn.
+  static constexpr int kCallsOfSender = 1 << 20;  // until the socket is full
+  static constexpr int kReadsOfTurn = 4;
+
+  enum class ReadResult { kMore, kDrained, kOver };
+
+  void OnReadable();
+  ReadResult ReadOnce();
+  void End(bool clean, const std::string& why);
+  void ArmRead();
+  void Pump(int calls) EXCLUDES(tx_mutex_);
+  void ArmWriteLocked() REQUIRES(tx_mutex_);
+  void FailLocked(const std::string& why, SendQueue::Ended* ended) REQUIRES(tx_mutex_);
+
+  Reactor& reactor_;
+  boost::asio::ip::tcp::socket socket_;  // its waits are armed under tx_mutex_
+  const int fd_;
+  const Link link_;
+  TcpCounts& counts_;
+
+  // The reactor's.
+  Receiver receiver_;
+  Events events_;
+  bool ended_ = false;
+  int low_water_mark_ = 1;
+
+  Mutex tx_mutex_;
+  CondVar written_;
+  SendQueue queue_ GUARDED_BY(tx_mutex_);
+  bool writing_ GUARDED_BY(tx_mutex_) = false;
+  bool write_armed_ GUARDED_BY(tx_mutex_) = false;
+  bool finishing_ GUARDED_BY(tx_mutex_) = false;
+  bool tx_closed_ GUARDED_BY(tx_mutex_) = false;
+  std::string tx_error_ GUARDED_BY(tx_mutex_);  // why sending failed
+};
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,195 @@
+#include "kvstore/dist/transport/tcp/connector.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+namespace heddle::kvstore::dist {
+namespace {
+
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause{10};
+constexpr milliseconds kPauseMax{500};
+// So long a step may go without a look at `cancelled`.
+constexpr milliseconds kStep{100};
+
+class Attempts {
+ public:
+  Attempts(const ConnectTarget& target, const Identity& self, Link link)
+      : target_(target), self_(self), link_(link) {}
+
+  int Run(HelloBody* peer) {
+    const auto [host, port] = SplitAddress();
+    for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kPauseMax)) {
+      const std::vector<tcp::endpoint> endpoints = Resolve(host, port);
+      for (const tcp::endpoint& endpoint : endpoints) {
+        const std::optional<int> fd = Try(endpoint, peer);
+        if (fd) return *fd;
+      }
+      Sleep(pause);
+    }
+  }
+
+ private:
+  std::string What() const {
+    return fmt::format("connect to {} at {}", ToString(target_.peer), target_.address);
+  }
+  [[noreturn]] void Refused(const std::string& why) const {
+    throw NetworkError(fmt::format("{}: {}", What(), why));
+  }
+  // Throws if it is time to give up.
+  void CheckTime() const {
+    if (target_.cancelled()) Refused("the node is closing");
+    if (Clock::now() < target_.deadline) return;
+    throw TimeoutError(fmt::format("{}: not done by the deadline; last seen: {}", What(), seen_));
+  }
+  void Sleep(milliseconds time) const {
+    const auto end = Clock::now() + time;
+    for (auto now = Clock::now(); now < end; now = Clock::now()) {
+      CheckTime();
+      std::this_thread::sleep_until(std::min({end, now + kStep, target_.deadline}));
+    }
+    CheckTime();
+  }
+
+  std::pair<std::string, std::uint16_t> SplitAddress() const {
+    const std::string& text = target_.address;
+    const std::size_t colon = text.rfind(':');
+    std::uint16_t port = 0;
+    if (colon != std::string::npos) {
+      const char* const end = text.data() + text.size();
+      const auto [at, error] = std::from_chars(text.data() + colon + 1, end, port);
+      std::string host = text.substr(0, colon);
+      if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+      if (error == std::errc() && at == end && port != 0 && !host.empty()) return {host, port};
+    }
+    throw InvalidArgument(fmt::format("{}: expected an address such as '127.0.0.1:9091'", What()));
+  }
+
+  // Looking names up blocks for as long as it likes: on a thread that is left alone if it takes
+  // longer than there is time.
+  std::vector<tcp::endpoint> Resolve(const std::string& host, std::uint16_t port) {
+    error_code error;
+    const auto numeric = boost::asio::ip::make_address(host, error);
+    if (!error) return {tcp::endpoint(numeric, port)};
+    using Found = std::pair<error_code, std::vector<tcp::endpoint>>;
+    std::promise<Found> promise;
+    auto future = promise.get_future();
+    std::thread([host, port, promise = std::move(promise)]() mutable {
+      boost::asio::io_context context;
+      tcp::resolver resolver(context);
+      Found found;
+      for (const auto& entry : resolver.resolve(host, std::to_string(port), found.first)) {
+        found.second.push_back(entry.endpoint());
+      }
+      promise.set_value(std::move(found));
+    }).detach();
+    seen_ = fmt::format("no answer to the question where '{}' is", host);
+    while (future.wait_until(std::min(target_.deadline, Clock::now() + kStep)) !=
+           std::future_status::ready) {
+      CheckTime();
+    }
+    auto [why, endpoints] = future.get();
+    if (endpoints.empty()) seen_ = fmt::format("cannot find '{}': {}", host, why.message());
+    return endpoints;
+  }
+
+  // Until `done`; throws if it is time to give up first.
+  void RunUntil(boost::asio::io_context& context, const bool& done) {
+    while (!done) {
+      context.restart();
+      context.run_one_until(std::min(target_.deadline, Clock::now() + kStep));
+      if (!done) CheckTime();
+    }
+  }
+
+  // A descriptor; nothing if it is worth another try. Throws if it is not.
+  std::optional<int> Try(const tcp::endpoint& endpoint, HelloBody* peer) {
+    boost::asio::io_context context(1);
+    tcp::socket socket(context);
+    error_code error;
+    bool done = false;
+    socket.async_connect(endpoint, [&](const error_code& result) {
+      error = result;
+      done = true;
+    });
+    seen_ = "no answer";
+    RunUntil(context, done);
+    if (error) {
+      seen_ = error.message();
+      return std::nullopt;
+    }
+    fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
+    socket.native_non_blocking(true, error);
+    seen_ = "it listens, but has not answered the handshake";
+    Handshake handshake = Handshake::Connecting(self_, link_);
+    if (!Shake(context, socket, handshake)) return std::nullopt;
+    *peer = handshake.peer();
+    if (peer->node.role != target_.peer.role ||
+        (peer->node.rank != -1 && peer->node.rank != target_.peer.rank)) {
+      Refused(fmt::format("{} listens there", ToString(peer->node)));
+    }
+    return socket.release(error);
+  }
+
+  // False: it is worth another try.
+  bool Shake(boost::asio::io_context& context, tcp::socket& socket, Handshake& handshake) {
+    const auto say = [&](const std::string& text) {
+      // A few hundred bytes on a new connection: there is room.
+      if (!text.empty()) {
+        send(socket.native_handle(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
+    };
+    say(handshake.Start());
+    std::array<std::byte, Handshake::kBytesMax> buffer;
+    while (handshake.state() == Handshake::State::kGoing) {
+      const ssize_t bytes = recv(socket.native_handle(), buffer.data(),
+                                 std::min(buffer.size(), handshake.wanted()), MSG_DONTWAIT);
+      if (bytes > 0) {
+        say(handshake.Feed(std::span(buffer).first(static_cast<std::size_t>(bytes))));
+      } else if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
+        bool done = false;
+        socket.async_wait(tcp::socket::wait_read, [&](const error_code&) { done = true; });
+        RunUntil(context, done);
+      } else {
+        seen_ = bytes == 0 ? "it closed the connection during the handshake"
+                           : std::generic_category().message(errno);
+        return false;
+      }
+    }
+    if (handshake.state() == Handshake::State::kFailed) Refused(handshake.why());
+    return true;
+  }
+
+  const ConnectTarget& target_;
+  const Identity& self_;
+  const Link link_;
+  std::string seen_ = "nothing";
+};
+
+}  // namespace
+
+int ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer) {
+  return Attempts(target, self, link).Run(peer);
+}
+
+}  // namespace heddle::kvstore::dist

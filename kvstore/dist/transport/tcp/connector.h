@@ -1,0 +1,27 @@
+// The connecting end: finds, connects, and passes the handshake, on the calling thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/transport/tcp/handshake.h"
+
+namespace heddle::kvstore::dist {
+
+struct ConnectTarget {
+  NodeId peer;
+  std::string address;  // "host:port", "[v6]:port"
+  std::chrono::steady_clock::time_point deadline;
+  // True once nobody wants the connection any more.
+  std::function<bool()> cancelled;
+};
+
+// A connected socket behind its handshake; the descriptor is the caller's. As long as nobody
+// listens, or the listener vanishes, it tries again. InvalidArgument for an address that is none;
+// NetworkError if the peer refuses, or is not who is wanted; TimeoutError at the deadline, with
+// what was seen last; all name peer and address.
+int ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer);
+
+}  // namespace heddle::kvstore::dist

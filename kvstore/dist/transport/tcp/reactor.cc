@@ -1,0 +1,217 @@
+#include "kvstore/dist/transport/tcp/reactor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <pthread.h>
+#include <sched.h>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+// The owner of the reactor that this thread leads.
+thread_local const void* leads_for = nullptr;
+
+void PinThisThread(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  const int error = pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  if (error != 0) {
+    Log(LogLevel::kWarning, "pin an I/O thread to CPU {}: {}", cpu, std::strerror(error));
+  }
+}
+
+}  // namespace
+
+Reactor::Reactor(Options options) : options_(std::move(options)) {
+  if (options_.reception == Reception::kCallersOnly) return;
+  napping_.store(options_.reception == Reception::kCallersFirst, std::memory_order_relaxed);
+  thread_ = std::thread([this] { Run(); });
+}
+
+Reactor::~Reactor() { Stop(); }
+
+class Reactor::Leading {
+ public:
+  explicit Leading(const Reactor& reactor)
+      : before_(std::exchange(leads_for, reactor.options_.owner)) {}
+  ~Leading() { leads_for = before_; }
+  Leading(const Leading&) = delete;
+  Leading& operator=(const Leading&) = delete;
+
+ private:
+  const void* const before_;
+};
+
+bool Reactor::RunOne(Clock::time_point until) {
+  options_.flush();
+  if (options_.reception == Reception::kThread || leads_for == options_.owner) return false;
+  if (!TakeLeadAsCaller(until)) return false;
+  Turn(std::min(until, Clock::now() + kSleepMax), false);
+  GiveLeadUp();
+  return true;
+}
+
+// Also true for nothing but an interrupt or `until`: the turn then ends at once.
+bool Reactor::TakeLeadAsCaller(Clock::time_point until) {
+  used_.store(true, std::memory_order_relaxed);
+  MutexLock lock(mutex_);
+  while (lead_ == Lead::kOwnThread && !stopping_) {
+    // It gives the lead up after its turn, which ends now if it is asleep.
+    ++callers_waiting_;
+    caller_waits_.store(true, std::memory_order_seq_cst);
+    Wake();
+    lead_is_free_.WaitUntil(mutex_, std::min(until, Clock::now() + kSleepMax));
+    if (--callers_waiting_ == 0) caller_waits_.store(false, std::memory_order_relaxed);
+    if (lead_ != Lead::kOwnThread) break;
+    if (interrupted_.exchange(false, std::memory_order_seq_cst) || Clock::now() >= until) {
+      return false;
+    }
+  }
+  if (lead_ != Lead::kNobody || stopping_) return false;
+  lead_ = Lead::kCaller;
+  return true;
+}
+
+void Reactor::GiveLeadUp() {
+  MutexLock lock(mutex_);
+  lead_ = Lead::kNobody;
+  if (callers_waiting_ > 0 || stopping_) lead_is_free_.NotifyAll();
+}
+
+bool Reactor::MustNotSleep(bool own_thread) {
+  if (!own_thread) return interrupted_.exchange(false, std::memory_order_seq_cst);
+  return stopping_.load(std::memory_order_seq_cst) || caller_waits_.load(std::memory_order_seq_cst);
+}
+
+void Reactor::Turn(Clock::time_point until, bool own_thread) {
+  const Leading leading(*this);
+  const bool spins = options_.spin.count() > 0;
+  if (!MustNotSleep(own_thread) && !(spins && Spin())) {
+    const auto begin = spins ? Clock::now() : Clock::time_point{};
+    sleeping_.store(true, std::memory_order_seq_cst);
+    std::size_t handled = 0;
+    if (!MustNotSleep(own_thread)) handled = context_.run_one_until(until);  // R2
+    sleeping_.store(false, std::memory_order_relaxed);
+    // It would have come while spinning: that pays again.
+    if (spins && handled > 0 && Clock::now() - begin < options_.spin) spin_misses_ = 0;
+  }
+  options_.flush();
+}
+
+// True: a handler has run.
+bool Reactor::Spin() {
+  if (spin_misses_ >= kSpinMisses) return false;
+  const auto end = Clock::now() + options_.spin;
+  do {
+    if (context_.poll_one() > 0) {
+      spin_misses_ = 0;
+      return true;
+    }
+    if (interrupted_.load(std::memory_order_relaxed) ||
+        caller_waits_.load(std::memory_order_relaxed)) {
+      return false;
+    }
+    sched_yield();  // the peer may need this CPU
+  } while (Clock::now() < end);
+  ++spin_misses_;
+  return false;
+}
+
+void Reactor::Interrupt() {
+  if (options_.reception == Reception::kThread) return;  // it brings no caller back
+  interrupted_.store(true, std::memory_order_seq_cst);
+  Wake();
+  if (caller_waits_.load(std::memory_order_seq_cst)) {
+    MutexLock lock(mutex_);
+    lead_is_free_.NotifyAll();
+  }
+}
+
+void Reactor::Wake() {
+  if (sleeping_.load(std::memory_order_seq_cst)) {
+    boost::asio::post(context_, [this] { Awake(); });
+  }
+}
+
+bool Reactor::FlushesSoon() {
+  if (leads_for == options_.owner) return true;
+  if (options_.reception == Reception::kCallersOnly) return true;  // in the next RunOne
+  if (options_.reception == Reception::kThread) return false;
+  used_.store(true, std::memory_order_relaxed);
+  if (napping_.load(std::memory_order_seq_cst)) return true;
+  // From now on it will: the next message can wait.
+  Wake();
+  return false;
+}
+
+void Reactor::Stop() {
+  {
+    MutexLock lock(mutex_);
+    if (lead_ == Lead::kStopped) return;
+    stopping_ = true;
+    nap_.NotifyAll();
+    while (lead_ != Lead::kNobody) {
+      interrupted_.store(true, std::memory_order_seq_cst);
+      Wake();
+      lead_is_free_.WaitUntil(mutex_, Clock::now() + kSleepMax);
+    }
+    lead_ = Lead::kStopped;
+    lead_is_free_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Reactor::RunStopped(Clock::time_point until) {
+  const Leading leading(*this);
+  context_.run_one_until(until);
+  context_.poll();
+  options_.flush();
+}
+
+void Reactor::Run() {
+  pthread_setname_np(pthread_self(), "heddle-net");
+  if (options_.cpu >= 0) PinThisThread(options_.cpu);
+  const auto always = [] { return Clock::now() + std::chrono::hours(1); };
+  auto callers_seen = Clock::now();
+  while (!stopping_.load(std::memory_order_seq_cst)) {
+    if (options_.reception == Reception::kCallersFirst) Nap();
+    if (used_.exchange(false, std::memory_order_relaxed)) callers_seen = Clock::now();
+    {
+      MutexLock lock(mutex_);
+      if (lead_ != Lead::kNobody || callers_waiting_ > 0) continue;
+      lead_ = Lead::kOwnThread;
+    }
+    if (options_.reception == Reception::kThread) {
+      while (!stopping_.load(std::memory_order_seq_cst)) Turn(always(), true);
+    } else if (Clock::now() - callers_seen < kCallersLinger) {
+      const Leading leading(*this);
+      context_.poll();
+      options_.flush();
+    } else {
+      napping_.store(false, std::memory_order_seq_cst);
+      options_.flush();  // what has been left to a nap just before
+      while (!stopping_.load(std::memory_order_seq_cst) &&
+             !caller_waits_.load(std::memory_order_seq_cst) &&
+             !used_.load(std::memory_order_relaxed)) {
+        Turn(always(), true);
+      }
+      napping_.store(true, std::memory_order_seq_cst);
+    }
+    GiveLeadUp();
+  }
+}
+
+void Reactor::Nap() {
+  const auto until = Clock::now() + kNap;
+  MutexLock lock(mutex_);
+  while (!stopping_ && Clock::now() < until) nap_.WaitUntil(mutex_, until);
+}
+
+}  // namespace heddle::kvstore::dist

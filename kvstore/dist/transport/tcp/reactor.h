@@ -1,0 +1,117 @@
+// An Asio io_context, and who runs it: at most one thread at a time, the *leader*.
+//
+// Waking a thread costs more than a small message, so the thread that waits for an answer leads and
+// handles the answer itself. A thread of the reactor's own leads while nobody else does:
+//   kCallersFirst  it naps, and looks around every 100 us, for as long as callers lead now and then
+//                  (within a millisecond); after that it sleeps in the reactor. A caller that comes
+//                  then gets the lead from it.
+//   kThread        it always leads; callers never do.
+//   kCallersOnly   there is no such thread.
+//
+// Invariants:
+//   (R1) Handlers run on the leader only, so those of one reactor run one after another.
+//   (R2) sleeping_ is true only between the leader's last look at the reasons not to sleep
+//        (MustNotSleep) and the first handler after its sleep. Whoever brings such a reason sets it
+//        first and then looks at sleeping_; the leader sets sleeping_ first and then looks at the
+//        reasons (all sequentially consistent): one of them sees the other.
+//   (R3) With kCallersFirst, as long as lead_ is kNobody, the own thread looks around within
+//        kNap, or has been told to.
+// An interrupt that another caller than the one meant has taken is made up for: no sleep of a
+// caller is longer than kSleepMax.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <thread>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+
+#include "base/mutex.h"
+
+namespace heddle::kvstore::dist {
+
+enum class Reception { kCallersOnly, kCallersFirst, kThread };
+
+class Reactor {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Options {
+    Reception reception = Reception::kCallersFirst;
+    std::chrono::microseconds spin{0};  // to poll, yielding, before sleeping
+    const void* owner = nullptr;        // whose flush it is: several reactors may share one
+    int cpu = -1;                       // the own thread runs on this CPU alone
+    // Called by the leader before it sleeps; must not throw.
+    std::function<void()> flush;
+  };
+
+  explicit Reactor(Options options);
+  ~Reactor();  // Stop
+  Reactor(const Reactor&) = delete;
+  Reactor& operator=(const Reactor&) = delete;
+
+  boost::asio::io_context& context() { return context_; }
+
+  // See Transport.
+  bool RunOne(Clock::time_point until) EXCLUDES(mutex_);
+  void Interrupt() EXCLUDES(mutex_);
+
+  // Whether what waits for company on this thread's account will be flushed within kNap, or at the
+  // end of the handler that this thread is in.
+  bool FlushesSoon();
+  // First in each handler: the leader does not sleep any more.
+  void Awake() { sleeping_.store(false, std::memory_order_relaxed); }
+  // Ends the own thread and lets no caller lead any more; returns when nobody does. Not by the
+  // leader.
+  void Stop() EXCLUDES(mutex_);
+  // After Stop: handles what there is, or waits until `until` for something.
+  void RunStopped(Clock::time_point until);
+
+ private:
+  static constexpr std::chrono::microseconds kNap{100};
+  static constexpr std::chrono::milliseconds kCallersLinger{1};
+  static constexpr std::chrono::milliseconds kSleepMax{10};
+  static constexpr int kSpinMisses = 3;
+
+  enum class Lead { kNobody, kCaller, kOwnThread, kStopped };
+
+  class Leading;
+
+  bool TakeLeadAsCaller(Clock::time_point until) EXCLUDES(mutex_);
+  void GiveLeadUp() EXCLUDES(mutex_);
+  // Runs what is ready, or sleeps until something is.
+  void Turn(Clock::time_point until, bool own_thread);
+  bool MustNotSleep(bool own_thread);
+  bool Spin();
+  void Wake();
+  void Run();  // the own thread
+  void Nap() EXCLUDES(mutex_);
+
+  const Options options_;
+  boost::asio::io_context context_{1};
+  // Without it the context would stop when there is nothing to wait for.
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{
+      context_.get_executor()};
+
+  std::atomic<bool> interrupted_{false};  // callers; the own thread leaves it alone
+  std::atomic<bool> sleeping_{false};
+  std::atomic<bool> used_{false};     // by callers, since the own thread last looked
+  std::atomic<bool> napping_{false};  // the own thread will look around within kNap
+
+  Mutex mutex_;
+  CondVar lead_is_free_;
+  CondVar nap_;
+  Lead lead_ GUARDED_BY(mutex_) = Lead::kNobody;
+  int callers_waiting_ GUARDED_BY(mutex_) = 0;
+  // Written under mutex_.
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> caller_waits_{false};  // callers_waiting_ > 0
+
+  int spin_misses_ = 0;  // the leader's
+  std::thread thread_;
+};
+
+}  // namespace heddle::kvstore::dist

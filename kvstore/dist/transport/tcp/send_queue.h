@@ -1,0 +1,97 @@
+// What one connection still has to send, in the order in which it goes.
+//
+// An *item* is one long message (header and meta, then the payload where it lies), or a *pack* of
+// small messages that were copied one behind another. Items leave by priority, then age. Bytes are
+// fetched with Fetch, written, and reported with Advance:
+//   (Q1) An item of which a byte has been fetched and reported stays in front until it is complete:
+//        messages do not interleave on the wire.
+//   (Q2) Between a Fetch and its Advance the memory that was fetched stays as it is; only Add* and
+//        Advance are called. Otherwise the front may change by what has been added.
+//   (Q3) The open pack is a part of the queue as soon as a Fetch would otherwise find nothing; so
+//        what is small leaves with what is written anyway.
+// A pack counts as its most urgent message: the others in it gain by that, which costs 16 KiB.
+// Threads: none of its own; the connection's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sys/uio.h>
+
+#include "kvstore/dist/protocol/message.h"
+#include "kvstore/dist/transport/transport.h"
+
+namespace heddle::kvstore::dist {
+
+class SendQueue {
+ public:
+  // Meta and payload of a message that is copied into a pack; messages and bytes of a pack.
+  static constexpr std::size_t kSmallMax = 4096;
+  static constexpr std::size_t kPackMessages = 64;
+  static constexpr std::size_t kPackBytes = 16 << 10;
+  // What one Fetch gives while one priority is queued, or several.
+  static constexpr std::size_t kFetchBytes = 256 << 10;
+  static constexpr std::size_t kFetchBytesMixed = 64 << 10;
+
+  struct Item {
+    std::int32_t priority = 0;
+    std::uint64_t age = 0;        // counts from the oldest
+    Transport::SendId id = 0;     // 0: a pack
+    std::vector<std::byte> head;  // header and meta, or the pack
+    std::size_t messages = 1;
+    Payload payload;
+    std::function<void()> sent;
+    bool begun = false;  // a byte of the message has been sent
+    std::size_t bytes_sent = 0;
+
+    std::size_t bytes() const { return head.size() + payload.bytes(); }
+  };
+  // What is over: to be destroyed, after calling `sent`, outside the lock.
+  using Ended = std::vector<std::unique_ptr<Item>>;
+
+  static bool IsSmall(const Message& message) {
+    return message.meta.size() + message.payload.bytes() <= kSmallMax;
+  }
+
+  // Copies a small message. True: the pack is full, or was closed for this message: it wants to
+  // go.
+  bool AddSmall(const Message& message);
+  void Add(Transport::SendId id, Message message, std::function<void()> sent);
+
+  bool empty() const { return going_.empty() && heap_.empty() && pack_ == nullptr; }
+  // Messages of the open pack, if there is nothing else; 0 if there is.
+  std::size_t only_packed() const {
+    return going_.empty() && heap_.empty() && pack_ != nullptr ? pack_->messages : 0;
+  }
+
+  // Fills at most `count` runs; returns how many. Not while empty().
+  std::size_t Fetch(iovec* runs, std::size_t count);
+  void Advance(std::size_t bytes, Ended* ended);
+
+  // See Transport::Revoke. Not between Fetch and Advance.
+  Revoked Revoke(Transport::SendId id, Ended* ended);
+  // All there is.
+  void Clear(Ended* ended);
+
+ private:
+  static bool Later(const std::unique_ptr<Item>& a, const std::unique_ptr<Item>& b) {
+    return a->priority != b->priority ? a->priority < b->priority : a->age > b->age;
+  }
+  void Push(std::unique_ptr<Item> item);
+  void ClosePack();
+  // Brings the next item from the heap to going_; false if there is none.
+  bool TakeNext();
+  void PutBackWhatIsOvertaken();
+
+  std::deque<std::unique_ptr<Item>> going_;  // fetched from; of the first, some may be sent
+  std::vector<std::unique_ptr<Item>> heap_;  // by Later
+  std::unique_ptr<Item> pack_;               // open; has a message
+  std::uint64_t next_age_ = 0;
+};
+
+}  // namespace heddle::kvstore::dist

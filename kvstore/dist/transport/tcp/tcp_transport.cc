@@ -1,0 +1,513 @@
+#include "kvstore/dist/transport/tcp/tcp_transport.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "kvstore/dist/transport/tcp/acceptor.h"
+#include "kvstore/dist/transport/tcp/buffer_pool.h"
+#include "kvstore/dist/transport/tcp/connection.h"
+#include "kvstore/dist/transport/tcp/connector.h"
+#include "kvstore/dist/transport/tcp/handshake.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+
+// When one connection of a peer has ended in order, the other one follows within this.
+constexpr std::chrono::seconds kOtherLinkTime{1};
+// How long a peer that this node has disconnected from may take to close its end.
+constexpr std::chrono::seconds kLingerTime{5};
+constexpr std::chrono::seconds kCloseTime{1};
+
+// Index of a link among those of a peer.
+constexpr std::size_t kLinks = 2;
+constexpr std::size_t IndexOf(Link link) { return link == Link::kBulk ? 0 : 1; }
+
+// A peer with its connections. The handlers of both run in one reactor, so its events come one
+// after another.
+//   (P1) Links are set under the transport's peers_mutex_, and not taken away while the peer is
+//        open.
+//   (P2) Ended is called once a link; Lose once, when all links have ended, or one has broken.
+//   After
+//        it there are no events of the peer.
+struct Peer {
+  Peer(Reactor& its_reactor, NodeId node, Incarnation its_incarnation, std::string its_address)
+      : reactor(its_reactor),
+        role(node.role),
+        incarnation(its_incarnation),
+        address(std::move(its_address)),
+        id(node),
+        patience(its_reactor.context()) {}
+
+  Reactor& reactor;
+  const Role role;
+  const Incarnation incarnation;
+  const std::string address;
+  std::atomic<NodeId> id;                 // Rename changes it
+  std::atomic<bool> disconnected{false};  // by this node: no OnLost
+  std::array<std::shared_ptr<Connection>, kLinks> links;
+
+  // The reactor's.
+  int links_ended = 0;
+  bool lost = false;
+  boost::asio::steady_timer patience;
+};
+
+class TcpTransportImpl final : public TcpTransport {
+ public:
+  TcpTransportImpl(TcpOptions options, TransportEvents& events);
+  ~TcpTransportImpl() override { TcpTransportImpl::Close(); }
+
+  SendId Send(NodeId to, Message message, std::function<void()> sent) override;
+  Revoked Revoke(NodeId to, SendId id) override;
+  void Flush() override;
+  bool RunOne(Clock::time_point until) override;
+  void Interrupt() override;
+  std::string address() const override;
+  void SetSelf(NodeId self) override;
+  bool Rename(NodeId from, NodeId to) override;
+  void Connect(NodeId peer, const std::string& address, Clock::time_point deadline) override;
+  void Disconnect(NodeId peer) override;
+  void Close() override;
+  TcpStats stats() const override;
+
+ private:
+  using PeerPtr = std::shared_ptr<Peer>;
+
+  Identity identity() const;
+  std::string Admit(const HelloBody& hello, const std::string& address, int fd,
+                    const std::function<std::string()>& welcome);
+  std::string FindPlace(const HelloBody& hello, const std::string& address, PeerPtr* peer,
+                        bool* is_new) REQUIRES(peers_mutex_);
+  Reactor& NextReactor() { return *reactors_[next_reactor_++ % reactors_.size()]; }
+  std::shared_ptr<Connection> MakeConnection(const PeerPtr& peer, int fd, Link link)
+      REQUIRES(peers_mutex_);
+  void Start(const PeerPtr& peer, const std::shared_ptr<Connection>& connection);
+  std::array<std::shared_ptr<Connection>, kLinks> LinksOf(const PeerPtr& peer) const
+      EXCLUDES(peers_mutex_) {
+    MutexLock lock(peers_mutex_);
+    return peer->links;
+  }
+  PeerPtr Find(NodeId id) const EXCLUDES(peers_mutex_);
+  std::shared_ptr<Connection> LinkFor(NodeId to, bool bulk) const EXCLUDES(peers_mutex_);
+
+  // In the peer's reactor.
+  void LinkEnded(const PeerPtr& peer, bool clean, const std::string& why);
+  void Lose(const PeerPtr& peer, const std::string& why);
+  void WaitAtMost(const PeerPtr& peer, std::chrono::seconds time, const std::string& why);
+
+  const TcpOptions options_;
+  TransportEvents& events_;
+  const std::shared_ptr<BufferPool> pool_;
+  TcpCounts counts_;
+  std::atomic<SendId> next_send_{1};
+  std::atomic<bool> closing_{false};
+
+  // Connections with small messages that wait for company. Whoever adds one flushes it, unless
+  // somebody else surely does (Reactor::FlushesSoon).
+  Mutex waiting_mutex_;
+  std::vector<std::shared_ptr<Connection>> waiting_ GUARDED_BY(waiting_mutex_);
+  std::atomic<bool> anything_waits_{false};
+
+  Mutex close_mutex_;
+  bool closed_ GUARDED_BY(close_mutex_) = false;
+
+  // Declared before what runs in them.
+  std::vector<std::unique_ptr<Reactor>> reactors_;
+  std::atomic<std::size_t> next_reactor_{0};
+
+  mutable Mutex peers_mutex_;
+  NodeId self_ GUARDED_BY(peers_mutex_);
+  std::int32_t next_provisional_ GUARDED_BY(peers_mutex_) = -2;
+  std::unordered_map<NodeId, PeerPtr> peers_ GUARDED_BY(peers_mutex_);
+  std::vector<PeerPtr> open_ GUARDED_BY(peers_mutex_);  // also those disconnected from
+
+  std::unique_ptr<Acceptor> acceptor_;
+};
+
+TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
+    : options_(std::move(options)),
+      events_(events),
+      pool_(BufferPool::Create(options_.pool_bytes_max)),
+      self_(options_.self) {
+  const int count = options_.reception == Reception::kThread ? std::max(options_.io_threads, 1) : 1;
+  for (int i = 0; i < count; ++i) {
+    reactors_.push_back(std::make_unique<Reactor>(
+        Reactor::Options{.reception = options_.reception,
+                         .spin = options_.spin,
+                         .owner = this,
+                         .cpu = options_.io_cpu < 0 ? -1 : options_.io_cpu + i,
+                         .flush = [this] { TcpTransportImpl::Flush(); }}));
+  }
+  if (!options_.listen) return;
+  acceptor_ = std::make_unique<Acceptor>(
+      *reactors_[0], options_,
+      Acceptor::Callbacks{.identity = [this] { return identity(); },
+                          .admit =
+                              [this](const HelloBody& hello, const std::string& address, int fd,
+                                     const std::function<std::string()>& welcome) {
+                                return Admit(hello, address, fd, welcome);
+                              }});
+}
+
+Identity TcpTransportImpl::identity() const {
+  MutexLock lock(peers_mutex_);
+  return {.node = self_,
+          .incarnation = options_.incarnation,
+          .job_id = options_.job_id,
+          .token = options_.token};
+}
+
+// ---- Sending
+
+TcpTransportImpl::PeerPtr TcpTransportImpl::Find(NodeId id) const {
+  MutexLock lock(peers_mutex_);
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Connection> TcpTransportImpl::LinkFor(NodeId to, bool bulk) const {
+  MutexLock lock(peers_mutex_);
+  const auto found = peers_.find(to);
+  if (found == peers_.end()) return nullptr;
+  const auto& links = found->second->links;
+  const std::size_t wanted = IndexOf(bulk ? Link::kBulk : Link::kUrgent);
+  return links[wanted] != nullptr ? links[wanted] : links[1 - wanted];
+}
+
+// The lowest bit of an id says which link was wanted.
+Transport::SendId TcpTransportImpl::Send(NodeId to, Message message, std::function<void()> sent) {
+  const bool bulk = message.meta.size() + message.payload.bytes() > kUrgentBytesMax;
+  const SendId id =
+      next_send_.fetch_add(1, std::memory_order_relaxed) * 2 + static_cast<SendId>(bulk);
+  const std::shared_ptr<Connection> link = LinkFor(to, bulk);
+  if (link == nullptr) {
+    message.payload = {};
+    if (sent) sent();
+    return id;
+  }
+  counts_.messages_sent.fetch_add(1, std::memory_order_relaxed);
+  const bool now = !reactors_[0]->FlushesSoon();
+  if (!link->Send(id, std::move(message), std::move(sent), now)) return id;
+  {
+    MutexLock lock(waiting_mutex_);
+    waiting_.push_back(link);
+    anything_waits_.store(true, std::memory_order_seq_cst);
+  }
+  // Whoever was to flush may have looked just before.
+  if (!reactors_[0]->FlushesSoon()) Flush();
+  return id;
+}
+
+Revoked TcpTransportImpl::Revoke(NodeId to, SendId id) {
+  const std::shared_ptr<Connection> link = LinkFor(to, id % 2 != 0);
+  return link == nullptr ? Revoked::kSent : link->Revoke(id);
+}
+
+void TcpTransportImpl::Flush() {
+  if (!anything_waits_.load(std::memory_order_seq_cst)) return;
+  std::vector<std::shared_ptr<Connection>> waiting;
+  {
+    MutexLock lock(waiting_mutex_);
+    waiting.swap(waiting_);
+    anything_waits_.store(false, std::memory_order_relaxed);
+  }
+  for (const auto& link : waiting) link->Flush();
+}
+
+bool TcpTransportImpl::RunOne(Clock::time_point until) { return reactors_[0]->RunOne(until); }
+
+void TcpTransportImpl::Interrupt() { reactors_[0]->Interrupt(); }
+
+// ---- Peers that come
+
+std::string TcpTransportImpl::address() const {
+  return acceptor_ == nullptr ? std::string() : acceptor_->address();
+}
+
+void TcpTransportImpl::SetSelf(NodeId self) {
+  MutexLock lock(peers_mutex_);
+  self_ = self;
+}
+
+bool TcpTransportImpl::Rename(NodeId from, NodeId to) {
+  MutexLock lock(peers_mutex_);
+  const auto found = peers_.find(from);
+  if (found == peers_.end() || peers_.contains(to)) return false;
+  PeerPtr peer = found->second;
+  peers_.erase(found);
+  peer->id.store(to, std::memory_order_release);
+  peers_.emplace(to, std::move(peer));
+  return true;
+}
+
+std::string TcpTransportImpl::FindPlace(const HelloBody& hello, const std::string& address,
+                                        PeerPtr* peer, bool* is_new) {
+  if (closing_.load(std::memory_order_acquire)) return "this node is closing";
+  const bool provisional = options_.peers_are_provisional || hello.node.rank < 0;
+  // The other connection of a process that is connected already?
+  for (const auto& [id, known] : peers_) {
+    if (known->role != hello.node.role || known->incarnation != hello.incarnation) continue;
+    if (!provisional && id.rank >= 0 && id.rank != hello.node.rank) continue;
+    if (known->links[IndexOf(hello.link)] != nullptr) {
+      return fmt::format("{} has this connection already, from {}", ToString(id), known->address);
+    }
+    *peer = known;
+    *is_new = false;
+    return {};
+  }
+  const NodeId id = provisional ? NodeId{hello.node.role, next_provisional_} : hello.node;
+  const auto same = peers_.find(id);
+  if (same != peers_.end()) {
+    return fmt::format(
+        "{} is connected already, from {}, and is another process (incarnations "
+        "{:016x} and {:016x})",
+        ToString(id), same->second->address, same->second->incarnation, hello.incarnation);
+  }
+  if (provisional) --next_provisional_;
+  *peer = std::make_shared<Peer>(NextReactor(), id, hello.incarnation, address);
+  *is_new = true;
+  return {};
+}
+
+std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& address, int fd,
+                                    const std::function<std::string()>& welcome) {
+  PeerPtr peer;
+  bool is_new = false;
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(peers_mutex_);
+    std::string why = FindPlace(hello, address, &peer, &is_new);
+    if (!why.empty()) return why;
+    // Before anybody can send on it. A few bytes on a new connection: there is room.
+    const std::string text = welcome();
+    send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    connection = MakeConnection(peer, fd, hello.link);
+    if (is_new) {
+      peers_.emplace(peer->id.load(std::memory_order_relaxed), peer);
+      open_.push_back(peer);
+    }
+  }
+  if (is_new) {
+    events_.OnConnected(peer->id.load(std::memory_order_acquire), peer->incarnation, peer->address);
+  }
+  Start(peer, connection);
+  return {};
+}
+
+std::shared_ptr<Connection> TcpTransportImpl::MakeConnection(const PeerPtr& peer, int fd,
+                                                             Link link) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof name;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length);
+  tcp::socket socket(peer->reactor.context());
+  socket.assign(name.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd);
+  auto connection = std::make_shared<Connection>(peer->reactor, std::move(socket), link, pool_,
+                                                 options_.limits, counts_);
+  peer->links[IndexOf(link)] = connection;
+  return connection;
+}
+
+// Its handlers, which know the peer, end with Close.
+void TcpTransportImpl::Start(const PeerPtr& peer, const std::shared_ptr<Connection>& connection) {
+  const auto id = [peer] { return peer->id.load(std::memory_order_acquire); };
+  connection->Start(
+      {.sink = {.land = [this, id](
+                            const Message& header,
+                            std::uint64_t bytes) { return events_.OnHeader(id(), header, bytes); },
+                .deliver =
+                    [this, id](Message message) {
+                      events_.OnMessage(id(), std::move(message));
+                      return true;
+                    }},
+       .ended = [this, peer](bool clean, const std::string& why) { LinkEnded(peer, clean, why); },
+       .between_reads =
+           [this, peer, connection = connection.get()] {
+             const std::shared_ptr<Connection> urgent = LinksOf(peer)[IndexOf(Link::kUrgent)];
+             if (urgent != nullptr && urgent.get() != connection) urgent->Poll();
+           }});
+}
+
+// ---- Peers that go
+
+void TcpTransportImpl::LinkEnded(const PeerPtr& peer, bool clean, const std::string& why) {
+  int links = 0;
+  for (const auto& link : LinksOf(peer)) links += link != nullptr ? 1 : 0;
+  if (clean && ++peer->links_ended < links) {
+    WaitAtMost(peer, kOtherLinkTime, why);
+  } else {
+    Lose(peer, why);
+  }
+}
+
+void TcpTransportImpl::WaitAtMost(const PeerPtr& peer, std::chrono::seconds time,
+                                  const std::string& why) {
+  peer->patience.expires_after(time);
+  peer->patience.async_wait([this, peer, why](const error_code& aborted) {
+    peer->reactor.Awake();
+    if (!aborted) Lose(peer, why);
+  });
+}
+
+void TcpTransportImpl::Lose(const PeerPtr& peer, const std::string& why) {
+  if (std::exchange(peer->lost, true)) return;
+  peer->patience.cancel();
+  const auto links = LinksOf(peer);
+  for (const auto& link : links) {
+    if (link != nullptr) link->Poll();  // what had arrived before
+  }
+  for (const auto& link : links) {
+    if (link != nullptr) link->Close();
+  }
+  NodeId id;
+  {
+    MutexLock lock(peers_mutex_);
+    id = peer->id.load(std::memory_order_relaxed);
+    const auto found = peers_.find(id);
+    if (found != peers_.end() && found->second == peer) peers_.erase(found);
+  }
+  if (!peer->disconnected.load(std::memory_order_acquire)) {
+    events_.OnLost(id, peer->address, why);
+  }
+  MutexLock lock(peers_mutex_);
+  peer->links = {};  // they know the peer: P1
+  std::erase(open_, peer);
+}
+
+void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
+                               Clock::time_point deadline) {
+  if (Find(peer_id) != nullptr) {
+    throw InvalidState(
+        fmt::format("connect to {} at {}: it is connected", ToString(peer_id), address));
+  }
+  const ConnectTarget target{
+      .peer = peer_id, .address = address, .deadline = deadline, .cancelled = [this] {
+        return closing_.load(std::memory_order_acquire);
+      }};
+  const Identity self = identity();
+  HelloBody hello;
+  const int urgent = ConnectTo(target, self, Link::kUrgent, &hello);
+  int bulk = -1;
+  if (options_.bulk_link) {
+    try {
+      bulk = ConnectTo(target, self, Link::kBulk, &hello);
+    } catch (...) {
+      close(urgent);
+      throw;
+    }
+  }
+  std::vector<std::shared_ptr<Connection>> connections;
+  const auto peer = std::make_shared<Peer>(NextReactor(), peer_id, hello.incarnation, address);
+  bool refused = false;
+  {
+    MutexLock lock(peers_mutex_);
+    refused = closing_.load(std::memory_order_acquire) || !peers_.emplace(peer_id, peer).second;
+    if (!refused) {
+      open_.push_back(peer);
+      connections.push_back(MakeConnection(peer, urgent, Link::kUrgent));
+      if (bulk >= 0) connections.push_back(MakeConnection(peer, bulk, Link::kBulk));
+    }
+  }
+  if (refused) {
+    close(urgent);
+    if (bulk >= 0) close(bulk);
+    throw InvalidState(fmt::format("connect to {} at {}: connected meanwhile, or closing",
+                                   ToString(peer_id), address));
+  }
+  for (const auto& connection : connections) Start(peer, connection);
+}
+
+void TcpTransportImpl::Disconnect(NodeId peer_id) {
+  PeerPtr peer;
+  std::array<std::shared_ptr<Connection>, kLinks> links;
+  {
+    MutexLock lock(peers_mutex_);
+    const auto found = peers_.find(peer_id);
+    if (found == peers_.end()) return;
+    peer = found->second;
+    links = peer->links;
+    peers_.erase(found);
+    peer->disconnected.store(true, std::memory_order_release);
+  }
+  for (const auto& link : links) {
+    if (link != nullptr) link->FinishSending();
+  }
+  boost::asio::post(peer->reactor.context(), [this, peer] {
+    peer->reactor.Awake();
+    if (!peer->lost) WaitAtMost(peer, kLingerTime, "it did not close its end");
+  });
+}
+
+void TcpTransportImpl::Close() {
+  MutexLock close_lock(close_mutex_);
+  if (std::exchange(closed_, true)) return;
+  closing_.store(true, std::memory_order_release);
+  std::vector<NodeId> ids;
+  {
+    MutexLock lock(peers_mutex_);
+    for (const auto& [id, peer] : peers_) ids.push_back(id);
+  }
+  for (const NodeId id : ids) Disconnect(id);
+  for (const auto& reactor : reactors_) reactor->Stop();
+  const auto open = [this] {
+    MutexLock lock(peers_mutex_);
+    return open_;
+  };
+  // From here on nothing runs but on this thread.
+  const auto until = Clock::now() + kCloseTime;
+  while (!open().empty() && Clock::now() < until) {
+    for (const auto& reactor : reactors_) {
+      reactor->RunStopped(Clock::now() + std::chrono::milliseconds(1));
+    }
+  }
+  for (const PeerPtr& peer : open()) Lose(peer, "");  // disconnected from: no event
+  if (acceptor_ != nullptr) acceptor_->Close();
+  {
+    MutexLock lock(waiting_mutex_);
+    waiting_.clear();
+  }
+  // The handlers that all this has ended know what ends with this object.
+  for (const auto& reactor : reactors_) reactor->RunStopped(Clock::now());
+}
+
+TcpStats TcpTransportImpl::stats() const {
+  const auto get = [](const std::atomic<std::uint64_t>& count) {
+    return count.load(std::memory_order_relaxed);
+  };
+  return {.messages_sent = get(counts_.messages_sent),
+          .bytes_sent = get(counts_.bytes_sent),
+          .writes = get(counts_.writes),
+          .messages_received = get(counts_.messages_received),
+          .bytes_received = get(counts_.bytes_received),
+          .reads = get(counts_.reads),
+          .strangers_refused = acceptor_ == nullptr ? 0 : acceptor_->refused()};
+}
+
+}  // namespace
+
+std::unique_ptr<TcpTransport> TcpTransport::Create(TcpOptions options, TransportEvents& events) {
+  return std::make_unique<TcpTransportImpl>(std::move(options), events);
+}
+
+}  // namespace heddle::kvstore::dist

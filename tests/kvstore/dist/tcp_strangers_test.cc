@@ -1,0 +1,285 @@
+// Goal: bytes of strangers, and bad bytes of peers, end a connection with an answer where one can
+// be read, and harm nobody else. Method: plain sockets against a listening transport that serves a
+// worker all the while.
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "kvstore/dist/transport/tcp/handshake.h"
+#include "tests/kvstore/dist/random_bodies.h"
+#include "tests/kvstore/dist/tcp_node.h"
+
+namespace heddle::kvstore::dist_test {
+namespace {
+
+using namespace dist;  // NOLINT(google-build-using-namespace)
+using testing::HasSubstr;
+
+class PlainSocket {
+ public:
+  explicit PlainSocket(const std::string& address) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port =
+        htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+    EXPECT_EQ(connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  }
+  ~PlainSocket() { close(fd_); }
+  PlainSocket(const PlainSocket&) = delete;
+  PlainSocket& operator=(const PlainSocket&) = delete;
+
+  void Say(std::string_view text) {
+    while (!text.empty()) {
+      const ssize_t bytes = send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
+      if (bytes <= 0) return;  // it has closed already
+      text.remove_prefix(static_cast<std::size_t>(bytes));
+    }
+  }
+  // At most `bytes`; fewer when the other side has closed. Fails after a minute.
+  std::string Hear(std::size_t bytes) {
+    std::string heard;
+    std::array<char, 4096> buffer;
+    while (heard.size() < bytes) {
+      pollfd wait{.fd = fd_, .events = POLLIN, .revents = 0};
+      if (poll(&wait, 1, 60'000) != 1) {
+        ADD_FAILURE() << "no answer and no end";
+        return heard;
+      }
+      const ssize_t got =
+          recv(fd_, buffer.data(), std::min(buffer.size(), bytes - heard.size()), 0);
+      if (got <= 0) return heard;
+      heard.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+    return heard;
+  }
+  std::string HearAll() { return Hear(std::string::npos); }
+
+  // As a worker of the job; leaves the connection behind a right handshake.
+  void ShakeHands(std::int32_t rank, const std::string& job, Link link = Link::kUrgent) {
+    Handshake handshake = Handshake::Connecting(
+        {.node = {Role::kWorker, rank}, .incarnation = 5u + rank, .job_id = job, .token = ""},
+        link);
+    Say(handshake.Start());
+    while (handshake.wanted() > 0) {
+      const std::string heard = Hear(handshake.wanted());
+      ASSERT_FALSE(heard.empty());
+      Say(handshake.Feed(std::as_bytes(std::span(heard))));
+    }
+    ASSERT_EQ(handshake.state(), Handshake::State::kDone) << handshake.why();
+  }
+
+ private:
+  const int fd_;
+};
+
+class TcpStrangers : public testing::Test {
+ protected:
+  TcpStrangers() : TcpStrangers(Options()) {}
+  explicit TcpStrangers(TcpOptions options) : server(options), worker(OptionsOf(kWorker0)) {
+    server.answer = [this](NodeId from, const Message& message) {
+      Message value = message;
+      value.kind = Kind::kValue;
+      server.transport->Send(from, std::move(value));
+    };
+    worker.transport->Connect(kServer0, address(), Long());
+  }
+  ~TcpStrangers() override { ExpectService(); }
+
+  static TcpOptions Options() { return OptionsOf(kServer0, Reception::kThread); }
+  std::string address() const { return server.transport->address(); }
+  // The worker is still served.
+  void ExpectService() {
+    Message push;
+    push.kind = Kind::kPush;
+    push.payload = PayloadOf(std::string(100'000, 'x'));
+    worker.transport->Send(kServer0, push);
+    EXPECT_TRUE(worker.WaitForMessages(++served_));
+    EXPECT_TRUE(worker.lost.empty());
+  }
+
+  TcpNode server;
+  TcpNode worker;
+
+ private:
+  std::size_t served_ = 0;
+};
+
+std::string Preamble() {
+  const auto preamble = EncodePreamble();
+  return {reinterpret_cast<const char*>(preamble.data()), preamble.size()};
+}
+
+std::string HeaderOf(const Message& message) {
+  std::array<std::byte, kHeaderBytes> header;
+  EncodeHeader(message, header);
+  return {reinterpret_cast<const char*>(header.data()), header.size()};
+}
+
+TEST_F(TcpStrangers, ABrowserIsAnswered) {
+  PlainSocket browser(address());
+  browser.Say("GET /index.html HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_THAT(browser.HearAll(), HasSubstr("heddle"));
+}
+
+TEST_F(TcpStrangers, AnotherVersionIsToldSo) {
+  PlainSocket stranger(address());
+  std::string preamble = Preamble();
+  ++preamble[4];
+  stranger.Say(preamble);
+  EXPECT_THAT(stranger.HearAll(), HasSubstr("version"));
+}
+
+TEST_F(TcpStrangers, AnotherJobIsToldSo) {
+  PlainSocket stranger(address());
+  Handshake handshake = Handshake::Connecting(
+      {.node = {Role::kWorker, 3}, .incarnation = 5, .job_id = "other", .token = ""},
+      Link::kUrgent);
+  stranger.Say(handshake.Start());
+  EXPECT_THAT(stranger.HearAll(), HasSubstr("wrong job"));
+}
+
+TEST_F(TcpStrangers, MessagesBeforeTheHandshakeAreRefused) {
+  PlainSocket stranger(address());
+  Message push;
+  push.kind = Kind::kHeartbeat;
+  stranger.Say(Preamble() + HeaderOf(push));
+  EXPECT_THAT(stranger.HearAll(), HasSubstr("expected a hello"));
+}
+
+TEST_F(TcpStrangers, RandomBytesEndTheConnection) {
+  std::mt19937_64 random(TestSeed());
+  for (int i = 0; i < 60; ++i) {
+    PlainSocket stranger(address());
+    std::string bytes = i % 2 == 0 ? Preamble() : "";
+    for (int j = 0; j < 300; ++j) bytes += static_cast<char>(random());
+    stranger.Say(bytes);
+    EXPECT_LE(stranger.HearAll().size(), 1000u);
+  }
+  EXPECT_EQ(server.received.size(), 0u);
+}
+
+// 2^63 bytes are announced by one who belongs to the job.
+TEST_F(TcpStrangers, AbsurdLengthsEndTheConnectionAndAreNamed) {
+  for (const std::size_t at : {std::size_t{8}, std::size_t{4}}) {  // payload_bytes, meta_bytes
+    const auto before = server.lost.size();
+    PlainSocket peer(address());
+    peer.ShakeHands(7, "test");
+    Message push;
+    push.kind = Kind::kPush;
+    std::string header = HeaderOf(push);
+    for (std::size_t i = at; i < at + 4; ++i) header[i] = '\0';
+    header[at + (at == 8 ? 7 : 3)] = static_cast<char>(0x80);
+    peer.Say(header);
+    peer.HearAll();
+    ASSERT_TRUE(server.WaitFor([&] { return server.lost.size() > before; }));
+    EXPECT_EQ(server.lost.back().peer, (NodeId{Role::kWorker, 7}));
+    EXPECT_THAT(server.lost.back().why,
+                HasSubstr(at == 8 ? "9223372036854775808 bytes of payload" : "bytes of meta"));
+  }
+}
+
+// 4 GiB are within the limits; memory is taken as bytes come.
+TEST_F(TcpStrangers, AnnouncedBytesCostNothingUntilTheyCome) {
+  PlainSocket peer(address());
+  peer.ShakeHands(7, "test", Link::kBulk);
+  Message push;
+  push.kind = Kind::kPush;
+  std::string header = HeaderOf(push);
+  header[12] = 1;  // of payload_bytes, bit 32
+  peer.Say(header + std::string(100'000, 'x'));
+  ExpectService();
+}
+
+TEST_F(TcpStrangers, BadBytesOfAPeerAreNamed) {
+  std::mt19937_64 random(TestSeed());
+  for (int i = 0; i < 30; ++i) {
+    const auto before = server.lost.size();
+    {
+      PlainSocket peer(address());
+      peer.ShakeHands(7, "test", i % 2 == 0 ? Link::kUrgent : Link::kBulk);
+      std::string bytes;
+      for (int j = 0; j < 200; ++j) bytes += static_cast<char>(random());
+      bytes[0] = static_cast<char>(0xff);  // a kind that there is not
+      peer.Say(bytes);
+      peer.HearAll();
+    }
+    ASSERT_TRUE(server.WaitFor([&] { return server.lost.size() > before; }));
+    EXPECT_THAT(server.lost.back().why, HasSubstr("unknown kind 255"));
+  }
+}
+
+TEST_F(TcpStrangers, AnEndInTheMiddleOfAMessageIsNamed) {
+  {
+    PlainSocket peer(address());
+    peer.ShakeHands(7, "test");
+    Message push;
+    push.kind = Kind::kPush;
+    push.payload = PayloadOf("12345");
+    peer.Say(HeaderOf(push) + "123");
+  }
+  ASSERT_TRUE(server.WaitForLoss());
+  EXPECT_THAT(server.lost[0].why, HasSubstr("in the middle of a message"));
+}
+
+class TcpStrangersLimited : public TcpStrangers {
+ protected:
+  TcpStrangersLimited() : TcpStrangers(LimitedOptions()) {}
+  static TcpOptions LimitedOptions() {
+    TcpOptions options = Options();
+    options.handshake_limit = std::chrono::milliseconds(200);
+    options.strangers_max = 3;
+    return options;
+  }
+};
+
+TEST_F(TcpStrangersLimited, WhoSaysNothingIsTurnedAway) {
+  PlainSocket silent(address());
+  EXPECT_EQ(silent.HearAll(), "");
+  PlainSocket slow(address());
+  slow.Say(Preamble().substr(0, 10));
+  EXPECT_EQ(slow.HearAll(), "");
+}
+
+// More of them than there may be are closed at once, those that there are after their time; then
+// there is room again.
+TEST_F(TcpStrangersLimited, StrangersAreFew) {
+  std::vector<std::unique_ptr<PlainSocket>> strangers;
+  for (int i = 0; i < 20; ++i) strangers.push_back(std::make_unique<PlainSocket>(address()));
+  for (const auto& stranger : strangers) EXPECT_EQ(stranger->HearAll(), "");
+  EXPECT_EQ(server.transport->stats().strangers_refused, 20u);
+  TcpNode late(OptionsOf({Role::kWorker, 1}));
+  late.transport->Connect(kServer0, address(), Long());
+}
+
+// A listener that never answers, as connecting nodes see it.
+TEST(TcpSilentListener, IsNamedAtTheDeadline) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in here{};
+  here.sin_family = AF_INET;
+  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof here;
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&here), length), 0);
+  ASSERT_EQ(listen(listener, 5), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&here), &length), 0);
+  TcpNode worker(OptionsOf(kWorker0));
+  try {
+    worker.transport->Connect(kServer0, "127.0.0.1:" + std::to_string(ntohs(here.sin_port)),
+                              In(std::chrono::milliseconds(200)));
+    ADD_FAILURE();
+  } catch (const TimeoutError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("it listens, but has not answered"));
+  }
+  close(listener);
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist_test
