@@ -80,6 +80,8 @@ class Scalar {
   constexpr Scalar(T value)  // NOLINT(google-explicit-constructor)
       : is_integer_(false), real_(static_cast<double>(value)) {}
 
+  constexpr bool is_integer() const { return is_integer_; }
+
   template <typename T>
   constexpr T As() const {
     return is_integer_ ? Convert<T>(integer_) : Convert<T>(real_);
