@@ -21,12 +21,15 @@ namespace heddle::internal {
 // queue cost nothing yet.
 class Buffer {
  public:
-  Buffer(Engine& engine, Var var, Device device, std::int64_t bytes, storage::Allocator& allocator)
+  // `block`: memory that is there already, of which the allocator hears only when it is freed.
+  Buffer(Engine& engine, Var var, Device device, std::int64_t bytes, storage::Allocator& allocator,
+         std::byte* block = nullptr)
       : engine_(engine),
         var_(std::move(var)),
         device_(device),
         bytes_(bytes),
-        allocator_(allocator) {}
+        allocator_(allocator),
+        block_(block) {}
 
   void Retain() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Release() noexcept {
@@ -57,7 +60,7 @@ class Buffer {
   const Device device_;
   const std::int64_t bytes_;
   storage::Allocator& allocator_;
-  std::atomic<std::byte*> block_{nullptr};
+  std::atomic<std::byte*> block_;
 };
 
 struct ArrayState {

@@ -2,10 +2,16 @@
 #include <heddle/error.h>
 #include <heddle/ndarray.h>
 
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "storage/allocator.h"
 #include "storage/array_checks.h"
 #include "storage/array_state.h"
@@ -66,7 +72,56 @@ ArrayState* NewState(Shape shape, DType dtype, Device device, Engine& engine, Va
   }
 }
 
+// The owner of memory that heddle did not take: only lets go of it. One for each buffer.
+class ForeignMemory final : public storage::Allocator {
+ public:
+  explicit ForeignMemory(std::function<void()> release) : release_(std::move(release)) {}
+
+  void* Allocate(std::int64_t) override {
+    internal::CheckFailed(__FILE__, __LINE__, "foreign memory is there from the start");
+  }
+  void Free(void*, std::int64_t) noexcept override {
+    release_();
+    delete this;
+  }
+  std::int64_t Trim() override { return 0; }
+  void set_bytes_max(std::int64_t) override {}
+  MemoryStats stats() const override { return {}; }
+
+ private:
+  const std::function<void()> release_;
+};
+
 }  // namespace
+
+NDArray NDArray::FromForeign(void* data, Shape shape, DType dtype, std::function<void()> release,
+                             Device device, Engine& engine) {
+  storage::CheckDevice(device);
+  const std::int64_t bytes = CheckedBytes(shape, dtype);
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  if (data == nullptr && bytes > 0) {
+    throw InvalidArgument(
+        fmt::format("FromForeign: expected memory for shape {}, got null", ToString(shape)));
+  }
+  if (address % SizeOf(dtype) != 0) {
+    throw InvalidArgument(
+        fmt::format("FromForeign: expected memory aligned to {} bytes for {}, got {}",
+                    SizeOf(dtype), Name(dtype), data));
+  }
+  if (!release)
+    throw InvalidArgument("FromForeign: expected a function to release the memory, got null");
+  static std::byte none;  // stands for memory of no bytes
+  auto memory = std::make_unique<ForeignMemory>(std::move(release));
+  auto* const buffer = new Buffer(engine, engine.NewVar(), device, bytes, *memory,
+                                  data != nullptr ? static_cast<std::byte*>(data) : &none);
+  memory.release();  // NOLINT(bugprone-unused-return-value): the buffer frees it
+  try {
+    return ArrayAccess::Adopt(new ArrayState(std::move(shape), dtype, buffer, 0));
+  } catch (...) {
+    buffer->Release();
+    throw;
+  }
+}
 
 NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
   storage::CheckDevice(device);

@@ -32,6 +32,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <span>
@@ -130,6 +131,14 @@ class NDArray {
     return FromHost(values.data(), static_cast<std::int64_t>(values.size()), kDTypeOf<T>,
                     std::move(shape), dtype, device, engine);
   }
+
+  // An array that shows memory of somebody else's, contiguous in C order, without a copy. `release`
+  // is called once, from any thread, when no handle and no op uses it any more; it must not throw.
+  // If this throws, release is not called. Only heddle's own calls are ordered: before others read
+  // or write the memory, wait (WaitToRead, WaitToWrite). InvalidArgument for null and for memory
+  // that is not aligned to its elements.
+  static NDArray FromForeign(void* data, Shape shape, DType dtype, std::function<void()> release,
+                             Device device = Cpu(), Engine& engine = Engine::Default());
 
   bool empty() const { return state_ == nullptr; }
   explicit operator bool() const { return !empty(); }
