@@ -23,6 +23,16 @@ bool HasPassed(const std::optional<Deadline>& deadline) {
   return deadline && Deadline::Clock::now() >= deadline->time();
 }
 
+// Calls the check of the thread's WaitCheckScope; what it throws, or null.
+std::exception_ptr CallWaitCheck() {
+  try {
+    tls_context.wait_check();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
@@ -59,7 +69,8 @@ void EngineCore::WakeLocked(Waiter& waiter) {
   waiter.cond.NotifyOne();
 }
 
-// Releases the lock until `waiter` is woken or the deadline has passed; true: it has passed.
+// Releases the lock until `waiter` is woken or the deadline has passed; true: it has passed. Throws
+// what the check of a WaitCheckScope throws.
 bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   waiter.next = waiters_;
   if (waiters_ != nullptr) waiters_->previous = &waiter;
@@ -70,19 +81,34 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   // acquire; pairs with the release in WakeLocked
   for (int i = 0; i < spins && !waiter.woken.load(std::memory_order_acquire); ++i) Pause();
   bool late = false;
-  if (!waiter.woken.load(std::memory_order_acquire)) {
-    const MutexLock lock(waiter.mutex);
-    while (!late && !waiter.woken.load(std::memory_order_acquire)) {
-      if (deadline) {
-        late = !waiter.cond.WaitUntil(waiter.mutex, deadline->time());
-      } else {
-        waiter.cond.Wait(waiter.mutex);
+  std::exception_ptr error;
+  // The other kinds of waits are in the middle of a push.
+  const bool checks = tls_context.wait_check != nullptr &&
+                      (waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll);
+  while (!late && error == nullptr && !waiter.woken.load(std::memory_order_acquire)) {
+    std::optional<Deadline> until = deadline;
+    if (checks) {
+      const Deadline next = std::chrono::milliseconds(tls_context.wait_check_ms);
+      if (!until || next.time() < until->time()) until = next;
+    }
+    {
+      const MutexLock lock(waiter.mutex);
+      while (!late && !waiter.woken.load(std::memory_order_acquire)) {
+        if (until) {
+          late = !waiter.cond.WaitUntil(waiter.mutex, until->time());
+        } else {
+          waiter.cond.Wait(waiter.mutex);
+        }
       }
     }
+    if (!late || !checks) continue;
+    late = HasPassed(deadline);
+    error = CallWaitCheck();
   }
   lock_.lock();
   (waiter.previous != nullptr ? waiter.previous->next : waiters_) = waiter.next;
   if (waiter.next != nullptr) waiter.next->previous = waiter.previous;
+  if (error != nullptr) std::rethrow_exception(error);
   return late && !waiter.woken.load(std::memory_order_relaxed);
 }
 
@@ -178,7 +204,13 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     if (reached()) break;
     Waiter waiter{.kind = WaitKind::kVar, .var = var, .target = target};
     ++var->waiters;
-    const bool late = SleepLocked(waiter, deadline);
+    bool late = false;
+    try {
+      late = SleepLocked(waiter, deadline);
+    } catch (...) {
+      --var->waiters;
+      throw;
+    }
     --var->waiters;
     if (late && !reached()) {
       const std::string blocker = WhatBlocksLocked(var);

@@ -103,6 +103,17 @@ const EngineOptions& Engine::options() const { return core_->options(); }
 void Engine::StartTrace(const std::string& file) { core_->StartTrace(file); }
 void Engine::StopTrace() { core_->StopTrace(); }
 
+WaitCheckScope::WaitCheckScope(std::chrono::milliseconds interval, Check check)
+    : outer_interval_(engine::tls_context.wait_check_ms),
+      outer_check_(engine::tls_context.wait_check) {
+  engine::tls_context.wait_check = check;
+  engine::tls_context.wait_check_ms = interval.count();
+}
+WaitCheckScope::~WaitCheckScope() {
+  engine::tls_context.wait_check = outer_check_;
+  engine::tls_context.wait_check_ms = outer_interval_.count();
+}
+
 NoWaitScope::NoWaitScope() { ++engine::tls_context.no_wait_depth; }
 NoWaitScope::~NoWaitScope() { --engine::tls_context.no_wait_depth; }
 

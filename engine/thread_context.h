@@ -15,6 +15,9 @@ struct ThreadContext {
   std::int64_t children = 0;  // ops that body has pushed into its own engine
   int no_wait_depth = 0;      // > 0: pushes of this thread never wait for room
   int unchecked_depth = 0;    // > 0: what this thread touches is not checked
+  // What sleeping waits of this thread call now and then; null: nothing.
+  void (*wait_check)() = nullptr;
+  std::int64_t wait_check_ms = 0;
 };
 
 extern HEDDLE_TLS ThreadContext tls_context;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -105,26 +106,47 @@ std::uint64_t TraceWriter::dropped() const {
   return std::atomic_ref(header().dropped).load(std::memory_order_relaxed);
 }
 
+// A thread that records in more than this many traces in turn leaves part of a chunk unused at each
+// change; nothing else happens. No pointer to the writer: cursors of dead writers match no id.
+struct TraceWriter::ThreadCursors {
+  static constexpr std::size_t kCount = 4;
+  std::array<Cursor, kCount> cursors = {};
+  std::size_t last = 0;
+};
+
+HEDDLE_TLS TraceWriter::ThreadCursors* TraceWriter::tls_cursors = nullptr;
+HEDDLE_TLS bool TraceWriter::tls_cursors_closed = false;
+
+TraceWriter::ThreadCursors& TraceWriter::MakeThreadCursors() noexcept {
+  // On the heap: programs that load the library late have little room for thread-local variables.
+  struct Closer {
+    ~Closer() {
+      delete std::exchange(tls_cursors, nullptr);
+      tls_cursors_closed = true;
+    }
+  };
+  tls_cursors = new ThreadCursors;
+  // What a thread records after that, in destructors of its own, is a few bytes that nobody frees.
+  if (!tls_cursors_closed) static thread_local const Closer closer;
+  return *tls_cursors;
+}
+
 TraceWriter::Cursor& TraceWriter::ThisThread() noexcept {
-  // A thread that records in more than this many traces in turn leaves part of a chunk unused at
-  // each change; nothing else happens. No pointer to the writer: cursors of dead writers match no
-  // id.
-  static constexpr std::size_t kCursors = 4;
-  thread_local std::array<Cursor, kCursors> cursors;
-  thread_local std::size_t last = 0;
-  if (cursors[last].writer_id == writer_id_) [[likely]]
-    return cursors[last];
+  ThreadCursors& mine = tls_cursors != nullptr ? *tls_cursors : MakeThreadCursors();
+  std::array<Cursor, ThreadCursors::kCount>& cursors = mine.cursors;
+  if (cursors[mine.last].writer_id == writer_id_) [[likely]]
+    return cursors[mine.last];
   std::size_t oldest = 0;
-  for (std::size_t i = 0; i < kCursors; ++i) {
+  for (std::size_t i = 0; i < cursors.size(); ++i) {
     if (cursors[i].writer_id == writer_id_) {
-      last = i;
+      mine.last = i;
       return cursors[i];
     }
     if (cursors[i].writer_id < cursors[oldest].writer_id) oldest = i;
   }
   cursors[oldest] = Cursor{};
   cursors[oldest].writer_id = writer_id_;
-  last = oldest;
+  mine.last = oldest;
   return cursors[oldest];
 }
 

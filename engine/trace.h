@@ -21,6 +21,7 @@
 #include <unordered_set>
 
 #include "base/mutex.h"
+#include "engine/tls.h"
 #include "engine/trace_format.h"
 
 namespace heddle::engine {
@@ -78,6 +79,11 @@ class TraceWriter {
   enum class State : int { kOpen, kFull, kFinished };
   struct Cursor;  // where a thread writes
 
+  struct ThreadCursors;  // those of a thread, for the traces that it records in
+  static HEDDLE_TLS ThreadCursors* tls_cursors;
+  static HEDDLE_TLS bool tls_cursors_closed;
+
+  static ThreadCursors& MakeThreadCursors() noexcept;
   Cursor& ThisThread() noexcept;
   // Room for a record of `bytes` (a multiple of 8) in the calling thread's chunk; null: dropped and
   // counted.

@@ -310,6 +310,23 @@ class Engine {
   internal::EngineCore* core_;
 };
 
+// While one lives, waits of its thread that sleep call `check` at least every `interval`. An
+// exception of it leaves the wait, which then has changed nothing. For hosts that take signals in
+// code of their own. Scopes nest, the innermost counts. `check` may do anything but wait. Waits for
+// room in Push are not left: they may be in the middle of a call that pushes several ops.
+class WaitCheckScope {
+ public:
+  using Check = void (*)();
+  WaitCheckScope(std::chrono::milliseconds interval, Check check);
+  ~WaitCheckScope();
+  WaitCheckScope(const WaitCheckScope&) = delete;
+  WaitCheckScope& operator=(const WaitCheckScope&) = delete;
+
+ private:
+  const std::chrono::milliseconds outer_interval_;
+  const Check outer_check_;
+};
+
 // While one lives, pushes of its thread never wait for room. For threads that must not block, such
 // as those that complete async ops. Scopes nest.
 class NoWaitScope {

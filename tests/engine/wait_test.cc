@@ -67,6 +67,39 @@ TEST_P(WaitTest, WaitsOnFreshVarsAndIdleEnginesReturnAtOnce) {
   engine.WaitForAll(past);
 }
 
+// What a host with signals of its own needs: a wait that sleeps calls the check, and an exception
+// of the check leaves the wait with everything as it was.
+TEST_P(WaitTest, ACheckMayLeaveASleepingWait) {
+  struct Left : std::exception {};
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold held(engine, {.name = "held", .writes = {x}});
+  static thread_local int calls;
+  calls = 0;
+  const auto third_call = [] {
+    if (++calls % 3 == 0) throw Left();
+  };
+  {
+    const WaitCheckScope checked(milliseconds(1), third_call);
+    EXPECT_THROW(engine.WaitForVar(x), Left);
+    EXPECT_THROW(engine.WaitForReadsAndWrites(x), Left);
+    EXPECT_THROW(engine.WaitForAll(), Left);
+    EXPECT_EQ(calls, 9);
+    // Nested scopes: the innermost counts, and the outer one is back after it.
+    {
+      const WaitCheckScope unchecked(milliseconds(1), nullptr);
+      EXPECT_THROW(engine.WaitForVar(x, milliseconds(20)), TimeoutError);
+      EXPECT_EQ(calls, 9);
+    }
+    EXPECT_THROW(engine.WaitForVar(x), Left);
+  }
+  EXPECT_THROW(engine.WaitForVar(x, milliseconds(20)), TimeoutError);
+  EXPECT_EQ(calls, 12);
+  held.Release();
+  engine.WaitForVar(x);
+  engine.WaitForAll();
+}
+
 TEST_P(WaitTest, WaitForAllIncludesWhatPendingOpsPush) {
   Engine engine(GetParam().options);
   std::atomic<int> runs = 0;
