@@ -39,7 +39,7 @@ namespace {
 enum class MergeOn { kCpu, kPushingDevices };
 
 [[noreturn]] void ThrowUnknownKey(std::string_view call, KeyRef key) {
-  throw InvalidArgument(
+  throw UnknownKey(
       fmt::format("{}: unknown key {}: expected one that was initialised", call, ToString(key)));
 }
 
@@ -685,7 +685,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
           push, [&](const auto& first) { CheckShapeAndDType(call, push.key, *push.value, first); });
       CheckKindsLocked(call, push);
     } else if (strict_init_ || updaters_ != nullptr || optimizer_ != nullptr) {
-      throw InvalidArgument(fmt::format(
+      throw UnknownKey(fmt::format(
           "{}: key {} was never initialised: expected Init before the first push, since {}", call,
           ToString(push.key),
           strict_init_ ? "the store was made with strict_init" : "an updater or optimizer is set"));

@@ -21,6 +21,12 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
+// A key that the store does not have.
+class UnknownKey : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 // The call cannot work in the present state: the engine has stopped, or a wait was called inside an
 // op.
 class InvalidState : public Error {

@@ -84,6 +84,7 @@ class ArrayLists {
  public:
   ArrayLists(std::initializer_list<ArrayList> lists)  // NOLINT(google-explicit-constructor)
       : lists_(lists) {}
+  explicit ArrayLists(std::vector<ArrayList> lists) : lists_(std::move(lists)) {}
   ArrayLists(const std::vector<NDArray>& arrays)  // NOLINT(google-explicit-constructor)
       : lists_(arrays.begin(), arrays.end()) {}
   ArrayLists(const std::vector<std::vector<NDArray>>& lists)  // NOLINT
