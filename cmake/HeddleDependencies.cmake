@@ -62,8 +62,22 @@ if(HEDDLE_NCCL_INCLUDE_DIR AND HEDDLE_NCCL_LIBRARY)
   list(JOIN version_parts "." HEDDLE_NCCL_VERSION)
 endif()
 
-find_package(Python3 QUIET OPTIONAL_COMPONENTS Interpreter Development.Module)
+# The Python package needs an interpreter with its headers, and nanobind. tools/setup.sh puts both
+# into a virtual environment, which is taken unless another interpreter is named.
 set(HEDDLE_PYTHON_VERSION "")
-if(Python3_Interpreter_FOUND AND Python3_Development.Module_FOUND)
-  set(HEDDLE_PYTHON_VERSION "${Python3_VERSION}")
+if(HEDDLE_BUILD_PYTHON)
+  set(environment "${PROJECT_SOURCE_DIR}/build/venv/bin/python")
+  if(NOT DEFINED Python_EXECUTABLE AND EXISTS "${environment}")
+    set(Python_EXECUTABLE "${environment}" CACHE FILEPATH "The Python that the package is built for")
+  endif()
+  find_package(Python 3.11 QUIET COMPONENTS Interpreter
+               OPTIONAL_COMPONENTS Development.Module Development.SABIModule)
+  if(Python_Interpreter_FOUND AND Python_Development.Module_FOUND)
+    execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+                    OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    find_package(nanobind CONFIG QUIET)
+    if(nanobind_FOUND)
+      set(HEDDLE_PYTHON_VERSION "${Python_VERSION}, nanobind ${nanobind_VERSION}")
+    endif()
+  endif()
 endif()

@@ -3,6 +3,8 @@
 option(HEDDLE_BUILD_TOOLS "Build the heddle command" ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_BUILD_BENCHMARKS "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(HEDDLE_BUILD_PYTHON "Build the Python package, if Python and nanobind are there"
+       ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_DCHECKS "Check invariants at run time (DCHECK)" OFF)
 option(HEDDLE_WARNINGS_AS_ERRORS "Stop at the first warning" ${PROJECT_IS_TOP_LEVEL})

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what heddle is built with, from Debian's packages, by name. Nothing is installed twice.
+# Installs what heddle is built with, by name: from Debian's packages, and what the Python package needs
+# from PyPI, into a virtual environment in build/venv. Nothing is installed twice.
 #
 #   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks
 #
@@ -11,13 +12,15 @@
 set -euo pipefail
 
 build_packages=(
-  g++ cmake ninja-build ccache python3
+  g++ cmake ninja-build ccache python3 python3-dev python3-venv
   libtbb-dev libhwy-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev
   libboost1.81-dev libssl-dev libxxhash-dev
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
   gnuplot-nox  # heddle bench --plot
 )
 checks_packages=(clang libclang-rt-14-dev llvm clang-format clang-tidy)
+# nanobind and scikit-build-core build the package, the others test it.
+python_packages=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6 pytest==9.2.0)
 benchmarks_packages=(clang libomp-dev libstarpu-dev)
 
 wanted=()
@@ -42,12 +45,27 @@ if ! command -v dpkg-query >/dev/null; then
   exit 1
 fi
 
+# The Python packages, unless the environment has just these already.
+set_up_python() {
+  local venv stamp
+  venv="$(cd "$(dirname "$0")/.." && pwd)/build/venv"
+  stamp="$venv/installed"
+  if [[ -f "$stamp" && "$(<"$stamp")" == "${python_packages[*]}" ]]; then
+    return
+  fi
+  echo "setup: installing ${python_packages[*]} into build/venv"
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${python_packages[@]}"
+  echo "${python_packages[*]}" >"$stamp"
+}
+
 missing=()
 for package in "${wanted[@]}"; do
   is_installed "$package" || missing+=("$package")
 done
 if ((${#missing[@]} == 0)); then
-  echo "setup: nothing to install, all ${#wanted[@]} packages are there"
+  set_up_python
+  echo "setup: all ${#wanted[@]} packages are there"
   exit 0
 fi
 
@@ -64,3 +82,4 @@ echo "setup: installing ${missing[*]}"
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -q --no-install-recommends "${missing[@]}" </dev/null
 echo "setup: installed ${#missing[@]} packages"
+set_up_python

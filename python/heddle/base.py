@@ -1,0 +1,23 @@
+"""Loads the C++ half of the package, and ends its work in order when the interpreter exits."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from .error import Error, MXNetError
+
+# The engine that existing launchers and scripts ask for.
+_ENGINES = {"naiveengine": "serial", "threadedengine": "threaded", "threadedengineperdevice": "threaded"}
+_asked = os.environ.get("MXNET_ENGINE_TYPE")
+if _asked and "HEDDLE_ENGINE" not in os.environ:
+    _name = _asked.lower().removesuffix("async")
+    if _name not in _ENGINES:
+        raise ValueError(f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}")
+    os.environ["HEDDLE_ENGINE"] = _ENGINES[_name]
+
+from . import _core  # noqa: E402
+
+atexit.register(_core.finish)
+
+__all__ = ["Error", "MXNetError"]

@@ -1,0 +1,93 @@
+"""Devices: where arrays live and ops run."""
+
+from __future__ import annotations
+
+_TYPES = ("cpu", "cpu_pinned", "gpu")
+
+
+class Context:
+    """A device: its type ('cpu', 'cpu_pinned' or 'gpu') and its number.
+
+    All ``cpu(i)`` are logical devices of one machine: any number from 0 works.
+    """
+
+    __slots__ = ("device_type", "device_id", "_outer")
+    _innermost: "Context | None" = None
+
+    def __init__(self, device_type: "str | Context", device_id: int = 0) -> None:
+        if isinstance(device_type, Context):
+            device_type, device_id = device_type.device_type, device_type.device_id
+        if device_type not in _TYPES:
+            raise ValueError(f"expected a device type of {', '.join(_TYPES)}, got {device_type!r}")
+        if not 0 <= device_id < 2**15:
+            raise ValueError(f"expected a device number of at least 0 and below 32768, got {device_id}")
+        self.device_type = device_type
+        self.device_id = int(device_id)
+        self._outer: list[Context | None] = []
+
+    @property
+    def _code(self) -> int:
+        return _TYPES.index(self.device_type) << 16 | self.device_id
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Context):
+            return NotImplemented
+        return (self.device_type, self.device_id) == (other.device_type, other.device_id)
+
+    def __hash__(self) -> int:
+        return hash((self.device_type, self.device_id))
+
+    def __repr__(self) -> str:
+        return f"{self.device_type}({self.device_id})"
+
+    def __enter__(self) -> "Context":
+        self._outer.append(Context._innermost)
+        Context._innermost = self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        Context._innermost = self._outer.pop()
+
+
+def cpu(device_id: int = 0) -> Context:
+    """A CPU device."""
+    return Context("cpu", device_id)
+
+
+def cpu_pinned(device_id: int = 0) -> Context:
+    """CPU memory that a GPU can copy from directly."""
+    return Context("cpu_pinned", device_id)
+
+
+def gpu(device_id: int = 0) -> Context:
+    """A GPU."""
+    return Context("gpu", device_id)
+
+
+def num_gpus() -> int:
+    """How many GPUs this build can use."""
+    return 0
+
+
+def current_context() -> Context:
+    """The device of arrays that are made without one: that of the innermost ``with`` block, or cpu(0)."""
+    return Context._innermost or _CPU0
+
+
+_CPU0 = cpu()
+_KNOWN = {_CPU0._code: _CPU0}
+
+
+def _from_code(code: int) -> Context:
+    known = _KNOWN.get(code)
+    if known is None:
+        known = _KNOWN[code] = Context(_TYPES[code >> 16], code & 0xFFFF)
+    return known
+
+
+def _code_of(ctx: "Context | None") -> int:
+    if ctx is None:
+        ctx = current_context()
+    if not isinstance(ctx, Context):
+        raise TypeError(f"expected a Context such as heddle.cpu(), got {type(ctx).__name__}")
+    return ctx._code

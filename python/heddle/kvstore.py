@@ -1,0 +1,320 @@
+"""KVStore: values under keys, shared by devices. Gradients are pushed and summed, an updater changes the
+stored value, weights are pulled.
+
+    >>> kv = mx.kv.create('device')
+    >>> kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    >>> kv.init('weight', weight)
+    >>> kv.push('weight', [gradient0, gradient1])
+    >>> kv.pull('weight', out=[weight0, weight1])
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import Callable
+
+from . import _core
+from .error import InvalidArgument, InvalidState, InvalidType
+
+__all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "types"]
+
+
+class KVStoreBase:
+    """The interface of all stores. A store of your own derives from it and registers by its class:
+
+        >>> @mx.kv.KVStoreBase.register
+        ... class MyStore(mx.kv.KVStoreBase):
+        ...     ...
+        >>> kv = mx.kv.create('mystore')
+    """
+
+    OPTIMIZER = "optimizer"
+    kv_registry: dict = {}
+
+    def broadcast(self, key, value, out, priority: int = 0) -> None:
+        """Copies the value of rank 0 to `out` at all ranks."""
+        raise NotImplementedError(f"{type(self).__name__} has no broadcast")
+
+    def pushpull(self, key, value, out=None, priority: int = 0) -> None:
+        """Sums the values of all ranks and devices and writes the result to `out`, or to `value`."""
+        raise NotImplementedError(f"{type(self).__name__} has no pushpull")
+
+    def set_optimizer(self, optimizer) -> None:
+        """Later pushes update the stored values by the optimizer."""
+        raise NotImplementedError(f"{type(self).__name__} has no set_optimizer")
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can do something: 'optimizer'."""
+        raise NotImplementedError("the store does not say what it is capable of")
+
+    def save_optimizer_states(self, fname, dump_optimizer: bool = False) -> None:
+        """Writes what the optimizer keeps for the keys to a file."""
+        raise NotImplementedError(f"{type(self).__name__} has no save_optimizer_states")
+
+    def load_optimizer_states(self, fname) -> None:
+        """Takes the states of a file."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_optimizer_states")
+
+    @property
+    def type(self) -> str:
+        """The name of the store's type."""
+        raise NotImplementedError(f"{type(self).__name__} has no type")
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no rank")
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        raise NotImplementedError(f"{type(self).__name__} has no num_workers")
+
+    @staticmethod
+    def register(klass: type) -> type:
+        """Makes `create` know a class by its name; case does not matter. Returns the class."""
+        if not isinstance(klass, type):
+            raise InvalidType(f"register: expected a class, got {klass!r}")
+        name = klass.__name__.lower()
+        if name in KVStoreBase.kv_registry or name in _core.kvstore_types():
+            warnings.warn(f"the store {name!r} is replaced by {klass.__module__}.{klass.__qualname__}")
+        KVStoreBase.kv_registry[name] = klass
+        return klass
+
+
+class KVStore(_core.KVStore, KVStoreBase):
+    """A store of the C++ library: 'local' or 'device'. Made by `create`.
+
+    Per key, calls take effect in program order: a push after all earlier pushes and pulls of the key, a pull
+    after all earlier ones, and it returns the newest value. A pushed array may be overwritten right after. The
+    store never shows the caller's arrays.
+
+    Keys are str or int, one kind a store. Lists of keys take lists of values, or lists of lists.
+    """
+
+    def set_optimizer(self, optimizer) -> None:
+        """Later pushes update the stored values by the optimizer; later changes of its parameters count from
+        the next push on. An optimizer written in Python runs on the thread that pushes."""
+        from . import optimizer as _optimizer
+
+        if not isinstance(optimizer, _optimizer.Optimizer):
+            raise InvalidType(f"set_optimizer: expected an Optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, _optimizer._Native) and optimizer._native_schedule_only():
+            self._set_native_optimizer(optimizer._native)
+            self._updater = None
+        else:
+            self._set_updater(_optimizer.get_updater(optimizer))
+        self._optimizer = optimizer
+
+    def _set_updater(self, updater: Callable) -> None:
+        """Later pushes call updater(key, input, stored), on the thread that pushes, in place of replacing the
+        stored value. What it raises leaves the push."""
+        if not callable(updater):
+            raise InvalidType(f"_set_updater: expected a function, got {type(updater).__name__}")
+        super()._set_updater(updater)
+        self._updater = updater
+
+    set_updater = _set_updater
+
+    def set_gradient_compression(self, compression_params: dict) -> None:
+        """{'type': '2bit', 'threshold': 0.5}, or '1bit': later pushes are sent in that many bits an element;
+        what these cannot carry is added to the next push."""
+        if not isinstance(compression_params, dict):
+            raise InvalidType("set_gradient_compression: expected a dict, got "
+                              f"{type(compression_params).__name__}")
+        given = dict(compression_params)
+        if "type" not in given:
+            raise InvalidArgument("set_gradient_compression: expected 'type', one of "
+                                  f"{', '.join(_core.compression_types())}")
+        kind = given.pop("type")
+        threshold = given.pop("threshold", 0.5)
+        if given:
+            raise InvalidArgument("set_gradient_compression: expected 'type' and 'threshold', got "
+                                  f"{', '.join(map(repr, given))} too")
+        try:
+            self._set_gradient_compression(str(kind), float(threshold))
+        except TypeError as error:
+            raise InvalidType(f"set_gradient_compression: expected a number as threshold, got {threshold!r}"
+                              ) from error
+
+    def save_optimizer_states(self, fname: "str | os.PathLike", dump_optimizer: bool = False) -> None:
+        """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""
+        updater = getattr(self, "_updater", None)
+        if hasattr(updater, "_save"):
+            updater._save(os.fspath(fname), dump_optimizer)
+        else:
+            self._save_native_states(os.fspath(fname), dump_optimizer)
+
+    def load_optimizer_states(self, fname: "str | os.PathLike") -> None:
+        """Takes the states of a file in place of those that are; the optimizer has to be set already."""
+        updater = getattr(self, "_updater", None)
+        if hasattr(updater, "_load"):
+            updater._load(os.fspath(fname))
+        else:
+            self._load_native_states(os.fspath(fname))
+
+    def _barrier(self) -> None:
+        """Returns when all workers have called it."""
+        self.barrier()
+
+    def __contains__(self, key) -> bool:
+        return self.contains(key)
+
+    def __repr__(self) -> str:
+        return f"<heddle.kvstore.KVStore {self.type!r}>"
+
+
+def _as_list(value) -> list:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class TestStore(KVStoreBase):
+    """Keeps nothing and sums what it gets: for tests of training code."""
+
+    def broadcast(self, key, value, out, priority: int = 0) -> None:
+        for one in _as_list(out):
+            value.copyto(one)
+
+    def pushpull(self, key, value, out=None, priority: int = 0) -> None:
+        values = _as_list(value)
+        total = values[0].copy()
+        for one in values[1:]:
+            total += one.as_in_context(total.context)
+        for one in _as_list(value if out is None else out):
+            total.copyto(one)
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return False
+
+    @property
+    def type(self) -> str:
+        return "teststore"
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        return 1
+
+
+class _Adapter(KVStoreBase):
+    """A store that hands all work to another package."""
+
+    _package = ""
+
+    def __init__(self) -> None:
+        try:
+            self._module = importlib.import_module(self._package)
+        except ImportError as error:
+            name = type(self).__name__.lower()
+            raise InvalidState(f"create({name!r}): the package {self._package!r} cannot be imported: {error}"
+                               ) from error
+        self._module.init()
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return False
+
+    @property
+    def type(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def rank(self) -> int:
+        return self._module.rank()
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the workers of this machine."""
+        return self._module.local_rank()
+
+    @property
+    def num_workers(self) -> int:
+        return self._module.size()
+
+
+class Horovod(_Adapter):
+    """Sums by Horovod's allreduce, through torch tensors that share the arrays' memory."""
+
+    _package = "horovod.torch"
+
+    def broadcast(self, key, value, out, priority: int = 0) -> None:
+        for one in _as_list(out):
+            if one is not value:
+                value.copyto(one)
+            _through_torch(one, lambda tensor: self._module.broadcast_(tensor, root_rank=0, name=str(key)))
+
+    def pushpull(self, key, value, out=None, priority: int = 0) -> None:
+        targets = _as_list(value if out is None else out)
+        for one, target in zip(_as_list(value), targets):
+            if target is not one:
+                one.copyto(target)
+            _through_torch(target, lambda tensor: self._module.allreduce_(
+                tensor, op=self._module.Sum, name=str(key)))
+
+
+class BytePS(_Adapter):
+    """Sums by BytePS's push_pull, through torch tensors that share the arrays' memory."""
+
+    _package = "byteps.torch"
+
+    def broadcast(self, key, value, out, priority: int = 0) -> None:
+        for one in _as_list(out):
+            if one is not value:
+                value.copyto(one)
+            if self.rank != 0:
+                one[:] = 0
+            self._sum(key, one, priority)
+
+    def pushpull(self, key, value, out=None, priority: int = 0) -> None:
+        targets = _as_list(value if out is None else out)
+        for one, target in zip(_as_list(value), targets):
+            if target is not one:
+                one.copyto(target)
+            self._sum(key, target, priority)
+
+    def _sum(self, key, array, priority: int) -> None:
+        def push_pull(tensor):
+            handle = self._module.byteps_push_pull(tensor, average=False, name=f"heddle_{key}", priority=priority)
+            self._module.synchronize(handle)
+
+        _through_torch(array, push_pull)
+
+
+def _through_torch(array, function: Callable) -> None:
+    import torch
+
+    function(torch.from_dlpack(array))
+
+
+KVStoreBase.kv_registry.update(teststore=TestStore, horovod=Horovod, byteps=BytePS)
+
+
+def types() -> list:
+    """The names that `create` knows."""
+    return sorted({*_core.kvstore_types(), *KVStoreBase.kv_registry})
+
+
+def create(name: str = "local", strict_init: bool = False) -> KVStoreBase:
+    """Makes a store by the name of its type; case does not matter.
+
+    local      sums and updates on the CPU
+    device     sums and updates on the devices that hold the values
+    teststore  keeps nothing and sums what it gets
+
+    and the names of registered classes. With strict_init a push never creates a key.
+    """
+    if not isinstance(name, str):
+        raise InvalidType(f"create: expected the name of a type, got {type(name).__name__}")
+    klass = KVStoreBase.kv_registry.get(name.lower())
+    if klass is not None:
+        return klass()
+    if name.lower() not in _core.kvstore_types():
+        raise InvalidArgument(f"unknown type of store {name!r}: expected one of {', '.join(types())}")
+    return KVStore(name, strict_init)

@@ -1,0 +1,108 @@
+"""Learning rates that change with the number of updates.
+
+A scheduler is called with the number of updates, from 1, and returns the rate. Those of this module run
+inside the store; one written in Python is asked before each push.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from . import _core
+
+
+class LRScheduler:
+    """The base of schedulers. One of your own overrides __call__(num_update).
+
+    For num_update < warmup_steps the rate grows from warmup_begin_lr towards base_lr ('linear'), or is
+    warmup_begin_lr ('constant').
+    """
+
+    def __init__(self, base_lr: float = 0.01, warmup_steps: int = 0, warmup_begin_lr: float = 0.0,
+                 warmup_mode: str = "linear") -> None:
+        if warmup_steps < 0:
+            raise ValueError(f"expected warmup_steps of at least 0, got {warmup_steps}")
+        if warmup_begin_lr > base_lr:
+            raise ValueError(f"expected warmup_begin_lr of at most base_lr {base_lr}, got {warmup_begin_lr}")
+        if warmup_mode not in ("linear", "constant"):
+            raise ValueError(f"expected a warmup_mode of linear, constant, got {warmup_mode!r}")
+        self.base_lr = base_lr
+        self.warmup_steps = warmup_steps
+        self.warmup_begin_lr = warmup_begin_lr
+        self.warmup_final_lr = base_lr
+        self.warmup_mode = warmup_mode
+
+    def get_warmup_lr(self, num_update: int) -> float:
+        """The rate during the warm-up."""
+        if self.warmup_mode == "constant":
+            return self.warmup_begin_lr
+        grown = (self.warmup_final_lr - self.warmup_begin_lr) * num_update / self.warmup_steps
+        return self.warmup_begin_lr + grown
+
+    def __call__(self, num_update: int) -> float:
+        raise NotImplementedError("a scheduler overrides __call__(num_update)")
+
+
+class _Native(LRScheduler):
+    """One that the C++ library evaluates."""
+
+    def _schedule(self) -> "_core.Schedule":
+        raise NotImplementedError
+
+    def _warmup(self) -> tuple:
+        return self.warmup_steps, self.warmup_begin_lr, self.warmup_mode == "constant"
+
+    def __call__(self, num_update: int) -> float:
+        return self._schedule()(num_update)
+
+
+class FactorScheduler(_Native):
+    """base_lr, multiplied by `factor` each time another `step` updates are done, but not below stop_factor_lr."""
+
+    def __init__(self, step: int, factor: float = 1, stop_factor_lr: float = 1e-8, base_lr: float = 0.01,
+                 warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step, self.factor, self.stop_factor_lr = step, factor, stop_factor_lr
+        self._schedule()  # checks the numbers
+
+    def _schedule(self):
+        return _core.factor_schedule(self.step, self.factor, self.stop_factor_lr, self.base_lr, *self._warmup())
+
+
+class MultiFactorScheduler(_Native):
+    """base_lr, multiplied by `factor` after each of the updates that `step` lists."""
+
+    def __init__(self, step: Sequence[int], factor: float = 1, base_lr: float = 0.01, warmup_steps: int = 0,
+                 warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step, self.factor = list(step), factor
+        self._schedule()
+
+    def _schedule(self):
+        return _core.multi_factor_schedule(self.step, self.factor, self.base_lr, *self._warmup())
+
+
+class PolyScheduler(_Native):
+    """From base_lr to final_lr at max_update, along (1 - progress) to the power of `pwr`."""
+
+    def __init__(self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0,
+                 warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.max_update, self.power, self.final_lr = max_update, pwr, final_lr
+        self._schedule()
+
+    def _schedule(self):
+        return _core.poly_schedule(self.max_update, self.power, self.final_lr, self.base_lr, *self._warmup())
+
+
+class CosineScheduler(_Native):
+    """From base_lr to final_lr at max_update, along half a cosine."""
+
+    def __init__(self, max_update: int, base_lr: float = 0.01, final_lr: float = 0, warmup_steps: int = 0,
+                 warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.max_update, self.final_lr = max_update, final_lr
+        self._schedule()
+
+    def _schedule(self):
+        return _core.cosine_schedule(self.max_update, self.final_lr, self.base_lr, *self._warmup())

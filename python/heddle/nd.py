@@ -1,0 +1,676 @@
+"""NDArray: dense arrays whose operations are queued and run asynchronously.
+
+Operations return at once; ``asnumpy()``, ``asscalar()``, printing and ``wait_to_read()`` wait for what
+they need. An error of an operation comes back there. Operations of one thread take effect in the order
+in which they were called.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any, Iterable, Sequence
+
+import numpy
+
+from . import _core
+from . import base as _base  # noqa: F401  sets the engine up
+from . import context as _context
+from . import dtype as _dtype
+from .context import Context, cpu, current_context
+from .error import InvalidArgument, InvalidType, IoError
+
+__all__ = ["NDArray", "abs", "add", "arange", "array", "divide", "dot", "empty", "exp", "from_buffer",
+           "from_dlpack", "from_numpy", "full", "load", "log", "maximum", "mean", "minimum", "multiply", "norm",
+           "ones", "ones_like", "save", "sign", "sparse", "sqrt", "square", "subtract", "sum", "waitall",
+           "zeros", "zeros_like"]
+
+
+def _dims(shape: "int | Sequence[int]") -> list[int]:
+    if isinstance(shape, (int, numpy.integer)):
+        return [int(shape)]
+    return [int(extent) for extent in shape]
+
+
+class NDArray(_core.Array):
+    """A dense array: shape, dtype, context. Made by the functions of this module.
+
+    Several objects may show the same values: slices of the first axis and reshapes are views.
+    """
+
+    __slots__ = ("__weakref__",)
+    __array_ufunc__ = None  # numbers and arrays of NumPy leave operators to this class
+    _compares_to_bool = False
+
+    # What it is.
+
+    @property
+    def dtype(self):
+        """NumPy's class of the elements' type, such as numpy.float32; 'bfloat16' for that one."""
+        return _dtype._from_code(self._dtype)
+
+    @property
+    def context(self) -> Context:
+        """The device."""
+        return _context._from_code(self._device)
+
+    ctx = device = context
+
+    @property
+    def stype(self) -> str:
+        """The kind of storage: 'default'."""
+        return "default"
+
+    @property
+    def T(self) -> "NDArray":
+        """A copy with the axes in reverse order."""
+        return self.transpose()
+
+    @property
+    def version(self) -> int:
+        """How many writes of the array's memory have completed."""
+        return self._var.version
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise InvalidType("len: expected an array with at least one axis, got shape ()")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'x'.join(map(str, self.shape))} @{self.context}>"
+
+    def __str__(self) -> str:
+        return f"\n{self.asnumpy()}\n{self!r}"
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise InvalidArgument(f"bool: expected an array of one element, got shape {self.shape}")
+        return bool(self.asscalar())
+
+    def __float__(self) -> float:
+        return float(self.asscalar())
+
+    def __int__(self) -> int:
+        return int(self.asscalar())
+
+    def __index__(self) -> int:
+        value = self.asscalar()
+        if not isinstance(value, numpy.integer):
+            raise InvalidType(f"expected an integer, got an array of {self.dtype}")
+        return int(value)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    __hash__ = object.__hash__
+
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("the values are copied: use numpy.from_dlpack(array) to share memory")
+        values = self.asnumpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def __reduce__(self):
+        return _restore, (type(self), self.asnumpy(), _dtype._NAMES[self._dtype], self.context.device_type,
+                          self.context.device_id)
+
+    # Values in and out.
+
+    def asscalar(self):
+        """The only element, as a NumPy number. Waits."""
+        if self.size != 1:
+            raise InvalidArgument(f"asscalar: expected an array of one element, got shape {self.shape}")
+        return self.asnumpy().reshape(())[()]
+
+    item = asscalar
+
+    def tolist(self) -> list:
+        """The values as nested lists. Waits."""
+        return self.asnumpy().tolist()
+
+    def copy(self) -> "NDArray":
+        """A fresh array with the same values on the same device."""
+        return self._copy(self._device)
+
+    def copyto(self, other: "NDArray | Context"):
+        """Copies to an array of the same shape, casting, or to a fresh one on a device. Returns it."""
+        if isinstance(other, Context):
+            return self._copy(other._code)
+        if isinstance(other, _core.RowSparse):
+            self._copy_to_sparse(other)
+            return other
+        if not isinstance(other, _core.Array):
+            raise InvalidType(f"copyto: expected an NDArray or a Context, got {type(other).__name__}")
+        self._copy_to(other)
+        return other
+
+    def as_in_context(self, context: Context) -> "NDArray":
+        """The array itself if it is on the device, else a copy there."""
+        return self if context == self.context else self._copy(context._code)
+
+    as_in_ctx = to_device = as_in_context
+
+    def astype(self, dtype, copy: bool = True) -> "NDArray":
+        """A copy as another dtype; the array itself if it has the dtype and copy is false."""
+        code = _dtype._code_of(dtype)
+        return self if not copy and code == self._dtype else self._astype(code)
+
+    def tostype(self, stype: str):
+        """A copy of another kind: 'default', or 'row_sparse' with the rows that are not all zeros."""
+        if stype == "default":
+            return self.copy()
+        if stype == "row_sparse":
+            return self._to_row_sparse()
+        raise InvalidArgument(f"tostype: expected 'default' or 'row_sparse', got {stype!r}")
+
+    # Shapes.
+
+    def reshape(self, *shape, **named) -> "NDArray":
+        """A view with another shape; one extent may be -1, and 0 keeps the extent of the same axis."""
+        if named:
+            shape = named["shape"]
+        dims = _dims(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        kept = self.shape
+        for axis, extent in enumerate(dims):
+            if extent == 0 and axis < len(kept) and self.size > 0:
+                dims[axis] = kept[axis]
+        if dims.count(-1) > 1 or any(extent < -1 for extent in dims):
+            raise InvalidArgument(f"reshape: expected extents of at least 0 and one -1 at most, got {dims}")
+        if -1 in dims:
+            known = 1
+            for extent in dims:
+                known *= extent if extent != -1 else 1
+            if known == 0 or self.size % known:
+                raise InvalidArgument(f"reshape: {self.size} elements do not fit shape {tuple(dims)}")
+            dims[dims.index(-1)] = self.size // known
+        return self._reshape(dims)
+
+    def flatten(self) -> "NDArray":
+        """A view as a matrix: the first axis, and all the others as one."""
+        return self.reshape((self.shape[0], -1)) if self.ndim != 1 else self.reshape((-1, 1))
+
+    def expand_dims(self, axis: int) -> "NDArray":
+        """A view with an axis of extent 1 more, before `axis`."""
+        dims = list(self.shape)
+        dims.insert(axis if axis >= 0 else len(dims) + 1 + axis, 1)
+        return self._reshape(dims)
+
+    def squeeze(self) -> "NDArray":
+        """A view without the axes of extent 1."""
+        return self._reshape([extent for extent in self.shape if extent != 1])
+
+    def transpose(self, *axes) -> "NDArray":
+        """A copy with the axes in another order: by default reversed."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        order = [int(axis) for axis in order] if order else list(range(self.ndim))[::-1]
+        return self._transpose([axis + self.ndim if axis < 0 else axis for axis in order])
+
+    def broadcast_to(self, shape) -> "NDArray":
+        """A copy in which axes of extent 1 repeat."""
+        return self._broadcast_to(_dims(shape))
+
+    def slice(self, begin: int, end: int) -> "NDArray":
+        """A view of elements [begin, end) of the first axis."""
+        return self._slice(begin, end)
+
+    # Reductions and functions beyond those of the base.
+
+    def _axis(self, axis: "int | None") -> "int | None":
+        return axis + self.ndim if axis is not None and axis < 0 else axis
+
+    def sum(self, axis: "int | None" = None, keepdims: bool = False) -> "NDArray":
+        """The sum of all elements, shape (1,), or along an axis."""
+        return self._reduced(self._sum(self._axis(axis)), axis, keepdims)
+
+    def mean(self, axis: "int | None" = None, keepdims: bool = False) -> "NDArray":
+        """The mean of all elements, shape (1,), or along an axis."""
+        return self._reduced(self._mean(self._axis(axis)), axis, keepdims)
+
+    def _reduced(self, result: "NDArray", axis: "int | None", keepdims: bool) -> "NDArray":
+        if not keepdims:
+            return result
+        dims = [1] * self.ndim
+        if axis is not None:
+            dims = list(self.shape)
+            dims[axis] = 1
+        return result._reshape(dims)
+
+    def clip(self, a_min, a_max) -> "NDArray":
+        """Each element, limited to [a_min, a_max]."""
+        return self._maximum(a_min)._minimum(a_max)
+
+    __div__ = _core.Array.__truediv__
+
+    # Elements and parts.
+
+    def __getitem__(self, key) -> "NDArray":
+        """A view for integers and a slice of neighbours that lie in one piece, else a copy. An index of
+        arrays, lists or booleans waits for the values."""
+        ranges = _ranges(self.shape, key)
+        if ranges is None:
+            return array(self.asnumpy()[_numpy_key(key)], ctx=self.context, dtype=self.dtype, _type=type(self))
+        view = _view(self, ranges)
+        if view is not None:
+            return view
+        return self._copy_part([number for one in ranges for number in one])
+
+    def __setitem__(self, key, value) -> None:
+        ranges = _ranges(self.shape, key)
+        if ranges is None:
+            values = self.asnumpy()
+            values[_numpy_key(key)] = value.asnumpy() if isinstance(value, _core.Array) else value
+            array(values, ctx=self.context, dtype=self.dtype).copyto(self)
+            return
+        dims = [count for _, _, count, keep in ranges if keep]
+        part = _view(self, ranges)
+        if part is not None and isinstance(value, (int, float, numpy.number, numpy.bool_)):
+            part._fill(value)
+            return
+        if not isinstance(value, _core.Array):
+            value = array(value, ctx=self.context, dtype=self.dtype)
+        if value.context != self.context:
+            value = value.as_in_context(self.context)
+        if value._dtype != self._dtype:
+            value = value.astype(self.dtype)
+        if list(value.shape) != dims:
+            extra = value.ndim - len(dims)
+            if extra > 0 and all(extent == 1 for extent in value.shape[:extra]):
+                value = value._reshape(list(value.shape[extra:]))
+            value = value._broadcast_to(dims)
+        if part is not None:
+            value._copy_to(part)
+        else:
+            self._assign_part([number for one in ranges for number in one], value)
+
+
+def _restore(kind, values, dtype, device_type, device_id):
+    return array(values, ctx=Context(device_type, device_id), dtype=dtype, _type=kind)
+
+
+def _numpy_key(key):
+    if isinstance(key, tuple):
+        return tuple(_numpy_key(one) for one in key)
+    if isinstance(key, _core.Array):
+        values = key.asnumpy()
+        return values if values.dtype.kind in "bi" else values.astype("int64")
+    return key
+
+
+def _ranges(shape: tuple, key) -> "list[tuple[int, int, int, int]] | None":
+    """(begin, step, count, keep) for each axis; None for an index that is not made of integers and slices."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    for one in keys:
+        if not (one is Ellipsis or isinstance(one, (slice, int, numpy.integer)) and not isinstance(one, bool)):
+            return None
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        keys[at:at + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
+    if len(keys) > len(shape):
+        raise IndexError(f"expected at most {len(shape)} indices for shape {shape}, got {len(keys)}")
+    keys += [slice(None)] * (len(shape) - len(keys))
+    ranges = []
+    for axis, (one, extent) in enumerate(zip(keys, shape)):
+        if isinstance(one, slice):
+            begin, end, step = one.indices(extent)
+            ranges.append((begin, step, len(range(begin, end, step)), 1))
+        else:
+            index = int(one) + extent if one < 0 else int(one)
+            if not 0 <= index < extent:
+                raise IndexError(f"index {one} is out of range for axis {axis} of shape {shape}")
+            ranges.append((index, 1, 1, 0))
+    return ranges
+
+
+def _view(of: NDArray, ranges: list) -> "NDArray | None":
+    """The part as a view, if it lies in one piece: integers, then one slice, then whole axes."""
+    axis = 0
+    view = of
+    while axis < len(ranges) and not ranges[axis][3]:
+        begin = ranges[axis][0]
+        view = view._slice(begin, begin + 1)
+        view = view._reshape(list(view.shape[1:])) if view.ndim > 1 or len(ranges) > 1 else view._reshape([1])
+        axis += 1
+    if axis == len(ranges):
+        return view if view.ndim == 0 or of.ndim else view
+    begin, step, count, _ = ranges[axis]
+    if step != 1 and count > 1:
+        return None
+    for later in range(axis + 1, len(ranges)):
+        if ranges[later] != (0, 1, of.shape[later], 1):
+            return None
+    if (begin, count) != (0, of.shape[axis]):
+        view = view._slice(begin, begin + count)
+    return view if view is not of else of._reshape(list(of.shape))
+
+
+# Making arrays.
+
+def array(source, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray:
+    """An array with a copy of values: of an NDArray, a NumPy array, (nested) lists or a number.
+
+    The dtype is float32 unless `dtype` or an NDArray's own says otherwise.
+    """
+    if isinstance(source, _core.RowSparse):
+        source = source.tostype("default")
+    if isinstance(source, _core.Array):
+        code = source._dtype if dtype is None else _dtype._code_of(dtype)
+        copied = source._astype(code) if code != source._dtype else source
+        return copied._copy(source._device if ctx is None else ctx._code)
+    code = _dtype._code_of(dtype)
+    if isinstance(source, (list, tuple)) and source and isinstance(source[0], _core.Array):
+        source = [one.asnumpy() for one in source]
+    values = numpy.asarray(source)
+    if values.dtype not in _dtype._CODES:
+        try:
+            values = values.astype("float64" if values.dtype.kind in "fc" else "int64", casting="same_kind")
+        except TypeError:
+            raise InvalidType(f"array: expected numbers, got {values.dtype}") from None
+    # ascontiguousarray makes one axis of none
+    flat = values if values.flags.c_contiguous else numpy.ascontiguousarray(values)
+    return _core.copy_buffer(_type, flat, list(values.shape), _dtype._code_of(values.dtype), code,
+                             _context._code_of(ctx))
+
+
+def zeros(shape, ctx: "Context | None" = None, dtype=None, stype: "str | None" = None, **_) -> NDArray:
+    """An array of zeros."""
+    if stype not in (None, "default"):
+        from . import sparse as _sparse
+
+        return _sparse.zeros(stype, shape, ctx, dtype)
+    return full(shape, 0, ctx, dtype)
+
+
+def ones(shape, ctx: "Context | None" = None, dtype=None, **_) -> NDArray:
+    """An array of ones."""
+    return full(shape, 1, ctx, dtype)
+
+
+def full(shape, val, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray:
+    """An array of which each element is `val`."""
+    return _core.full(_type, _dims(shape), val, _dtype._code_of(dtype), _context._code_of(ctx))
+
+
+def empty(shape, ctx: "Context | None" = None, dtype=None) -> NDArray:
+    """An array whose values are undefined until it is written."""
+    return _core.empty(NDArray, _dims(shape), _dtype._code_of(dtype), _context._code_of(ctx))
+
+
+def arange(start, stop=None, step=1.0, repeat: int = 1, ctx: "Context | None" = None, dtype=None) -> NDArray:
+    """Numbers from `start`, or 0, up to but without `stop`, each `repeat` times."""
+    if stop is None:
+        start, stop = 0, start
+    values = numpy.repeat(numpy.arange(start, stop, step, dtype="float64"), repeat)
+    return array(values, ctx, dtype)
+
+
+def zeros_like(other: NDArray) -> NDArray:
+    """Zeros in the shape, dtype and context of another array."""
+    return full(other.shape, 0, other.context, other.dtype)
+
+
+def ones_like(other: NDArray) -> NDArray:
+    """Ones in the shape, dtype and context of another array."""
+    return full(other.shape, 1, other.context, other.dtype)
+
+
+def from_dlpack(other, ctx: "Context | None" = None) -> NDArray:
+    """An array over the memory of another library's, without a copy: NumPy, PyTorch, JAX, CuPy.
+
+    Only heddle's own calls on it are ordered: call ``wait_to_read()`` before the other library reads what
+    heddle has written, ``wait_to_write()`` before it writes.
+    """
+    if hasattr(other, "__dlpack__"):
+        try:
+            capsule = other.__dlpack__(max_version=(1, 0))
+        except TypeError:  # from before DLPack had versions
+            capsule = other.__dlpack__()
+    else:
+        capsule = other
+    return _core.from_dlpack(NDArray, capsule, _context._code_of(ctx))
+
+
+def from_buffer(other, dtype=None, ctx: "Context | None" = None) -> NDArray:
+    """An array over the memory of an object with a writable buffer, without a copy; see from_dlpack."""
+    view = memoryview(other)
+    code = _dtype._code_of(numpy.asarray(view).dtype if dtype is None else dtype)
+    size = _dtype._NUMPY[code].itemsize if code != _dtype._BFLOAT16 else 2
+    shape = list(view.shape) if dtype is None else [view.nbytes // size]
+    return _core.from_buffer(NDArray, other, shape, code, _context._code_of(ctx))
+
+
+def from_numpy(ndarray: numpy.ndarray, zero_copy: bool = True) -> NDArray:
+    """An array over the memory of a NumPy array, or with zero_copy false a copy of it."""
+    return from_buffer(ndarray) if zero_copy else array(ndarray, dtype=ndarray.dtype)
+
+
+def to_dlpack_for_read(data: NDArray):
+    """The array's memory as a DLPack capsule, to be read."""
+    return data.__dlpack__()
+
+
+def to_dlpack_for_write(data: NDArray):
+    """The array's memory as a DLPack capsule, to be read and written."""
+    return data.__dlpack__()
+
+
+def waitall(timeout: "float | None" = None) -> None:
+    """Waits for everything pushed so far. Raises the earliest error that no wait has raised yet."""
+    _core.waitall(timeout)
+
+
+# Functions.
+
+def _method(name: str, text: str):
+    def function(data: NDArray, *args, **kwargs) -> NDArray:
+        return getattr(data, name)(*args, **kwargs)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = text
+    return function
+
+
+abs = _method("abs", "The magnitude of each element.")  # noqa: A001
+sign = _method("sign", "1, 0 or -1 for each element.")
+square = _method("square", "The square of each element.")
+sqrt = _method("sqrt", "The square root of each element.")
+exp = _method("exp", "e to the power of each element.")
+log = _method("log", "The natural logarithm of each element.")
+norm = _method("norm", "The square root of the sum of the squares of all elements; shape (1,).")
+sum = _method("sum", "The sum of all elements, or along an axis.")  # noqa: A001
+mean = _method("mean", "The mean of all elements, or along an axis.")
+clip = _method("clip", "Each element, limited to [a_min, a_max].")
+dot = _method("dot", "The matrix product.")
+transpose = _method("transpose", "A copy with the axes in another order.")
+reshape = _method("reshape", "A view with another shape.")
+
+
+def add(a, b) -> NDArray:
+    """a + b."""
+    return a + b
+
+
+def subtract(a, b) -> NDArray:
+    """a - b."""
+    return a - b
+
+
+def multiply(a, b) -> NDArray:
+    """a * b."""
+    return a * b
+
+
+def divide(a, b) -> NDArray:
+    """a / b."""
+    return a / b
+
+
+def maximum(a, b) -> NDArray:
+    """The greater of each two elements; NaN if one of them is."""
+    return a._maximum(b) if isinstance(a, _core.Array) else b._maximum(a)
+
+
+def minimum(a, b) -> NDArray:
+    """The less of each two elements; NaN if one of them is."""
+    return a._minimum(b) if isinstance(a, _core.Array) else b._minimum(a)
+
+
+def concat(*arrays: NDArray, dim: int = 1) -> NDArray:
+    """The arrays, one after the other along an axis."""
+    axis = dim + arrays[0].ndim if dim < 0 else dim
+    dims = list(arrays[0].shape)
+    extents = [one.shape[axis] for one in arrays]
+    dims[axis] = 0
+    for extent in extents:
+        dims[axis] += extent
+    out = empty(dims, arrays[0].context, arrays[0].dtype)
+    begin = 0
+    for one, extent in zip(arrays, extents):
+        out[(slice(None),) * axis + (slice(begin, begin + extent),)] = one
+        begin += extent
+    return out
+
+
+# Files.
+
+def save(fname: "str | os.PathLike", data) -> None:
+    """Saves an array, a list of arrays, or a dict of arrays by name, in the safetensors format.
+
+    The file is complete or absent: it is written under another name first.
+    """
+    if isinstance(data, (_core.Array, _core.RowSparse)):
+        data = [data]
+    if isinstance(data, dict):
+        named = [(str(name), one) for name, one in data.items()]
+    elif isinstance(data, (list, tuple)):
+        named = [(str(i), one) for i, one in enumerate(data)]
+    else:
+        raise InvalidType(f"save: expected an array, a list or a dict of arrays, got {type(data).__name__}")
+    _core.save(os.fspath(fname), named, {"heddle.kind": "dict" if isinstance(data, dict) else "list"})
+
+
+def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
+    """The arrays of a file, as a list or a dict as they were saved.
+
+    Reads safetensors files and those that MXNet's own ``nd.save`` has written.
+    """
+    name = os.fspath(fname)
+    if _is_mxnet_file(name):
+        return _load_mxnet(name, ctx)
+    named, metadata = _core.load(name, _context._code_of(ctx))
+    arrays = dict(named)
+    indices = [str(i) for i in range(len(arrays))]
+    kind = metadata.get("heddle.kind")
+    if kind == "list" or kind is None and arrays and sorted(arrays) == sorted(indices):
+        return [arrays[i] for i in indices]
+    return arrays
+
+
+_MXNET_LIST = 0x112
+# MXNet's numbers of dtypes.
+_MXNET_DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "uint8", 4: "int32", 5: "int8", 6: "int64",
+                 7: "bool"}
+
+
+def _is_mxnet_file(name: str) -> bool:
+    try:
+        with open(name, "rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise IoError(f"load {name}: {error.strerror}") from error
+    # A safetensors file with a header of 0x112 bytes has text where this one has zeros.
+    return len(head) == 16 and struct.unpack("<QQ", head) == (_MXNET_LIST, 0)
+
+
+class _Reader:
+    """The bytes of a file, front to back; IoError beyond the end."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        with open(name, "rb") as file:
+            self.bytes = file.read()
+        self.at = 0
+
+    def fail(self, why: str):
+        raise IoError(f"load {self.name}: at byte {self.at}: {why}")
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or count > len(self.bytes) - self.at:
+            self.fail(f"expected {count} more bytes, found {len(self.bytes) - self.at}")
+        taken = self.bytes[self.at:self.at + count]
+        self.at += count
+        return taken
+
+    def numbers(self, layout: str) -> tuple:
+        return struct.unpack("<" + layout, self.take(struct.calcsize("<" + layout)))
+
+    def shape(self) -> tuple:
+        (ndim,) = self.numbers("i")
+        if not 0 <= ndim <= 32:
+            self.fail(f"expected at most 32 axes, found {ndim}")
+        dims = self.numbers(f"{ndim}q")
+        if any(extent < 0 for extent in dims):
+            self.fail(f"expected extents of at least 0, found {dims}")
+        return dims
+
+    def values(self, dims: tuple, code: int) -> numpy.ndarray:
+        if code not in _MXNET_DTYPES:
+            self.fail(f"expected a dtype of {', '.join(_MXNET_DTYPES.values())}, found number {code}")
+        dtype = numpy.dtype(_MXNET_DTYPES[code]).newbyteorder("<")
+        count = 1
+        for extent in dims:
+            count *= extent
+        return numpy.frombuffer(self.take(count * dtype.itemsize), dtype).reshape(dims)
+
+
+def _load_mxnet_array(reader: _Reader, ctx: "Context | None"):
+    (magic,) = reader.numbers("I")
+    if magic == 0xF993FAC8:  # before storage types
+        stype, storage, dims = 0, None, reader.shape()
+    elif magic in (0xF993FAC9, 0xF993FACA):
+        (stype,) = reader.numbers("i")
+        if stype not in (0, 1):
+            reader.fail(f"expected a dense or a row_sparse array, found storage type {stype}")
+        storage = reader.shape() if stype == 1 else None
+        dims = reader.shape()
+    elif magic <= 32:  # older still: the number itself is ndim
+        stype, storage, dims = 0, None, reader.numbers(f"{magic}I")
+    else:
+        reader.fail(f"expected an array, found {magic:#x}")
+    if not dims and magic != 0xF993FACA:
+        return empty((0,), ctx)
+    reader.numbers("ii")  # the device that it was on
+    (code,) = reader.numbers("i")
+    if stype == 0:
+        values = reader.values(dims, code)
+        return array(values, ctx, values.dtype.newbyteorder("="))
+    index_code, index_dims = reader.numbers("i")[0], reader.shape()
+    values = reader.values(storage, code)
+    ids = reader.values(index_dims, index_code)
+    from . import sparse as _sparse
+
+    return _sparse.row_sparse_array((values, ids), shape=dims, ctx=ctx, dtype=values.dtype.newbyteorder("="))
+
+
+def _load_mxnet(name: str, ctx: "Context | None"):
+    reader = _Reader(name)
+    reader.take(16)
+    (count,) = reader.numbers("Q")
+    if count > len(reader.bytes):
+        reader.fail(f"expected at most as many arrays as bytes, found {count}")
+    arrays = [_load_mxnet_array(reader, ctx) for _ in range(count)]
+    (name_count,) = reader.numbers("Q")
+    if name_count not in (0, count):
+        reader.fail(f"expected 0 or {count} names, found {name_count}")
+    names = []
+    for _ in range(name_count):
+        (length,) = reader.numbers("Q")
+        names.append(reader.take(length).decode("utf-8", "surrogateescape"))
+    if reader.at != len(reader.bytes):
+        reader.fail(f"expected the end, found {len(reader.bytes) - reader.at} more bytes")
+    return dict(zip(names, arrays)) if names else arrays
+
+
+from . import sparse  # noqa: E402  uses the above
+from . import random  # noqa: E402
+
+_core.register(NDArray, sparse.RowSparseNDArray, numpy.empty, _dtype._NUMPY)

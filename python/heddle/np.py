@@ -1,0 +1,103 @@
+"""Arrays that are made and printed as NumPy's are, as MXNet's np module has them.
+
+    >>> from heddle import np, npx
+    >>> np.ones((2, 3))
+    array([[1., 1., 1.],
+           [1., 1., 1.]])
+
+They are NDArrays in all else: their operations are queued. Comparisons give bools.
+"""
+
+from __future__ import annotations
+
+import numpy
+
+from . import _core
+from . import context as _context
+from . import dtype as _dtype
+from . import nd as _nd
+
+float16, float32, float64 = numpy.float16, numpy.float32, numpy.float64
+int8, uint8, int32, int64 = numpy.int8, numpy.uint8, numpy.int32, numpy.int64
+bool_ = numpy.bool_
+pi, e, inf, nan = numpy.pi, numpy.e, numpy.inf, numpy.nan
+
+
+class ndarray(_nd.NDArray):
+    """An NDArray that prints as NumPy's arrays do."""
+
+    __slots__ = ()
+    _compares_to_bool = True
+
+    def __repr__(self) -> str:
+        text = repr(self.asnumpy())
+        if self._dtype == 0:  # the default
+            text = text.replace(", dtype=float32", "")
+        if self.context.device_type != "cpu" or self.context.device_id:
+            text = f"{text[:-1]}, ctx={self.context})"
+        return text
+
+    def __str__(self) -> str:
+        return str(self.asnumpy())
+
+    def as_nd_ndarray(self) -> "_nd.NDArray":
+        """The same values as an NDArray."""
+        return _nd.array(self)
+
+    def item(self):
+        """The only element, as a number of Python's. Waits."""
+        return self.asscalar().item()
+
+
+def _made(array: "_nd.NDArray") -> ndarray:
+    return _core.view_as(ndarray, array)
+
+
+def array(object, dtype=None, ctx=None) -> ndarray:  # noqa: A002
+    """An array with a copy of values; float32 unless `dtype` or an array's own says otherwise."""
+    if isinstance(object, _core.Array):
+        return _made(_nd.array(object, ctx, dtype))
+    return _nd.array(object, ctx, dtype, _type=ndarray)
+
+
+def zeros(shape, dtype=None, order="C", ctx=None) -> ndarray:
+    """An array of zeros."""
+    return _nd.full(shape, 0, ctx, dtype, _type=ndarray)
+
+
+def ones(shape, dtype=None, order="C", ctx=None) -> ndarray:
+    """An array of ones."""
+    return _nd.full(shape, 1, ctx, dtype, _type=ndarray)
+
+
+def full(shape, fill_value, dtype=None, order="C", ctx=None) -> ndarray:
+    """An array of which each element is `fill_value`."""
+    return _nd.full(shape, fill_value, ctx, dtype, _type=ndarray)
+
+
+def empty(shape, dtype=None, order="C", ctx=None) -> ndarray:
+    """An array whose values are undefined until it is written."""
+    return _core.empty(ndarray, _nd._dims(shape), _dtype._code_of(dtype), _context._code_of(ctx))
+
+
+def arange(start, stop=None, step=1, dtype=None, ctx=None) -> ndarray:
+    """Numbers from `start`, or 0, up to but without `stop`."""
+    if stop is None:
+        start, stop = 0, start
+    return array(numpy.arange(start, stop, step, dtype="float64"), dtype, ctx)
+
+
+def zeros_like(a, dtype=None) -> ndarray:
+    """Zeros in the shape of another array."""
+    return zeros(a.shape, a.dtype if dtype is None else dtype, ctx=a.context)
+
+
+def ones_like(a, dtype=None) -> ndarray:
+    """Ones in the shape of another array."""
+    return ones(a.shape, a.dtype if dtype is None else dtype, ctx=a.context)
+
+
+abs, sign, square, sqrt, exp, log = _nd.abs, _nd.sign, _nd.square, _nd.sqrt, _nd.exp, _nd.log  # noqa: A001
+sum, mean, dot, clip = _nd.sum, _nd.mean, _nd.dot, _nd.clip  # noqa: A001
+maximum, minimum = _nd.maximum, _nd.minimum
+add, subtract, multiply, divide = _nd.add, _nd.subtract, _nd.multiply, _nd.divide

@@ -1,0 +1,383 @@
+"""Optimizers: how a store changes a value by the gradients pushed to it.
+
+    >>> kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    >>> opt = mx.optimizer.create('adam', learning_rate=0.01)
+
+The built-in ones run inside the store. One written in Python derives from :class:`Optimizer`, overrides
+``create_state`` and ``update``, and runs on the thread that pushes. docs/optimizers.md has all formulas.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any, Callable
+
+from . import _core
+from . import lr_scheduler as _schedulers
+from . import nd as _nd
+from .error import InvalidArgument, InvalidState, InvalidType, IoError
+
+__all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
+
+
+class Optimizer:
+    """The base of all optimizers.
+
+    One of your own overrides
+
+        create_state(index, weight)             what is kept for a key: None, an NDArray or a tuple of them
+        update(index, weight, grad, state)      changes weight, and state, in place
+
+    and calls `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for the rates.
+    """
+
+    opt_registry: dict = {}
+
+    def __init__(self, rescale_grad: float = 1.0, param_idx2name: "dict | None" = None, wd: float = 0.0,
+                 clip_gradient: "float | None" = None, learning_rate: "float | None" = None,
+                 lr_scheduler: "_schedulers.LRScheduler | None" = None, begin_num_update: int = 0,
+                 multi_precision: bool = False, param_dict: "dict | None" = None) -> None:
+        self.rescale_grad = rescale_grad
+        self.wd = wd
+        self.clip_gradient = clip_gradient
+        self.multi_precision = multi_precision
+        self.begin_num_update = begin_num_update
+        self.num_update = begin_num_update
+        self._index_update_count: dict = {}
+        self.idx2name = dict(param_idx2name or {})
+        self.param_dict = dict(param_dict or {})
+        self.lr_mult: dict = {}
+        self.wd_mult: dict = {}
+        self.lr_scheduler = lr_scheduler
+        self.lr = 0.01 if learning_rate is None else learning_rate
+        if lr_scheduler is not None and learning_rate is not None:
+            lr_scheduler.base_lr = learning_rate
+
+    # What an optimizer of one's own overrides.
+
+    def create_state(self, index, weight):
+        """What is kept for a key; here nothing."""
+        return None
+
+    def update(self, index, weight, grad, state) -> None:
+        """Changes weight and state in place."""
+        raise NotImplementedError(f"{type(self).__name__} has no update")
+
+    def create_state_multi_precision(self, index, weight):
+        """The same with a float32 copy of a float16 weight, if multi_precision is set."""
+        if self.multi_precision and weight.dtype == _nd.numpy.float16:
+            master = weight.astype("float32")
+            return master, self.create_state(index, master)
+        return self.create_state(index, weight)
+
+    def update_multi_precision(self, index, weight, grad, state) -> None:
+        """Updates through the float32 copy, if there is one."""
+        if self.multi_precision and weight.dtype == _nd.numpy.float16:
+            master, inner = state
+            self.update(index, master, grad.astype("float32"), inner)
+            master.copyto(weight)
+        else:
+            self.update(index, weight, grad, state)
+
+    # Rates.
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate now."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets the rate; not with a scheduler, which sets it itself."""
+        if self.lr_scheduler is not None:
+            raise UserWarning("set_learning_rate: the scheduler sets the learning rate")
+        self.lr = lr
+
+    def set_lr_mult(self, args_lr_mult: dict) -> None:
+        """By what the learning rate of a key, by its index or name, is multiplied."""
+        self.lr_mult = dict(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: dict) -> None:
+        """By what the weight decay of a key, by its index or name, is multiplied."""
+        self.wd_mult = dict(args_wd_mult)
+
+    def _update_count(self, index) -> None:
+        for one in index if isinstance(index, (list, tuple)) else [index]:
+            count = self._index_update_count.get(one, self.begin_num_update) + 1
+            self._index_update_count[one] = count
+            self.num_update = max(self.num_update, count)
+
+    def _multiplier(self, table: dict, attribute: str, index) -> float:
+        if index in self.param_dict:
+            return getattr(self.param_dict[index], attribute)
+        if index in table:
+            return table[index]
+        return table.get(self.idx2name.get(index), 1.0)
+
+    def _get_lr(self, index) -> float:
+        return self.learning_rate * self._multiplier(self.lr_mult, "lr_mult", index)
+
+    def _get_wd(self, index) -> float:
+        return self.wd * self._multiplier(self.wd_mult, "wd_mult", index)
+
+    # The registry.
+
+    @staticmethod
+    def register(klass: type) -> type:
+        """Makes `create` know a class by its name; case does not matter. Returns the class."""
+        if not isinstance(klass, type):
+            raise InvalidType(f"register: expected a class, got {klass!r}")
+        name = klass.__name__.lower()
+        if name in Optimizer.opt_registry:
+            warnings.warn(f"the optimizer {name!r} is replaced by {klass.__module__}.{klass.__qualname__}")
+        Optimizer.opt_registry[name] = klass
+        return klass
+
+    @staticmethod
+    def create_optimizer(name: str, **kwargs) -> "Optimizer":
+        """The same as the module's `create`."""
+        if not isinstance(name, str):
+            raise InvalidType(f"create: expected the name of an optimizer, got {type(name).__name__}")
+        klass = Optimizer.opt_registry.get(name.lower())
+        if klass is None:
+            known = ", ".join(sorted(Optimizer.opt_registry))
+            raise InvalidArgument(f"unknown optimizer {name!r}: expected one of {known}")
+        return klass(**kwargs)
+
+
+register = Optimizer.register
+create = Optimizer.create_optimizer
+
+_STRATEGIES = ("linear", "power2", "sqrt", "lars")
+# What scripts call the parameters, and what the C++ library calls them.
+_RENAMED = {"lr": "learning_rate", "wd": "weight_decay", "eps": "epsilon", "float_stable_eps": "epsilon"}
+
+
+class _Native(Optimizer):
+    """An optimizer of the C++ library. Its parameters are attributes, which may be set at any time."""
+
+    _name = ""
+
+    def __init__(self, learning_rate: "float | None" = None, lr_scheduler=None, param_idx2name: "dict | None" = None,
+                 begin_num_update: int = 0, param_dict: "dict | None" = None, **parameters) -> None:
+        given = []
+        for name, value in parameters.items():
+            value = self._number(name, value)
+            if value is not None:
+                given.append((_RENAMED.get(name, name), value))
+        if learning_rate is not None:
+            given.append(("learning_rate", float(learning_rate)))
+        native = _core.make_optimizer(self._name, given)
+        object.__setattr__(self, "_native", native)
+        object.__setattr__(self, "_parameters", {name for name, _ in native.parameters()})
+        set_ = object.__setattr__
+        set_(self, "begin_num_update", begin_num_update)
+        set_(self, "num_update", begin_num_update)
+        set_(self, "_index_update_count", {})
+        set_(self, "idx2name", dict(param_idx2name or {}))
+        set_(self, "param_dict", dict(param_dict or {}))
+        set_(self, "lr_mult", {})
+        set_(self, "wd_mult", {})
+        set_(self, "lr_scheduler", None)
+        if lr_scheduler is not None:
+            if learning_rate is not None:
+                lr_scheduler.base_lr = learning_rate
+            self.lr_scheduler = lr_scheduler
+
+    @staticmethod
+    def _number(name: str, value) -> "float | None":
+        if value is None:
+            return None
+        if name == "warmup_strategy" and isinstance(value, str):
+            if value not in _STRATEGIES:
+                raise InvalidArgument(f"warmup_strategy: expected one of {', '.join(_STRATEGIES)}, got {value!r}")
+            return float(_STRATEGIES.index(value))
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidType(f"{name}: expected a number, got {value!r}") from error
+
+    def __getattr__(self, name: str):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        known = _RENAMED.get(name, name)
+        if known not in self._parameters:
+            raise AttributeError(f"{type(self).__name__} has no parameter {name!r}: it has "
+                                 f"{', '.join(sorted(self._parameters))}")
+        return self._native.get(known)
+
+    def __setattr__(self, name: str, value) -> None:
+        known = _RENAMED.get(name, name)
+        if known in self._parameters:
+            number = self._number(name, value)
+            self._native.set(known, 0.0 if number is None else number)
+            return
+        if name == "lr_scheduler":
+            if value is not None and not callable(value):
+                raise InvalidType(f"lr_scheduler: expected a scheduler, got {value!r}")
+            native = isinstance(value, _schedulers._Native)
+            self._native.set_schedule(value._schedule() if native else None)
+        object.__setattr__(self, name, value)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate now; with a scheduler, that of the first update."""
+        if self.lr_scheduler is None:
+            return self._native.get("learning_rate")
+        return self.lr_scheduler(max(self.num_update, 1))
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._native.set("learning_rate", float(value))
+
+    def set_lr_mult(self, args_lr_mult: dict) -> None:
+        self._set_multipliers("lr_mult", args_lr_mult, self._native.set_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: dict) -> None:
+        self._set_multipliers("wd_mult", args_wd_mult, self._native.set_wd_mult)
+
+    def _set_multipliers(self, attribute: str, table: dict, set_one: Callable) -> None:
+        names = {name: index for index, name in self.idx2name.items()}
+        for key in set(getattr(self, attribute)) - set(table):
+            set_one(names.get(key, key), 1.0)
+        for key, multiplier in table.items():
+            set_one(names.get(key, key), float(multiplier))
+        object.__setattr__(self, attribute, dict(table))
+
+    def _native_schedule_only(self) -> bool:
+        return self.lr_scheduler is None or isinstance(self.lr_scheduler, _schedulers._Native)
+
+    def _updater(self) -> "_core.Updater":
+        return _core.Updater(self._native)
+
+    def _set_scheduled_rate(self, index) -> None:
+        """Asks a scheduler written in Python."""
+        self._update_count(index)
+        if not self._native_schedule_only():
+            self._native.set("learning_rate", float(self.lr_scheduler(self.num_update)))
+
+
+def _make_class(name: str, title: str) -> type:
+    parameters = ", ".join(f"{parameter} {value:g}" for parameter, value in
+                           _core.make_optimizer(name, []).parameters())
+    text = (f"The optimizer {name!r}; docs/optimizers.md has its formula.\n\n"
+            f"Parameters and defaults: {parameters}. `wd` stands for weight_decay, `eps` for epsilon.")
+    klass = type(title, (_Native,), {"_name": name, "__doc__": text, "__module__": __name__})
+    Optimizer.opt_registry[name] = klass
+    return klass
+
+
+SGD = _make_class("sgd", "SGD")
+ccSGD = _make_class("ccsgd", "ccSGD")  # noqa: N816
+NAG = _make_class("nag", "NAG")
+Adam = _make_class("adam", "Adam")
+AdaGrad = _make_class("adagrad", "AdaGrad")
+RMSProp = _make_class("rmsprop", "RMSProp")
+AdaDelta = _make_class("adadelta", "AdaDelta")
+Ftrl = _make_class("ftrl", "Ftrl")
+FTML = _make_class("ftml", "FTML")
+Signum = _make_class("signum", "Signum")
+Adamax = _make_class("adamax", "Adamax")
+Nadam = _make_class("nadam", "Nadam")
+LAMB = _make_class("lamb", "LAMB")
+LANS = _make_class("lans", "LANS")
+LARS = _make_class("lars", "LARS")
+GroupAdaGrad = _make_class("groupadagrad", "GroupAdaGrad")
+DCASGD = _make_class("dcasgd", "DCASGD")
+SGLD = _make_class("sgld", "SGLD")
+LBSGD = _make_class("lbsgd", "LBSGD")
+AdamW = _make_class("adamw", "AdamW")
+AdaBelief = _make_class("adabelief", "AdaBelief")
+Test = _make_class("test", "Test")
+__all__ += [klass.__name__ for klass in _Native.__subclasses__()]
+
+
+class Updater:
+    """Applies an optimizer to arrays: updater(index, grad, weight) changes weight in place.
+
+    Keeps the state of each index. What `set_optimizer` gives a store for an optimizer written in Python.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.states: dict = {}
+        self._native = optimizer._updater() if isinstance(optimizer, _Native) else None
+
+    def __call__(self, index, grad, weight) -> None:
+        if isinstance(index, (list, tuple)):
+            for one, one_grad, one_weight in zip(index, grad, weight):
+                self(one, one_grad, one_weight)
+            return
+        if self._native is not None:
+            if isinstance(weight, _core.RowSparse):
+                raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
+            self.optimizer._set_scheduled_rate(index)
+            dense = grad.tostype("default") if isinstance(grad, _core.RowSparse) else grad
+            self._native.update(index, dense, weight)
+            return
+        if index not in self.states:
+            self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+        self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
+
+    # Files: the arrays by number, and what they belong to as JSON.
+
+    def _save(self, fname: str, dump_optimizer: bool) -> None:
+        if self._native is not None:
+            raise InvalidState("save_optimizer_states: the states of a built-in optimizer with a scheduler written "
+                               "in Python cannot be saved; use a scheduler of heddle.lr_scheduler")
+        arrays: list = []
+
+        def number(state):
+            if isinstance(state, (_core.Array, _core.RowSparse)):
+                arrays.append(state)
+                return len(arrays) - 1
+            if isinstance(state, (list, tuple)):
+                return [number(one) for one in state]
+            if state is None or isinstance(state, (bool, int, float, str)):
+                return {"value": state}
+            raise InvalidType("save_optimizer_states: expected states of arrays, numbers and tuples of them, got "
+                              f"{type(state).__name__}")
+
+        content: dict[str, Any] = {
+            "version": 1, "optimizer": type(self.optimizer).__name__.lower(),
+            "states": [[index, number(state)] for index, state in self.states.items()],
+            "counts": list(self.optimizer._index_update_count.items()),
+            "num_update": self.optimizer.num_update,
+        }
+        if dump_optimizer:
+            content["settings"] = {name: value for name, value in vars(self.optimizer).items()
+                                   if value is None or isinstance(value, (bool, int, float, str))}
+        named = [(str(i), array) for i, array in enumerate(arrays)]
+        _core.save(fname, named, {"heddle.python_optimizer_states": json.dumps(content)})
+
+    def _load(self, fname: str) -> None:
+        if self._native is not None:
+            raise InvalidState("load_optimizer_states: not with a scheduler written in Python")
+        named, metadata = _core.load(fname, 0)
+        text = metadata.get("heddle.python_optimizer_states")
+        if text is None:
+            raise IoError(f"load_optimizer_states: {fname}: expected states of an optimizer written in Python")
+        content = json.loads(text)
+        name = type(self.optimizer).__name__.lower()
+        if content["optimizer"] != name:
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of "
+                                  f"{content['optimizer']}")
+        arrays = dict(named)
+
+        def restored(form):
+            if isinstance(form, int):
+                return arrays[str(form)]
+            if isinstance(form, list):
+                return tuple(restored(one) for one in form)
+            return form["value"]
+
+        self.states = {index: restored(form) for index, form in content["states"]}
+        self.optimizer._index_update_count = {index: count for index, count in content["counts"]}
+        self.optimizer.num_update = content["num_update"]
+        for attribute, value in content.get("settings", {}).items():
+            setattr(self.optimizer, attribute, value)
+
+
+def get_updater(optimizer: Optimizer) -> Updater:
+    """A function updater(index, grad, weight) that applies the optimizer."""
+    return Updater(optimizer)

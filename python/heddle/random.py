@@ -1,0 +1,49 @@
+"""Random arrays. One stream of numbers for the process, which `seed` starts afresh."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy
+
+from . import nd as _nd
+
+_lock = threading.Lock()
+_generator = numpy.random.Generator(numpy.random.Philox())
+
+
+def seed(seed_state: int, ctx=None) -> None:
+    """Starts the numbers afresh: the same seed gives the same numbers on every machine."""
+    global _generator
+    with _lock:
+        _generator = numpy.random.Generator(numpy.random.Philox(int(seed_state)))
+
+
+def _filled(values: numpy.ndarray, ctx, dtype, out):
+    made = _nd.array(values, ctx, dtype)
+    return made if out is None else made.copyto(out)
+
+
+def _shape(shape, out):
+    return out.shape if out is not None else () if shape is None else tuple(_nd._dims(shape))
+
+
+def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
+    """Numbers that are equally likely in [low, high)."""
+    with _lock:
+        values = _generator.uniform(low, high, _shape(shape, out))
+    return _filled(values, ctx, dtype, out)
+
+
+def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
+    """Numbers of the normal distribution with mean `loc` and standard deviation `scale`."""
+    with _lock:
+        values = _generator.normal(loc, scale, _shape(shape, out))
+    return _filled(values, ctx, dtype, out)
+
+
+def randint(low, high, shape=(1,), dtype="int32", ctx=None, out=None):
+    """Whole numbers that are equally likely in [low, high)."""
+    with _lock:
+        values = _generator.integers(low, high, _shape(shape, out))
+    return _filled(values, ctx, dtype, out)

@@ -1,0 +1,171 @@
+"""RowSparseNDArray: arrays of which only some rows are there; all others are zero."""
+
+from __future__ import annotations
+
+import numpy
+
+from . import _core
+from . import context as _context
+from . import dtype as _dtype
+from . import nd as _nd
+from .context import Context
+from .error import InvalidArgument, InvalidType
+
+__all__ = ["RowSparseNDArray", "array", "retain", "row_sparse_array", "zeros"]
+
+
+class RowSparseNDArray(_core.RowSparse):
+    """Rows under their ids (int64, sorted and unique). Made by the functions of this module.
+
+    Operations cost the rows that are there, never the rows of the shape.
+    """
+
+    __slots__ = ("__weakref__",)
+    __array_ufunc__ = None
+
+    @property
+    def dtype(self):
+        """NumPy's class of the elements' type."""
+        return _dtype._from_code(self._dtype)
+
+    @property
+    def context(self) -> Context:
+        """The device."""
+        return _context._from_code(self._device)
+
+    ctx = device = context
+
+    @property
+    def stype(self) -> str:
+        """The kind of storage: 'row_sparse'."""
+        return "row_sparse"
+
+    @property
+    def indices(self) -> "_nd.NDArray":
+        """The ids of the rows that are there, int64. Waits."""
+        return self._to_rows()[0]
+
+    @property
+    def data(self) -> "_nd.NDArray":
+        """The rows that are there, one after another. Waits."""
+        return self._to_rows()[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<RowSparseNDArray {'x'.join(map(str, self.shape))} @{self.context}>"
+
+    def asnumpy(self) -> numpy.ndarray:
+        """The whole array, as a dense one has it. Waits."""
+        return self._to_dense().asnumpy()
+
+    def tostype(self, stype: str):
+        """A copy of another kind: 'default' or 'row_sparse'."""
+        if stype == "default":
+            return self._to_dense()
+        if stype == "row_sparse":
+            return self.copy()
+        raise InvalidArgument(f"tostype: expected 'default' or 'row_sparse', got {stype!r}")
+
+    todense = _core.RowSparse._to_dense
+
+    def copy(self) -> "RowSparseNDArray":
+        """A fresh array with the same rows on the same device."""
+        return self._copy(self._device)
+
+    def copyto(self, other):
+        """Copies to an array of the same shape, dense or row-sparse, or to a fresh one on a device."""
+        if isinstance(other, Context):
+            return self._copy(other._code)
+        if isinstance(other, _core.RowSparse):
+            self._copy_to(other)
+        elif isinstance(other, _core.Array):
+            self._copy_to_dense(other)
+        else:
+            raise InvalidType(f"copyto: expected an array or a Context, got {type(other).__name__}")
+        return other
+
+    def as_in_context(self, context: Context) -> "RowSparseNDArray":
+        """The array itself if it is on the device, else a copy there."""
+        return self if context == self.context else self._copy(context._code)
+
+    def astype(self, dtype, copy: bool = True) -> "RowSparseNDArray":
+        """A copy as another dtype; the array itself if it has the dtype and copy is false."""
+        code = _dtype._code_of(dtype)
+        return self if not copy and code == self._dtype else self._astype(code)
+
+    def __radd__(self, other):
+        return _core.add_dense_row_sparse(other, self) if isinstance(other, _core.Array) else NotImplemented
+
+    def __add__(self, other):
+        if isinstance(other, _core.Array):
+            return _core.add_dense_row_sparse(other, self)
+        return super().__add__(other)
+
+    def __sub__(self, other):
+        return self + other * -1 if isinstance(other, _core.RowSparse) else NotImplemented
+
+    def __neg__(self):
+        return self * -1
+
+    def __reduce__(self):
+        ids, rows = self._to_rows()
+        return _restore, (rows, ids, self.shape, self.context.device_type, self.context.device_id)
+
+
+def _restore(rows, ids, shape, device_type, device_id):
+    return row_sparse_array((rows, ids), shape, Context(device_type, device_id), rows.dtype)
+
+
+def _require_row_sparse(stype: str) -> None:
+    if stype != "row_sparse":
+        raise InvalidArgument(f"expected the storage type 'row_sparse', got {stype!r}")
+
+
+def zeros(stype: str, shape, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
+    """An array without rows."""
+    if stype == "default":
+        return _nd.zeros(shape, ctx, dtype)
+    _require_row_sparse(stype)
+    return _core.row_sparse_zeros(_nd._dims(shape), _dtype._code_of(dtype), _context._code_of(ctx))
+
+
+def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
+    """An array of (rows, row ids), of a dense source, or of a shape alone, without rows.
+
+    The ids need not be sorted. Without `shape`, the last id says how many rows there could be.
+    """
+    if isinstance(arg, _core.RowSparse):
+        made = arg if dtype is None else arg.astype(dtype)
+        return made._copy(made._device if ctx is None else ctx._code)
+    is_shape = isinstance(arg, tuple) and all(isinstance(extent, (int, numpy.integer)) for extent in arg)
+    if is_shape:
+        return zeros("row_sparse", arg, ctx, dtype)
+    if not (isinstance(arg, tuple) and len(arg) == 2):
+        return _nd.array(arg, ctx, dtype).tostype("row_sparse")
+    rows, ids = arg
+    if dtype is None:
+        dtype = rows.dtype if isinstance(rows, (_core.Array, numpy.ndarray)) else None
+    ids = _nd.array(ids, dtype="int64")
+    rows = _nd.array(rows, dtype=dtype)
+    if shape is None:
+        last = int(ids.asnumpy().max()) + 1 if ids.size else 0
+        shape = (last, *rows.shape[1:])
+    return _core.row_sparse_from_rows(ids, rows, _nd._dims(shape), rows._dtype, _context._code_of(ctx))
+
+
+def array(source, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
+    """A copy of a row-sparse array, or of SciPy's CSR matrix the rows that have elements."""
+    if isinstance(source, _core.RowSparse):
+        return row_sparse_array(source, None, ctx, dtype)
+    if hasattr(source, "toarray"):
+        return _nd.array(source.toarray(), ctx, dtype).tostype("row_sparse")
+    raise InvalidType(f"sparse.array: expected a sparse array, got {type(source).__name__}")
+
+
+def retain(data: RowSparseNDArray, indices) -> RowSparseNDArray:
+    """The rows of `indices` only; those that are not there come as zeros."""
+    if not isinstance(indices, _core.Array):
+        indices = _nd.array(indices, dtype="int64")
+    return data.retain(indices)

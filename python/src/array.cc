@@ -1,0 +1,482 @@
+// heddle._core.Array: what heddle.nd.NDArray derives from.
+#include <heddle/error.h>
+#include <heddle/files.h>
+#include <heddle/math.h>
+
+#include <optional>
+
+#include <fmt/format.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/src/bindings.h"
+
+namespace heddle::python {
+
+using Self = nb::handle_t<PyArray>;
+
+PyArray* AsArray(nb::handle object) {
+  PyArray* array = nullptr;
+  return nb::try_cast(object, array) ? array : nullptr;
+}
+
+bool ToScalar(nb::handle object, Scalar* scalar) {
+  if (PyFloat_Check(object.ptr())) {
+    *scalar = PyFloat_AsDouble(object.ptr());
+    return true;
+  }
+  if (PyIndex_Check(object.ptr()) != 0) {  // an array of NumPy's says so too, and may refuse
+    const nb::object index = nb::steal(PyNumber_Index(object.ptr()));
+    if (index.is_valid()) {
+      int overflow = 0;
+      const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+      if (overflow == 0) {
+        *scalar = static_cast<std::int64_t>(value);
+        return true;
+      }
+      *scalar = PyLong_AsDouble(index.ptr());
+      if (PyErr_Occurred() != nullptr) throw nb::python_error();
+      return true;
+    }
+    PyErr_Clear();
+  }
+  if (PyNumber_Check(object.ptr()) == 0) return false;
+  if (nb::hasattr(object, "__len__")) {  // an array of NumPy's without axes is a number
+    if (PyObject_Size(object.ptr()) >= 0) return false;
+    PyErr_Clear();
+  }
+  const nb::object real = nb::steal(PyNumber_Float(object.ptr()));
+  if (!real.is_valid()) {
+    PyErr_Clear();
+    return false;
+  }
+  *scalar = PyFloat_AsDouble(real.ptr());
+  return true;
+}
+
+DType ToDType(int code) {
+  if (code < 0 || code >= static_cast<int>(kAllDTypes.size())) {
+    throw InvalidArgument(fmt::format("expected a dtype, got number {}", code));
+  }
+  return static_cast<DType>(code);
+}
+
+Device ToDevice(int code) {
+  return {static_cast<DeviceType>(code >> 16), static_cast<std::int16_t>(code & 0xFFFF)};
+}
+int FromDevice(Device device) {
+  return static_cast<int>(device.type) << 16 | static_cast<int>(device.id);
+}
+
+Shape ToShape(const std::vector<std::int64_t>& dims) { return Shape(dims); }
+
+nb::tuple FromShape(const Shape& shape) {
+  PyObject* const tuple = PyTuple_New(static_cast<Py_ssize_t>(shape.ndim()));
+  if (tuple == nullptr) throw nb::python_error();
+  for (std::size_t i = 0; i < shape.ndim(); ++i) {
+    PyTuple_SetItem(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
+  }
+  return nb::steal<nb::tuple>(tuple);
+}
+
+namespace {
+
+const NDArray& Held(nb::handle self) { return nb::inst_ptr<PyArray>(self)->array; }
+
+// An object of the class of `self`.
+nb::object Like(nb::handle self, NDArray array) {
+  return Wrap<PyArray>(self.type(), std::move(array));
+}
+
+nb::object NotImplemented() { return nb::borrow(Py_NotImplemented); }
+
+// The shape of a and b, where extents of 1 repeat; of `a` if they do not fit each other, for the
+// message of the operation itself.
+Shape BroadcastShape(const Shape& a, const Shape& b) {
+  const Shape& longer = a.ndim() >= b.ndim() ? a : b;
+  const Shape& shorter = a.ndim() >= b.ndim() ? b : a;
+  std::vector<std::int64_t> dims(longer.begin(), longer.end());
+  const std::size_t missing = longer.ndim() - shorter.ndim();
+  for (std::size_t i = 0; i < shorter.ndim(); ++i) {
+    std::int64_t& extent = dims[missing + i];
+    if (extent != shorter[i] && extent != 1 && shorter[i] != 1) return a;
+    if (extent == 1) extent = shorter[i];
+  }
+  return Shape(dims);
+}
+
+// Calls f(a, b) with both in one shape.
+template <class F>
+auto Broadcast(const NDArray& a, const NDArray& b, const F& f) {
+  if (a.shape() == b.shape()) return f(a, b);
+  const Shape shape = BroadcastShape(a.shape(), b.shape());
+  return f(a.shape() == shape ? a : BroadcastTo(a, shape),
+           b.shape() == shape ? b : BroadcastTo(b, shape));
+}
+
+// self op other, for arrays and numbers; anything else may know better.
+template <class F>
+nb::object Binary(Self self, nb::handle other, const F& f) {
+  const NDArray& a = Held(self);
+  if (const PyArray* array = AsArray(other)) {
+    NDArray result;
+    {
+      const Unlocked unlocked;
+      result = Broadcast(a, array->array, f);
+    }
+    return Like(self, std::move(result));
+  }
+  Scalar number = 0;
+  if (!ToScalar(other, &number)) return NotImplemented();
+  NDArray result;
+  {
+    const Unlocked unlocked;
+    result = f(a, number);
+  }
+  return Like(self, std::move(result));
+}
+
+// number op self.
+template <class F>
+nb::object Reflected(Self self, nb::handle other, const F& f) {
+  Scalar number = 0;
+  if (!ToScalar(other, &number)) return NotImplemented();
+  NDArray result;
+  {
+    const Unlocked unlocked;
+    result = f(number, Held(self));
+  }
+  return Like(self, std::move(result));
+}
+
+// self op= other.
+template <class F>
+nb::object InPlace(Self self, nb::handle other, const F& f) {
+  const NDArray& a = Held(self);
+  if (const PyArray* array = AsArray(other)) {
+    const Unlocked unlocked;
+    const NDArray& b = array->array;
+    f(a, a.shape() == b.shape() || b.size() > a.size() ? b : BroadcastTo(b, a.shape()));
+  } else {
+    Scalar number = 0;
+    if (!ToScalar(other, &number)) return NotImplemented();
+    const Unlocked unlocked;
+    f(a, number);
+  }
+  return nb::borrow(self);
+}
+
+template <class F>
+nb::object Unary(Self self, const F& f) {
+  NDArray result;
+  {
+    const Unlocked unlocked;
+    result = f(Held(self));
+  }
+  return Like(self, std::move(result));
+}
+
+// Comparisons: a bool array, or, as MXNet's NDArrays have it, 0 and 1 of the array's dtype.
+nb::object Compared(Self self, nb::handle other, Comparison comparison) {
+  const bool as_bool = nb::cast<bool>(nb::getattr(self.type(), "_compares_to_bool"));
+  return Binary(self, other, [&](const NDArray& a, const auto& b) {
+    NDArray result = Compare(comparison, a, b);
+    return as_bool ? result : result.AsType(a.dtype());
+  });
+}
+
+void BindArithmetic(nb::class_<PyArray>& type) {
+  const auto op = nb::is_operator();
+  const auto add = [](const auto& a, const auto& b) { return a + b; };
+  const auto subtract = [](const auto& a, const auto& b) { return a - b; };
+  const auto multiply = [](const auto& a, const auto& b) { return a * b; };
+  const auto divide = [](const auto& a, const auto& b) { return a / b; };
+  const auto power = [](const auto& a, const auto& b) { return Power(a, b); };
+  type.def(
+          "__add__", [=](Self a, nb::handle b) { return Binary(a, b, add); }, op)
+      .def(
+          "__radd__", [=](Self a, nb::handle b) { return Reflected(a, b, add); }, op)
+      .def(
+          "__sub__", [=](Self a, nb::handle b) { return Binary(a, b, subtract); }, op)
+      .def(
+          "__rsub__", [=](Self a, nb::handle b) { return Reflected(a, b, subtract); }, op)
+      .def(
+          "__mul__", [=](Self a, nb::handle b) { return Binary(a, b, multiply); }, op)
+      .def(
+          "__rmul__", [=](Self a, nb::handle b) { return Reflected(a, b, multiply); }, op)
+      .def(
+          "__truediv__", [=](Self a, nb::handle b) { return Binary(a, b, divide); }, op)
+      .def(
+          "__rtruediv__", [=](Self a, nb::handle b) { return Reflected(a, b, divide); }, op)
+      .def(
+          "__pow__", [=](Self a, nb::handle b) { return Binary(a, b, power); }, op)
+      .def(
+          "__rpow__", [=](Self a, nb::handle b) { return Reflected(a, b, power); }, op)
+      .def(
+          "__isub__",
+          [](Self a, nb::handle b) {
+            return InPlace(a, b, [](const NDArray& x, const auto& y) { x -= y; });
+          },
+          op)
+      .def(
+          "__imul__",
+          [](Self a, nb::handle b) {
+            return InPlace(a, b, [](const NDArray& x, const auto& y) { x *= y; });
+          },
+          op)
+      .def(
+          "__itruediv__",
+          [](Self a, nb::handle b) {
+            return InPlace(a, b, [](const NDArray& x, const auto& y) { x /= y; });
+          },
+          op)
+      .def(
+          "__iadd__",
+          [](Self a, nb::handle b) -> nb::object {
+            if (const PyRowSparse* rows = AsRowSparse(b)) {
+              {
+                const Unlocked unlocked;
+                Held(a) += rows->array;
+              }
+              return nb::borrow(a);
+            }
+            return InPlace(a, b, [](const NDArray& x, const auto& y) { x += y; });
+          },
+          op)
+      .def("__neg__", [](Self a) { return Unary(a, Negative); })
+      .def("__abs__", [](Self a) { return Unary(a, Abs); })
+      .def(
+          "__eq__", [](Self a, nb::handle b) { return Compared(a, b, Comparison::kEqual); }, op)
+      .def(
+          "__ne__", [](Self a, nb::handle b) { return Compared(a, b, Comparison::kNotEqual); }, op)
+      .def(
+          "__lt__", [](Self a, nb::handle b) { return Compared(a, b, Comparison::kLess); }, op)
+      .def(
+          "__le__", [](Self a, nb::handle b) { return Compared(a, b, Comparison::kLessEqual); }, op)
+      .def(
+          "__gt__", [](Self a, nb::handle b) { return Compared(a, b, Comparison::kGreater); }, op)
+      .def(
+          "__ge__", [](Self a, nb::handle b) { return Compared(a, b, Comparison::kGreaterEqual); },
+          op);
+}
+
+void BindFunctions(nb::class_<PyArray>& type) {
+  type.def(
+          "abs", [](Self a) { return Unary(a, Abs); }, "The magnitude of each element.")
+      .def(
+          "sign", [](Self a) { return Unary(a, Sign); }, "1, 0 or -1 for each element.")
+      .def(
+          "square", [](Self a) { return Unary(a, Square); }, "The square of each element.")
+      .def(
+          "sqrt", [](Self a) { return Unary(a, Sqrt); }, "The square root of each element.")
+      .def(
+          "exp", [](Self a) { return Unary(a, Exp); }, "e to the power of each element.")
+      .def(
+          "log", [](Self a) { return Unary(a, Log); }, "The natural logarithm of each element.")
+      .def(
+          "norm", [](Self a) { return Unary(a, Norm); },
+          "The square root of the sum of the squares of all elements; shape (1,).")
+      .def(
+          "_sum",
+          [](Self a, std::optional<std::int64_t> axis) {
+            return Unary(a, [&](const NDArray& x) { return SumAlong(x, axis); });
+          },
+          nb::arg("axis").none())
+      .def(
+          "_mean",
+          [](Self a, std::optional<std::int64_t> axis) {
+            return Unary(a, [&](const NDArray& x) { return MeanAlong(x, axis); });
+          },
+          nb::arg("axis").none())
+      .def("_maximum",
+           [](Self a, nb::handle b) {
+             return Binary(a, b, [](const auto& x, const auto& y) { return Maximum(x, y); });
+           })
+      .def("_minimum",
+           [](Self a, nb::handle b) {
+             return Binary(a, b, [](const auto& x, const auto& y) { return Minimum(x, y); });
+           })
+      .def(
+          "dot",
+          [](Self a, const PyArray& b) {
+            return Unary(a, [&](const NDArray& x) { return Dot(x, b.array); });
+          },
+          nb::arg("other"),
+          "The matrix product of (n, k) and (k, m), of (n, k) and (k,), or of (k,) and (k,).")
+      .def("_transpose",
+           [](Self a, const std::vector<std::int64_t>& axes) {
+             return Unary(a, [&](const NDArray& x) { return Transpose(x, axes); });
+           })
+      .def("_broadcast_to",
+           [](Self a, const std::vector<std::int64_t>& shape) {
+             return Unary(a, [&](const NDArray& x) { return BroadcastTo(x, Shape(shape)); });
+           })
+      .def("_astype", [](Self a, int dtype) {
+        return Unary(a, [&](const NDArray& x) { return x.AsType(ToDType(dtype)); });
+      });
+}
+
+// Flat, as it comes from Python: begin, step, count, keep for each axis.
+std::vector<AxisRange> ToRanges(const std::vector<std::int64_t>& numbers) {
+  std::vector<AxisRange> ranges;
+  for (std::size_t i = 0; i + 4 <= numbers.size(); i += 4) {
+    ranges.push_back({.begin = numbers[i],
+                      .step = numbers[i + 1],
+                      .count = numbers[i + 2],
+                      .keep = numbers[i + 3] != 0});
+  }
+  return ranges;
+}
+
+void BindParts(nb::class_<PyArray>& type) {
+  type.def("_slice", [](Self a, std::int64_t begin,
+                        std::int64_t end) { return Like(a, Held(a).Slice(begin, end)); })
+      .def("_reshape",
+           [](Self a, const std::vector<std::int64_t>& shape) {
+             return Like(a, Held(a).Reshape(Shape(shape)));
+           })
+      .def("_copy_part",
+           [](Self a, const std::vector<std::int64_t>& ranges) {
+             return Unary(a, [&](const NDArray& x) { return CopyPart(x, ToRanges(ranges)); });
+           })
+      .def("_assign_part",
+           [](Self a, const std::vector<std::int64_t>& ranges, const PyArray& values) {
+             const Unlocked unlocked;
+             AssignPart(Held(a), ToRanges(ranges), values.array);
+           })
+      .def("_copy",
+           [](Self a, int device) {
+             return Unary(a, [&](const NDArray& x) { return x.Copy(ToDevice(device)); });
+           })
+      .def("_copy_to",
+           [](Self a, const PyArray& to) {
+             const Unlocked unlocked;
+             Held(a).CopyTo(to.array);
+           })
+      .def("_copy_to_sparse",
+           [](Self a, const PyRowSparse& to) {
+             const Unlocked unlocked;
+             RowSparseNDArray::FromDense(Held(a)).CopyTo(to.array);
+           })
+      .def("_fill",
+           [](Self a, nb::handle value) {
+             Scalar number = 0;
+             if (!ToScalar(value, &number)) {
+               throw InvalidType(fmt::format("expected a number, got {}", TypeName(value)));
+             }
+             const Unlocked unlocked;
+             Held(a).Fill(number);
+           })
+      .def("_to_row_sparse", [](Self a) {
+        RowSparseNDArray result;
+        {
+          const Unlocked unlocked;
+          result = RowSparseNDArray::FromDense(Held(a));
+        }
+        return WrapRowSparse(std::move(result));
+      });
+}
+
+nb::object Full(nb::handle type, const std::vector<std::int64_t>& shape, nb::handle value,
+                int dtype, int device) {
+  Scalar number = 0;
+  if (!ToScalar(value, &number)) {
+    throw InvalidType(fmt::format("full: expected a number, got {}", TypeName(value)));
+  }
+  NDArray array;
+  {
+    const Unlocked unlocked;
+    array = NDArray::Full(Shape(shape), number, ToDType(dtype), ToDevice(device), TheEngine());
+  }
+  return Wrap<PyArray>(type, std::move(array));
+}
+
+nb::object Empty(nb::handle type, const std::vector<std::int64_t>& shape, int dtype, int device) {
+  return Wrap<PyArray>(type, NDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine()));
+}
+
+// Dense and row-sparse arrays by name. Returns nothing, or raises.
+void Save(const std::string& file, const std::vector<std::pair<std::string, nb::object>>& named,
+          const FileMetadata& metadata) {
+  std::vector<NamedArray> dense;
+  std::vector<NamedRowSparseArray> row_sparse;
+  for (const auto& [name, object] : named) {
+    if (const PyArray* array = AsArray(object)) {
+      dense.push_back({name, array->array});
+    } else if (const PyRowSparse* rows = AsRowSparse(object)) {
+      row_sparse.push_back({name, rows->array});
+    } else {
+      throw InvalidType(fmt::format("save: expected arrays, got {}", TypeName(object)));
+    }
+  }
+  const Blocking blocking;
+  SaveArrays(file, dense, row_sparse, metadata);
+}
+
+nb::tuple Load(const std::string& file, int device) {
+  ArrayFile content;
+  {
+    const Blocking blocking;
+    content = LoadArrays(file, ToDevice(device), TheEngine());
+  }
+  nb::list named;
+  for (NamedArray& item : content.arrays) {
+    named.append(nb::make_tuple(item.name, WrapArray(std::move(item.array))));
+  }
+  for (NamedRowSparseArray& item : content.row_sparse) {
+    named.append(nb::make_tuple(item.name, WrapRowSparse(std::move(item.array))));
+  }
+  return nb::make_tuple(named, content.metadata);
+}
+
+}  // namespace
+
+void BindArray(nb::module_& m) {
+  nb::class_<PyArray> type(m, "Array");
+  type.def_prop_ro(
+          "shape", [](Self a) { return FromShape(Held(a).shape()); },
+          "The extents, outermost first.")
+      .def_prop_ro(
+          "size", [](Self a) { return Held(a).size(); }, "The number of elements.")
+      .def_prop_ro(
+          "ndim", [](Self a) { return Held(a).shape().ndim(); }, "The number of axes.")
+      .def_prop_ro("_dtype", [](Self a) { return static_cast<int>(Held(a).dtype()); })
+      .def_prop_ro("_device", [](Self a) { return FromDevice(Held(a).device()); })
+      .def_prop_ro("_var", [](Self a) { return PyVar{Held(a).var()}; })
+      .def(
+          "wait_to_read",
+          [](Self a) {
+            const Blocking blocking;
+            Held(a).WaitToRead();
+          },
+          "Waits for pending writes; raises the error of an array that has one.")
+      .def(
+          "wait_to_write",
+          [](Self a) {
+            const Blocking blocking;
+            Held(a).WaitToWrite();
+          },
+          "Waits for pending writes and reads.")
+      .def("_wait",
+           [](Self a, double seconds) {
+             const Blocking blocking;
+             Held(a).WaitToRead(std::chrono::duration<double>(seconds));
+           })
+      .def("_is_same_as", [](Self a, const PyArray& b) { return Held(a).IsSameAs(b.array); });
+  BindArithmetic(type);
+  BindFunctions(type);
+  BindParts(type);
+  BindExchange(type, m);
+  m.def("full", &Full);
+  // The same array as an object of another class.
+  m.def("view_as",
+        [](nb::handle type, const PyArray& array) { return Wrap<PyArray>(type, array.array); });
+  m.def("empty", &Empty);
+  m.def("save", &Save);
+  m.def("load", &Load);
+}
+
+}  // namespace heddle::python

@@ -1,0 +1,41 @@
+// A built-in optimizer applied to arrays outside of any store: what heddle.optimizer.Updater calls.
+#pragma once
+
+#include <heddle/key.h>
+#include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "base/mutex.h"
+#include "kvstore/update_state.h"
+
+namespace heddle::python {
+
+// Threads: all methods, any thread.
+class ArrayUpdater {
+ public:
+  explicit ArrayUpdater(OptimizerPtr optimizer) : optimizer_(std::move(optimizer)) {}
+
+  // Queues an update of `weight` by `gradient`, with the state that belongs to `key`.
+  // InvalidArgument unless both are of one shape, dtype and device, those of the key's first update
+  // among them, and fit the optimizer; nothing happens then.
+  void Update(KeyRef key, const NDArray& gradient, const NDArray& weight) EXCLUDES(mutex_);
+
+ private:
+  struct Slot {
+    std::shared_ptr<kvstore::UpdateState> state;
+    NDArray first;  // the weight that the state was made for, whose Var guards it
+    std::int64_t updates = 0;
+  };
+
+  const OptimizerPtr optimizer_;
+  Mutex mutex_;
+  std::map<Key, Slot> slots_ GUARDED_BY(mutex_);
+  std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most of any key
+};
+
+}  // namespace heddle::python

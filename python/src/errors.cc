@@ -1,0 +1,63 @@
+// C++ exceptions as the classes of heddle/error.py.
+#include <heddle/error.h>
+
+#include <array>
+
+#include "python/src/bindings.h"
+
+namespace heddle::python {
+
+namespace {
+
+struct Classes {
+  nb::object error, invalid_argument, invalid_type, unknown_key, invalid_state, access, timeout,
+      memory, io, op;
+};
+Classes* classes = nullptr;  // never freed: the interpreter goes first
+
+void Raise(const nb::object& type, const std::exception& error) {
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+// The most derived first. What is not caught here goes to nanobind's own translator.
+void Translate(const std::exception_ptr& caught, void*) {
+  try {
+    std::rethrow_exception(caught);
+  } catch (const PyFailure& error) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.value().ptr())), error.value().ptr());
+  } catch (const UnknownKey& error) {
+    Raise(classes->unknown_key, error);
+  } catch (const InvalidType& error) {
+    Raise(classes->invalid_type, error);
+  } catch (const InvalidArgument& error) {
+    Raise(classes->invalid_argument, error);
+  } catch (const InvalidState& error) {
+    Raise(classes->invalid_state, error);
+  } catch (const AccessError& error) {
+    Raise(classes->access, error);
+  } catch (const TimeoutError& error) {
+    Raise(classes->timeout, error);
+  } catch (const OutOfMemory& error) {
+    Raise(classes->memory, error);
+  } catch (const IoError& error) {
+    Raise(classes->io, error);
+  } catch (const OpError& error) {
+    Raise(classes->op, error);
+  } catch (const Error& error) {
+    Raise(classes->error, error);
+  }
+}
+
+}  // namespace
+
+void BindErrors(nb::module_&) {
+  const nb::module_ module = nb::module_::import_("heddle.error");
+  const auto find = [&](const char* name) { return nb::getattr(module, name); };
+  classes = new Classes{find("Error"),        find("InvalidArgument"), find("InvalidType"),
+                        find("UnknownKey"),   find("InvalidState"),    find("AccessError"),
+                        find("TimeoutError"), find("OutOfMemory"),     find("IoError"),
+                        find("OpError")};
+  nb::register_exception_translator(&Translate);
+}
+
+}  // namespace heddle::python

@@ -1,0 +1,380 @@
+// Memory shared with others: NumPy, the buffer protocol, DLPack.
+//
+// DLPack's structures are those of its specification, version 1.0 (dmlc/dlpack, dlpack.h).
+#include <heddle/error.h>
+
+#include <cstring>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/src/bindings.h"
+
+namespace heddle::python {
+
+namespace {
+
+// --- DLPack --------------------------------------------------------------------------------------
+
+enum DLDeviceType : std::int32_t { kDLCpu = 1, kDLCuda = 2, kDLCudaHost = 3 };
+struct DLDevice {
+  std::int32_t type;
+  std::int32_t id;
+};
+enum DLCode : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBFloat = 4, kDLBool = 6 };
+struct DLDataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  std::int32_t ndim;
+  DLDataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // null: C order
+  std::uint64_t byte_offset;
+};
+struct DLManagedTensor {
+  DLTensor tensor;
+  void* context;
+  void (*deleter)(DLManagedTensor*);
+};
+struct DLManagedTensorVersioned {
+  std::uint32_t major;
+  std::uint32_t minor;
+  void* context;
+  void (*deleter)(DLManagedTensorVersioned*);
+  std::uint64_t flags;
+  DLTensor tensor;
+};
+constexpr std::uint64_t kDLReadOnly = 1;
+constexpr std::uint64_t kDLCopied = 2;
+
+template <class Managed>
+struct CapsuleNames;
+template <>
+struct CapsuleNames<DLManagedTensor> {
+  static constexpr const char* kFresh = "dltensor";
+  static constexpr const char* kUsed = "used_dltensor";
+};
+template <>
+struct CapsuleNames<DLManagedTensorVersioned> {
+  static constexpr const char* kFresh = "dltensor_versioned";
+  static constexpr const char* kUsed = "used_dltensor_versioned";
+};
+
+DLDataType ToDLDataType(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * SizeOf(dtype));
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kFloat16:
+      return {kDLFloat, bits, 1};
+    case DType::kBFloat16:
+      return {kDLBFloat, bits, 1};
+    case DType::kUInt8:
+      return {kDLUInt, bits, 1};
+    case DType::kBool:
+      return {kDLBool, bits, 1};
+    default:
+      return {kDLInt, bits, 1};
+  }
+}
+
+DType FromDLDataType(DLDataType type) {
+  for (DType dtype : kAllDTypes) {
+    const DLDataType known = ToDLDataType(dtype);
+    if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return dtype;
+  }
+  throw InvalidArgument(fmt::format(
+      "from_dlpack: expected elements of one of heddle's dtypes, got DLPack type {} of {} bits, {} "
+      "lanes",
+      type.code, type.bits, type.lanes));
+}
+
+DLDevice ToDLDevice(Device device) {
+  switch (device.type) {
+    case DeviceType::kCpu:
+      return {kDLCpu, 0};  // all cpu(i) are one memory
+    case DeviceType::kCpuPinned:
+      return {kDLCudaHost, device.id};
+    case DeviceType::kGpu:
+      break;
+  }
+  return {kDLCuda, device.id};
+}
+
+// What an exported tensor keeps until its user lets go of it, on any thread.
+template <class Managed>
+struct Exported {
+  NDArray array;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  Managed managed = {};
+};
+
+template <class Managed>
+Exported<Managed>* Export(const NDArray& array) {
+  auto* const exported = new Exported<Managed>{
+      .array = array, .shape = {array.shape().begin(), array.shape().end()}, .strides = {}};
+  exported->strides.resize(exported->shape.size());
+  std::int64_t step = 1;
+  for (std::size_t axis = exported->shape.size(); axis-- > 0;) {
+    exported->strides[axis] = step;
+    step *= exported->shape[axis];
+  }
+  exported->managed.tensor = {.data = array.data(),
+                              .device = ToDLDevice(array.device()),
+                              .ndim = static_cast<std::int32_t>(exported->shape.size()),
+                              .dtype = ToDLDataType(array.dtype()),
+                              .shape = exported->shape.data(),
+                              .strides = exported->strides.data(),
+                              .byte_offset = 0};
+  exported->managed.context = exported;
+  exported->managed.deleter = [](Managed* managed) {
+    delete static_cast<Exported<Managed>*>(managed->context);
+  };
+  return exported;
+}
+
+template <class Managed>
+nb::object ToCapsule(Managed* managed) {
+  PyObject* const capsule =
+      PyCapsule_New(managed, CapsuleNames<Managed>::kFresh, [](PyObject* unused) {
+        if (PyCapsule_IsValid(unused, CapsuleNames<Managed>::kFresh) == 0) return;  // taken over
+        auto* const held =
+            static_cast<Managed*>(PyCapsule_GetPointer(unused, CapsuleNames<Managed>::kFresh));
+        held->deleter(held);
+      });
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
+}
+
+// self.__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)
+nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
+                    std::optional<std::pair<std::int64_t, std::int64_t>> max_version,
+                    std::optional<std::pair<std::int64_t, std::int64_t>> device,
+                    std::optional<bool> copy) {
+  const DLDevice own = ToDLDevice(self.array.device());
+  if (device && (device->first != own.type || device->second != own.id)) {
+    PyErr_Format(PyExc_BufferError, "__dlpack__: expected device (%d, %d), got (%lld, %lld)",
+                 static_cast<int>(own.type), static_cast<int>(own.id),
+                 static_cast<long long>(device->first), static_cast<long long>(device->second));
+    throw nb::python_error();
+  }
+  NDArray array = self.array;
+  {
+    const Blocking blocking;
+    if (copy.value_or(false)) array = array.Copy();
+    array.WaitToWrite();  // whoever gets the memory may write to it
+  }
+  if (max_version && max_version->first >= 1) {
+    auto* const exported = Export<DLManagedTensorVersioned>(array);
+    exported->managed.major = 1;
+    if (copy.value_or(false)) exported->managed.flags = kDLCopied;
+    return ToCapsule(&exported->managed);
+  }
+  return ToCapsule(&Export<DLManagedTensor>(array)->managed);
+}
+
+void CheckContiguous(const DLTensor& tensor) {
+  if (tensor.strides == nullptr) return;
+  std::int64_t step = 1;
+  bool any = true;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) any = any && tensor.shape[i] > 0;
+  for (std::int32_t axis = tensor.ndim; any && axis-- > 0;) {
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != step) {
+      throw InvalidArgument(fmt::format(
+          "from_dlpack: expected elements in one piece in C order, got stride {} along axis {} in "
+          "place of {}",
+          tensor.strides[axis], axis, step));
+    }
+    step *= tensor.shape[axis];
+  }
+}
+
+// Takes the tensor over from its capsule.
+template <class Managed>
+nb::object FromCapsule(nb::handle type, nb::handle capsule, int device) {
+  using Names = CapsuleNames<Managed>;
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Names::kFresh));
+  if (managed == nullptr) throw nb::python_error();
+  const DLTensor& tensor = managed->tensor;
+  if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
+    if (managed->major != 1) {
+      throw InvalidArgument(
+          fmt::format("from_dlpack: expected DLPack version 1, got {}", managed->major));
+    }
+    if ((managed->flags & kDLReadOnly) != 0) {
+      throw InvalidArgument(
+          "from_dlpack: expected memory that may be written, got read-only memory; nd.array(x) "
+          "copies it");
+    }
+  }
+  if (tensor.device.type != kDLCpu && tensor.device.type != kDLCudaHost) {
+    throw InvalidArgument(
+        fmt::format("from_dlpack: expected CPU memory, got DLPack device ({}, {})",
+                    tensor.device.type, tensor.device.id));
+  }
+  CheckContiguous(tensor);
+  const DType dtype = FromDLDataType(tensor.dtype);
+  const Shape shape(
+      std::span<const std::int64_t>(tensor.shape, static_cast<std::size_t>(tensor.ndim)));
+  void* const data =
+      tensor.data != nullptr ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
+  // The deleter is the producer's: it may need the GIL and takes it then, or be Python's memory
+  // itself, which no longer matters once the interpreter is gone.
+  NDArray array = NDArray::FromForeign(
+      data, shape, dtype,
+      [managed] {
+        if (managed->deleter == nullptr || python_is_over) return;
+        const nb::detail::cleanup_guard locked;
+        if (locked) managed->deleter(managed);
+      },
+      ToDevice(device), TheEngine());
+  if (PyCapsule_SetName(capsule.ptr(), Names::kUsed) != 0) throw nb::python_error();
+  return Wrap<PyArray>(type, std::move(array));
+}
+
+nb::object FromDLPack(nb::handle type, nb::handle capsule, int device) {
+  if (PyCapsule_IsValid(capsule.ptr(), CapsuleNames<DLManagedTensorVersioned>::kFresh) != 0) {
+    return FromCapsule<DLManagedTensorVersioned>(type, capsule, device);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), CapsuleNames<DLManagedTensor>::kFresh) != 0) {
+    return FromCapsule<DLManagedTensor>(type, capsule, device);
+  }
+  throw InvalidType(
+      fmt::format("from_dlpack: expected a fresh DLPack capsule, got {}", TypeName(capsule)));
+}
+
+// --- the buffer protocol -------------------------------------------------------------------------
+
+// A view of an object's memory; released with the GIL.
+struct Buffer {
+  Buffer(nb::handle object, int flags) {
+    if (PyObject_GetBuffer(object.ptr(), &view, flags) != 0) throw nb::python_error();
+  }
+  ~Buffer() { PyBuffer_Release(&view); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Py_buffer view = {};
+};
+
+// An array over the memory of a writable, contiguous buffer, whose dtype the caller has read.
+nb::object FromBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
+                      int dtype, int device) {
+  auto buffer = std::make_shared<Buffer>(object, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
+  const Shape shape(dims);
+  const auto bytes = shape.size() * static_cast<std::int64_t>(SizeOf(ToDType(dtype)));
+  if (buffer->view.len != bytes) {
+    throw InvalidArgument(
+        fmt::format("from_buffer: expected {} bytes, got {}", bytes, buffer->view.len));
+  }
+  // The buffer goes with the GIL held, or not at all once the interpreter is gone.
+  auto* const held = new std::shared_ptr<Buffer>(std::move(buffer));
+  const auto release = [held] {
+    if (python_is_over) return;
+    const nb::detail::cleanup_guard locked;
+    if (locked) delete held;
+  };
+  try {
+    return Wrap<PyArray>(type, NDArray::FromForeign((*held)->view.buf, shape, ToDType(dtype),
+                                                    release, ToDevice(device), TheEngine()));
+  } catch (...) {
+    delete held;
+    throw;
+  }
+}
+
+// A copy of the memory of a contiguous buffer of `from` elements, as `dtype`.
+nb::object CopyBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
+                      int from, int dtype, int device) {
+  const Buffer buffer(object, PyBUF_C_CONTIGUOUS);
+  const Shape shape(dims);
+  NDArray array;
+  {
+    const Blocking blocking;
+    const NDArray source = NDArray::FromForeign(
+        buffer.view.buf, shape, ToDType(from), [] {}, Cpu(), TheEngine());
+    array = NDArray(shape, ToDType(dtype), ToDevice(device), TheEngine());
+    source.CopyTo(array);
+    try {
+      array.WaitToRead();
+    } catch (...) {
+      // The op reads memory that is the caller's again when this returns.
+      const WaitCheckScope unchecked(std::chrono::milliseconds(50), nullptr);
+      source.WaitToWrite();
+      throw;
+    }
+  }
+  return Wrap<PyArray>(type, std::move(array));
+}
+
+// --- NumPy ---------------------------------------------------------------------------------------
+
+// Up to here the values go through memory of heddle's: cheaper than a variable of their own.
+constexpr std::int64_t kDirectBytesMin = 64 << 10;
+
+nb::object ToNumpy(const PyArray& self) {
+  const NDArray& array = self.array;
+  const DType dtype = array.dtype() == DType::kBFloat16 ? DType::kFloat32 : array.dtype();
+  nb::object numpy = registered->empty(FromShape(array.shape()),
+                                       registered->dtypes[static_cast<std::size_t>(dtype)]);
+  if (array.size() == 0) {
+    const Blocking blocking;
+    array.WaitToRead();
+    return numpy;
+  }
+  void* data = nullptr;
+  {
+    const Buffer buffer(numpy, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
+    data = buffer.view.buf;
+  }
+  PyRef kept(numpy);  // for an op that is still under way when a signal ends the wait
+  {
+    const Blocking blocking;
+    if (array.bytes() < kDirectBytesMin) {
+      const NDArray copy(array.shape(), dtype, Cpu(), array.engine());
+      array.CopyTo(copy);
+      copy.WaitToRead();
+      std::memcpy(data, copy.const_data(), static_cast<std::size_t>(copy.bytes()));
+    } else {
+      auto* const held = new PyRef(std::move(kept));
+      const NDArray target = NDArray::FromForeign(
+          data, array.shape(), dtype, [held] { delete held; }, Cpu(), array.engine());
+      array.CopyTo(target);
+      target.WaitToRead();
+    }
+  }
+  return numpy;
+}
+
+}  // namespace
+
+void BindExchange(nb::class_<PyArray>& type, nb::module_& m) {
+  type.def("asnumpy", &ToNumpy,
+           "A NumPy array with a copy of the values as they are when everything pushed before is\n"
+           "done. bfloat16, which NumPy lacks, comes as float32.")
+      .def("__dlpack__", &ToDLPack, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+           nb::arg("copy") = nb::none(),
+           "The array's memory for another library, without a copy. Waits for pending reads and\n"
+           "writes; later ones are not ordered with what the other library does.")
+      .def("__dlpack_device__", [](const PyArray& self) {
+        const DLDevice device = ToDLDevice(self.array.device());
+        return nb::make_tuple(device.type, device.id);
+      });
+  m.def("from_dlpack", &FromDLPack);
+  m.def("from_buffer", &FromBuffer);
+  m.def("copy_buffer", &CopyBuffer);
+}
+
+}  // namespace heddle::python

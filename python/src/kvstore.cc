@@ -1,0 +1,433 @@
+// heddle._core.KVStore: the stores that the C++ library makes.
+#include <heddle/error.h>
+#include <heddle/kvstore.h>
+
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/src/bindings.h"
+#include "python/src/keys.h"
+
+namespace heddle::python {
+
+KeyRef ToKey(const char* call, nb::handle object) {
+  PyObject* const key = object.ptr();
+  if (PyUnicode_Check(key)) {
+    Py_ssize_t bytes = 0;
+    const char* const text = PyUnicode_AsUTF8AndSize(key, &bytes);
+    if (text == nullptr) throw nb::python_error();
+    return std::string_view(text, static_cast<std::size_t>(bytes));
+  }
+  if (PyBool_Check(key) || (!PyLong_Check(key) && !PyIndex_Check(key))) {
+    throw InvalidType(
+        fmt::format("{}: expected a key of type str or int, got {}", call, TypeName(object)));
+  }
+  const nb::object index = nb::steal(PyNumber_Index(key));
+  if (!index.is_valid()) throw nb::python_error();
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0) {
+    throw InvalidArgument(fmt::format("{}: expected an integer key of at most 64 bits, got {}",
+                                      call, nb::str(index).c_str()));
+  }
+  return static_cast<std::int64_t>(number);
+}
+
+nb::object FromKey(KeyRef key) {
+  if (!key.is_string()) return nb::int_(key.number());
+  return nb::str(key.text().data(), key.text().size());
+}
+
+namespace {
+
+// A store, and the Python function that it calls. The function is kept here, not in the store,
+// where the garbage collector sees it: an updater often refers to its store.
+struct PyStore {
+  explicit PyStore(std::unique_ptr<KVStore> made) : store(std::move(made)) {}
+  ~PyStore() {
+    const Unlocked unlocked;
+    store.reset();
+  }
+  std::unique_ptr<KVStore> store;
+  nb::object updater;
+};
+
+bool IsList(nb::handle object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
+
+// The arrays of one key: `object` is an array or a list of them.
+struct Arrays {
+  std::vector<NDArray> dense;
+  std::vector<RowSparseNDArray> row_sparse;
+
+  void Add(const char* call, nb::handle object) {
+    if (const PyArray* array = AsArray(object)) {
+      dense.push_back(array->array);
+    } else if (const PyRowSparse* array = AsRowSparse(object)) {
+      row_sparse.push_back(array->array);
+    } else {
+      throw InvalidType(
+          fmt::format("{}: expected an NDArray, a RowSparseNDArray or a list of them, got {}", call,
+                      TypeName(object)));
+    }
+    if (!dense.empty() && !row_sparse.empty()) {
+      throw InvalidArgument(
+          fmt::format("{}: expected arrays of one kind for a key, got dense and row_sparse", call));
+    }
+  }
+  void AddAll(const char* call, nb::handle object) {
+    if (!IsList(object)) return Add(call, object);
+    for (nb::handle item : nb::borrow<nb::sequence>(object)) Add(call, item);
+  }
+  ArrayList list() const { return row_sparse.empty() ? ArrayList(dense) : ArrayList(row_sparse); }
+};
+
+// The keys of a call, flattened from lists of lists as they come, and what belongs to them.
+class Call {
+ public:
+  explicit Call(const char* name) : name_(name) {}
+
+  void Add(nb::handle key, nb::handle value) {
+    if (!IsList(key)) {
+      keys_.push_back(ToKey(name_, key));
+      kept_.push_back(nb::borrow(key));  // whose text keys_ borrows
+      values_.emplace_back().AddAll(name_, value);
+      return;
+    }
+    const std::size_t count = nb::len(key);
+    if (!IsList(value) || nb::len(value) != count) {
+      throw InvalidArgument(
+          fmt::format("{}: expected a list of {} values for {} keys, got {}", name_, count, count,
+                      IsList(value) ? fmt::format("{}", nb::len(value)) : TypeName(value)));
+    }
+    for (std::size_t i = 0; i < count; ++i) Add(key[i], value[i]);
+  }
+
+  const std::vector<KeyRef>& keys() const { return keys_; }
+  KeyList key_list() const { return KeyList(keys_); }
+  ArrayLists lists() const {
+    std::vector<ArrayList> lists;
+    lists.reserve(values_.size());
+    for (const Arrays& arrays : values_) lists.push_back(arrays.list());
+    return ArrayLists(std::move(lists));
+  }
+
+ private:
+  const char* const name_;
+  std::vector<KeyRef> keys_;
+  std::vector<nb::object> kept_;
+  std::vector<Arrays> values_;
+};
+
+// Calls f(key, arrays) for one key, or f(keys, lists) for a list of them, without the GIL.
+template <class F>
+void Pairs(const char* name, nb::handle key, nb::handle value, const F& f) {
+  if (IsList(key)) {
+    Call call(name);
+    call.Add(key, value);
+    const KeyList keys = call.key_list();
+    const ArrayLists lists = call.lists();
+    const Blocking blocking;
+    f(keys, lists);
+    return;
+  }
+  const KeyRef one = ToKey(name, key);
+  if (const PyArray* array = AsArray(value)) {  // the usual case: nothing is allocated
+    const NDArray held = array->array;
+    const Blocking blocking;
+    f(one, ArrayList(held));
+    return;
+  }
+  Arrays arrays;
+  arrays.AddAll(name, value);
+  const Blocking blocking;
+  f(one, arrays.list());
+}
+
+// The same for calls with two values: f(key, values, out).
+template <class F>
+void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out, const F& f) {
+  if (IsList(key)) {
+    Call from(name);
+    Call to(name);
+    from.Add(key, value);
+    to.Add(key, out);
+    const KeyList keys = from.key_list();
+    const ArrayLists values = from.lists();
+    const ArrayLists outputs = to.lists();
+    const Blocking blocking;
+    f(keys, values, outputs);
+    return;
+  }
+  const KeyRef one = ToKey(name, key);
+  Arrays from;
+  Arrays to;
+  from.AddAll(name, value);
+  to.AddAll(name, out);
+  const Blocking blocking;
+  f(one, from.list(), to.list());
+}
+
+void RequireOut(const char* call, nb::handle out) {
+  if (out.is_none()) throw InvalidType(fmt::format("{}: expected out=..., got None", call));
+}
+
+void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int priority,
+                   nb::handle row_ids) {
+  RequireOut("row_sparse_pull", out);
+  if (row_ids.is_none()) {
+    throw InvalidType("row_sparse_pull: expected row_ids=..., got None");
+  }
+  const PyArray* const one = AsArray(row_ids);
+  if (IsList(key) && one != nullptr) {  // for all outputs of all keys
+    const NDArray ids = one->array;
+    Pairs("row_sparse_pull", key, out, [&](const auto& keys, const auto& outputs) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(keys)>, KeyList>) {
+        self.store->RowSparsePull(keys, outputs, ids, priority);
+      }
+    });
+    return;
+  }
+  Triples("row_sparse_pull", key, out, row_ids,
+          [&](const auto& keys, const auto& outputs, const auto& ids) {
+            self.store->RowSparsePull(keys, outputs, ids, priority);
+          });
+}
+
+// The updater is called on the thread that pushes, with the GIL. What it raises leaves the push.
+template <class Input, class Stored>
+auto Calling(PyStore* self) {
+  return [self](KeyRef key, const Input& input, const Stored& stored) {
+    const nb::gil_scoped_acquire locked;
+    const nb::object updater = self->updater;  // may be replaced meanwhile
+    const auto wrap = [](const auto& array) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(array)>, NDArray>) {
+        return WrapArray(array);
+      } else {
+        return WrapRowSparse(array);
+      }
+    };
+    updater(FromKey(key), wrap(input), wrap(stored));
+  };
+}
+
+void SetUpdater(PyStore& self, nb::callable updater) {
+  {
+    const Unlocked unlocked;
+    self.store->SetUpdaters({.dense = Calling<NDArray, NDArray>(&self),
+                             .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(&self),
+                             .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(&self)});
+  }
+  self.updater = std::move(updater);
+}
+
+void SetOptimizer(PyStore& self, const PyOptimizer& optimizer) {
+  nb::object dropped;
+  {
+    const Blocking blocking;
+    self.store->SetOptimizer(optimizer.optimizer);
+  }
+  std::swap(dropped, self.updater);
+}
+
+int Traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  Py_VISIT(nb::inst_ptr<PyStore>(self)->updater.ptr());
+  return 0;
+}
+
+int Clear(PyObject* self) {
+  nb::inst_ptr<PyStore>(self)->updater.reset();
+  return 0;
+}
+
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(&Clear)},
+                       {0, nullptr}};
+
+void BindData(nb::class_<PyStore>& type) {
+  type.def(
+          "init",
+          [](const PyStore& self, nb::handle key, nb::handle value) {
+            Pairs("init", key, value,
+                  [&](const auto& k, const auto& v) { self.store->Init(k, v); });
+          },
+          nb::arg("key").none(), nb::arg("value").none(),
+          "Adds keys with copies of their values. Returns when they are in the store.")
+      .def(
+          "push",
+          [](const PyStore& self, nb::handle key, nb::handle value, int priority) {
+            Pairs("push", key, value,
+                  [&](const auto& k, const auto& v) { self.store->Push(k, v, priority); });
+          },
+          nb::arg("key").none(), nb::arg("value").none(), nb::arg("priority") = 0,
+          "Sums the values of each key and hands the sum to the updater. Returns at once.")
+      .def(
+          "pull",
+          [](const PyStore& self, nb::handle key, nb::handle out, int priority,
+             bool ignore_sparse) {
+            RequireOut("pull", out);
+            Pairs("pull", key, out, [&](const auto& k, const auto& v) {
+              self.store->Pull(k, v, priority, ignore_sparse);
+            });
+          },
+          nb::arg("key").none(), nb::arg("out") = nb::none(), nb::arg("priority") = 0,
+          nb::arg("ignore_sparse") = true,
+          "Copies the value of each key to its outputs. Returns at once; reads of the outputs\n"
+          "wait. Row-sparse outputs are left alone unless ignore_sparse is false.")
+      .def(
+          "pushpull",
+          [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
+            if (out.is_none()) {
+              Pairs("pushpull", key, value,
+                    [&](const auto& k, const auto& v) { self.store->PushPull(k, v, priority); });
+            } else {
+              Triples("pushpull", key, value, out,
+                      [&](const auto& k, const auto& v, const auto& o) {
+                        self.store->PushPull(k, v, o, priority);
+                      });
+            }
+          },
+          nb::arg("key").none(), nb::arg("value").none(), nb::arg("out") = nb::none(),
+          nb::arg("priority") = 0, "Push, then pull to `out`, or to `value` if there is none.")
+      .def(
+          "broadcast",
+          [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
+            Triples("broadcast", key, value, out, [&](const auto& k, const auto& v, const auto& o) {
+              self.store->Broadcast(k, v, o, priority);
+            });
+          },
+          nb::arg("key").none(), nb::arg("value").none(), nb::arg("out").none(),
+          nb::arg("priority") = 0, "Init, then pull to `out`.")
+      .def("row_sparse_pull", &RowSparsePull, nb::arg("key").none(), nb::arg("out") = nb::none(),
+           nb::arg("priority") = 0, nb::arg("row_ids") = nb::none(),
+           "Each output gets the rows of its ids, which need be neither sorted nor unique. One\n"
+           "array of ids serves all outputs.")
+      .def(
+          "reset",
+          [](const PyStore& self, nb::handle key, nb::handle value) {
+            const KeyRef one = ToKey("reset", key);
+            Arrays arrays;
+            arrays.AddAll("reset", value);
+            const Blocking blocking;
+            self.store->Reset(one, arrays.list());
+          },
+          nb::arg("key").none(), nb::arg("value").none(),
+          "Overwrites the value of a key that is there, cures it of an error and forgets its\n"
+          "optimizer state.")
+      .def(
+          "remove",
+          [](const PyStore& self, nb::handle key) {
+            const KeyRef one = ToKey("remove", key);
+            const Unlocked unlocked;
+            self.store->Remove(one);
+          },
+          nb::arg("key").none(), "Takes a key out of the store.")
+      .def(
+          "contains",
+          [](const PyStore& self, nb::handle key) {
+            return self.store->Contains(ToKey("contains", key));
+          },
+          nb::arg("key").none(), "Whether the store has the key.")
+      .def(
+          "keys",
+          [](const PyStore& self) {
+            nb::list keys;
+            for (const Key& key : self.store->Keys()) keys.append(FromKey(key));
+            return keys;
+          },
+          "The keys, in the order in which they came.");
+}
+
+void BindControl(nb::class_<PyStore>& type) {
+  type.def("_set_updater", &SetUpdater, nb::arg("updater"),
+           "Later pushes call updater(key, input, stored), on the thread that pushes, in place of\n"
+           "replacing the stored value.")
+      .def("_set_native_optimizer", &SetOptimizer)
+      .def("_set_gradient_compression",
+           [](const PyStore& self, const std::string& kind, double threshold) {
+             self.store->SetGradientCompression({.type = kind, .threshold = threshold});
+           })
+      .def("_save_native_states",
+           [](const PyStore& self, const std::string& file, bool with_optimizer) {
+             const Blocking blocking;
+             self.store->SaveOptimizerStates(file, with_optimizer);
+           })
+      .def("_load_native_states",
+           [](const PyStore& self, const std::string& file) {
+             const Blocking blocking;
+             self.store->LoadOptimizerStates(file);
+           })
+      .def(
+          "barrier",
+          [](const PyStore& self) {
+            const Blocking blocking;
+            self.store->Barrier();
+          },
+          "Returns when all workers have called it.")
+      .def(
+          "_send_command_to_servers",
+          [](const PyStore& self, int head, const std::string& body) {
+            const Blocking blocking;
+            self.store->SendCommandToServers(head, body);
+          },
+          nb::arg("head"), nb::arg("body"),
+          "Returns after every server's controller ran the command.")
+      .def(
+          "is_capable",
+          [](const PyStore& self, const std::string& capability) {
+            return self.store->IsCapable(capability);
+          },
+          nb::arg("capability"),
+          "'optimizer': whether set_optimizer works; 'compression': set_gradient_compression.")
+      .def_prop_ro(
+          "type", [](const PyStore& self) { return self.store->type(); },
+          "The type's name, in lower case.")
+      .def_prop_ro(
+          "rank", [](const PyStore& self) { return self.store->rank(); },
+          "The rank of this worker, from 0.")
+      .def_prop_ro(
+          "num_workers", [](const PyStore& self) { return self.store->num_workers(); },
+          "How many workers there are.")
+      .def_prop_ro(
+          "num_dead_nodes", [](const PyStore& self) { return self.store->NumDeadNodes(); },
+          "How many nodes of the job are dead.")
+      .def_prop_ro("transfers", [](const PyStore& self) {
+        const TransferStats stats = self.store->transfers();
+        nb::dict result;
+        result["pushed_bytes"] = stats.pushed_bytes;
+        result["pulled_bytes"] = stats.pulled_bytes;
+        return result;
+      });
+}
+
+}  // namespace
+
+void BindKVStore(nb::module_& m) {
+  nb::class_<PyStore> type(m, "KVStore", nb::type_slots(slots));
+  type.def(
+      "__init__",
+      [](PyStore* self, const std::string& name, bool strict_init) {
+        std::unique_ptr<KVStore> store;
+        {
+          const Blocking blocking;
+          store = KVStore::Create(name, TheEngine(), {.strict_init = strict_init});
+        }
+        new (self) PyStore(std::move(store));
+      },
+      nb::arg("name") = "local", nb::arg("strict_init") = false);
+  BindData(type);
+  BindControl(type);
+  m.def("kvstore_types", &KVStore::Types);
+  m.def("compression_types", [] {
+    std::vector<std::string> types;
+    for (std::string_view name : CompressionTypes()) types.emplace_back(name);
+    return types;
+  });
+}
+
+}  // namespace heddle::python

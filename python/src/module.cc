@@ -1,0 +1,97 @@
+// The extension module heddle._core: the C++ library as the Python half of the package uses it.
+#include <heddle/error.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include "python/src/bindings.h"
+
+namespace heddle::python {
+
+std::atomic<bool> python_is_over = false;
+Registered* registered = nullptr;
+
+namespace {
+std::atomic<bool> engine_is_used = false;
+
+void Register(nb::object array_type, nb::object row_sparse_type, nb::object empty,
+              nb::object dtypes) {
+  registered = new Registered{std::move(array_type), std::move(row_sparse_type), std::move(empty),
+                              std::move(dtypes)};
+}
+
+// At the interpreter's exit: all that is pending gets done while there still is a Python to run it.
+void Finish() {
+  if (engine_is_used) {
+    const Blocking blocking;
+    TheEngine().Stop();
+  }
+  python_is_over = true;
+}
+}  // namespace
+
+Engine& TheEngine() {
+  engine_is_used = true;
+  return Engine::Default();
+}
+
+void Blocking::LookForSignals() {
+  const nb::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+PyRef::PyRef(const PyRef& other) : object_(nullptr) {
+  if (const nb::detail::cleanup_guard locked; locked)
+    object_ = nb::handle(other.object_).inc_ref().ptr();
+}
+
+PyRef::~PyRef() {
+  if (object_ == nullptr || python_is_over) return;
+  if (const nb::detail::cleanup_guard locked; locked) Py_DECREF(object_);
+}
+
+PyFailure::PyFailure(nb::python_error& error)
+    : value_(nb::borrow(error.value())), message_(TypeName(error.value())) {
+  PyObject* const text = PyObject_Str(error.value().ptr());
+  if (text == nullptr) {
+    PyErr_Clear();
+    return;
+  }
+  message_ += fmt::format(": {}", nb::cast<std::string_view>(nb::steal<nb::str>(text)));
+}
+
+void PyBody::operator()() const {
+  if (python_is_over) throw InvalidState("the op runs Python code, and the interpreter has ended");
+  const nb::gil_scoped_acquire locked;
+  if (!locked) throw InvalidState("the op runs Python code, and the interpreter has ended");
+  try {
+    function_.get()();
+  } catch (nb::python_error& error) {
+    throw PyFailure(error);
+  }
+}
+
+std::string TypeName(nb::handle object) {
+  const nb::object name = nb::getattr(object.type(), "__name__");
+  return nb::cast<std::string>(name);
+}
+
+}  // namespace heddle::python
+
+NB_MODULE(_core, m) {
+  using namespace heddle::python;
+  nb::set_leak_warnings(false);  // what lives at exit, user code holds
+  BindErrors(m);
+  BindEngine(m);
+  BindArray(m);
+  BindRowSparse(m);
+  BindOptimizer(m);
+  BindKVStore(m);
+  m.def("register", &Register, "Takes over what the Python half of the package has made.");
+  m.def("finish", &Finish, "Waits for everything pending; nothing runs after it.");
+}

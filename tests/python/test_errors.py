@@ -1,0 +1,149 @@
+"""The classes of errors, and what a failing op or engine call raises."""
+
+import builtins
+import threading
+
+import pytest
+
+import heddle as mx
+
+
+@pytest.mark.parametrize("name, builtin", [
+    ("InvalidArgument", ValueError), ("InvalidType", TypeError), ("UnknownKey", KeyError),
+    ("TimeoutError", builtins.TimeoutError), ("OutOfMemory", MemoryError), ("IoError", OSError),
+    ("InvalidState", RuntimeError), ("AccessError", RuntimeError), ("OpError", RuntimeError)])
+def test_errors_are_python_errors_too(name, builtin):
+    error = getattr(mx, name)("the message")
+    assert isinstance(error, builtin) and isinstance(error, mx.Error) and isinstance(error, mx.MXNetError)
+    assert str(error) == "the message"
+
+
+class Gate:
+    """An op that has started, on a thread of the engine's, and has not finished until the gate opens."""
+
+    def __init__(self, *arrays):
+        self.started, self.opened = threading.Event(), threading.Event()
+        mx.engine.push(self.run, writes=arrays, name="gate")
+        assert self.started.wait(60)
+
+    def run(self):
+        self.started.set()
+        self.opened.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.opened.set()
+
+
+def test_deadlines_are_timeout_errors():
+    a = mx.nd.zeros((2,))
+    with Gate(a):
+        with pytest.raises(TimeoutError, match="gate"):
+            a._wait(0.05)
+        with pytest.raises(mx.TimeoutError):
+            mx.nd.waitall(0.05)
+        with pytest.raises(mx.TimeoutError):
+            a._var.wait(0.05)
+    mx.nd.waitall()
+
+
+def test_waiting_inside_an_op_is_refused():
+    a, b = mx.nd.zeros((2,)), mx.nd.ones((2,))
+    mx.engine.push(lambda: b.asnumpy(), writes=[a], name="waits inside")
+    with pytest.raises(mx.InvalidState, match="waits inside"):
+        a.wait_to_read()
+
+
+def test_an_op_orders_by_what_it_names():
+    a, log = mx.nd.zeros((2,)), []
+    var = mx.engine.new_var("mine")
+    for i in range(100):
+        mx.engine.push(lambda i=i: log.append(i), reads=[a], writes=[var])
+    var.wait()
+    assert log == list(range(100)) and var.version == 100 and var.name == "mine"
+    with pytest.raises(TypeError, match="arrays and variables"):
+        mx.engine.push(print, writes=["a"])
+    with pytest.raises(TypeError):
+        mx.engine.push(None)
+
+
+def test_ops_of_an_op_are_ordered_after_it():
+    a = mx.nd.zeros((2,))
+
+    def fill():
+        mx.engine.push(lambda: log.append("inner"), writes=[a])
+        log.append("outer")
+
+    log = []
+    mx.engine.push(fill, writes=[a])
+    mx.nd.waitall()
+    assert log == ["outer", "inner"]
+
+
+def test_an_error_without_a_variable_surfaces_once_at_waitall():
+    def fail():
+        raise ValueError("nobody's")
+
+    mx.engine.push(fail)
+    with pytest.raises(ValueError, match="nobody's"):
+        mx.nd.waitall()
+    mx.nd.waitall()
+
+
+def test_clear_error_cures():
+    var = mx.engine.new_var("v")
+
+    def fail():
+        raise ValueError("once")
+
+    mx.engine.push(fail, writes=[var])
+    with pytest.raises(ValueError):
+        var.wait()
+    var.clear_error()
+    var.wait()
+    with pytest.raises(ValueError):
+        mx.nd.waitall()
+
+
+def test_bulk_sizes_nest():
+    assert mx.engine.set_bulk_size(5) == 0
+    with mx.engine.bulk(10):
+        assert mx.engine.set_bulk_size(10) == 10
+    assert mx.engine.set_bulk_size(0) == 5
+
+
+def test_the_profiler_records_ops(tmp_path):
+    file = tmp_path / "trace"
+    mx.profiler.set_config(filename=file, profile_all=True)
+    mx.profiler.set_state("run")
+    (mx.nd.ones((10,)) + 1).wait_to_read()
+    with pytest.raises(mx.InvalidState):
+        mx.profiler.set_state("run")
+    mx.profiler.dump()
+    mx.profiler.set_state("stop")
+    assert b"Add" in file.read_bytes()
+    with pytest.raises(ValueError):
+        mx.profiler.set_state("pause")
+
+
+def test_the_engine_can_be_looked_at():
+    a = mx.nd.zeros((2,))
+    with Gate(a):
+        a += 1
+        assert "gate" in mx.engine.dump_state()
+    a.wait_to_read()
+    assert mx.engine.stats()["done"] <= mx.engine.stats()["pushed"]
+
+
+def test_naive_engine_runs_ops_at_once(run_python):
+    text = ("import heddle as mx\nlog = []\nmx.engine.push(lambda: log.append(1))\nassert log == [1]\n"
+            "a = mx.nd.ones((2,)) + 1\nprint(mx.engine.engine_type(), a.asnumpy())")
+    for environment in ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, {"HEDDLE_ENGINE": "serial"}):
+        result = run_python(text, **environment)
+        assert (result.returncode, result.stdout.strip()) == (0, "serial [2. 2.]"), result.stderr
+    chosen = run_python("import heddle as mx\nmx.engine.set_type('NaiveEngine')\n" + text)
+    assert chosen.stdout.strip() == "serial [2. 2.]", chosen.stderr
+    wrong = run_python("import heddle", MXNET_ENGINE_TYPE="Quick")
+    assert wrong.returncode == 1 and "MXNET_ENGINE_TYPE" in wrong.stderr

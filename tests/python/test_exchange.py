@@ -1,0 +1,157 @@
+"""Memory shared with others: DLPack both ways, buffers, and how long it lives."""
+
+import array as arrays
+import gc
+import sys
+import threading
+import weakref
+
+import numpy
+import pytest
+
+import heddle as mx
+
+DTYPES = ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_shares_memory_both_ways(dtype):
+    a = mx.nd.ones((2, 3), dtype=dtype)
+    shared = numpy.from_dlpack(a)
+    assert shared.dtype == dtype and shared.shape == (2, 3)
+    shared[0, 0] = 0
+    assert a.asnumpy()[0, 0] == 0
+    x = numpy.ones((2, 3), dtype)
+    b = mx.nd.from_dlpack(x)
+    b[1] = 0
+    b.wait_to_read()
+    assert x.tolist()[1] == [0, 0, 0] and b.dtype == numpy.dtype(dtype)
+
+
+def test_a_read_by_another_library_waits_for_pending_writes():
+    opened = threading.Event()
+    a = mx.nd.zeros((4,))
+    mx.engine.push(opened.wait, reads=[a], writes=[a])
+    a += 5
+    threading.Timer(0.05, opened.set).start()
+    assert numpy.from_dlpack(a).tolist() == [5, 5, 5, 5]
+    assert numpy.asarray(a + 1).tolist() == [6, 6, 6, 6]
+
+
+def test_the_memory_lives_as_long_as_its_last_user():
+    a = mx.nd.ones((1000, 1000))
+    shared = numpy.from_dlpack(a)
+    del a
+    gc.collect()
+    for _ in range(5):
+        mx.nd.full((1000, 1000), 9).wait_to_read()  # would take the memory over
+    assert (shared == 1).all()
+
+    class Owned(numpy.ndarray):
+        pass
+
+    x = numpy.ones((1000, 1000), "float32").view(Owned)
+    gone = weakref.ref(x)
+    b = mx.nd.from_dlpack(x)
+    del x
+    gc.collect()
+    assert gone() is not None
+    total = b.sum()
+    del b
+    assert total.asscalar() == 1e6
+    mx.nd.waitall()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_capsule_serves_once_and_frees_itself():
+    before = mx._core.memory_stats()["used"]
+    a = mx.nd.ones((1000, 100))
+    capsule = mx.nd.to_dlpack_for_write(a)
+    b = mx.nd.from_dlpack(capsule)
+    b += 1
+    b.wait_to_read()  # a and b are ordered apart
+    assert (a.asnumpy() == 2).all()
+    with pytest.raises(TypeError, match="fresh"):
+        mx.nd.from_dlpack(capsule)
+    unused = mx.nd.to_dlpack_for_read(a)
+    del a, b, capsule, unused
+    gc.collect()
+    mx.nd.waitall()
+    assert mx._core.memory_stats()["used"] <= before
+
+
+def test_what_cannot_be_shared_is_refused():
+    read_only = numpy.ones((2,))
+    read_only.flags.writeable = False
+    refused = [numpy.ones((4, 4))[:, ::2], numpy.ones((2,), "complex64"), numpy.ones((2,), "uint16")]
+    for other in refused:
+        with pytest.raises((ValueError, BufferError)):
+            mx.nd.from_dlpack(other)
+    with pytest.raises((ValueError, BufferError)):
+        mx.nd.from_dlpack(read_only)
+    assert mx.nd.array(read_only).asnumpy().tolist() == [1, 1]
+    with pytest.raises(TypeError):
+        mx.nd.from_dlpack("text")
+    with pytest.raises(BufferError):
+        mx.nd.ones((2,)).__dlpack__(dl_device=(2, 0))
+    assert mx.nd.ones((2,), mx.cpu(3)).__dlpack_device__() == (1, 0)
+
+
+def test_buffers_come_in():
+    plain = arrays.array("f", [1, 2, 3])
+    a = mx.nd.from_buffer(plain)
+    a *= 2
+    a.wait_to_read()
+    assert plain.tolist() == [2, 4, 6]
+    raw = bytearray(8)
+    b = mx.nd.from_buffer(raw, dtype="int32")
+    b[:] = 1
+    b.wait_to_read()
+    assert raw == bytes([1, 0, 0, 0] * 2)
+    with pytest.raises(BufferError):
+        raw.append(0)  # still lent
+    del b
+    mx.nd.waitall()
+    gc.collect()
+    raw.append(0)
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        mx.nd.from_buffer(b"read only", dtype="uint8")
+    x = numpy.zeros((2, 2))
+    c = mx.nd.from_numpy(x)
+    c += 1
+    assert c.asnumpy().tolist() == [[1, 1], [1, 1]] and x.tolist() == [[1, 1], [1, 1]]
+    assert mx.nd.array(memoryview(plain)).asnumpy().tolist() == [2, 4, 6]
+
+
+def test_asnumpy_is_a_copy_of_one_moment():
+    a = mx.nd.zeros((300, 300))  # of both sizes that are copied differently
+    for array in (a, a[0]):
+        values = array.asnumpy()
+        a += 1
+        a.wait_to_read()
+        assert (values == values[0]).all() and values.flags.writeable and values.base is None
+
+
+def test_a_store_works_on_shared_memory():
+    x, out = numpy.ones((3,), "float32"), numpy.zeros((3,), "float32")
+    kv = mx.kv.create("local")
+    kv.init("a", mx.nd.from_dlpack(x))
+    x[:] = 5
+    kv.push("a", mx.nd.from_dlpack(x))
+    target = mx.nd.from_dlpack(out)
+    kv.pull("a", out=target)
+    target.wait_to_read()
+    assert out.tolist() == [5, 5, 5]
+
+
+def test_references_are_balanced():
+    x = numpy.ones((10,), "float32")
+    before = sys.getrefcount(x)
+    for _ in range(20):
+        mx.nd.from_dlpack(x).wait_to_read()
+        mx.nd.from_buffer(x).wait_to_read()
+        mx.nd.array(x).wait_to_read()
+    mx.nd.waitall()
+    gc.collect()
+    assert sys.getrefcount(x) == before

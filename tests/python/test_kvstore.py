@@ -1,0 +1,405 @@
+"""Stores through Python: every call, keys and lists, updaters, stores and optimizers of one's own, errors."""
+
+import gc
+import sys
+import threading
+import traceback
+import types
+import weakref
+
+import numpy
+import pytest
+
+import heddle as mx
+
+SHAPE = (2, 3)
+
+
+@pytest.fixture(params=["local", "device"])
+def kv(request):
+    return mx.kv.create(request.param)
+
+
+def ones(value=1.0, ctx=None, shape=SHAPE):
+    return mx.nd.ones(shape, ctx) * value
+
+
+def pulled(kv, key, shape=SHAPE, **arguments):
+    out = mx.nd.zeros(shape)
+    kv.pull(key, out=out, **arguments)
+    values = out.asnumpy()
+    assert (values == values.flat[0]).all()
+    return values.flat[0]
+
+
+def test_what_it_says_of_itself(kv):
+    assert kv.type in ("local", "device") and kv.rank == 0 and kv.num_workers == 1
+    assert isinstance(kv, mx.kv.KVStore) and isinstance(kv, mx.kv.KVStoreBase)
+    assert kv.is_capable(mx.kv.KVStoreBase.OPTIMIZER) and kv.is_capable("Compression")
+    assert not kv.is_capable("telepathy")
+    assert kv.num_dead_nodes == 0
+    kv.barrier()
+    kv._barrier()
+    kv._send_command_to_servers(0, "nobody hears it")
+
+
+def test_names_of_types():
+    assert mx.kv.create().type == "local" and mx.kv.create("LOCAL").type == "local"
+    for unknown in ("nonsense", "dist_sinc"):
+        with pytest.raises(ValueError, match="device.*local"):
+            mx.kv.create(unknown)
+    with pytest.raises(TypeError, match="NoneType"):
+        mx.kv.create(None)
+    assert {"local", "device", "teststore"} <= set(mx.kv.types())
+
+
+def test_keys_of_both_kinds_and_their_errors():
+    for good, other in ((3, "3"), ("3", 3)):
+        kv = mx.kv.create("local")
+        kv.init(good, ones())
+        assert good in kv and kv.keys() == [good]
+        with pytest.raises(ValueError, match="kind|string|integer"):
+            kv.push(other, ones())
+    kv = mx.kv.create("local")
+    kv.init(numpy.int64(5), ones())
+    assert kv.keys() == [5]
+    kv.init(-(2**63), ones())
+    for bad in (b"3", 3.0, True, None, numpy.float32(3), object()):
+        with pytest.raises(TypeError, match="str or int"):
+            kv.init(bad, ones())
+    with pytest.raises(ValueError, match="64 bits"):
+        kv.init(2**63, ones())
+    kv.remove(5)
+    assert 5 not in kv
+
+
+def test_unknown_keys_are_key_errors(kv):
+    kv.init("a", ones())
+    out = ones(7)
+    for call in (lambda: kv.pull("b", out=out), lambda: kv.remove("b"), lambda: kv.reset("b", ones()),
+                 lambda: kv.pull(["a", "b"], out=[out, out])):
+        with pytest.raises(KeyError, match="unknown key 'b'") as caught:
+            call()
+        assert isinstance(caught.value, mx.Error) and isinstance(caught.value, ValueError)
+        assert not str(caught.value).startswith(("'", '"'))
+    assert (out.asnumpy() == 7).all()
+    kv.init("b", ones(2))  # the failure left the key free
+    assert pulled(kv, "b") == 2
+
+
+@pytest.mark.parametrize("call", ["init", "push", "pushpull", "reset"])
+def test_values_are_checked(kv, call):
+    kv.init("a", ones())
+    function = getattr(kv, call)
+    for bad in (None, 1.0, numpy.ones(SHAPE), "text", [ones(), None], [[ones()]]):
+        with pytest.raises(TypeError, match="NDArray"):
+            function("a", bad)
+    if call != "init":
+        for bad in (ones(shape=(3, 2)), ones().astype("int32"), []):
+            with pytest.raises(ValueError, match="'a'"):
+                function("a", bad)
+    assert pulled(kv, "a") == 1
+
+
+def test_lists_have_to_match(kv):
+    keys = ["a", "b"]
+    kv.init(keys, [ones(), ones()])
+    for bad in ([ones()], [ones()] * 3, ones()):
+        with pytest.raises(ValueError, match="2"):
+            kv.push(keys, bad)
+        with pytest.raises(ValueError, match="2"):
+            kv.pull(keys, out=bad)
+    with pytest.raises(TypeError, match="out"):
+        kv.pull("a")
+    assert pulled(kv, "a") == 1
+
+
+def test_nested_lists_of_keys(kv):
+    kv.init([["a", "b"], "c"], [[ones(1), ones(2)], ones(3)])
+    out = [mx.nd.zeros(SHAPE) for _ in range(3)]
+    kv.pull([["a", "b"], "c"], out=[[out[0], out[1]], out[2]])
+    assert [one.asnumpy()[0, 0] for one in out] == [1, 2, 3]
+    kv.push(["a", "a", "b"], [ones(10), ones(20), ones(30)])  # a repeated key makes one list
+    assert pulled(kv, "a") == 30 and pulled(kv, "b") == 30
+    kv.push(("a", "b"), ([ones(1), ones(1)], [ones(2), ones(2)]))
+    assert pulled(kv, "a") == 2 and pulled(kv, "b") == 4
+
+
+def test_the_pushed_array_may_be_overwritten_and_is_never_shown(kv):
+    kv.init("a", ones())
+    value = ones(5)
+    for i in range(200):
+        value[:] = i
+        kv.push("a", value)
+        value[:] = -1
+        assert pulled(kv, "a") == i
+
+
+def test_pushpull_without_out_writes_to_value(kv):
+    kv.init("a", ones(0))
+    values = [ones(1), ones(2, mx.cpu(1))]
+    kv.pushpull("a", values)
+    assert [one.asnumpy()[0, 0] for one in values] == [3, 3]
+
+
+def test_pull_casts_and_broadcast_initialises(kv):
+    out = [mx.nd.zeros(SHAPE, mx.cpu(1), "float64"), mx.nd.zeros(SHAPE, dtype="int32")]
+    kv.broadcast("a", ones(2.5), out=out)
+    assert out[0].asnumpy()[0, 0] == 2.5 and out[1].asnumpy()[0, 0] == 2
+    with pytest.raises(ValueError, match="in the store already"):
+        kv.broadcast("a", ones(), out=out)
+    with pytest.raises(ValueError, match="in the store already"):
+        kv.init("a", ones())
+
+
+def test_strict_init():
+    kv = mx.kv.create("local", strict_init=True)
+    with pytest.raises(KeyError):
+        kv.push("a", ones())
+
+
+def test_updater_gets_keys_as_they_are_on_the_pushing_thread(kv):
+    seen = []
+
+    def update(key, grad, stored):
+        seen.append((key, threading.get_ident(), type(grad), type(stored)))
+        stored += grad * 2
+        assert stored.asnumpy().shape == SHAPE  # it may wait
+
+    kv.init(["a", "b"], [ones(1), ones(2)])
+    kv._set_updater(update)
+    kv.push(["b", "a"], [[ones(), ones()], ones()])
+    here = threading.get_ident()
+    assert sorted(seen, key=str) == sorted(
+        [("b", here, mx.nd.NDArray, mx.nd.NDArray), ("a", here, mx.nd.NDArray, mx.nd.NDArray)], key=str)
+    assert pulled(kv, "a") == 3 and pulled(kv, "b") == 6
+    with pytest.raises(TypeError):
+        kv._set_updater(None)
+    with pytest.raises(ValueError, match="unknown key|updater"):
+        kv.push("c", ones())
+
+
+def test_an_exception_of_the_updater_leaves_push_with_its_traceback(kv):
+    class Mine(Exception):
+        pass
+
+    def failing_update(key, grad, stored):
+        raise Mine(f"on {key}")
+
+    kv.init("a", ones(4))
+    kv._set_updater(failing_update)
+    for _ in range(2):
+        with pytest.raises(Mine, match="on a") as caught:
+            kv.push("a", ones())
+        assert any(frame.name == "failing_update" for frame in traceback.extract_tb(caught.value.__traceback__))
+    assert pulled(kv, "a") == 4
+
+
+def test_threads_push_through_an_updater(kv):
+    kv.init("sum", ones(0))
+    kv._set_updater(lambda key, grad, stored: stored.__iadd__(grad))
+
+    def work():
+        for _ in range(100):
+            kv.push("sum", ones())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pulled(kv, "sum") == 400
+
+
+def test_a_store_that_its_updater_refers_to_is_collected():
+    class Owner:
+        pass
+
+    def make():
+        owner = Owner()
+        kv = mx.kv.create("local")
+        kv._set_updater(lambda key, grad, stored: (owner, kv))
+        owner.kv = kv
+        return weakref.ref(owner)
+
+    gc.collect()
+    owner = make()
+    gc.collect()
+    assert owner() is None
+
+
+def test_a_failed_input_comes_back_at_the_pull(kv):
+    kv.init("a", ones(4))
+    bad = ones()
+
+    def fail():
+        raise ZeroDivisionError("no gradient")
+
+    mx.engine.push(fail, writes=[bad])
+    kv.push("a", bad)
+    out = mx.nd.zeros(SHAPE)
+    kv.pull("a", out=out)
+    with pytest.raises(ZeroDivisionError, match="no gradient"):
+        out.asnumpy()
+    kv.push("a", ones(5))
+    assert pulled(kv, "a") == 5
+    kv.reset("a", ones(6))
+    assert pulled(kv, "a") == 6
+
+
+def test_row_sparse_values(kv):
+    shape = (5, 2)
+    kv.init("rows", mx.nd.sparse.zeros("row_sparse", shape))
+    value = mx.nd.sparse.row_sparse_array(([[1.0, 2.0], [3.0, 4.0]], [3, 1]), shape=shape)
+    kv.push("rows", [value, value])
+    out = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(2)]
+    kv.row_sparse_pull("rows", out=out, row_ids=mx.nd.array([1, 0, 1]))
+    assert out[0].indices.asnumpy().tolist() == [0, 1] and out[1].asnumpy()[1].tolist() == [6, 8]
+    kv.row_sparse_pull("rows", out=out, row_ids=[mx.nd.array([3]), mx.nd.array([1])])
+    assert out[0].indices.asnumpy().tolist() == [3] and out[1].indices.asnumpy().tolist() == [1]
+    dense = mx.nd.zeros(shape)
+    kv.pull("rows", out=dense)
+    assert dense.asnumpy()[3].tolist() == [2, 4]
+    kept = mx.nd.sparse.zeros("row_sparse", shape)
+    kv.pull("rows", out=kept)  # left alone
+    assert kept.indices.size == 0
+    kv.pull("rows", out=kept, ignore_sparse=False)
+    assert kept.indices.asnumpy().tolist() == [1, 3]
+    kv.init("more", mx.nd.sparse.zeros("row_sparse", shape))
+    kv.row_sparse_pull(["rows", "more"], out=[out[0], out[1]], row_ids=mx.nd.array([3]))
+    assert out[0].asnumpy()[3].tolist() == [2, 4]
+    for arguments, error in (({"out": out[0]}, TypeError), ({"row_ids": mx.nd.array([1])}, TypeError),
+                             ({"out": dense, "row_ids": mx.nd.array([1])}, ValueError)):
+        with pytest.raises(error):
+            kv.row_sparse_pull("rows", **arguments)
+    kv.row_sparse_pull("rows", out=out[0], row_ids=mx.nd.array([9]))
+    with pytest.raises(ValueError, match="9"):
+        out[0].asnumpy()
+
+
+def test_row_sparse_gradients_reach_an_updater(kv):
+    kinds = []
+
+    def update(key, grad, stored):
+        kinds.append((type(grad).__name__, type(stored).__name__))
+        stored += grad
+
+    kv.init("dense", mx.nd.zeros((4, 2)))
+    kv._set_updater(update)
+    kv.push("dense", mx.nd.ones((4, 2)).tostype("row_sparse"))
+    assert kinds == [("RowSparseNDArray", "NDArray")]
+    assert pulled(kv, "dense", (4, 2)) == 1
+
+
+def test_gradient_compression():
+    kv = mx.kv.create("local")
+    for bad in ({"threshold": 0.5}, {"type": "3bit"}, {"type": "2bit", "treshold": 1},
+                {"type": "2bit", "threshold": 0}):
+        with pytest.raises(ValueError):
+            kv.set_gradient_compression(bad)
+    for bad in ("2bit", {"type": "2bit", "threshold": None}):
+        with pytest.raises(TypeError):
+            kv.set_gradient_compression(bad)
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.init("w", mx.nd.zeros((4,)))
+    out = mx.nd.zeros((4,))
+    given = []
+    for _ in range(3):
+        kv.push("w", mx.nd.array([0.6, -0.7, 0.1, 0.5]))
+        kv.pull("w", out=out)
+        given.append(out.asnumpy().tolist())
+    # 0.1 + 0.1 + 0.1 stays below the threshold; 0.6, 0.7 and 0.8, 0.9 are above it
+    assert given == [[0.5, -0.5, 0, 0.5]] * 3
+
+
+def test_teststore_sums_and_keeps_nothing():
+    kv = mx.kv.create("TestStore")
+    out = [ones(0), ones(0, mx.cpu(1))]
+    kv.broadcast("a", ones(3), out=out)
+    assert [one.asnumpy()[0, 0] for one in out] == [3, 3]
+    values = [ones(1), ones(2, mx.cpu(1))]
+    kv.pushpull("a", values, out=out[0])
+    assert out[0].asnumpy()[0, 0] == 3
+    kv.pushpull("a", values)
+    assert [one.asnumpy()[0, 0] for one in values] == [3, 3]
+    assert (kv.rank, kv.num_workers, kv.is_capable("optimizer")) == (0, 1, False)
+    with pytest.raises(NotImplementedError, match="set_optimizer"):
+        kv.set_optimizer(mx.optimizer.SGD())
+
+
+def test_a_store_written_in_python():
+    @mx.kv.KVStoreBase.register
+    class Doubling(mx.kv.KVStoreBase):
+        def pushpull(self, key, value, out=None, priority=0):
+            (value * 2).copyto(value if out is None else out)
+
+    try:
+        kv = mx.kv.create("doubling")
+        assert type(kv) is Doubling and "doubling" in mx.kv.types()
+        out = ones(0)
+        kv.pushpull("a", ones(3), out=out)
+        assert out.asnumpy()[0, 0] == 6
+        with pytest.raises(NotImplementedError, match="broadcast"):
+            kv.broadcast("a", ones(), out)
+        with pytest.warns(UserWarning, match="doubling"):
+            mx.kv.KVStoreBase.register(Doubling)
+        with pytest.raises(TypeError):
+            mx.kv.KVStoreBase.register("Doubling")
+    finally:
+        del mx.kv.KVStoreBase.kv_registry["doubling"]
+
+
+@pytest.mark.parametrize("name", ["horovod", "byteps"])
+def test_adapters_say_what_is_missing(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(mx.Error, match=f"'{name}.torch' cannot be imported"):
+        mx.kv.create(name)
+
+
+def test_the_horovod_adapter_calls_horovod(monkeypatch):
+    class Tensor:
+        def __init__(self, array):
+            self.array = array
+
+    calls = []
+    torch = types.ModuleType("torch")
+    torch.from_dlpack = lambda array: Tensor(numpy.from_dlpack(array))
+    package, module = types.ModuleType("horovod"), types.ModuleType("horovod.torch")
+    package.torch = module
+    module.init = lambda: calls.append("init")
+    module.rank, module.local_rank, module.size, module.Sum = (lambda: 1), (lambda: 0), (lambda: 2), "sum"
+
+    def allreduce_(tensor, op, name):
+        calls.append((op, name))
+        tensor.array *= 2  # two equal workers
+
+    module.allreduce_ = allreduce_
+    module.broadcast_ = lambda tensor, root_rank, name: calls.append(("broadcast", root_rank, name))
+    for name, one in (("torch", torch), ("horovod", package), ("horovod.torch", module)):
+        monkeypatch.setitem(sys.modules, name, one)
+    kv = mx.kv.create("horovod")
+    assert (kv.rank, kv.local_rank, kv.num_workers, kv.is_capable("optimizer")) == (1, 0, 2, False)
+    value, out = ones(3), ones(0)
+    kv.pushpull("w", value, out=out)
+    kv.pushpull("w", value)
+    kv.broadcast("w", value, out)
+    assert out.asnumpy()[0, 0] == 6 and value.asnumpy()[0, 0] == 6
+    assert calls == ["init", ("sum", "w"), ("sum", "w"), ("broadcast", 0, "w")]
+
+
+def test_transfers_are_counted():
+    kv = mx.kv.create("local")
+    kv.init("a", ones())
+    kv.push("a", ones())
+    kv.pull("a", out=ones())
+    assert kv.transfers == {"pushed_bytes": 24, "pulled_bytes": 24}
+
+
+def test_a_dropped_store_finishes_its_work():
+    out = mx.nd.zeros((1000, 100))
+    kv = mx.kv.create("local")
+    kv.init("a", mx.nd.ones((1000, 100)))
+    kv.push("a", mx.nd.ones((1000, 100)) * 3)
+    kv.pull("a", out=out)
+    del kv
+    assert (out.asnumpy() == 3).all()

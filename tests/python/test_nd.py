@@ -1,0 +1,422 @@
+"""Arrays: arithmetic against NumPy, indexing, shapes, conversions, printing, files."""
+
+import gc
+import pickle
+import random
+import struct
+import threading
+
+import numpy
+import pytest
+
+import heddle as mx
+
+DTYPES = ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool"]
+
+
+def same(array, expected, rtol=0.0):
+    given = array.asnumpy()
+    assert given.shape == expected.shape
+    if rtol:
+        numpy.testing.assert_allclose(given, expected, rtol=rtol, atol=rtol)
+    else:
+        numpy.testing.assert_array_equal(given, expected)
+
+
+class Program:
+    """Random statements on arrays, each run on NumPy arrays too; the values are compared only now and then, so
+    that the engine has much to order. Whole numbers and few multiplications keep float64 exact."""
+
+    SHAPES = [(4, 3), (1, 3), (4, 1), (3,), (2, 4, 3)]
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.pairs = []
+        for shape in self.SHAPES * 2:
+            self.new(numpy.array([self.random.randrange(-4, 5) for _ in range(int(numpy.prod(shape)))],
+                                 dtype="float64").reshape(shape))
+
+    def new(self, values):
+        self.pairs.append((mx.nd.array(values, dtype="float64"), values.copy()))
+
+    def pick(self):
+        return self.random.choice(self.pairs)
+
+    def keep(self, array, values):
+        if numpy.abs(values).max(initial=0) < 2**40:
+            self.pairs[self.random.randrange(len(self.pairs))] = (array, values)
+
+    def fitting(self, shape):
+        """A pair that broadcasts to the shape."""
+        while True:
+            a, x = self.pick()
+            try:
+                if numpy.broadcast_shapes(x.shape, shape) == shape:
+                    return a, x
+            except ValueError:
+                pass
+
+    def step(self):
+        a, x = self.pick()
+        kind = self.random.randrange(12)
+        number = self.random.choice([-2, -1, 1, 2, 0.5])
+        if kind == 0:
+            b, y = self.pick()
+            try:
+                values = x + y
+            except ValueError:
+                with pytest.raises(ValueError):
+                    a + b
+                return
+            self.keep(a + b, values)
+        elif kind == 1:
+            b, y = self.fitting(x.shape)
+            self.keep(a - b, x - y)
+        elif kind == 2:
+            self.keep(a * number + 1, x * number + 1)
+        elif kind == 3:
+            self.keep(number - a, number - x)
+        elif kind == 4:
+            b, y = self.fitting(x.shape)
+            a += b
+            x += y
+        elif kind == 5:
+            a *= number
+            x *= number
+            if numpy.abs(x).max(initial=0) > 2**30:
+                a[:] = 1
+                x[:] = 1
+        elif kind == 6:
+            b, y = self.fitting(x.shape)
+            op = self.random.choice(["__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"])
+            self.keep(getattr(a, op)(b), getattr(x, op)(y).astype("float64"))
+        elif kind == 7:
+            axis = self.random.randrange(x.ndim)
+            values = x.sum(axis=axis)
+            self.keep(a.sum(axis=axis), values if values.ndim else values.reshape(1))
+        elif kind == 8:
+            self.assign(a, x, number)
+        elif kind == 9:
+            key = self.key(x.shape)
+            values = numpy.asarray(x[key]).copy()
+            if values.ndim and values.size:
+                self.keep(a[key].copy(), values)
+        elif kind == 10:
+            self.keep(-a.abs(), -numpy.abs(x))
+        else:
+            b, y = self.fitting(x.shape)
+            self.keep(mx.nd.maximum(a, b), numpy.maximum(x, y))
+
+    def assign(self, a, x, number):
+        key = self.key(x.shape)
+        shape = numpy.asarray(x[key]).shape
+        if self.random.random() < 0.5 or not shape:
+            a[key] = number
+            x[key] = number
+        else:
+            values = numpy.full(shape, number)
+            a[key] = mx.nd.array(values, dtype="float64")
+            x[key] = values
+
+    def key(self, shape):
+        key = []
+        for extent in shape[:self.random.randrange(1, len(shape) + 1)]:
+            if self.random.random() < 0.5:
+                key.append(self.random.randrange(-extent, extent))
+            else:
+                ends = [self.random.choice([None, *range(-extent, extent + 1)]) for _ in range(2)]
+                key.append(slice(*ends, self.random.choice([None, 1, 2, -1])))
+        return tuple(key) if len(key) > 1 else key[0]
+
+    def compare(self):
+        for array, values in self.pairs:
+            same(array, values)
+
+
+def test_random_programs_give_numpys_values(seed):
+    for round_ in range(30):
+        program = Program(seed + round_)
+        for step in range(150):
+            program.step()
+            if step % 50 == 49:
+                program.compare()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arithmetic_of_every_dtype(dtype, seed):
+    generator = numpy.random.default_rng(seed)
+    x = generator.integers(1, 5, (3, 4)).astype(dtype)
+    y = generator.integers(1, 5, (3, 4)).astype(dtype)
+    a, b = mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype)
+    assert a.dtype == numpy.dtype(dtype)
+    if dtype != "bool":
+        same(a + b, x + y)
+        same(a - b, x - y)
+        same(a * b, x * y)
+        same(a / b, x / y if a.dtype in (numpy.float32, numpy.float64, numpy.float16) else x // y)
+        same(-a, -x)
+        same(a ** 2, x ** 2)
+    same((a < b).astype("bool"), x < y)
+    same((a == b).astype("bool"), x == y)
+    same(mx.nd.maximum(a, b), numpy.maximum(x, y))
+
+
+def test_functions_equal_numpys(seed):
+    x = numpy.random.default_rng(seed).uniform(0.1, 4, (5, 6)).astype("float32")
+    a = mx.nd.array(x)
+    for name in ("sqrt", "square", "exp", "log", "abs", "sign"):
+        same(getattr(mx.nd, name)(a), getattr(numpy, name)(x), rtol=1e-6)
+    same(a.norm(), numpy.linalg.norm(x).reshape(1), rtol=1e-6)
+    same(a.mean(), x.mean().reshape(1), rtol=1e-6)
+    same(a.sum(axis=-1, keepdims=True), x.sum(axis=-1, keepdims=True), rtol=1e-6)
+    same(mx.nd.dot(a, a.T), x @ x.T, rtol=1e-5)
+    same(a.transpose(), x.T)
+    same(a.clip(1, 2), x.clip(1, 2))
+    same(2 ** a, 2 ** x, rtol=1e-6)
+    same(mx.nd.concat(a, a, dim=1), numpy.concatenate([x, x], axis=1))
+
+
+def test_numbers_of_numpy_and_python_count_as_numbers():
+    a = mx.nd.ones((2,))
+    for two in (2, 2.0, numpy.float32(2), numpy.int64(2), numpy.array(2.0), True + 1):
+        same(a * two, numpy.array([2, 2], dtype="float32"))
+        same(two * a, numpy.array([2, 2], dtype="float32"))
+    with pytest.raises(TypeError):
+        a + "x"
+    with pytest.raises(TypeError):
+        a + numpy.ones(2)
+    assert (a == "x") is False
+    with pytest.raises(ValueError, match="0.5"):
+        mx.nd.ones((2,), dtype="int32") * 0.5
+
+
+def test_views_share_and_copies_do_not():
+    a = mx.nd.array(numpy.arange(12).reshape(3, 4))
+    row, rows, flat = a[1], a[1:3], a.reshape(-1)
+    picked, column = a[::2], a[:, 1]
+    a += 100
+    assert row.asnumpy().tolist() == [104, 105, 106, 107]
+    assert rows.shape == (2, 4) and flat[11].asscalar() == 111
+    assert picked.asnumpy()[1, 0] == 8 and column.asnumpy().tolist() == [1, 5, 9]
+    row[:] = 0
+    assert a.asnumpy()[1].tolist() == [0, 0, 0, 0]
+    assert a[2, 3].shape == () or a[2, 3].shape == (1,)
+    assert a[2, 3].asscalar() == 111
+
+
+def test_indexing_by_arrays_waits_and_copies():
+    x = numpy.arange(12, dtype="float32").reshape(3, 4)
+    a = mx.nd.array(x)
+    same(a[[2, 0]], x[[2, 0]])
+    same(a[mx.nd.array([2, 0])], x[[2, 0]])
+    same(a[x > 5], x[x > 5])
+    a[[0, 2]] = -1
+    x[[0, 2]] = -1
+    same(a, x)
+
+
+def test_indices_out_of_range_are_index_errors():
+    a = mx.nd.zeros((3, 4))
+    for key in (3, -4, (0, 4), (0, 0, 0)):
+        with pytest.raises(IndexError):
+            a[key]
+        with pytest.raises(IndexError):
+            a[key] = 1
+    with pytest.raises(ValueError):
+        a[0:2] = mx.nd.zeros((3, 4))
+    same(a, numpy.zeros((3, 4)))
+
+
+def test_shapes():
+    a = mx.nd.array(numpy.arange(12))
+    assert a.reshape((3, -1)).shape == (3, 4)
+    assert a.reshape(2, 6).shape == (2, 6)
+    assert a.reshape((3, 4)).reshape((0, 2, 2)).shape == (3, 2, 2)
+    assert a.reshape((3, 4)).expand_dims(0).shape == (1, 3, 4)
+    assert a.reshape((1, 12)).squeeze().shape == (12,)
+    assert len(a) == 12 and a.ndim == 1 and a.size == 12
+    for bad in ((5, -1), (-1, -1), (3, 5)):
+        with pytest.raises(ValueError):
+            a.reshape(bad)
+
+
+def test_copies_and_casts():
+    a = mx.nd.array([1.5, -2.5])
+    same(a.astype("int32"), numpy.array([1, -2]))
+    assert a.astype("float32", copy=False) is a
+    b = a.as_in_context(mx.cpu(3))
+    assert b.context == mx.cpu(3) and a.as_in_context(mx.cpu()) is a
+    out = mx.nd.zeros((2,), dtype="float64")
+    assert a.copyto(out) is out and out.asnumpy().tolist() == [1.5, -2.5]
+    assert a.copyto(mx.cpu(1)).context == mx.cpu(1)
+    with pytest.raises(TypeError):
+        a.copyto(numpy.zeros(2))
+    assert float(mx.nd.array([2.5])) == 2.5 and int(mx.nd.array([2.5])) == 2
+    assert mx.nd.array(7).shape == () and mx.nd.array(7).asscalar() == 7
+    half = mx.nd.array([1.0, 3.14159], dtype="bfloat16")
+    assert half.dtype == "bfloat16" and half.asnumpy().dtype == numpy.float32
+    assert half.asnumpy().tolist() == [1.0, 3.140625]
+    assert mx.nd.array(a).asnumpy().tolist() == [1.5, -2.5]
+
+
+def test_the_dtype_is_float32_unless_told():
+    assert mx.nd.array([1, 2]).dtype == numpy.float32
+    assert mx.nd.array(numpy.arange(3)).dtype == numpy.float32
+    assert mx.nd.array(mx.nd.ones((2,), dtype="int8")).dtype == numpy.int8
+    assert mx.nd.zeros(3).shape == (3,)
+    assert mx.nd.full((2,), 7, dtype=int).asnumpy().tolist() == [7, 7]
+    assert mx.nd.arange(2, 8, 2).asnumpy().tolist() == [2, 4, 6]
+    for bad in ("complex64", "uint16", object, "nothing"):
+        with pytest.raises(TypeError, match="float32"):
+            mx.nd.zeros((2,), dtype=bad)
+    with pytest.raises(TypeError):
+        mx.nd.array(["a"])
+
+
+def test_arrays_without_elements():
+    a = mx.nd.zeros((0, 3))
+    assert a.asnumpy().shape == (0, 3) and (a + 1).shape == (0, 3)
+    assert mx.nd.array([]).shape == (0,)
+    assert a.sum().asscalar() == 0
+
+
+def test_printing():
+    a = mx.nd.ones((2, 3), mx.cpu(1))
+    assert repr(a) == "<NDArray 2x3 @cpu(1)>"
+    assert str(a) == "\n[[1. 1. 1.]\n [1. 1. 1.]]\n<NDArray 2x3 @cpu(1)>"
+    assert str(mx.nd.sparse.zeros("row_sparse", (2, 3))) == "<RowSparseNDArray 2x3 @cpu(0)>"
+    b = mx.np.ones((2,), dtype="int32", ctx=mx.cpu(1))
+    assert repr(b) == "array([1, 1], dtype=int32, ctx=cpu(1))" and str(b) == "[1 1]"
+    assert (mx.np.ones(2) < 2).asnumpy().dtype == numpy.bool_
+    assert type(b + 1) is mx.np.ndarray and type(b[0:1]) is mx.np.ndarray
+
+
+def test_contexts():
+    assert str(mx.gpu(2)) == "gpu(2)" and mx.cpu() == mx.Context("cpu", 0) != mx.cpu(1)
+    with mx.cpu(5):
+        assert mx.nd.zeros((1,)).context == mx.cpu(5) == mx.current_context()
+    assert mx.current_context() == mx.cpu()
+    with pytest.raises(ValueError, match="tpu"):
+        mx.Context("tpu")
+    with pytest.raises(ValueError):
+        mx.nd.zeros((1,), mx.gpu(0))
+    with pytest.raises(TypeError):
+        mx.nd.zeros((1,), "cpu")
+
+
+def test_pickling_keeps_values_dtype_and_device():
+    a = mx.nd.array([[1, 2]], mx.cpu(2), "int8")
+    b = pickle.loads(pickle.dumps(a))
+    assert b.context == mx.cpu(2) and b.dtype == numpy.int8 and b.asnumpy().tolist() == [[1, 2]]
+
+
+def test_random_numbers_follow_the_seed():
+    mx.random.seed(7)
+    first = mx.random.uniform(-1, 1, (1000,)).asnumpy()
+    more = mx.random.normal(5, 2, shape=(1000,)).asnumpy()
+    mx.random.seed(7)
+    numpy.testing.assert_array_equal(first, mx.random.uniform(-1, 1, (1000,)).asnumpy())
+    assert -1 <= first.min() < -0.9 and 0.9 < first.max() < 1
+    assert abs(more.mean() - 5) < 0.5 and abs(more.std() - 2) < 0.5
+    out = mx.nd.zeros((3,))
+    assert mx.random.normal(out=out) is out and (out.asnumpy() != 0).all()
+
+
+def test_files_keep_lists_and_names(tmp_path):
+    file = tmp_path / "arrays"
+    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [3]), shape=(5, 2))
+    mx.nd.save(file, {"weight": mx.nd.ones((2,)), "rows": rows})
+    loaded = mx.nd.load(file)
+    assert sorted(loaded) == ["rows", "weight"] and loaded["weight"].asnumpy().tolist() == [1, 1]
+    numpy.testing.assert_array_equal(loaded["rows"].asnumpy(), rows.asnumpy())
+    mx.nd.save(file, [mx.nd.zeros((1,)), mx.nd.ones((2,), dtype="int64")])
+    first, second = mx.nd.load(file)
+    assert second.dtype == numpy.int64 and first.shape == (1,)
+    mx.nd.save(file, {"0": first})
+    assert list(mx.nd.load(file)) == ["0"]
+    with pytest.raises(OSError, match="nothing"):
+        mx.nd.load(tmp_path / "nothing")
+    with pytest.raises(TypeError):
+        mx.nd.save(file, {"a": numpy.ones(2)})
+
+
+def mxnet_array(values, code, magic=0xF993FAC9):
+    """An array as MXNet writes it, by the layout of its files."""
+    shape = struct.pack(f"<i{values.ndim}q", values.ndim, *values.shape)
+    return struct.pack("<Ii", magic, 0) + shape + struct.pack("<iii", 1, 0, code) + values.tobytes()
+
+
+def test_files_of_mxnet(tmp_path):
+    file = tmp_path / "model.params"
+    x, y = numpy.arange(6, dtype="float32").reshape(2, 3), numpy.arange(3, dtype="int64")
+    ids, rows = numpy.array([1, 4], dtype="int64"), numpy.ones((2, 2), dtype="float32")
+    sparse = (struct.pack("<Ii", 0xF993FAC9, 1) + struct.pack("<i2q", 2, 2, 2) + struct.pack("<i2q", 2, 6, 2)
+              + struct.pack("<iii", 1, 0, 0) + struct.pack("<ii1q", 6, 1, 2) + rows.tobytes() + ids.tobytes())
+    names = [b"arg:weight", b"aux:count", b"rows"]
+    content = struct.pack("<QQQ", 0x112, 0, 3) + mxnet_array(x, 0) + mxnet_array(y, 6, 0xF993FACA) + sparse
+    content += struct.pack("<Q", 3) + b"".join(struct.pack("<Q", len(name)) + name for name in names)
+    file.write_bytes(content)
+    loaded = mx.nd.load(file)
+    same(loaded["arg:weight"], x)
+    same(loaded["aux:count"], y)
+    assert loaded["aux:count"].dtype == numpy.int64
+    assert loaded["rows"].indices.asnumpy().tolist() == [1, 4] and loaded["rows"].shape == (6, 2)
+    for length in range(16, len(content)):
+        file.write_bytes(content[:length])
+        with pytest.raises(mx.IoError, match="model.params"):
+            mx.nd.load(file)
+
+
+def test_errors_come_back_where_values_are_read():
+    a = mx.nd.zeros((2,))
+
+    def fail():
+        raise KeyError("from the op")
+
+    mx.engine.push(fail, writes=[a], name="failing")
+    b = a + 1
+    for _ in range(2):  # each time
+        with pytest.raises(KeyError, match="from the op"):
+            b.asnumpy()
+        with pytest.raises(KeyError, match="from the op"):
+            a.wait_to_read()
+    a[:] = 3  # a whole overwrite cures it
+    assert (a + 1).asnumpy().tolist() == [4, 4]
+
+
+def test_many_threads_on_their_own_arrays(seed):
+    failures = []
+
+    def work(number):
+        try:
+            for i in range(50):
+                program = Program(seed + 1000 * number + i)
+                for _ in range(10):
+                    program.step()
+                program.compare()
+        except BaseException as error:  # noqa: BLE001  shown by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_dropped_arrays_give_their_memory_back():
+    def used():
+        gc.collect()
+        mx.nd.waitall()
+        return mx._core.memory_stats()["used"]
+
+    before = used()
+    for _ in range(50):
+        a = mx.nd.zeros((1000, 100))
+        b = (a + 1) * 2
+        c = [a, b]
+        c.append(c)  # in a cycle
+    del a, b, c
+    assert used() <= before + 1000

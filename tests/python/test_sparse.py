@@ -1,0 +1,80 @@
+"""Row-sparse arrays: making them, arithmetic with dense ones, conversions."""
+
+import pickle
+
+import numpy
+import pytest
+
+import heddle as mx
+
+
+def random_rows(generator, shape):
+    """A row-sparse array and the same values as a NumPy array."""
+    count = generator.integers(0, shape[0] + 1)
+    ids = generator.permutation(shape[0])[:count]
+    rows = generator.integers(-4, 5, (count, *shape[1:])).astype("float32")
+    dense = numpy.zeros(shape, "float32")
+    dense[ids] = rows
+    return mx.nd.sparse.row_sparse_array((rows, ids), shape=shape), dense
+
+
+def test_random_arithmetic_equals_numpys(seed):
+    generator = numpy.random.default_rng(seed)
+    for _ in range(50):
+        shape = (int(generator.integers(1, 12)), 3)
+        a, x = random_rows(generator, shape)
+        b, y = random_rows(generator, shape)
+        d = generator.integers(-4, 5, shape).astype("float32")
+        dense = mx.nd.array(d)
+        for array, values in ((a + b, x + y), (a * 2, x * 2), (0.5 * a, x * 0.5), (a - b, x - y), (-a, -x),
+                              (dense + a, d + x), (a + dense, d + x), (a.tostype("default"), x),
+                              (dense.tostype("row_sparse"), d), (a.copy(), x), (a.astype("float64"), x)):
+            numpy.testing.assert_array_equal(array.asnumpy(), values)
+        dense += a
+        numpy.testing.assert_array_equal(dense.asnumpy(), d + x)
+        a += b
+        a *= 3
+        numpy.testing.assert_array_equal(a.asnumpy(), (x + y) * 3)
+        ids = generator.integers(0, shape[0], 5)
+        kept = numpy.zeros(shape, "float32")
+        kept[ids] = y[ids]
+        numpy.testing.assert_array_equal(mx.nd.sparse.retain(b, ids).asnumpy(), kept)
+
+
+def test_what_it_says_of_itself():
+    a = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [4, 1]), shape=(6, 2), dtype="float64", ctx=mx.cpu(1))
+    assert a.shape == (6, 2) and a.dtype == numpy.float64 and a.stype == "row_sparse" and a.context == mx.cpu(1)
+    assert a.indices.asnumpy().tolist() == [1, 4] and a.data.asnumpy().tolist() == [[3, 4], [1, 2]]
+    assert mx.nd.sparse.row_sparse_array(([[1]], [4])).shape == (5, 1)
+    assert mx.nd.sparse.row_sparse_array((3, 2)).shape == (3, 2)
+    assert mx.nd.zeros((3, 2), stype="row_sparse").stype == "row_sparse"
+    copy = pickle.loads(pickle.dumps(a))
+    numpy.testing.assert_array_equal(copy.asnumpy(), a.asnumpy())
+    assert copy.context == mx.cpu(1)
+
+
+def test_copies_between_kinds():
+    a = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2))
+    dense, sparse = mx.nd.ones((3, 2)), mx.nd.sparse.zeros("row_sparse", (3, 2))
+    assert a.copyto(dense) is dense and dense.asnumpy().tolist() == [[0, 0], [1, 2], [0, 0]]
+    a.copyto(sparse)
+    assert sparse.indices.asnumpy().tolist() == [1]
+    mx.nd.array([[0, 0], [0, 0], [5, 6]]).copyto(sparse)
+    assert sparse.indices.asnumpy().tolist() == [2]
+    assert a.copyto(mx.cpu(2)).context == mx.cpu(2)
+
+
+def test_bad_input_is_refused():
+    for arguments in ((([[1.0]], [3]), (3, 1)), (([[1.0], [2.0]], [0, 0]), (3, 1)), (([[1.0]], [0, 1]), (3, 1)),
+                      (([[1.0]], [-1]), (3, 1))):
+        with pytest.raises(ValueError):
+            mx.nd.sparse.row_sparse_array(*arguments)
+    with pytest.raises(ValueError, match="csr"):
+        mx.nd.sparse.zeros("csr", (2, 2))
+    a = mx.nd.sparse.zeros("row_sparse", (2, 2))
+    with pytest.raises(ValueError):
+        a.tostype("csr")
+    with pytest.raises(TypeError):
+        a + 1
+    with pytest.raises(TypeError):
+        mx.nd.sparse.array([1, 2])
