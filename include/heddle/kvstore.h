@@ -93,8 +93,6 @@ class ArrayLists {
       : lists_(arrays.begin(), arrays.end()) {}
   ArrayLists(const std::vector<std::vector<RowSparseNDArray>>& lists)  // NOLINT
       : lists_(lists.begin(), lists.end()) {}
-  ArrayLists(std::vector<ArrayList> lists)  // NOLINT(google-explicit-constructor)
-      : lists_(std::move(lists)) {}
 
   std::span<const ArrayList> lists() const { return lists_; }
 
