@@ -13,5 +13,6 @@ void AddBenchCommand(CLI::App& app);
 void AddDoctorCommand(CLI::App& app);
 void AddLaunchCommand(CLI::App& app);  // its exit status is that of the job
 void AddTraceCommand(CLI::App& app);
+void AddWireDumpCommand(CLI::App& app);
 
 }  // namespace heddle::tools

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   heddle::tools::AddDoctorCommand(app);
   heddle::tools::AddLaunchCommand(app);
   heddle::tools::AddTraceCommand(app);
+  heddle::tools::AddWireDumpCommand(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,0 +1,77 @@
+// `heddle wire-dump`: what processes of a job said to one another.
+#include <heddle/error.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "tools/heddle/commands.h"
+#include "tools/heddle/wire_stream.h"
+
+namespace heddle::tools {
+namespace {
+
+struct Options {
+  std::string input;
+  std::uint64_t payload_bytes = 16;
+};
+
+void Dump(std::istream& in, const std::string& name, const Options& options) {
+  kvstore::dist::WireLimits limits;
+  limits.payload_bytes_max = std::numeric_limits<std::uint64_t>::max();  // nothing is kept of it
+  std::uint64_t count = 0;
+  WireStream stream(limits, options.payload_bytes, [&](const WireRecord& record) {
+    ++count;
+    fmt::print("{:>9}  {}\n", record.offset, DescribeRecord(record));
+  });
+  std::vector<char> buffer(1 << 16);
+  while (in) {
+    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    if (!stream.Feed(std::as_bytes(std::span(buffer).first(in.gcount())))) {
+      throw IoError(fmt::format("{}: {}", name, stream.why()));
+    }
+  }
+  fmt::print("{} messages\n", count);
+  const std::string missing = stream.Missing();
+  if (!missing.empty()) throw IoError(fmt::format("{}: {}", name, missing));
+}
+
+void Run(const Options& options) {
+  if (options.input == "-") return Dump(std::cin, "standard input", options);
+  std::ifstream file(options.input, std::ios::binary);
+  if (!file) {
+    throw IoError(fmt::format("{}: cannot be opened: {}", options.input,
+                              std::generic_category().message(errno)));
+  }
+  Dump(file, options.input, options);
+}
+
+}  // namespace
+
+void AddWireDumpCommand(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* const command = app.add_subcommand(
+      "wire-dump", "Print what a process of a distributed job sent to another one");
+  command
+      ->add_option("file", options->input,
+                   "The bytes of one direction of a connection, from its first on; '-': standard "
+                   "input")
+      ->required();
+  command->add_option("--payload", options->payload_bytes, "Bytes to show of each payload")
+      ->capture_default_str();
+  command->callback([options] { Run(*options); });
+}
+
+}  // namespace heddle::tools
