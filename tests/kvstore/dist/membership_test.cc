@@ -267,6 +267,16 @@ TEST_F(SchedulerTest, AWorkerThatLeavesSatisfiesOpenAndLaterBarriers) {
               ElementsAre(Pair(Worker(0), Kind::kBarrierDone)));
 }
 
+TEST_F(SchedulerTest, AWorkerThatLeavesAfterItHasComeIsNotCountedForAnother) {
+  Make(3, 1);
+  for (int n = 1; n <= 3; ++n) Join(n, Role::kWorker);
+  Join(4, Role::kServer);
+  Say(Worker(0), Kind::kBarrier, 0);
+  EXPECT_THAT(Sent(Say(Worker(0), Kind::kLeaveJob)), ElementsAre(Pair(Worker(0), Kind::kDone)));
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kBarrier, 0)), IsEmpty());
+  EXPECT_EQ(Say(Worker(2), Kind::kBarrier, 0).messages.size(), 2u);
+}
+
 TEST_F(SchedulerTest, ABarrierNumberBeyondReasonFailsTheJobRatherThanLoopingForever) {
   StartJob();
   Say(Worker(0), Kind::kLeaveJob);
