@@ -374,8 +374,9 @@ std::exception_ptr ToException(const ErrorBody& error) {
   using Code = ErrorBody::Code;
   switch (error.code) {
     case Code::kInvalidArgument:
-    case Code::kUnknownKey:
       return std::make_exception_ptr(InvalidArgument(error.message));
+    case Code::kUnknownKey:
+      return std::make_exception_ptr(UnknownKey(error.message));
     case Code::kInvalidState:
       return std::make_exception_ptr(InvalidState(error.message));
     case Code::kInputFailed:
@@ -401,6 +402,8 @@ ErrorBody ToErrorBody(const std::exception_ptr& error) {
   CHECK(error != nullptr);
   try {
     std::rethrow_exception(error);
+  } catch (const UnknownKey& e) {  // an InvalidArgument, so it comes first
+    return {Code::kUnknownKey, e.what()};
   } catch (const InvalidArgument& e) {
     return {Code::kInvalidArgument, e.what()};
   } catch (const InvalidState& e) {

@@ -70,7 +70,7 @@ struct ErrorBody {  // kError, kRefused; a push with kFlagFailed
     kOther = 0,
     kInvalidArgument = 1,
     kInvalidState = 2,
-    kUnknownKey = 3,   // an InvalidArgument
+    kUnknownKey = 3,
     kInputFailed = 4,  // a push of the round had a failed input
     kUpdateFailed = 5,
     kNetwork = 6,
@@ -115,7 +115,7 @@ struct KeysBody {  // answers kKeys
   std::vector<Key> keys;
 };
 
-struct AskBody {  // kAsk
+struct AskBody {            // kAsk
   std::uint64_t bytes = 0;  // 0: nothing is to be sent, only the complete rounds are asked for
 };
 
@@ -174,8 +174,8 @@ bool Decode(std::string_view meta, AskBody* body);
 bool Decode(std::string_view meta, TextBody* body);
 bool Decode(std::string_view meta, StatesBody* body);
 
-// The exception that an error becomes, with that message: InvalidArgument of kInvalidArgument and
-// kUnknownKey, OpError of kInputFailed, kUpdateFailed and kOp, and so on; Error of kOther.
+// The exception that an error becomes, with that message: UnknownKey of kUnknownKey, OpError of
+// kInputFailed, kUpdateFailed and kOp, and so on; Error of kOther.
 std::exception_ptr ToException(const ErrorBody& error);
 // The inverse, as far as types go; a foreign exception becomes kOther with its what().
 ErrorBody ToErrorBody(const std::exception_ptr& error);

@@ -206,7 +206,7 @@ TEST(Errors, EveryCodeBecomesItsException) {
   ExpectBecomes<Error>(Code::kOther);
   ExpectBecomes<InvalidArgument>(Code::kInvalidArgument);
   ExpectBecomes<InvalidState>(Code::kInvalidState);
-  ExpectBecomes<InvalidArgument>(Code::kUnknownKey);
+  ExpectBecomes<UnknownKey>(Code::kUnknownKey);
   ExpectBecomes<OpError>(Code::kInputFailed);
   ExpectBecomes<OpError>(Code::kUpdateFailed);
   ExpectBecomes<NetworkError>(Code::kNetwork);
@@ -224,6 +224,7 @@ ErrorBody BodyOf(const E& error) {
 TEST(Errors, ExceptionsKeepTypeAndTextOverTheWire) {
   using Code = ErrorBody::Code;
   EXPECT_EQ(BodyOf(InvalidArgument("a")).code, Code::kInvalidArgument);
+  EXPECT_EQ(BodyOf(UnknownKey("a")).code, Code::kUnknownKey);
   EXPECT_EQ(BodyOf(InvalidState("a")).code, Code::kInvalidState);
   EXPECT_EQ(BodyOf(NetworkError("a")).code, Code::kNetwork);
   EXPECT_EQ(BodyOf(TimeoutError("a")).code, Code::kTimeout);

@@ -200,7 +200,7 @@ TEST_F(WireDoc, DTypesFlagsAndCodesHaveTheirNumbers) {
   const std::map<Code, std::string> becomes = {{Code::kOther, "Error"},
                                                {Code::kInvalidArgument, "InvalidArgument"},
                                                {Code::kInvalidState, "InvalidState"},
-                                               {Code::kUnknownKey, "InvalidArgument"},
+                                               {Code::kUnknownKey, "UnknownKey"},
                                                {Code::kInputFailed, "OpError"},
                                                {Code::kUpdateFailed, "OpError"},
                                                {Code::kNetwork, "NetworkError"},
