@@ -142,9 +142,10 @@ class Job {
   }
 
   void SendFromScheduler(const Outputs& out) {
-    for (const auto& [from, to] : out.renames) {
+    for (const auto& rename : out.renames) {
+      const NodeId to = rename.second;
       const auto node = std::find_if(nodes_.begin(), nodes_.end(),
-                                     [&](const Node& each) { return each.name == from; });
+                                     [&](const Node& each) { return each.name == rename.first; });
       ASSERT_NE(node, nodes_.end());
       for (const Node& other : nodes_) ASSERT_NE(other.name, to) << "a name given twice";
       node->name = to;
