@@ -112,6 +112,17 @@ class TcpNode : public dist::TransportEvents {
     return WaitFor([&] { return !lost.empty(); });
   }
 
+  // Copies, for when the transport may still receive.
+  std::vector<std::pair<NodeId, Message>> Received() {
+    const std::lock_guard lock(mutex);
+    return received;
+  }
+  std::vector<Loss> Lost() {
+    const std::lock_guard lock(mutex);
+    return lost;
+  }
+
+  // All under `mutex`.
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<NodeId> connected;

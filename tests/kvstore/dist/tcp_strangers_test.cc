@@ -103,7 +103,7 @@ class TcpStrangers : public testing::Test {
     push.payload = PayloadOf(std::string(100'000, 'x'));
     worker.transport->Send(kServer0, push);
     EXPECT_TRUE(worker.WaitForMessages(++served_));
-    EXPECT_TRUE(worker.lost.empty());
+    EXPECT_TRUE(worker.Lost().empty());
   }
 
   TcpNode server;
@@ -164,13 +164,13 @@ TEST_F(TcpStrangers, RandomBytesEndTheConnection) {
     stranger.Say(bytes);
     EXPECT_LE(stranger.HearAll().size(), 1000u);
   }
-  EXPECT_EQ(server.received.size(), 0u);
+  EXPECT_EQ(server.Received().size(), 0u);
 }
 
 // 2^63 bytes are announced by one who belongs to the job.
 TEST_F(TcpStrangers, AbsurdLengthsEndTheConnectionAndAreNamed) {
   for (const std::size_t at : {std::size_t{8}, std::size_t{4}}) {  // payload_bytes, meta_bytes
-    const auto before = server.lost.size();
+    const auto before = server.Lost().size();
     PlainSocket peer(address());
     peer.ShakeHands(7, "test");
     Message push;
@@ -181,8 +181,8 @@ TEST_F(TcpStrangers, AbsurdLengthsEndTheConnectionAndAreNamed) {
     peer.Say(header);
     peer.HearAll();
     ASSERT_TRUE(server.WaitFor([&] { return server.lost.size() > before; }));
-    EXPECT_EQ(server.lost.back().peer, (NodeId{Role::kWorker, 7}));
-    EXPECT_THAT(server.lost.back().why,
+    EXPECT_EQ(server.Lost().back().peer, (NodeId{Role::kWorker, 7}));
+    EXPECT_THAT(server.Lost().back().why,
                 HasSubstr(at == 8 ? "9223372036854775808 bytes of payload" : "bytes of meta"));
   }
 }
@@ -202,7 +202,7 @@ TEST_F(TcpStrangers, AnnouncedBytesCostNothingUntilTheyCome) {
 TEST_F(TcpStrangers, BadBytesOfAPeerAreNamed) {
   std::mt19937_64 random(TestSeed());
   for (int i = 0; i < 30; ++i) {
-    const auto before = server.lost.size();
+    const auto before = server.Lost().size();
     {
       PlainSocket peer(address());
       peer.ShakeHands(7, "test", i % 2 == 0 ? Link::kUrgent : Link::kBulk);
@@ -213,7 +213,7 @@ TEST_F(TcpStrangers, BadBytesOfAPeerAreNamed) {
       peer.HearAll();
     }
     ASSERT_TRUE(server.WaitFor([&] { return server.lost.size() > before; }));
-    EXPECT_THAT(server.lost.back().why, HasSubstr("unknown kind 255"));
+    EXPECT_THAT(server.Lost().back().why, HasSubstr("unknown kind 255"));
   }
 }
 
@@ -227,7 +227,7 @@ TEST_F(TcpStrangers, AnEndInTheMiddleOfAMessageIsNamed) {
     peer.Say(HeaderOf(push) + "123");
   }
   ASSERT_TRUE(server.WaitForLoss());
-  EXPECT_THAT(server.lost[0].why, HasSubstr("in the middle of a message"));
+  EXPECT_THAT(server.Lost()[0].why, HasSubstr("in the middle of a message"));
 }
 
 class TcpStrangersLimited : public TcpStrangers {

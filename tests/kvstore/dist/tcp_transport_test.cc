@@ -65,7 +65,7 @@ TEST(TcpTransport, AllFieldsOfAMessageArrive) {
   pair.worker.transport->Send(kServer0, message);
   pair.worker.transport->Flush();
   ASSERT_TRUE(pair.server.WaitForMessages(1));
-  const auto& [from, received] = pair.server.received[0];
+  const auto [from, received] = pair.server.Received()[0];
   EXPECT_EQ(from, kWorker0);
   EXPECT_EQ(received.kind, message.kind);
   EXPECT_EQ(received.flags, message.flags);
@@ -98,8 +98,8 @@ TEST_P(TcpSizes, PayloadsOfAllSizesGoThereAndBack) {
       const std::string text = Pattern(bytes);
       pair.worker.transport->Send(kServer0, Push(sequence++, PayloadOf(text)));
       ASSERT_TRUE(pair.worker.WaitForMessages(sequence)) << bytes;
-      EXPECT_EQ(pair.worker.received.back().second.sequence, sequence - 1);
-      ASSERT_TRUE(TextOf(pair.worker.received.back().second.payload) == text) << bytes;
+      EXPECT_EQ(pair.worker.Received().back().second.sequence, sequence - 1);
+      ASSERT_TRUE(TextOf(pair.worker.Received().back().second.payload) == text) << bytes;
     }
   }
 }
@@ -122,7 +122,7 @@ TEST(TcpTransport, PayloadsOfManyRunsAreSentInOrder) {
     const std::lock_guard lock(pair.server.mutex);
     return pair.server.received.size() == 1;
   }));
-  EXPECT_TRUE(TextOf(pair.server.received[0].second.payload) == text);
+  EXPECT_TRUE(TextOf(pair.server.Received()[0].second.payload) == text);
 }
 
 TEST(TcpTransport, ManySmallMessagesShareCallsToTheSystem) {
@@ -132,8 +132,9 @@ TEST(TcpTransport, ManySmallMessagesShareCallsToTheSystem) {
   }
   pair.worker.transport->Flush();
   ASSERT_TRUE(pair.server.WaitForMessages(1000));
+  const auto received = pair.server.Received();
   for (std::uint64_t i = 0; i < 1000; ++i) {
-    EXPECT_EQ(pair.server.received[i].second.sequence, i);
+    EXPECT_EQ(received[i].second.sequence, i);
   }
   const TcpStats stats = pair.worker.transport->stats();
   EXPECT_LE(stats.writes, 250u);  // by packs of 16 KiB there are 20
@@ -188,7 +189,7 @@ TEST(TcpTransport, PayloadsComeIntoTheirLanding) {
   ASSERT_EQ(landings.size(), texts.size());
   for (std::size_t i = 0; i < texts.size(); ++i) {
     EXPECT_TRUE(landings[i]->text() == texts[i]);
-    EXPECT_TRUE(TextOf(pair.worker.received[i].second.payload) == texts[i]);
+    EXPECT_TRUE(TextOf(pair.worker.Received()[i].second.payload) == texts[i]);
   }
 }
 
@@ -218,7 +219,7 @@ TEST(TcpTransport, ALandingThatIsGivenUpMidwayIsLeftAlone) {
     };
     ASSERT_TRUE(pair.worker.WaitFor([&] { return have(2) && have(3); }));
     EXPECT_TRUE(landing->text() == then);
-    for (const auto& [from, message] : pair.worker.received) {
+    for (const auto& [from, message] : pair.worker.Received()) {
       EXPECT_NE(message.sequence, 1u);
       if (message.sequence == 2) {
         EXPECT_TRUE(TextOf(message.payload) == Pattern(kMiB));
@@ -260,10 +261,10 @@ TEST(TcpTransport, WhatIsQueuedCanBeRevoked) {
   EXPECT_FALSE(owners[2].expired());
   EXPECT_EQ(worker.transport->Revoke(kServer0, ids[1]), Revoked::kSent);
   ASSERT_TRUE(server.WaitForMessages(2));
-  EXPECT_EQ(server.received[0].second.sequence, 0u);
-  EXPECT_TRUE(TextOf(server.received[0].second.payload) == text);
-  EXPECT_EQ(server.received[1].second.sequence, 2u);
-  EXPECT_TRUE(TextOf(server.received[1].second.payload) == text);
+  EXPECT_EQ(server.Received()[0].second.sequence, 0u);
+  EXPECT_TRUE(TextOf(server.Received()[0].second.payload) == text);
+  EXPECT_EQ(server.Received()[1].second.sequence, 2u);
+  EXPECT_TRUE(TextOf(server.Received()[1].second.payload) == text);
 }
 
 // ---- Priorities
@@ -290,7 +291,7 @@ TEST(TcpTransport, UrgentMessagesOvertake) {
   }));
   std::vector<std::int32_t> priorities;
   for (std::size_t i = 1; i < 21; ++i) {
-    priorities.push_back(pair.server.received[i].second.priority);
+    priorities.push_back(pair.server.Received()[i].second.priority);
   }
   EXPECT_TRUE(std::is_sorted(priorities.rbegin(), priorities.rend()))
       << testing::PrintToString(priorities);
@@ -306,7 +307,7 @@ TEST(TcpTransport, ShortMessagesPassLongOnes) {
     const std::lock_guard lock(pair.server.mutex);
     return pair.server.received.size() == 2;
   }));
-  EXPECT_EQ(pair.server.received[0].second.sequence, 1u);
+  EXPECT_EQ(pair.server.Received()[0].second.sequence, 1u);
 }
 
 // ---- Leading
@@ -351,6 +352,7 @@ TEST(TcpTransport, AcceptedPeersAreToldOfOnce) {
   pair.worker.transport->Send(kServer0, Push(0));
   pair.worker.transport->Flush();
   ASSERT_TRUE(pair.server.WaitForMessages(1));
+  const std::lock_guard lock(pair.server.mutex);
   EXPECT_THAT(pair.server.connected, testing::ElementsAre(kWorker0));
 }
 
@@ -366,8 +368,8 @@ TEST(TcpTransport, PeersWithoutRankAreProvisionalUntilRenamed) {
     node->transport->Flush();
     ASSERT_TRUE(scheduler.WaitForMessages(node == &a ? 1 : 2));
   }
-  const NodeId first = scheduler.received[0].first;
-  const NodeId second = scheduler.received[1].first;
+  const NodeId first = scheduler.Received()[0].first;
+  const NodeId second = scheduler.Received()[1].first;
   EXPECT_EQ(first.role, Role::kWorker);
   EXPECT_LT(first.rank, -1);
   EXPECT_LT(second.rank, -1);
@@ -378,10 +380,10 @@ TEST(TcpTransport, PeersWithoutRankAreProvisionalUntilRenamed) {
   scheduler.transport->Send(kWorker0, Push(3));
   scheduler.transport->Flush();
   ASSERT_TRUE(a.WaitForMessages(1));
-  EXPECT_EQ(a.received[0].first, (NodeId{Role::kScheduler, 0}));
+  EXPECT_EQ(a.Received()[0].first, (NodeId{Role::kScheduler, 0}));
   a.transport->Close();
   ASSERT_TRUE(scheduler.WaitForLoss());
-  EXPECT_EQ(scheduler.lost[0].peer, kWorker0);
+  EXPECT_EQ(scheduler.Lost()[0].peer, kWorker0);
 }
 
 TEST(TcpTransport, ASecondProcessOfARankIsRefused) {
@@ -429,11 +431,11 @@ TEST(TcpTransport, ADisconnectSendsFirstWhatIsQueued) {
     const std::lock_guard lock(pair.server.mutex);
     return !pair.server.lost.empty();
   }));
-  EXPECT_EQ(pair.server.received.size(), 16u);
-  EXPECT_EQ(pair.server.lost[0].peer, kWorker0);
-  EXPECT_THAT(pair.server.lost[0].address, HasSubstr("127.0.0.1:"));
-  EXPECT_THAT(pair.server.lost[0].why, HasSubstr("closed the connection"));
-  EXPECT_TRUE(pair.worker.lost.empty());
+  EXPECT_EQ(pair.server.Received().size(), 16u);
+  EXPECT_EQ(pair.server.Lost()[0].peer, kWorker0);
+  EXPECT_THAT(pair.server.Lost()[0].address, HasSubstr("127.0.0.1:"));
+  EXPECT_THAT(pair.server.Lost()[0].why, HasSubstr("closed the connection"));
+  EXPECT_TRUE(pair.worker.Lost().empty());
 }
 
 TEST(TcpTransport, AfterADisconnectOneCanConnectAgain) {
@@ -447,21 +449,21 @@ TEST(TcpTransport, AfterADisconnectOneCanConnectAgain) {
     }));
     pair.Connect();
   }
-  EXPECT_EQ(pair.server.received.size(), 3u);
+  EXPECT_EQ(pair.server.Received().size(), 3u);
 }
 
 TEST(TcpTransport, TheEndOfAPeerIsToldOnce) {
   Pair pair;
   pair.server.transport->Close();
   ASSERT_TRUE(pair.worker.WaitForLoss());
-  EXPECT_EQ(pair.worker.lost[0].peer, kServer0);
-  EXPECT_EQ(pair.worker.lost[0].address, pair.server.transport->address());
+  EXPECT_EQ(pair.worker.Lost()[0].peer, kServer0);
+  EXPECT_EQ(pair.worker.Lost()[0].address, pair.server.transport->address());
   // Sending to it is no error.
   bool sent = false;
   pair.worker.transport->Send(kServer0, Push(0, PayloadOf("x")), [&] { sent = true; });
   EXPECT_TRUE(sent);
   for (int i = 0; i < 10; ++i) pair.worker.transport->RunOne(In(std::chrono::milliseconds(1)));
-  EXPECT_EQ(pair.worker.lost.size(), 1u);
+  EXPECT_EQ(pair.worker.Lost().size(), 1u);
 }
 
 TEST(TcpTransport, CloseMayBeCalledTwiceAndWithMuchQueued) {

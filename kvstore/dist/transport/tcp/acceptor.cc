@@ -179,13 +179,14 @@ void Acceptor::Decide(const std::shared_ptr<Stranger>& stranger) {
   const std::string why = callbacks_.admit(handshake.peer(), stranger->address, fd,
                                            [&handshake] { return handshake.Admit(); });
   if (why.empty()) return;
+  LogRefusal(stranger->address, why);
   const std::string answer = handshake.Refuse(why);
   send(fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   close(fd);
-  LogRefusal(stranger->address, why);
 }
 
 void Acceptor::TurnAway(const std::shared_ptr<Stranger>& stranger, const std::string& why) {
+  LogRefusal(stranger->address, why);
   stranger->limit.cancel();
   error_code ignored;
   // What it has sent and nobody has read would make the close a reset, which may overtake the
@@ -198,7 +199,6 @@ void Acceptor::TurnAway(const std::shared_ptr<Stranger>& stranger, const std::st
     }
   }
   stranger->socket.close(ignored);
-  LogRefusal(stranger->address, why);
 }
 
 void Acceptor::LogRefusal(const std::string& address, const std::string& why) {

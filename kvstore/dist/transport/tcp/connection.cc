@@ -149,7 +149,7 @@ void Connection::ArmWriteLocked() {
                          MutexLock lock(self->tx_mutex_);
                          self->write_armed_ = false;
                        }
-                       if (!error) self->Pump(kReadsOfTurn);
+                       if (!error) self->Pump(1);
                      });
 }
 
@@ -254,9 +254,8 @@ void Connection::End(bool clean, const std::string& why) {
 void Connection::ArmRead() {
   // In the midst of a long payload one wake-up for much of it.
   const std::uint64_t rest = receiver_.rest();
-  const int mark = link_ == Link::kBulk && rest > 0
-                       ? static_cast<int>(std::min<std::uint64_t>(rest, Receiver::kReadBytes))
-                       : 1;
+  const int mark =
+      link_ == Link::kBulk && rest > 0 ? static_cast<int>(std::min(rest, kWakeBytes)) : 1;
   if (mark != low_water_mark_) {
     low_water_mark_ = mark;
     SetOption(fd_, SOL_SOCKET, SO_RCVLOWAT, mark, "SO_RCVLOWAT");

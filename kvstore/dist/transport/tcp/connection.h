@@ -1,7 +1,8 @@
 // One TCP connection to a peer, behind its handshake.
 //
 // Asio tells when the socket is ready; reading and writing are own loops of readv and sendmsg of up
-// to 256 KiB a call (Asio's composed operations move 64 KiB a call, half as fast).
+// to 128 KiB a call, in turn (Asio's composed operations move 64 KiB a call, half as fast; with
+// more a call an urgent message waits longer for its turn).
 //
 // Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
 //   (C1) One thread at a time writes: writing_ is true from the fetch to the report of what was
@@ -78,9 +79,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Close() EXCLUDES(tx_mutex_);
 
  private:
-  // System calls a turn.
-  static constexpr int kCallsOfSender = 1 << 20;  // until the socket is full
+  // System calls a turn. A sender leaves the rest of much to the reactor, which writes and reads in
+  // turn: else the peer's answers would pile up there.
+  static constexpr int kCallsOfSender = 2;
   static constexpr int kReadsOfTurn = 4;
+  // SO_RCVLOWAT in the midst of a payload, at most.
+  static constexpr std::uint64_t kWakeBytes = 256 << 10;
 
   enum class ReadResult { kMore, kDrained, kOver };
 

@@ -52,31 +52,37 @@ class Reactor::Leading {
 bool Reactor::RunOne(Clock::time_point until) {
   options_.flush();
   if (options_.reception == Reception::kThread || leads_for == options_.owner) return false;
-  if (!TakeLeadAsCaller(until)) return false;
-  Turn(std::min(until, Clock::now() + kSleepMax), false);
-  GiveLeadUp();
+  until = std::min(until, Clock::now() + kSleepMax);
+  switch (TakeLeadAsCaller(until)) {
+    case Taken::kNo:
+      return false;
+    case Taken::kNotYet:
+      return true;
+    case Taken::kYes:
+      Turn(until, false);
+      GiveLeadUp();
+  }
   return true;
 }
 
-// Also true for nothing but an interrupt or `until`: the turn then ends at once.
-bool Reactor::TakeLeadAsCaller(Clock::time_point until) {
-  used_.store(true, std::memory_order_relaxed);
+Reactor::Taken Reactor::TakeLeadAsCaller(Clock::time_point until) {
+  led_.store(true, std::memory_order_relaxed);
   MutexLock lock(mutex_);
-  while (lead_ == Lead::kOwnThread && !stopping_) {
-    // It gives the lead up after its turn, which ends now if it is asleep.
+  if (lead_ == Lead::kCaller || lead_ == Lead::kStopped || stopping_) return Taken::kNo;
+  if (lead_ == Lead::kOwnThread) {
+    // It gives the lead up after its turn, which ends now if it is asleep. What the caller waits
+    // for may be done by then, so it must look before it leads.
     ++callers_waiting_;
     caller_waits_.store(true, std::memory_order_seq_cst);
     Wake();
-    lead_is_free_.WaitUntil(mutex_, std::min(until, Clock::now() + kSleepMax));
-    if (--callers_waiting_ == 0) caller_waits_.store(false, std::memory_order_relaxed);
-    if (lead_ != Lead::kOwnThread) break;
-    if (interrupted_.exchange(false, std::memory_order_seq_cst) || Clock::now() >= until) {
-      return false;
+    if (!interrupted_.exchange(false, std::memory_order_seq_cst)) {
+      lead_is_free_.WaitUntil(mutex_, until);
     }
+    if (--callers_waiting_ == 0) caller_waits_.store(false, std::memory_order_relaxed);
+    return Taken::kNotYet;
   }
-  if (lead_ != Lead::kNobody || stopping_) return false;
   lead_ = Lead::kCaller;
-  return true;
+  return Taken::kYes;
 }
 
 void Reactor::GiveLeadUp() {
@@ -87,7 +93,8 @@ void Reactor::GiveLeadUp() {
 
 bool Reactor::MustNotSleep(bool own_thread) {
   if (!own_thread) return interrupted_.exchange(false, std::memory_order_seq_cst);
-  return stopping_.load(std::memory_order_seq_cst) || caller_waits_.load(std::memory_order_seq_cst);
+  return stopping_.load(std::memory_order_seq_cst) ||
+         caller_waits_.load(std::memory_order_seq_cst) || napping_.load(std::memory_order_seq_cst);
 }
 
 void Reactor::Turn(Clock::time_point until, bool own_thread) {
@@ -144,10 +151,8 @@ bool Reactor::FlushesSoon() {
   if (leads_for == options_.owner) return true;
   if (options_.reception == Reception::kCallersOnly) return true;  // in the next RunOne
   if (options_.reception == Reception::kThread) return false;
-  used_.store(true, std::memory_order_relaxed);
-  if (napping_.load(std::memory_order_seq_cst)) return true;
-  // From now on it will: the next message can wait.
-  Wake();
+  if (napping_.exchange(true, std::memory_order_seq_cst)) return true;
+  Wake();  // it naps from now on: the next message can wait
   return false;
 }
 
@@ -182,7 +187,11 @@ void Reactor::Run() {
   auto callers_seen = Clock::now();
   while (!stopping_.load(std::memory_order_seq_cst)) {
     if (options_.reception == Reception::kCallersFirst) Nap();
-    if (used_.exchange(false, std::memory_order_relaxed)) callers_seen = Clock::now();
+    options_.flush();
+    if (led_.exchange(false, std::memory_order_relaxed)) {
+      callers_seen = Clock::now();
+      continue;  // whoever has led may do so again, without waiting for this thread
+    }
     {
       MutexLock lock(mutex_);
       if (lead_ != Lead::kNobody || callers_waiting_ > 0) continue;
@@ -192,16 +201,20 @@ void Reactor::Run() {
       while (!stopping_.load(std::memory_order_seq_cst)) Turn(always(), true);
     } else if (Clock::now() - callers_seen < kCallersLinger) {
       const Leading leading(*this);
-      context_.poll();
-      options_.flush();
+      bool more = true;
+      while (more) {
+        more = context_.poll() > 0 && !caller_waits_.load(std::memory_order_relaxed);
+        options_.flush();
+      }
     } else {
       napping_.store(false, std::memory_order_seq_cst);
       options_.flush();  // what has been left to a nap just before
-      while (!stopping_.load(std::memory_order_seq_cst) &&
-             !caller_waits_.load(std::memory_order_seq_cst) &&
-             !used_.load(std::memory_order_relaxed)) {
+      bool called = false;
+      while (!called) {
         Turn(always(), true);
+        called = MustNotSleep(true);
       }
+      if (!stopping_.load(std::memory_order_relaxed)) callers_seen = Clock::now();
       napping_.store(true, std::memory_order_seq_cst);
     }
     GiveLeadUp();

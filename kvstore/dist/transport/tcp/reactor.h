@@ -80,7 +80,10 @@ class Reactor {
 
   class Leading;
 
-  bool TakeLeadAsCaller(Clock::time_point until) EXCLUDES(mutex_);
+  enum class Taken { kYes, kNotYet, kNo };
+
+  // kNotYet: the own thread has the lead, and gives it up, or was asked to.
+  Taken TakeLeadAsCaller(Clock::time_point until) EXCLUDES(mutex_);
   void GiveLeadUp() EXCLUDES(mutex_);
   // Runs what is ready, or sleeps until something is.
   void Turn(Clock::time_point until, bool own_thread);
@@ -98,8 +101,10 @@ class Reactor {
 
   std::atomic<bool> interrupted_{false};  // callers; the own thread leaves it alone
   std::atomic<bool> sleeping_{false};
-  std::atomic<bool> used_{false};     // by callers, since the own thread last looked
-  std::atomic<bool> napping_{false};  // the own thread will look around within kNap
+  std::atomic<bool> led_{false};  // callers have, since the own thread last looked
+  // The own thread looks around within kNap. It takes this back before it sleeps; who sets it again
+  // wakes it, so that it does.
+  std::atomic<bool> napping_{false};
 
   Mutex mutex_;
   CondVar lead_is_free_;

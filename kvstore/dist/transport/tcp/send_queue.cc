@@ -32,7 +32,7 @@ bool SendQueue::AddSmall(const Message& message) {
     wants_to_go = true;
   }
   if (pack_ == nullptr) {
-    pack_ = std::make_unique<Item>();
+    pack_ = spare_pack_ != nullptr ? std::move(spare_pack_) : std::make_unique<Item>();
     pack_->head.reserve(kPackBytes);
     pack_->messages = 0;
     pack_->priority = message.priority;
@@ -130,8 +130,16 @@ void SendQueue::Advance(std::size_t bytes, Ended* ended) {
       DCHECK(bytes == 0);  // Q1
       return;
     }
-    ended->push_back(std::move(going_.front()));
+    std::unique_ptr<Item> done = std::move(going_.front());
     going_.pop_front();
+    if (done->id != 0) {
+      ended->push_back(std::move(done));
+    } else {
+      done->head.clear();
+      done->begun = false;
+      done->bytes_sent = 0;
+      spare_pack_ = std::move(done);
+    }
   }
 }
 

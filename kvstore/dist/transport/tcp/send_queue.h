@@ -35,7 +35,7 @@ class SendQueue {
   static constexpr std::size_t kPackMessages = 64;
   static constexpr std::size_t kPackBytes = 16 << 10;
   // What one Fetch gives while one priority is queued, or several.
-  static constexpr std::size_t kFetchBytes = 256 << 10;
+  static constexpr std::size_t kFetchBytes = 128 << 10;
   static constexpr std::size_t kFetchBytesMixed = 64 << 10;
 
   struct Item {
@@ -91,6 +91,7 @@ class SendQueue {
   std::deque<std::unique_ptr<Item>> going_;  // fetched from; of the first, some may be sent
   std::vector<std::unique_ptr<Item>> heap_;  // by Later
   std::unique_ptr<Item> pack_;               // open; has a message
+  std::unique_ptr<Item> spare_pack_;         // sent and empty, for the next
   std::uint64_t next_age_ = 0;
 };
 

@@ -234,6 +234,9 @@ void TcpTransportImpl::Flush() {
     anything_waits_.store(false, std::memory_order_relaxed);
   }
   for (const auto& link : waiting) link->Flush();
+  waiting.clear();
+  MutexLock lock(waiting_mutex_);
+  if (waiting_.capacity() == 0) waiting_.swap(waiting);  // its memory serves again
 }
 
 bool TcpTransportImpl::RunOne(Clock::time_point until) { return reactors_[0]->RunOne(until); }
@@ -345,7 +348,9 @@ void TcpTransportImpl::Start(const PeerPtr& peer, const std::shared_ptr<Connecti
        .between_reads =
            [this, peer, connection = connection.get()] {
              const std::shared_ptr<Connection> urgent = LinksOf(peer)[IndexOf(Link::kUrgent)];
-             if (urgent != nullptr && urgent.get() != connection) urgent->Poll();
+             if (urgent == nullptr || urgent.get() == connection) return;
+             urgent->Poll();
+             Flush();
            }});
 }
 
