@@ -87,6 +87,8 @@ class EngineCore {
   std::optional<Failure> FailureOf(const Var& var);
   std::exception_ptr ErrorOf(const Var& var);
   void ClearError(const Var& var);
+  bool AddPoller(WaitPoller& poller);
+  void RemovePoller(WaitPoller& poller);
   void ParallelFor(std::int64_t count, std::int64_t grain,
                    const std::function<void(std::int64_t, std::int64_t)>& body);
   std::string DumpState();
@@ -108,20 +110,32 @@ class EngineCore {
   using FailureRecord = engine::FailureRecord;
   enum class Kind { kThreaded, kSerial, kSeeded };
   enum class Mode : int { kAwake, kNap, kDeep, kStopped };
-  enum class WaitKind { kVar, kAll, kRoom, kInline };
+  enum class WaitKind { kVar, kAll, kRoom, kInline, kPoller };
+
+  // What has become of a sleeping thread.
+  enum class Signal : int {
+    kNone,
+    kLead,     // it is to run the poller
+    kPolling,  // it is running the poller, which Interrupt() ends
+    kWoken,    // it is to look at what it waits for
+  };
 
   // A thread in a wait; lies on its stack, linked while it sleeps. Guarded by lock_ but for
-  // `woken`.
+  // `signal`: others change it under lock_ and `mutex`, its own thread to and from kPolling.
   struct Waiter {
     WaitKind kind;
-    VarState* var = nullptr;   // kVar
-    std::uint32_t target = 0;  // kVar: writes_finished to reach; kAll: the epoch to end
-    bool may_help = false;     // kAll: would run ops if woken
+    VarState* var = nullptr;      // kVar
+    std::uint32_t target = 0;     // kVar: writes_finished to reach; kAll: the epoch to end
+    bool may_help = false;        // kAll: would run ops if woken
+    bool may_lead = false;        // may run the poller
+    bool for_completion = false;  // what it waits for is, as far as it sees, an op in flight
     Waiter* previous = nullptr;
     Waiter* next = nullptr;
-    std::atomic<bool> woken{false};
+    std::atomic<Signal> signal{Signal::kNone};
     Mutex mutex{};
     CondVar cond{};
+
+    bool woken() const { return signal.load(std::memory_order_relaxed) == Signal::kWoken; }
   };
 
   // A ParallelFor in progress; lies on its caller's stack.
@@ -146,6 +160,7 @@ class EngineCore {
     // the lock is free.
     Op* candidate = nullptr;
     bool keeps_candidate = false;
+    bool is_pusher = false;  // runs the one op that it pushes, besides the workers
     // A worker takes short ops in bursts: what the inbox held when it last looked, then it looks
     // away, see LingerLocked.
     bool in_bursts = false;
@@ -169,6 +184,8 @@ class EngineCore {
     EngineCore& core_;
     Executor& executor_;
   };
+
+  class PollingScope;
 
   // The ready ops of one epoch, for the seeded engine.
   struct SeededEpoch {
@@ -209,6 +226,10 @@ class EngineCore {
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                    bool async);
   void ReturnBytes(std::int64_t bytes) noexcept EXCLUDES(lock_);
+  void PublishOp(Op* op) noexcept;
+  std::uint64_t EnterInbox(Op* op) noexcept;
+  void CommitInline(Op* op) noexcept;
+  bool RegisterThroughLocked(const Op* op, std::uint64_t ticket) REQUIRES(lock_);
   void AwaitSlot(std::uint64_t ticket) noexcept;
   void AfterPublish() noexcept {
     const Mode mode = mode_.load(std::memory_order_seq_cst);  // see DESIGN
@@ -233,6 +254,7 @@ class EngineCore {
   static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
   bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
   void TakeCompletionsLocked() REQUIRES(lock_);
+  static bool IsInFlight(Op* op);
   void FinishInFlightLocked(Op* op) REQUIRES(lock_);
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
@@ -252,6 +274,10 @@ class EngineCore {
   void LowerModeLocked() REQUIRES(lock_);
   bool WorkIsVisibleLocked() REQUIRES(lock_);
   bool ParallelPaysLocked() const REQUIRES(lock_) { return body_ns_ > kParallelBodyNs; }
+  // May a further body run? num_workers bounds them, those started inline aside.
+  bool HasPlaceLocked() const REQUIRES(lock_) {
+    return executing_ - pushers_executing_ < options_.num_workers;
+  }
   bool NeedsHelpLocked() REQUIRES(lock_);
   bool ReserveWorker() noexcept;
   void EnsureWorkerLocked() REQUIRES(lock_);
@@ -277,11 +303,16 @@ class EngineCore {
   void EmptyInboxAfterStop() noexcept;
 
   // core_wait.cc
+  static bool HasPassed(const std::optional<Deadline>& deadline) {
+    return deadline && Clock::now() >= deadline->time();
+  }
   void CheckNotInOp(const char* wait, const VarState* var) const;
   void CheckOwn(const VarState* var, const char* call) const;
   void CheckOpen(const char* call) const;
   bool SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) REQUIRES(lock_);
-  static void WakeLocked(Waiter& waiter);
+  static void SpinForSignal(const Waiter& waiter);
+  static void AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline);
+  void WakeLocked(Waiter& waiter, Signal signal = Signal::kWoken) REQUIRES(lock_);
   template <class Matches>
   void WakeWaitersLocked(Matches&& matches) REQUIRES(lock_) {
     for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
@@ -291,7 +322,7 @@ class EngineCore {
   void WaitForWrites(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind);
   Op* DrainButLastLocked() REQUIRES(lock_);
   void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);
-  Op* FindRunnableLocked(VarState* var) REQUIRES(lock_);
+  static Op* HolderOf(VarState* var);
   std::uint32_t CloseEpochLocked() REQUIRES(lock_);
   bool EpochEndedLocked(std::uint32_t epoch) const REQUIRES(lock_) {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;
@@ -299,6 +330,17 @@ class EngineCore {
   bool WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline> deadline) REQUIRES(lock_);
   std::string WhatBlocksLocked(VarState* var) REQUIRES(lock_);
   std::string WhatIsPendingLocked() REQUIRES(lock_);
+
+  // core_poll.cc
+  bool LeaderIsWantedLocked() const REQUIRES(lock_) {
+    return poller_ != nullptr && leader_ == nullptr && !in_flight_.empty();
+  }
+  void AppointLeaderLocked() REQUIRES(lock_);
+  template <class Call>
+  bool CallPollerLocked(const Waiter& self, Call&& call) REQUIRES(lock_);
+  bool AnnounceWaitLocked(const Waiter& waiter) REQUIRES(lock_);
+  void LeadLocked(Waiter& waiter, std::optional<Deadline> deadline) REQUIRES(lock_);
+  static void PollOnce(WaitPoller& poller, Waiter& waiter, Clock::time_point until);
 
   void TraceWaitFor(engine::TraceWait kind, std::uint64_t var_id, std::int64_t started_ns);
 
@@ -370,8 +412,13 @@ class EngineCore {
   engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::uint64_t failed_ GUARDED_BY(lock_) = 0;
   std::uint64_t executor_ran_ GUARDED_BY(lock_) = 0;  // ops run by workers and WaitForAll
-  Waiter* waiters_ GUARDED_BY(lock_) = nullptr;
+  Waiter* waiters_ GUARDED_BY(lock_) = nullptr;       // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
+  int pushers_executing_ GUARDED_BY(lock_) = 0;  // of executing_: bodies started inline
+
+  WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc
+  Waiter* leader_ GUARDED_BY(lock_) = nullptr;      // runs the poller, or has been told to
+  int poller_users_ GUARDED_BY(lock_) = 0;          // threads that may be calling a poller
   Executor* executor_list_ GUARDED_BY(lock_) = nullptr;
   std::vector<Job*> jobs_ GUARDED_BY(lock_);
   std::vector<Op*> in_flight_ GUARDED_BY(lock_);  // async, body returned, not completed

@@ -203,9 +203,13 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   ++executor.ran;
   executor_ran_ += executor.keeps_candidate;
   ++executing_;
+  pushers_executing_ += executor.is_pusher;
   bool request_worker = false;
-  const bool lowered = kind_ == Kind::kThreaded && LowerGuardLocked(&request_worker);
-  const bool timed = body_ns_ > kTimedBodyNs || --until_sample_ < 0;
+  // Nobody counts on a pusher to look at the inbox, and how long a transfer takes to start says
+  // nothing of other bodies.
+  const bool lowered =
+      kind_ == Kind::kThreaded && !executor.is_pusher && LowerGuardLocked(&request_worker);
+  const bool timed = !executor.is_pusher && (body_ns_ > kTimedBodyNs || --until_sample_ < 0);
   AsyncState* async = op->async_state();
   lock_.unlock();
 
@@ -242,7 +246,9 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   lock_.lock();
   executor.current = nullptr;
   --executing_;
-  if (lowered) mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  pushers_executing_ -= executor.is_pusher;
+  // Whoever was counted on may have left meanwhile, and lowered the mode for good.
+  if (lowered && executors_ > 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
   if (timed) MeasureBodyLocked(ended_ns - started_ns);
   if (children > 0) EpochLocked(op->epoch).children += children;
   ReleaseFromBoundLocked(op->temporary_bytes());
@@ -281,10 +287,17 @@ bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
        AsyncState::kCalled) == 0) {
     async->in_flight_index = in_flight_.size();
     in_flight_.push_back(op);
+    AppointLeaderLocked();  // P1
     return false;
   }
   error = async->error;
   return true;
+}
+
+bool EngineCore::IsInFlight(Op* op) {
+  // relaxed: both bits that end it are set under the lock
+  return op->started && op->async &&
+         (op->async_state()->flags.load(std::memory_order_relaxed) & AsyncState::kBodyDone) != 0;
 }
 
 void EngineCore::FinishInFlightLocked(Op* op) {

@@ -328,6 +328,7 @@ void EngineCore::PublishCompleted(AsyncState* async) noexcept {
     // seq_cst: released to TakeCompletionsLocked, and before the look at the mode
   } while (!completed_.compare_exchange_weak(latest, async, std::memory_order_seq_cst,
                                              std::memory_order_relaxed));
+  if (tls_context.polling == this) return;  // this thread takes it when it leaves the poller
   // A pusher often waits next, and runs its ops itself; whoever completes does not.
   const Mode mode = mode_.load(std::memory_order_seq_cst);
   if (kind_ == Kind::kThreaded && mode >= Mode::kNap) WakeFromPublish(mode);

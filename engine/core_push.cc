@@ -163,6 +163,7 @@ NewOp EngineCore::NewOpBlock(const OpOptions& options, std::size_t body_bytes,
   op->extended = extended;
   op->run_when_poisoned = options.run_when_poisoned;
   op->clears_error = false;
+  op->start_inline = options.start_inline;
   op->block_class = static_cast<std::uint8_t>(block_class);
   if (merged.empty()) {
     op->access_count = static_cast<std::uint16_t>(MergeFew(options, op->accesses()));
@@ -200,6 +201,16 @@ void EngineCore::CommitPush(Op* op) noexcept {
     CommitSerial(op);
     return;
   }
+  if (op->start_inline && tls_context.op == nullptr && tls_context.no_wait_depth == 0 &&
+      kind_ == Kind::kThreaded) [[unlikely]] {
+    CommitInline(op);
+    return;
+  }
+  PublishOp(op);
+  AfterPublish();
+}
+
+void EngineCore::PublishOp(Op* op) noexcept {
   engine::ThreadContext& context = tls_context;
   if (context.core == this) {
     op->child = true;
@@ -207,6 +218,14 @@ void EngineCore::CommitPush(Op* op) noexcept {
     ++context.children;
   }
   const bool urgent = op->priority > 0;
+  const std::uint64_t ticket = EnterInbox(op);
+  inbox_.Publish(ticket, op, MessageKind::kOp);
+  // After publishing; see DrainIfUrgentLocked.
+  if (urgent) urgent_.exchange(true, std::memory_order_acq_rel);
+}
+
+// Gives `op` its ticket, whose slot is free then.
+std::uint64_t EngineCore::EnterInbox(Op* op) noexcept {
   const std::uint64_t ticket = inbox_.TakeTicket();
   op->ticket = ticket;
   if (!inbox_.HasSlot(ticket)) [[unlikely]]
@@ -216,10 +235,43 @@ void EngineCore::CommitPush(Op* op) noexcept {
       TracePush(*trace, op);
     }
   }
-  inbox_.Publish(ticket, op, MessageKind::kOp);
-  // After publishing; see DrainIfUrgentLocked.
-  if (urgent) urgent_.exchange(true, std::memory_order_acq_rel);
-  AfterPublish();
+  return ticket;
+}
+
+// Runs `op` here and now if it is ready. Published and taken from the inbox under one hold of the
+// lock, it can be nobody else's meanwhile.
+void EngineCore::CommitInline(Op* op) noexcept {
+  const bool urgent = op->priority > 0;
+  const std::uint64_t ticket = EnterInbox(op);
+  bool work_left = false;
+  {
+    const engine::TrackerGuard guard(lock_);
+    inbox_.Publish(ticket, op, MessageKind::kOp);
+    if (RegisterThroughLocked(op, ticket)) {
+      Executor executor;
+      executor.is_pusher = true;
+      const ExecutorLink link(*this, executor);
+      ExecuteLocked(executor, op);
+    } else if (urgent && inbox_head_ <= ticket) {
+      urgent_.exchange(true, std::memory_order_acq_rel);
+    }
+    work_left = WorkIsVisibleLocked();
+  }
+  // An op that was blocked, or has run and left nothing ready, is no reason to wake a worker.
+  if (work_left) AfterPublish();
+}
+
+// Registers what was pushed before `op`, and `op` itself. True: it is ready, and the caller's to
+// run. False: it is blocked, or still lies in the inbox behind another thread's unwritten slot.
+bool EngineCore::RegisterThroughLocked(const Op* op, std::uint64_t ticket) {
+  TakeCompletionsLocked();
+  while (inbox_head_ <= ticket) {
+    const Dequeued next = DequeueLocked();
+    if (!next.any) return false;
+    if (next.ready == op) return true;
+    if (next.ready != nullptr) PushReadyLocked(next.ready);
+  }
+  return false;
 }
 
 // The ring is full: whoever has a ticket empties it. Earlier tickets have slots, so this ends.
@@ -295,7 +347,7 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
       ReleaseInlineLocked();
       if (HasRoomLocked(bytes)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (executing_ < options_.num_workers) {
+    } else if (HasPlaceLocked()) {
       if (Op* op = PickLocked(executor)) {
         ExecuteLocked(executor, op);
         continue;

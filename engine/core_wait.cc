@@ -18,11 +18,6 @@ namespace {
 constexpr int kSpinMicroseconds = 10;
 constexpr int kHelpDepthMax = 64;
 
-// A wait that runs ops itself looks at the clock after each.
-bool HasPassed(const std::optional<Deadline>& deadline) {
-  return deadline && Deadline::Clock::now() >= deadline->time();
-}
-
 // Calls the check of the thread's WaitCheckScope; what it throws, or null.
 std::exception_ptr CallWaitCheck() {
   try {
@@ -36,8 +31,12 @@ std::exception_ptr CallWaitCheck() {
 }  // namespace
 
 void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
-  if (tls_context.op == nullptr) return;
+  if (tls_context.op == nullptr && tls_context.polling == nullptr) return;
   const std::string what = var != nullptr ? fmt::format("('{}')", VarName(*var)) : std::string();
+  if (tls_context.op == nullptr) {
+    throw InvalidState(fmt::format(
+        "{}{} inside RunOne of a WaitPoller: what a poller calls must not wait", wait, what));
+  }
   throw InvalidState(fmt::format(
       "{}{} inside op '{}': an op must not wait; name the variable in its reads instead", wait,
       what, tls_context.op->name));
@@ -58,58 +57,87 @@ void EngineCore::CheckOwn(const VarState* var, const char* call) const {
   }
 }
 
-void EngineCore::WakeLocked(Waiter& waiter) {
-  if (waiter.woken.load(std::memory_order_relaxed)) return;
+void EngineCore::WakeLocked(Waiter& waiter, Signal signal) {
+  if (waiter.woken()) return;
+  Signal before;
   {
     const MutexLock lock(waiter.mutex);
-    // release; pairs with the acquire in SleepLocked
-    waiter.woken.store(true, std::memory_order_release);
+    // release; pairs with the acquire in SpinForSignal and AwaitSignal
+    before = waiter.signal.exchange(signal, std::memory_order_acq_rel);
   }
-  // Still under the engine's lock, which the waiter takes before its frame goes.
-  waiter.cond.NotifyOne();
+  if (before == Signal::kPolling) {
+    // None: RemovePoller has interrupted it.
+    if (poller_ != nullptr) poller_->Interrupt();
+  } else {
+    // Still under the engine's lock, which the waiter takes before its frame goes.
+    waiter.cond.NotifyOne();
+  }
 }
 
-// Releases the lock until `waiter` is woken or the deadline has passed; true: it has passed. Throws
-// what the check of a WaitCheckScope throws.
+void EngineCore::SpinForSignal(const Waiter& waiter) {
+  const int spins = kSpinMicroseconds * engine::PausesPerMicrosecond();
+  for (int i = 0; i < spins; ++i) {
+    if (waiter.signal.load(std::memory_order_acquire) != Signal::kNone) return;
+    Pause();
+  }
+}
+
+// Returns at the deadline, too.
+void EngineCore::AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline) {
+  const MutexLock lock(waiter.mutex);
+  while (waiter.signal.load(std::memory_order_acquire) == Signal::kNone) {
+    if (!deadline) {
+      waiter.cond.Wait(waiter.mutex);
+    } else if (!waiter.cond.WaitUntil(waiter.mutex, deadline->time())) {
+      return;
+    }
+  }
+}
+
+// Releases the lock until `waiter` is woken or the deadline has passed (true). With a poller it may
+// return early: there may be something to run. Throws what the check of a WaitCheckScope throws.
 bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
+  // The other kinds of waits are in the middle of a push.
+  const bool in_wait = waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll;
+  const bool checks = in_wait && tls_context.wait_check != nullptr;
+  waiter.may_lead = in_wait && tls_context.no_wait_depth == 0;
   waiter.next = waiters_;
   if (waiters_ != nullptr) waiters_->previous = &waiter;
   waiters_ = &waiter;
+  bool look = AnnounceWaitLocked(waiter);
   EnsureWorkerLocked();
-  lock_.unlock();
-  const int spins = kSpinMicroseconds * engine::PausesPerMicrosecond();
-  // acquire; pairs with the release in WakeLocked
-  for (int i = 0; i < spins && !waiter.woken.load(std::memory_order_acquire); ++i) Pause();
-  bool late = false;
   std::exception_ptr error;
-  // The other kinds of waits are in the middle of a push.
-  const bool checks = tls_context.wait_check != nullptr &&
-                      (waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll);
-  while (!late && error == nullptr && !waiter.woken.load(std::memory_order_acquire)) {
+  while (!look && error == nullptr && !waiter.woken()) {
     std::optional<Deadline> until = deadline;
     if (checks) {
       const Deadline next = std::chrono::milliseconds(tls_context.wait_check_ms);
       if (!until || next.time() < until->time()) until = next;
     }
-    {
-      const MutexLock lock(waiter.mutex);
-      while (!late && !waiter.woken.load(std::memory_order_acquire)) {
-        if (until) {
-          late = !waiter.cond.WaitUntil(waiter.mutex, until->time());
-        } else {
-          waiter.cond.Wait(waiter.mutex);
-        }
-      }
+    if (waiter.may_lead && LeaderIsWantedLocked()) leader_ = &waiter;
+    if (leader_ == &waiter) {
+      LeadLocked(waiter, until);
+      look = !HasPassed(until);
+    } else {
+      lock_.unlock();
+      SpinForSignal(waiter);
+      AwaitSignal(waiter, until);
+      lock_.lock();
     }
-    if (!late || !checks) continue;
-    late = HasPassed(deadline);
-    error = CallWaitCheck();
+    if (waiter.woken() || HasPassed(deadline)) break;
+    if (checks && HasPassed(until)) {
+      lock_.unlock();
+      error = CallWaitCheck();
+      lock_.lock();
+    }
   }
-  lock_.lock();
   (waiter.previous != nullptr ? waiter.previous->next : waiters_) = waiter.next;
   if (waiter.next != nullptr) waiter.next->previous = waiter.previous;
+  if (leader_ == &waiter) {
+    leader_ = nullptr;
+    AppointLeaderLocked();  // P1, P3
+  }
   if (error != nullptr) std::rethrow_exception(error);
-  return late && !waiter.woken.load(std::memory_order_relaxed);
+  return !waiter.woken() && HasPassed(deadline);
 }
 
 void EngineCore::TraceWaitFor(engine::TraceWait kind, std::uint64_t var_id,
@@ -178,8 +206,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   const ExecutorLink link(*this, executor);
   if (last != nullptr) {
     // A wait right after its push: the op need not go through the ready queue.
-    const bool needed =
-        executing_ < options_.num_workers && !reached() && FindRunnableLocked(var) == last;
+    const bool needed = HasPlaceLocked() && !reached() && HolderOf(var) == last;
     if (needed) {
       ExecuteLocked(executor, last);
     } else {
@@ -194,15 +221,20 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       ReleaseInlineLocked();
       if (reached()) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (executing_ < options_.num_workers) {
-      if (Op* op = FindRunnableLocked(var)) {
+    } else if (HasPlaceLocked()) {
+      Op* op = HolderOf(var);
+      if (op != nullptr && !op->started) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
         if (!HasPassed(deadline)) continue;
       }
     }
     if (reached()) break;
-    Waiter waiter{.kind = WaitKind::kVar, .var = var, .target = target};
+    Op* holder = HolderOf(var);
+    Waiter waiter{.kind = WaitKind::kVar,
+                  .var = var,
+                  .target = target,
+                  .for_completion = holder != nullptr && IsInFlight(holder)};
     ++var->waiters;
     bool late = false;
     try {
@@ -221,14 +253,13 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   EnsureWorkerLocked();
 }
 
-// The ready op that the oldest pending write of `var` waits for, followed down; null: there is none
-// to be seen from here, because it runs already or one of many readers is to blame.
-Op* EngineCore::FindRunnableLocked(VarState* var) {
+// The op, ready or started, that the oldest pending write of `var` waits for, followed down; null:
+// none is to be seen from here, because one of many readers is to blame.
+Op* EngineCore::HolderOf(VarState* var) {
   // Each op that the wait runs starts the walk afresh: a long way down is left to the workers.
   for (int depth = 0; depth < kHelpDepthMax; ++depth) {
     Op* op = var->writer != nullptr ? var->writer : var->reader_hint;
-    if (op == nullptr || op->started) return nullptr;
-    if (op->blocked == 0) return op;
+    if (op == nullptr || op->blocked == 0) return op;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       if (op->access(i).granted()) continue;
       var = op->access(i).var();
@@ -303,7 +334,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     } else if (joined || executors_ == 0 || ParallelPaysLocked()) {
       if (!joined) JoinExecutorsLocked();
       joined = true;
-      Op* op = executing_ < options_.num_workers ? PickLocked(executor) : nullptr;
+      Op* op = HasPlaceLocked() ? PickLocked(executor) : nullptr;
       if (op != nullptr) {
         ExecuteLocked(executor, op);
         polls = kLingerPolls;
@@ -314,17 +345,23 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
         PushReadyLocked(std::exchange(executor.candidate, nullptr));
       if (EpochEndedLocked(epoch)) break;
       // What runs now may make several ops ready at once: being there costs less than being woken.
-      if ((executing_ > 0 || !in_flight_.empty()) && polls > 0) {
+      // Except that nothing comes while nobody runs the poller.
+      if ((executing_ > 0 || !in_flight_.empty()) && polls > 0 && !LeaderIsWantedLocked()) {
         const bool work = LingerLocked(executor, &polls);
         if (work || EpochEndedLocked(epoch)) continue;
       }
     }
     // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
     if (std::exchange(joined, false) && --executors_ == 0) LowerModeLocked();
-    Waiter waiter{.kind = WaitKind::kAll, .target = epoch, .may_help = true};
+    Waiter waiter{.kind = WaitKind::kAll,
+                  .target = epoch,
+                  .may_help = true,
+                  .for_completion = executing_ == 0};
     late = SleepLocked(waiter, deadline);
   }
   const bool ended = EpochEndedLocked(epoch);
+  // Before the lock is released, and so that EnsureWorkerLocked sees it.
+  if (executor.candidate != nullptr) PushReadyLocked(std::exchange(executor.candidate, nullptr));
   if (joined && --executors_ == 0) LowerModeLocked();
   EnsureWorkerLocked();
   return ended;

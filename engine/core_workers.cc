@@ -74,7 +74,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       HelpLocked(*job);
       continue;
     }
-    if (executing_ >= options_.num_workers || executors_ > options_.num_workers) {
+    if (!HasPlaceLocked() || executors_ > options_.num_workers) {
       // Waits that help have taken every place; they hand over when they leave. A thread in
       // WaitForAll goes before a worker: it has a CPU, where a worker that was just woken may
       // share one with another.
@@ -170,7 +170,7 @@ bool EngineCore::LowerGuardLocked(bool* request_worker) {
   if (NeedsHelpLocked()) {
     // A passive WaitForAll is nearer than a new worker.
     for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
-      if (!waiter->may_help || waiter->woken.load(std::memory_order_relaxed)) continue;
+      if (!waiter->may_help || waiter == leader_ || waiter->woken()) continue;
       WakeLocked(*waiter);
       help_skips_ = kWakesApart;
       return false;
@@ -238,7 +238,7 @@ EngineCore::Job* EngineCore::JoinableJobLocked() {
       continue;
     }
     const bool urgent = ready_.empty() || job->priority >= ready_.top_priority();
-    return urgent && executing_ < options_.num_workers ? job : nullptr;
+    return urgent && HasPlaceLocked() ? job : nullptr;
   }
   return nullptr;
 }

@@ -93,6 +93,8 @@ std::uint64_t Engine::version(const Var& var) const { return core_->version(var)
 std::optional<Failure> Engine::FailureOf(const Var& var) const { return core_->FailureOf(var); }
 std::exception_ptr Engine::ErrorOf(const Var& var) const { return core_->ErrorOf(var); }
 void Engine::ClearError(const Var& var) { core_->ClearError(var); }
+bool Engine::AddPoller(WaitPoller& poller) { return core_->AddPoller(poller); }
+void Engine::RemovePoller(WaitPoller& poller) { core_->RemovePoller(poller); }
 void Engine::ParallelFor(std::int64_t count, std::int64_t grain,
                          const std::function<void(std::int64_t, std::int64_t)>& body) {
   core_->ParallelFor(count, grain, body);

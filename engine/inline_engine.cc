@@ -34,7 +34,11 @@ bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline) {
 
 void EngineCore::ReleaseInlineLocked() {
   inline_busy_ = false;
-  WakeWaitersLocked([](const Waiter&) { return true; });
+  // Those whose wait is over have been woken; others only if there is something to run, or threads
+  // that have nothing to run would wake each other for ever.
+  const bool work_left = WorkIsVisibleLocked() || seeded_count_ > 0 || !seeded_completions_.empty();
+  WakeWaitersLocked(
+      [work_left](const Waiter& waiter) { return work_left || waiter.kind == WaitKind::kInline; });
 }
 
 // True: some thread has taken a ticket and not published its op yet. Nobody will wake us for that

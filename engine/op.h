@@ -100,6 +100,7 @@ struct alignas(engine::kBlockAlign) Op {
   bool extended : 1;
   bool run_when_poisoned : 1;
   bool clears_error : 1;
+  bool start_inline : 1;
   std::uint8_t block_class : 4;
 
   static constexpr std::size_t kHeaderBytes = 40;

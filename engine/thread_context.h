@@ -12,9 +12,10 @@ struct ThreadContext {
   // The op whose body this thread is running, and its engine; null outside of ops.
   EngineCore* core = nullptr;
   Op* op = nullptr;
-  std::int64_t children = 0;  // ops that body has pushed into its own engine
-  int no_wait_depth = 0;      // > 0: pushes of this thread never wait for room
-  int unchecked_depth = 0;    // > 0: what this thread touches is not checked
+  std::int64_t children = 0;      // ops that body has pushed into its own engine
+  int no_wait_depth = 0;          // > 0: see NoWaitScope
+  int unchecked_depth = 0;        // > 0: what this thread touches is not checked
+  EngineCore* polling = nullptr;  // whose poller this thread is running
   // What sleeping waits of this thread call now and then; null: nothing.
   void (*wait_check)() = nullptr;
   std::int64_t wait_check_ms = 0;

@@ -14,6 +14,7 @@
 #include <heddle/device.h>
 #include <heddle/error.h>
 #include <heddle/var.h>
+#include <heddle/wait_poller.h>
 
 #include <chrono>
 #include <cstddef>
@@ -65,6 +66,11 @@ struct OpOptions {
   int priority = 0;                  // higher first
   bool run_when_poisoned = false;    // run although an input failed; the body looks at FailureOf
   std::int64_t temporary_bytes = 0;  // counts against max_pending_bytes until the op has finished
+  // If the op is ready when it is pushed, its body runs inside the push, on the pushing thread and
+  // past num_workers and the ready ops, instead of on a worker: for short bodies that start a
+  // transfer. The push first registers what was pushed before. No effect inside an op, under a
+  // NoWaitScope (so not in a WaitPoller either) and on the seeded engine.
+  bool start_inline = false;
 };
 
 // A point in time, given as one or as a duration from now.
@@ -264,6 +270,13 @@ class Engine {
   // Cures `var`, in order like a write pushed now; does not count as one.
   void ClearError(const Var& var);
 
+  // Lets threads that wait run `poller` while async ops are in flight; see WaitPoller. False: the
+  // engine has one already, and is left as it was.
+  [[nodiscard]] bool AddPoller(WaitPoller& poller);
+  // Returns when no thread of the engine is in `poller`, nor will be. Nothing happens if it was not
+  // added. Throws InvalidState inside its RunOne.
+  void RemovePoller(WaitPoller& poller);
+
   // Splits [0, count) into blocks of `grain` and calls body(begin, end) for each, on this thread
   // and on idle workers, until all are done. The blocks do not depend on the number of workers. The
   // first exception is rethrown once all started blocks have ended. For use inside op bodies;
@@ -327,8 +340,9 @@ class WaitCheckScope {
   const Check outer_check_;
 };
 
-// While one lives, pushes of its thread never wait for room. For threads that must not block, such
-// as those that complete async ops. Scopes nest.
+// While one lives, pushes of its thread never wait for room nor run a body, and its waits never run
+// a WaitPoller. For threads that must not block, such as those that complete async ops. Scopes
+// nest.
 class NoWaitScope {
  public:
   NoWaitScope();
