@@ -15,6 +15,10 @@
 
 namespace heddle::kvstore {
 
+std::unique_ptr<KVStore> MakeDistAsyncStore(Engine&, const KVStoreOptions&);        // dist/run.cc
+std::unique_ptr<KVStore> MakeDistDeviceAsyncStore(Engine&, const KVStoreOptions&);  // dist/run.cc
+std::unique_ptr<KVStore> MakeDistDeviceSyncStore(Engine&, const KVStoreOptions&);   // dist/run.cc
+std::unique_ptr<KVStore> MakeDistSyncStore(Engine&, const KVStoreOptions&);         // dist/run.cc
 std::unique_ptr<KVStore> MakeDeviceStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
 std::unique_ptr<KVStore> MakeLocalStore(Engine&, const KVStoreOptions&);   // local_kvstore.cc
 std::unique_ptr<KVStore> MakeTestStore(Engine&, const KVStoreOptions&);    // test_kvstore.cc
@@ -29,6 +33,13 @@ struct StoreTypeEntry {
 // The built-in types, sorted by name. An alias is a row of its own.
 constexpr StoreTypeEntry kStoreTypes[] = {
     {"device", &MakeDeviceStore},
+    {"dist", &MakeDistSyncStore},
+    {"dist_async", &MakeDistAsyncStore},
+    {"dist_async_device", &MakeDistDeviceAsyncStore},
+    {"dist_device_async", &MakeDistDeviceAsyncStore},
+    {"dist_device_sync", &MakeDistDeviceSyncStore},
+    {"dist_sync", &MakeDistSyncStore},
+    {"dist_sync_device", &MakeDistDeviceSyncStore},
     {"local", &MakeLocalStore},
     {"teststore", &MakeTestStore},
 };

@@ -82,4 +82,16 @@ struct DistOptions {
   std::string Describe(std::string_view field) const;
 };
 
+// What a server runs when a worker calls SendCommandToServers, one call at a time, on a thread of
+// the server's engine. An exception is that call's error at the worker.
+using ServerController = std::function<void(int head, std::string_view body)>;
+
+// Run a role until the job ends. Return when all workers have left in order. Errors: as
+// DistOptions::Validate for options that cannot work, or are of another role; NetworkError and
+// TimeoutError when the job does not come together; NetworkError naming role, rank and address when
+// a process of the job has failed.
+void RunScheduler(const DistOptions& options);
+// Without a controller commands are errors.
+void RunServer(const DistOptions& options, ServerController controller = {});
+
 }  // namespace heddle

@@ -371,6 +371,7 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
     return true;
   }
   if (!part->var) part->var = engine_.NewVar("dist.part");
+  const NoWaitScope no_wait;  // the node's lock is held
   engine_.Push({.name = "dist.update", .writes = {part->var}},
                [this, part, rule = rule != nullptr ? *rule : Rule(), rates = by.rates] {
                  const engine::UncheckedScope own;  // the part is this op's alone
@@ -482,12 +483,12 @@ Payload ArrayParts::Read(const PartId& id, const Message& pull) {
 
 // ---- States
 
-std::vector<PartInfo> ArrayParts::Infos(std::uint32_t store) const {
-  std::vector<PartInfo> infos;
+std::vector<VarRef> ArrayParts::VarsOf(std::uint32_t store) const {
+  std::vector<VarRef> vars;
   for (const auto& [id, part] : parts_) {
-    if (id.store == store) infos.push_back(part->info);
+    if (id.store == store && part->var) vars.push_back(part->var);
   }
-  return infos;
+  return vars;
 }
 
 std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store) const {

@@ -63,7 +63,8 @@ class ArrayParts final : public PartStore {
   // Takes those that `states` names. InvalidArgument, changing nothing, if they do not fit.
   void LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays);
 
-  std::vector<PartInfo> Infos(std::uint32_t store) const;
+  // Of the parts whose updates are ops.
+  std::vector<VarRef> VarsOf(std::uint32_t store) const;
 
  private:
   struct Value;

@@ -48,6 +48,8 @@ class TransportEvents {
   virtual std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
                                             std::uint64_t payload_bytes) = 0;
   virtual void OnMessage(NodeId from, Message message) = 0;
+  // All that was at hand has been handled; what runs the transport looks for more, or waits.
+  virtual void OnTurnEnd() {}
   // `address` as people know it: "127.0.0.1:9091". Comes once a peer, after its last message.
   virtual void OnLost(NodeId peer, const std::string& address, const std::string& why) = 0;
 };

@@ -158,7 +158,10 @@ TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
                          .spin = options_.spin,
                          .owner = this,
                          .cpu = options_.io_cpu < 0 ? -1 : options_.io_cpu + i,
-                         .flush = [this] { TcpTransportImpl::Flush(); }}));
+                         .flush = [this] {
+                           events_.OnTurnEnd();
+                           TcpTransportImpl::Flush();
+                         }}));
   }
   if (!options_.listen) return;
   acceptor_ = std::make_unique<Acceptor>(

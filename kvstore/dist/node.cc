@@ -1,0 +1,91 @@
+#include "kvstore/dist/node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+constexpr Time kLookAgain = std::chrono::seconds(60);
+
+}  // namespace
+
+Node::~Node() { CHECK(!clock_.joinable()); }
+
+void Node::Start(Transport& transport) {
+  transport_ = &transport;
+  clock_ = std::thread([this] { RunClock(); });
+}
+
+void Node::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    clock_wakes_.NotifyAll();
+  }
+  if (clock_.joinable()) clock_.join();
+  transport_->Close();
+}
+
+void Node::OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) {
+  MutexLock lock(mutex_);
+  HandleConnected(peer, incarnation, address);
+  NoteTimeLocked();
+}
+
+std::shared_ptr<Landing> Node::OnHeader(NodeId from, const Message& header, std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  return FindLanding(from, header, bytes);
+}
+
+void Node::OnMessage(NodeId from, Message message) {
+  Drive([&](Time now, Outputs& out)
+            REQUIRES(mutex_) { HandleMessage(now, from, std::move(message), out); });
+}
+
+void Node::OnLost(NodeId peer, const std::string& address, const std::string& why) {
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { HandleLost(now, peer, address, why, out); });
+}
+
+void Node::NoteTimeLocked() {
+  changed_.NotifyAll();
+  const std::optional<Time> next = NextTime();
+  if (next && *next < clock_next_) clock_wakes_.NotifyOne();
+}
+
+void Node::Perform(Outputs out) {
+  for (const auto& [level, text] : out.log) Log(level, "{}", text);
+  for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
+  for (Outgoing& outgoing : out.messages) {
+    transport_->Send(outgoing.to, std::move(outgoing.message));
+  }
+  for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);
+  for (Answer& answer : out.answers) GiveAnswer(std::move(answer));
+}
+
+void Node::RunClock() {
+  Outputs out;
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      if (stopping_) return;
+      const Time now = Now();
+      const std::optional<Time> next = NextTime();
+      if (next && *next <= now) {
+        HandleTime(now, out);
+        changed_.NotifyAll();
+      } else {
+        clock_next_ = next ? std::min(*next, now + kLookAgain) : now + kLookAgain;
+        clock_wakes_.WaitUntil(mutex_, std::chrono::steady_clock::time_point(clock_next_));
+        clock_next_ = Time{0};
+      }
+    }
+    Perform(std::exchange(out, {}));
+  }
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,93 @@
+// A process of a job at work: a transport, the state machines of its role, and a clock for them.
+//
+// Threads. The machines run under one lock, `mutex_`, one input at a time: messages come on the
+// threads that run the transport, requests on those of the program, time on the node's own thread,
+// which is never held up by anything else and so keeps the heartbeats going. What the machines say
+// (Outputs) is done after the lock is released, so what two inputs said may be sent in either
+// order; the protocol allows for that.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/mutex.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/message.h"
+#include "kvstore/dist/protocol/outputs.h"
+#include "kvstore/dist/transport/transport.h"
+
+namespace heddle::kvstore::dist {
+
+class Node : public TransportEvents {
+ public:
+  Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  void OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
+  std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
+                                    std::uint64_t payload_bytes) override;
+  void OnMessage(NodeId from, Message message) override;
+  void OnLost(NodeId peer, const std::string& address, const std::string& why) override;
+
+ protected:
+  ~Node() override;  // after Stop
+
+  // Before anything comes. `transport` calls this node's events.
+  void Start(Transport& transport);
+  // No input comes after it. Not from inside one.
+  void Stop();
+
+  static Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+  // What the machines make of an input.
+  virtual void HandleConnected(NodeId /*peer*/, Incarnation /*incarnation*/,
+                               const std::string& /*address*/) REQUIRES(mutex_) {}
+  virtual void HandleMessage(Time now, NodeId from, Message message, Outputs& out)
+      REQUIRES(mutex_) = 0;
+  virtual void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
+                          Outputs& out) REQUIRES(mutex_) = 0;
+  virtual void HandleTime(Time now, Outputs& out) REQUIRES(mutex_) = 0;
+  // When HandleTime wants to be called.
+  virtual std::optional<Time> NextTime() const REQUIRES(mutex_) = 0;
+  virtual std::shared_ptr<Landing> FindLanding(NodeId /*from*/, const Message& /*header*/,
+                                               std::uint64_t /*bytes*/) REQUIRES(mutex_) {
+    return nullptr;
+  }
+  // Without the lock.
+  virtual void GiveAnswer(Answer /*answer*/) {}
+
+  // input(now, outputs), under the lock, and then what it has put out.
+  template <class Input>
+  void Drive(const Input& input) EXCLUDES(mutex_) {
+    Outputs out;
+    {
+      MutexLock lock(mutex_);
+      input(Now(), out);
+      NoteTimeLocked();
+    }
+    Perform(std::move(out));
+  }
+  void NoteTimeLocked() REQUIRES(mutex_);  // after an input
+  void Perform(Outputs out) EXCLUDES(mutex_);
+
+  Transport& transport() const { return *transport_; }
+
+  Mutex mutex_;
+  CondVar changed_;  // after every input
+
+ private:
+  void RunClock() EXCLUDES(mutex_);
+
+  Transport* transport_ = nullptr;
+  CondVar clock_wakes_;
+  Time clock_next_ GUARDED_BY(mutex_){0};  // when the clock looks again
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread clock_;
+};
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,148 @@
+#include "kvstore/dist/run.h"
+
+#include <heddle/error.h>
+
+#include <exception>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/mutex.h"
+#include "kvstore/dist/listen_address.h"
+#include "kvstore/dist/scheduler_node.h"
+#include "kvstore/dist/server/server_node.h"
+#include "kvstore/dist/transport/tcp/tcp_transport.h"
+#include "kvstore/dist/worker/dist_kvstore.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+void CheckRole(const DistOptions& options, DistRole role) {
+  if (options.role == role) return;
+  throw InvalidArgument(
+      fmt::format("expected role {}, got {}", DistRoleName(role), options.Describe("role")));
+}
+
+TcpOptions OptionsOfTransport(const DistOptions& options) {
+  const bool is_worker = options.role == DistRole::kWorker;
+  TcpOptions tcp;
+  tcp.self = {static_cast<Role>(options.role), options.role == DistRole::kScheduler ? 0 : -1};
+  tcp.job_id = options.job_id;
+  tcp.token = options.token;
+  tcp.listen = !is_worker;
+  if (tcp.listen) {
+    const ListenAddress listen = ResolveListenAddress(options);
+    tcp.bind_address = listen.bind;
+    tcp.node_host = listen.advertised;
+  }
+  if (options.role == DistRole::kScheduler) {
+    tcp.port = static_cast<std::uint16_t>(options.root_port);
+    tcp.listen_fd = options.listen_fd;
+    tcp.setting = options.Describe("root_port");
+    tcp.peers_are_provisional = true;
+  }
+  tcp.reception = is_worker ? Reception::kCallersFirst : Reception::kThread;
+  if (options.io_threads > 0) tcp.io_threads = options.io_threads;
+  tcp.spin = options.spin;
+  tcp.io_cpu = options.io_cpu;
+  return tcp;
+}
+
+}  // namespace
+
+TransportFactory TcpTransports(const DistOptions& options) {
+  return [options](TransportEvents& events, Incarnation incarnation) -> std::unique_ptr<Transport> {
+    TcpOptions tcp = OptionsOfTransport(options);
+    tcp.incarnation = incarnation;
+    return TcpTransport::Create(std::move(tcp), events);
+  };
+}
+
+namespace {
+
+// The worker that this process is, while it has stores.
+class ProcessWorker {
+ public:
+  std::shared_ptr<WorkerNode> Get() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (std::shared_ptr<WorkerNode> node = node_.lock()) return node;
+    if (joined_) {
+      throw InvalidState(
+          "this process has left its job: expected all dist stores to be made while one is there");
+    }
+    const DistOptions options = DistOptions::FromEnvironment();
+    options.Validate();
+    if (options.role != DistRole::kWorker) {
+      throw InvalidState(fmt::format("a process of {} has no stores: expected a worker",
+                                     options.Describe("role")));
+    }
+    std::shared_ptr<WorkerNode> node = WorkerNode::Join(options, TcpTransports(options));
+    joined_ = true;
+    node_ = node;
+    return node;
+  }
+
+ private:
+  Mutex mutex_;
+  std::weak_ptr<WorkerNode> node_ GUARDED_BY(mutex_);
+  bool joined_ GUARDED_BY(mutex_) = false;
+};
+
+ProcessWorker& TheWorker() {
+  static ProcessWorker* const worker =
+      new ProcessWorker;  // never destroyed: stores may outlive main
+  return *worker;
+}
+
+}  // namespace
+
+std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine) {
+  const std::shared_ptr<WorkerNode> node = TheWorker().Get();
+  // The last store that holds it leaves the job.
+  const std::shared_ptr<WorkerLink> link(node.get(), [node](WorkerLink*) mutable {
+    std::shared_ptr<WorkerNode> mine = std::move(node);
+    mine->StoreGone(std::uncaught_exceptions() == 0);
+  });
+  node->StoreMade();
+  return MakeDistStore(engine, type, link, node->NewStore());
+}
+
+}  // namespace heddle::kvstore::dist
+
+namespace heddle::kvstore {
+
+std::unique_ptr<KVStore> MakeDistSyncStore(Engine& engine, const KVStoreOptions& /*options*/) {
+  return dist::MakeProcessStore("dist_sync", engine);
+}
+std::unique_ptr<KVStore> MakeDistAsyncStore(Engine& engine, const KVStoreOptions& /*options*/) {
+  return dist::MakeProcessStore("dist_async", engine);
+}
+std::unique_ptr<KVStore> MakeDistDeviceSyncStore(Engine& engine,
+                                                 const KVStoreOptions& /*options*/) {
+  return dist::MakeProcessStore("dist_device_sync", engine);
+}
+std::unique_ptr<KVStore> MakeDistDeviceAsyncStore(Engine& engine,
+                                                  const KVStoreOptions& /*options*/) {
+  return dist::MakeProcessStore("dist_device_async", engine);
+}
+
+}  // namespace heddle::kvstore
+
+namespace heddle {
+
+void RunScheduler(const DistOptions& options) {
+  using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
+  CheckRole(options, DistRole::kScheduler);
+  options.Validate();
+  SchedulerNode(options, TcpTransports(options)).Run();
+}
+
+void RunServer(const DistOptions& options, ServerController controller) {
+  using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
+  CheckRole(options, DistRole::kServer);
+  options.Validate();
+  ServerNode(options, std::move(controller), TcpTransports(options)).Run();
+}
+
+}  // namespace heddle

@@ -1,0 +1,29 @@
+// The roles of a job over TCP, and the worker that this process is.
+#pragma once
+
+#include <heddle/dist.h>
+#include <heddle/kvstore.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/transport/transport.h"
+#include "kvstore/dist/worker/worker_node.h"
+
+namespace heddle::kvstore::dist {
+
+// Makes the transport of a node, which calls its events.
+using TransportFactory =
+    std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
+
+// Over TCP, as the options say; for all but workers it listens.
+TransportFactory TcpTransports(const DistOptions& options);
+
+// A store of the worker that this process is. The first one joins the job, as the environment says,
+// and the last one that goes leaves it, unless an exception is on its way through: then the worker
+// has failed.
+std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine);
+
+}  // namespace heddle::kvstore::dist

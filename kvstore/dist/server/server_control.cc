@@ -1,0 +1,120 @@
+#include "kvstore/dist/server/server_control.h"
+
+#include <heddle/error.h>
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "kvstore/compression/compressor.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+OptimizerPtr Make(const OptimizerBody& body) {
+  std::vector<std::pair<std::string_view, double>> parameters;
+  for (const auto& [name, value] : body.parameters) parameters.emplace_back(name, value);
+  return MakeOptimizer(body.name, parameters);
+}
+
+}  // namespace
+
+ArrayControl::ArrayControl(Engine& engine, ArrayParts& parts, ServerController controller,
+                           UnderLock under_lock, Ended ended)
+    : engine_(engine),
+      parts_(parts),
+      controller_(std::move(controller)),
+      under_lock_(std::move(under_lock)),
+      ended_(std::move(ended)),
+      commands_(engine.NewVar("dist.commands")) {}
+
+void ArrayControl::OpenStore(std::uint32_t /*store*/, const std::string& type) {
+  for (const std::string_view known :
+       {"dist_sync", "dist_async", "dist_device_sync", "dist_device_async"}) {
+    if (type == known) return;
+  }
+  throw InvalidArgument(fmt::format("a server has no stores of type '{}'", type));
+}
+
+void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
+                                const OptimizerBody& optimizer) {
+  const OptimizerPtr fresh = Make(optimizer);
+  const auto before = optimizers_.find(store);
+  const bool same = before != optimizers_.end() && before->second.name == optimizer.name &&
+                    before->second.parameters == optimizer.parameters;
+  parts_.SetOptimizer(store, version, fresh, same);
+  optimizers_[store] = optimizer;
+}
+
+void ArrayControl::SetParameters(std::uint32_t store, std::uint64_t version,
+                                 const OptimizerBody& optimizer) {
+  parts_.SetOptimizer(store, version, Make(optimizer), /*keeps_states=*/true);
+  optimizers_[store] = optimizer;
+}
+
+void ArrayControl::SetCompression(std::uint32_t store, const CompressionOptions& options) {
+  parts_.SetCompression(store, MakeCompressor(options));
+}
+
+bool ArrayControl::Start(const ControlId& id, const Message& request, ControlResult* result) {
+  if (request.kind != Kind::kCommand) {
+    QueueStates(id, request);
+    return false;
+  }
+  CommandBody command;
+  if (!Decode(request.meta, &command)) {
+    result->error = std::make_exception_ptr(InvalidArgument("a command that cannot be read"));
+    return true;
+  }
+  if (!controller_) {
+    result->error = std::make_exception_ptr(InvalidState(
+        fmt::format("unknown command {}: the server runs without a controller", command.head)));
+    return true;
+  }
+  QueueCommand(id, command);
+  return false;
+}
+
+void ArrayControl::QueueCommand(const ControlId& id, const CommandBody& command) {
+  const NoWaitScope no_wait;
+  engine_.Push({.name = "dist.command", .writes = {commands_}}, [this, id, command] {
+    ControlResult result;
+    try {
+      controller_(command.head, command.body);
+    } catch (...) {
+      result.error = std::current_exception();
+    }
+    ended_(id, std::move(result));
+  });
+}
+
+// Behind the updates under way, with the lock that new ones need.
+void ArrayControl::QueueStates(const ControlId& id, const Message& request) {
+  const NoWaitScope no_wait;
+  engine_.Push({.name = "dist.states", .writes = parts_.VarsOf(id.store)}, [this, id, request] {
+    ControlResult result;
+    under_lock_([&] {
+      try {
+        if (request.kind == Kind::kSaveStates) {
+          auto [body, arrays] = parts_.SaveStates(id.store);
+          result.meta = Encode(body);
+          result.payload = std::move(arrays);
+          return;
+        }
+        StatesBody states;
+        if (!Decode(request.meta, &states)) {
+          throw InvalidArgument("loading the optimizer's states: they cannot be read");
+        }
+        parts_.LoadStates(id.store, states, request.payload);
+      } catch (...) {
+        result.error = std::current_exception();
+      }
+    });
+    ended_(id, std::move(result));
+  });
+}
+
+}  // namespace heddle::kvstore::dist

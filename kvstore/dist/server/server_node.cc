@@ -1,0 +1,122 @@
+#include "kvstore/dist/server/server_node.h"
+
+#include <heddle/error.h>
+
+#include <utility>
+
+#include "kvstore/dist/membership.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+ServerOptions MachineOptions(const DistOptions& options) {
+  ServerOptions machine;
+  machine.warn_after = options.warning_time;
+  machine.unfinished_bytes_max = static_cast<std::uint64_t>(options.peer_bytes_max);
+  return machine;
+}
+
+}  // namespace
+
+ServerNode::ServerNode(const DistOptions& options, ServerController controller,
+                       const TransportFactory& make_transport)
+    : options_(options),
+      incarnation_(NewIncarnation()),
+      parts_(engine_,
+             [this](const PartId& id, const std::exception_ptr& error) {
+               Drive([&](Time now, Outputs& out)
+                         REQUIRES(mutex_) { machine_.OnUpdated(now, id, error, out); });
+               OnTurnEnd();
+             }),
+      control_(
+          engine_, parts_, std::move(controller),
+          [this](const std::function<void()>& body) {
+            MutexLock lock(mutex_);
+            body();
+          },
+          [this](const ControlId& id, ControlResult result) {
+            Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+              machine_.OnControlDone(now, id, std::move(result), out);
+            });
+          }),
+      machine_(MachineOptions(options), parts_, control_),
+      transport_(make_transport(*this, incarnation_)) {
+  member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
+  Start(*transport_);
+}
+
+ServerNode::~ServerNode() {
+  engine_.Stop();  // updates under way end
+  Stop();
+}
+
+void ServerNode::Run() {
+  const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
+  transport_->Connect({Role::kScheduler, 0}, SchedulerAddress(options_), deadline);
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+    member_->Join(now, out);
+    joined_ = true;
+  });
+  {
+    MutexLock lock(mutex_);
+    while (!member_->failure() && !member_->shutdown_wanted()) changed_.Wait(mutex_);
+    ThrowIfFailed(*member_);
+  }
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) { member_->ShutDown(out); });
+}
+
+std::string ServerNode::DescribeState() {
+  MutexLock lock(mutex_);
+  const Time now = Now();
+  return member_->DescribeState(now) + machine_.DescribeState(now) + engine_.DumpState();
+}
+
+// The machines learn of each other's news.
+void ServerNode::Follow(Time now, Outputs& out) {
+  if (member_->failure() && !std::exchange(told_failure_, true)) {
+    Message failed{.kind = Kind::kJobFailed};
+    failed.meta = Encode(*member_->failure());
+    machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
+  }
+}
+
+void ServerNode::HandleMessage(Time now, NodeId from, Message message, Outputs& out) {
+  if (from.role == Role::kScheduler) {
+    const bool had_roster = member_->roster().has_value();
+    member_->OnMessage(now, message, out);
+    if (member_->roster() && !had_roster) {
+      transport_->SetSelf(member_->self());
+      machine_.OnRoster(now, *member_->roster(), out);
+    }
+  }
+  machine_.OnMessage(now, from, std::move(message), out);
+  Follow(now, out);
+}
+
+void ServerNode::HandleLost(Time now, NodeId peer, const std::string& address,
+                            const std::string& why, Outputs& out) {
+  if (peer.role == Role::kScheduler) {
+    member_->OnSchedulerLost(now, why);
+  } else {
+    machine_.OnLost(now, peer, address, why, out);
+  }
+  Follow(now, out);
+}
+
+void ServerNode::HandleTime(Time now, Outputs& out) {
+  if (joined_) member_->OnTime(now, out);
+  if (const auto next = machine_.next_time(); next && *next <= now) machine_.OnTime(now, out);
+  Follow(now, out);
+}
+
+// Acknowledgements go once nothing else is at hand.
+void ServerNode::OnTurnEnd() {
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) { machine_.EndTurn(out); });
+}
+
+std::optional<Time> ServerNode::NextTime() const {
+  return Earlier(joined_ ? member_->next_time() : std::nullopt, machine_.next_time());
+}
+
+}  // namespace heddle::kvstore::dist

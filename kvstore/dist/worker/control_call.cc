@@ -1,0 +1,97 @@
+#include "kvstore/dist/worker/control_call.h"
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "base/mutex.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+// Deletes itself after the last answer.
+class ControlCall {
+ public:
+  ControlCall(std::size_t count, CallEnded ended)
+      : sinks_(count), answers_(count), missing_(count), ended_(std::move(ended)) {
+    for (Sink& sink : sinks_) sink.call = this;
+  }
+
+  AnswerSink& sink(std::size_t i) { return sinks_[i]; }
+
+ private:
+  class Sink final : public AnswerSink {
+   public:
+    void OnAnswer(Answer answer) override { call->OnAnswer(*this, std::move(answer)); }
+    std::shared_ptr<Landing> LandingFor(const Message&, std::uint64_t) override { return nullptr; }
+
+    ControlCall* call = nullptr;
+  };
+
+  void OnAnswer(const Sink& sink, Answer answer) {
+    {
+      MutexLock lock(mutex_);
+      answers_[static_cast<std::size_t>(&sink - sinks_.data())] = std::move(answer.message);
+      if (error_ == nullptr) error_ = std::move(answer.error);
+      if (--missing_ > 0) return;
+    }
+    const std::unique_ptr<ControlCall> self(this);
+    ended_(std::move(error_), std::move(answers_));
+  }
+
+  std::vector<Sink> sinks_;
+  Mutex mutex_;
+  std::vector<Message> answers_;
+  std::size_t missing_;
+  std::exception_ptr error_;
+  const CallEnded ended_;
+};
+
+// Waits for an op that `start` starts, with what it shall call at the end.
+std::vector<Message> RunAndWait(Engine& engine, const OpName& name,
+                                std::function<void(CallEnded ended)> start) {
+  const Var ended = engine.NewVar("dist.ended");
+  const auto answers = std::make_shared<std::vector<Message>>();
+  engine.PushAsync({.name = name, .writes = {ended}, .lane = Lane::kComm, .start_inline = true},
+                   [start = std::move(start), answers](Completion done) {
+                     start([answers, done = std::move(done)](std::exception_ptr error,
+                                                             std::vector<Message> messages) {
+                       *answers = std::move(messages);
+                       done(std::move(error));
+                     });
+                   });
+  engine.WaitForVar(ended);
+  return std::move(*answers);
+}
+
+}  // namespace
+
+void StartCall(WorkerLink& link, std::vector<Request> requests, CallEnded ended, Outputs* out) {
+  auto* const call = new ControlCall(requests.size(), std::move(ended));  // ends itself
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].token = TokenOf(call->sink(i));
+    requests[i].deadline = link.deadline();
+  }
+  link.Submit(std::move(requests), out);
+}
+
+std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
+                                 const std::vector<Request>& requests) {
+  return RunAndWait(engine, "kvstore.control", [&link, requests](CallEnded ended) {
+    Outputs out;
+    StartCall(link, requests, std::move(ended), &out);
+    link.Carry(std::move(out));
+  });
+}
+
+void BarrierAndWait(Engine& engine, WorkerLink& link) {
+  RunAndWait(engine, "kvstore.barrier", [&link](CallEnded ended) {
+    Outputs out;
+    link.Barrier((new ControlCall(1, std::move(ended)))->sink(0), &out);
+    link.Carry(std::move(out));
+  });
+}
+
+}  // namespace heddle::kvstore::dist

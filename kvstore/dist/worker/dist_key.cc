@@ -1,0 +1,56 @@
+#include "kvstore/dist/worker/dist_key.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kvstore/dist/worker/parts_call.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+std::int64_t RowSize(const Shape& shape) {
+  std::int64_t size = 1;
+  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) size *= shape[axis];
+  return size;
+}
+
+}  // namespace
+
+DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape,
+                 DType dtype, bool row_sparse)
+    : link_(std::move(link)),
+      store_(store),
+      key_(std::move(key)),
+      id_(KeyId(key_)),
+      shape_(std::move(shape)),
+      dtype_(dtype),
+      row_sparse_(row_sparse),
+      row_size_(RowSize(shape_)),
+      parts_(PlaceKey(id_, shape_, dtype_, row_sparse_, link_->placement())) {}
+
+PartInfo DistKey::InfoOf(const PlacedPart& part) const {
+  return {key_,       shape_,  dtype_, row_sparse_, static_cast<std::uint32_t>(parts_.size()),
+          part.begin, part.end};
+}
+
+void DistKey::Enter(const std::shared_ptr<PartsCall>& call) {
+  MutexLock lock(mutex_);
+  calls_.push_back(call);
+}
+
+void DistKey::Ready(PartsCall& call) {
+  Outputs out;
+  {
+    MutexLock lock(mutex_);
+    call.ready_ = true;
+    while (!calls_.empty() && calls_.front()->ready_) {
+      const std::shared_ptr<PartsCall> next = std::move(calls_.front());
+      calls_.pop_front();
+      if (!next->requests_.empty()) link_->Submit(std::move(next->requests_), &out);
+    }
+  }
+  link_->Carry(std::move(out));
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,69 @@
+// A key of a dist store at a worker: where its parts are, and the order of what is asked of them.
+#pragma once
+
+#include <heddle/key.h>
+#include <heddle/ndarray.h>
+#include <heddle/shape.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "kvstore/dist/protocol/placement.h"
+#include "kvstore/dist/worker/worker_link.h"
+
+namespace heddle::kvstore::dist {
+
+class PartsCall;
+
+// Shared by the store's table and the calls under way.
+//
+// Order. A call enters the queue of its key when the program makes it (Enter), and its requests go
+// to the parts when it and all before it are ready: its inputs can be read, or its outputs be
+// written. So every part sees the calls in program order, whatever is ready first.
+class DistKey {
+ public:
+  DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape, DType dtype,
+          bool row_sparse);
+
+  const Key& key() const { return key_; }
+  const Shape& shape() const { return shape_; }
+  DType dtype() const { return dtype_; }
+  bool is_row_sparse() const { return row_sparse_; }
+  std::int64_t row_size() const { return row_size_; }  // elements
+  const std::vector<PlacedPart>& parts() const { return parts_; }
+  PartId IdOf(const PlacedPart& part) const { return {store_, part.part, id_}; }
+  PartInfo InfoOf(const PlacedPart& part) const;
+  WorkerLink& link() const { return *link_; }
+
+  void Enter(const std::shared_ptr<PartsCall>& call) EXCLUDES(mutex_);
+  // The call has its requests, or will have none: sends those of all that are ready at the front.
+  void Ready(PartsCall& call) EXCLUDES(mutex_);
+
+  // Of gradient compression: what the codes so far have not carried. Made by the first push,
+  // touched by ops that write its Var.
+  NDArray residual;
+
+  // The store's, under its lock.
+  std::int64_t updates = 0;   // pushed with the present optimizer
+  bool told_ignored = false;  // that pulls leave row-sparse outputs alone
+
+ private:
+  const std::shared_ptr<WorkerLink> link_;
+  const std::uint32_t store_;
+  const Key key_;
+  const std::uint64_t id_;
+  const Shape shape_;
+  const DType dtype_;
+  const bool row_sparse_;
+  const std::int64_t row_size_;
+  const std::vector<PlacedPart> parts_;
+
+  Mutex mutex_;
+  std::deque<std::shared_ptr<PartsCall>> calls_ GUARDED_BY(mutex_);
+};
+
+}  // namespace heddle::kvstore::dist

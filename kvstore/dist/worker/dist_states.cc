@@ -1,0 +1,173 @@
+#include "kvstore/dist/worker/dist_states.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ops/copy.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+constexpr std::size_t kMaster = internal::kUpdateStatesMax;  // its place behind the others
+
+[[noreturn]] void ThrowUnreadable(const char* what) {
+  throw NetworkError(fmt::format("states of the optimizer: {}", what));
+}
+
+std::size_t PlaceOf(const std::string& name) {
+  if (name == "master") return kMaster;
+  const std::size_t place = name.size() == 1 ? static_cast<std::size_t>(name[0] - '0') : kMaster;
+  if (place >= kMaster) ThrowUnreadable("an unknown array");
+  return place;
+}
+std::string NameOfPlace(std::size_t place) {
+  return place == kMaster ? "master" : std::to_string(place);
+}
+
+std::int64_t RowSize(const Shape& shape) {
+  std::int64_t size = 1;
+  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) size *= shape[axis];
+  return size;
+}
+
+// Elements of an array of states that belong to the units [begin, end) of the value: states have a
+// number for each element of the value, or for each row.
+struct Range {
+  std::int64_t begin;
+  std::int64_t end;
+};
+Range RangeOf(const PartInfo& info, bool per_row) {
+  const std::int64_t row_size = RowSize(info.shape);
+  if (info.row_sparse) {
+    return per_row ? Range{info.begin, info.end}
+                   : Range{info.begin * row_size, info.end * row_size};
+  }
+  if (!per_row || row_size == 0) return {info.begin, info.end};
+  return {info.begin / row_size, info.end / row_size};
+}
+
+std::byte* At(const NDArray& array, std::int64_t element) {
+  return static_cast<std::byte*>(array.data()) +
+         element * static_cast<std::int64_t>(SizeOf(array.dtype()));
+}
+
+NDArray& ArrayAt(KeyStates& key, std::size_t place) {
+  return place == kMaster ? key.master : key.arrays[place];
+}
+
+// Reads a payload from its start to its end.
+class PayloadReader {
+ public:
+  explicit PayloadReader(const Payload& payload) : payload_(payload) {}
+
+  void Read(std::byte* to, std::size_t bytes) {
+    while (bytes > 0) {
+      if (run_ == payload_.runs().size()) ThrowUnreadable("arrays are missing");
+      const std::span<const std::byte> rest = payload_.runs()[run_].subspan(at_);
+      const std::size_t count = std::min(rest.size(), bytes);
+      if (count > 0) ops::Copy(rest.data(), to, count);
+      to += count;
+      bytes -= count;
+      at_ += count;
+      if (at_ == payload_.runs()[run_].size()) {
+        ++run_;
+        at_ = 0;
+      }
+    }
+  }
+
+ private:
+  const Payload& payload_;
+  std::size_t run_ = 0;
+  std::size_t at_ = 0;
+};
+
+void AddPart(const PartStates& part, PayloadReader& reader, KeyStates& key, Engine& engine) {
+  key.key = part.info.key;
+  key.shape = part.info.shape;
+  key.dtype = part.info.dtype;
+  key.step = std::max(key.step, part.updates);
+  if (part.numbers.size() != key.numbers.size()) ThrowUnreadable("a wrong count of numbers");
+  std::ranges::copy(part.numbers, key.numbers.begin());
+  for (const PartStates::Array& array : part.arrays) {
+    const Range elements = RangeOf(part.info, /*per_row=*/false);
+    const Range rows = RangeOf(part.info, /*per_row=*/true);
+    const bool per_row = array.elements != elements.end - elements.begin;
+    if (per_row && array.elements != rows.end - rows.begin) {
+      ThrowUnreadable("an array of a wrong size");
+    }
+    NDArray& whole = ArrayAt(key, PlaceOf(array.name));
+    if (whole.empty()) {
+      const Shape shape = per_row ? Shape{key.shape[0]} : key.shape;
+      whole = NDArray::Zeros(shape, array.dtype, Cpu(), engine);
+      whole.WaitToRead();
+    }
+    const std::int64_t begin = per_row ? rows.begin : elements.begin;
+    reader.Read(At(whole, begin), static_cast<std::size_t>(array.elements) * SizeOf(array.dtype));
+  }
+}
+
+}  // namespace
+
+std::vector<KeyStates> JoinStates(const std::vector<Message>& answers, Engine& engine) {
+  std::map<Key, KeyStates> keys;
+  for (const Message& answer : answers) {
+    StatesBody body;
+    if (!Decode(answer.meta, &body)) ThrowUnreadable("an answer cannot be read");
+    PayloadReader reader(answer.payload);
+    for (const PartStates& part : body.parts) AddPart(part, reader, keys[part.info.key], engine);
+  }
+  std::vector<KeyStates> states;
+  for (auto& [name, key] : keys) states.push_back(std::move(key));
+  return states;
+}
+
+std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states, std::int32_t num_servers,
+                                    const std::function<DistKey&(const KeyStates&)>& key_of) {
+  struct Runs {
+    std::vector<std::span<const std::byte>> runs;
+    std::vector<NDArray> arrays;
+  };
+  std::vector<ServerStates> servers(static_cast<std::size_t>(num_servers));
+  std::vector<Runs> runs(servers.size());
+  for (const KeyStates& states_of_key : states) {
+    KeyStates key = states_of_key;
+    const DistKey& dist_key = key_of(key);
+    for (const PlacedPart& placed : dist_key.parts()) {
+      PartStates part;
+      part.part = dist_key.IdOf(placed);
+      part.info = dist_key.InfoOf(placed);
+      part.updates = key.step;
+      part.numbers.assign(key.numbers.begin(), key.numbers.end());
+      Runs& out = runs[static_cast<std::size_t>(placed.server)];
+      for (std::size_t place = 0; place <= kMaster; ++place) {
+        const NDArray& array = ArrayAt(key, place);
+        if (array.empty()) continue;
+        const Range range = RangeOf(part.info, array.shape() != key.shape);
+        part.arrays.push_back({NameOfPlace(place), array.dtype(), range.end - range.begin});
+        out.runs.emplace_back(
+            At(array, range.begin),
+            static_cast<std::size_t>(range.end - range.begin) * SizeOf(array.dtype()));
+        out.arrays.push_back(array);
+      }
+      servers[static_cast<std::size_t>(placed.server)].body.parts.push_back(std::move(part));
+    }
+  }
+  for (std::size_t i = 0; i < servers.size(); ++i) {
+    servers[i].arrays =
+        Payload(std::make_shared<const std::vector<NDArray>>(std::move(runs[i].arrays)),
+                std::move(runs[i].runs));
+  }
+  return servers;
+}
+
+}  // namespace heddle::kvstore::dist

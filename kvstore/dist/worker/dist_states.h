@@ -1,0 +1,29 @@
+// The optimizer's states of a dist store: gathered from the servers' parts, and cut for them.
+#pragma once
+
+#include <heddle/engine.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/worker/dist_key.h"
+#include "kvstore/optimizer_states.h"
+
+namespace heddle::kvstore::dist {
+
+// The states of whole keys, in the order of the keys, from what the servers answered to
+// kSaveStates. `updates` and the optimizer are left to the caller. NetworkError if an answer cannot
+// be read.
+std::vector<KeyStates> JoinStates(const std::vector<Message>& answers, Engine& engine);
+
+// What each server gets of `states`; `key_of` knows where the parts of a key are.
+struct ServerStates {
+  StatesBody body;
+  Payload arrays;
+};
+std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states, std::int32_t num_servers,
+                                    const std::function<DistKey&(const KeyStates&)>& key_of);
+
+}  // namespace heddle::kvstore::dist

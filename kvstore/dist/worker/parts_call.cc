@@ -1,0 +1,292 @@
+#include "kvstore/dist/worker/parts_call.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "ops/copy.h"
+#include "ops/row_ids.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+const char* NameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kInit:
+      return "init";
+    case Kind::kPush:
+      return "push";
+    case Kind::kPull:
+      return "pull";
+    case Kind::kPushPull:
+      return "pushpull";
+    case Kind::kRowPull:
+      return "row_sparse_pull";
+    case Kind::kReset:
+      return "reset";
+    default:
+      return "describe";
+  }
+}
+
+// A run of an array that a payload is received into, until it is given up.
+class ArrayLanding final : public Landing {
+ public:
+  explicit ArrayLanding(std::span<std::byte> run) : run_(run) {}
+
+  std::span<const std::span<std::byte>> runs() override { return {&run_, 1}; }
+
+  bool BeginRead() override {
+    State expected = State::kIdle;
+    return state_.compare_exchange_strong(expected, State::kReading, std::memory_order_acquire);
+  }
+  void EndRead() override { state_.store(State::kIdle, std::memory_order_release); }
+
+  Payload Finish() override { return {nullptr, {run_.data(), run_.size()}}; }
+
+  // A read takes what the socket has and never waits, so neither does this for long.
+  void Revoke() {
+    State expected = State::kIdle;
+    while (!state_.compare_exchange_weak(expected, State::kRevoked, std::memory_order_acq_rel)) {
+      if (expected == State::kRevoked) return;
+      expected = State::kIdle;
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  enum class State : std::uint8_t { kIdle, kReading, kRevoked };
+
+  const std::span<std::byte> run_;
+  std::atomic<State> state_{State::kIdle};
+};
+
+void CopyOut(const Payload& payload, std::byte* to) {
+  for (std::span<const std::byte> run : payload.runs()) {
+    if (run.data() != to && !run.empty()) ops::Copy(run.data(), to, run.size());
+    to += run.size();
+  }
+}
+
+}  // namespace
+
+// ---- What is sent
+
+Request& PartsCall::AddRequest(const PlacedPart& part) {
+  Request& request = requests_.emplace_back();
+  request.kind = options_.kind;
+  request.server = part.server;
+  request.part = key_->IdOf(part);
+  request.priority = options_.priority;
+  request.dtype = options_.dtype;
+  request.flags = options_.flags;
+  request.version = options_.version;
+  request.deadline = options_.deadline;
+  request.what = fmt::format("{} key {}", NameOf(options_.kind), ToString(KeyRef(key_->key())));
+  if (options_.rates) {
+    request.flags |= kFlagRates;
+    request.meta = Encode(RatesBody{*options_.rates});
+  }
+  if (options_.kind == Kind::kInit || options_.kind == Kind::kReset) {
+    request.meta = Encode(InitBody{key_->InfoOf(part)});
+  }
+  auto slot = std::make_unique<Slot>();
+  slot->call = this;
+  slot->part = &part;
+  request.token = TokenOf(*slot);
+  slots_.push_back(std::move(slot));
+  return request;
+}
+
+void PartsCall::SendNothing() {
+  for (const PlacedPart& part : key_->parts()) AddRequest(part);
+}
+
+void PartsCall::SendElements(const NDArray& array) {
+  const auto owner = std::make_shared<const NDArray>(array);
+  const auto* const data = static_cast<const std::byte*>(array.const_data());
+  const std::size_t size = SizeOf(array.dtype());
+  for (const PlacedPart& part : key_->parts()) {
+    AddRequest(part).payload =
+        Payload(owner, {data + static_cast<std::size_t>(part.begin) * size,
+                        static_cast<std::size_t>(part.end - part.begin) * size});
+  }
+}
+
+void PartsCall::SendCodes(const NDArray& codes, const Compressor& compressor) {
+  const auto owner = std::make_shared<const NDArray>(codes);
+  const auto* const data = static_cast<const std::byte*>(codes.const_data());
+  for (const PlacedPart& part : key_->parts()) {
+    Request& request = AddRequest(part);
+    request.flags |= kFlagCompressed;
+    request.payload =
+        Payload(owner, {data + compressor.CodeBytes(part.begin),
+                        static_cast<std::size_t>(compressor.CodeBytes(part.end - part.begin))});
+  }
+}
+
+void PartsCall::SendRows(const RowSparseNDArray& array) {
+  const auto owner = std::make_shared<const RowSparseNDArray>(array);
+  const std::span<const std::int64_t> ids = array.row_ids();
+  const auto* const rows = static_cast<const std::byte*>(array.const_rows());
+  const std::size_t row_bytes = static_cast<std::size_t>(array.row_size()) * SizeOf(array.dtype());
+  std::size_t begin = 0;
+  for (const PlacedPart& part : key_->parts()) {
+    const std::size_t end = ops::LowerBoundFrom(ids, begin, part.end);
+    Request& request = AddRequest(part);
+    request.flags |= kFlagRowSparse;
+    request.payload = Payload(owner, std::vector<std::span<const std::byte>>{
+                                         std::as_bytes(ids.subspan(begin, end - begin)),
+                                         {rows + begin * row_bytes, (end - begin) * row_bytes}});
+    begin = end;
+  }
+}
+
+void PartsCall::SendRowIds(std::span<const std::int64_t> sorted_ids) {
+  const auto owner =
+      std::make_shared<const std::vector<std::int64_t>>(sorted_ids.begin(), sorted_ids.end());
+  const std::span<const std::int64_t> ids = *owner;
+  std::size_t begin = 0;
+  for (const PlacedPart& part : key_->parts()) {
+    const std::size_t end = ops::LowerBoundFrom(ids, begin, part.end);
+    if (end > begin) {
+      AddRequest(part).payload = Payload(owner, std::as_bytes(ids.subspan(begin, end - begin)));
+    }
+    begin = end;
+  }
+}
+
+void PartsCall::SendFailure(const ErrorBody& error) {
+  for (const PlacedPart& part : key_->parts()) {
+    Request& request = AddRequest(part);
+    request.flags = static_cast<std::uint8_t>((request.flags & ~kFlagRates) | kFlagFailed);
+    request.meta = Encode(error);
+  }
+}
+
+void PartsCall::ReceiveElements(const NDArray& out) {
+  out_ = out;
+  out_data_ = static_cast<std::byte*>(out.data());
+}
+
+void PartsCall::Start(Completion done) {
+  DCHECK(!started_);
+  started_ = true;
+  done_ = std::move(done);
+  missing_.store(slots_.size(), std::memory_order_relaxed);  // before Ready, which publishes it
+  const bool empty = slots_.empty();
+  if (!empty) self_ = shared_from_this();
+  key_->Ready(*this);
+  if (empty) Finish();
+}
+
+void PartsCall::Cancel() {
+  if (std::exchange(started_, true)) return;
+  requests_.clear();
+  key_->Ready(*this);
+}
+
+// ---- What is received
+
+std::span<std::byte> PartsCall::DestinationOf(const PlacedPart& part) const {
+  const std::size_t size = SizeOf(options_.dtype);
+  return {out_data_ + static_cast<std::size_t>(part.begin) * size,
+          static_cast<std::size_t>(part.end - part.begin) * size};
+}
+
+std::shared_ptr<Landing> PartsCall::Slot::LandingFor(const Message& header, std::uint64_t bytes) {
+  if (header.kind != Kind::kValue || call->out_data_ == nullptr || landing != nullptr) {
+    return nullptr;
+  }
+  const std::span<std::byte> destination = call->DestinationOf(*part);
+  if (bytes != destination.size()) return nullptr;
+  landing = std::make_shared<ArrayLanding>(destination);
+  return landing;
+}
+
+void PartsCall::OnAnswer(Slot& slot, Answer answer) {
+  std::exception_ptr error = std::move(answer.error);
+  if (error != nullptr) {
+    // The caller may do with its array what it likes from now on.
+    if (slot.landing != nullptr) static_cast<ArrayLanding&>(*slot.landing).Revoke();
+  } else if (answer.message.kind == Kind::kValue) {
+    if (out_data_ != nullptr) {
+      const std::span<std::byte> destination = DestinationOf(*slot.part);
+      if (answer.message.payload.bytes() == destination.size()) {
+        CopyOut(answer.message.payload, destination.data());
+      } else {
+        error = std::make_exception_ptr(NetworkError(
+            fmt::format("{} key {}: expected {} bytes from server {}, got {}",
+                        NameOf(options_.kind), ToString(KeyRef(key_->key())), destination.size(),
+                        slot.part->server, answer.message.payload.bytes())));
+      }
+    } else {
+      slot.rows = std::move(answer.message.payload);
+    }
+  }
+  if (error != nullptr) {
+    MutexLock lock(mutex_);
+    if (error_ == nullptr || slot.part->part < error_part_) {
+      error_ = std::move(error);
+      error_part_ = slot.part->part;
+    }
+  }
+  // acq_rel: the last one sees what all others have received
+  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish();
+}
+
+void PartsCall::Finish() {
+  const std::shared_ptr<PartsCall> self = std::move(self_);  // its end, at the end of this call
+  std::exception_ptr error;
+  {
+    MutexLock lock(mutex_);
+    error = error_;
+  }
+  if (error == nullptr && rows_out_) {
+    try {
+      AssembleRows();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  const Completion done = *std::exchange(done_, std::nullopt);
+  out_ = NDArray();
+  rows_out_ = RowSparseNDArray();
+  done(std::move(error));
+}
+
+void PartsCall::AssembleRows() {
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(rows_out_.row_size()) * SizeOf(options_.dtype);
+  const std::size_t stride = sizeof(std::int64_t) + row_bytes;
+  std::vector<std::byte> bytes;
+  std::vector<std::int64_t> ids;
+  for (const auto& slot : slots_) {  // in the order of the parts, and so of the rows
+    const std::size_t count = slot->rows.bytes() / stride;
+    bytes.resize(slot->rows.bytes());
+    CopyOut(slot->rows, bytes.data());
+    const std::size_t before = ids.size();
+    ids.resize(before + count);
+    if (count > 0) std::memcpy(ids.data() + before, bytes.data(), count * sizeof(std::int64_t));
+  }
+  rows_out_.SetRowIds(ids);
+  auto* to = static_cast<std::byte*>(rows_out_.rows());
+  for (const auto& slot : slots_) {
+    const std::size_t count = slot->rows.bytes() / stride;
+    bytes.resize(slot->rows.bytes());
+    CopyOut(slot->rows, bytes.data());
+    if (count > 0) ops::Copy(bytes.data() + count * sizeof(std::int64_t), to, count * row_bytes);
+    to += count * row_bytes;
+  }
+}
+
+}  // namespace heddle::kvstore::dist

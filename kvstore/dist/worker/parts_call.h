@@ -1,0 +1,142 @@
+// One call of the program on one key: its requests to the parts, and their answers.
+#pragma once
+
+#include <heddle/completion.h>
+#include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/mutex.h"
+#include "kvstore/compression/compressor.h"
+#include "kvstore/dist/worker/dist_key.h"
+#include "kvstore/dist/worker/worker_link.h"
+
+namespace heddle::kvstore::dist {
+
+// How many calls of a store are alive.
+class CallCount {
+ public:
+  class Ticket {
+   public:
+    explicit Ticket(std::shared_ptr<CallCount> count) : count_(std::move(count)) {
+      MutexLock lock(count_->mutex_);
+      ++count_->alive_;
+    }
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+    ~Ticket() {
+      MutexLock lock(count_->mutex_);
+      if (--count_->alive_ == 0) count_->none_.NotifyAll();
+    }
+
+   private:
+    const std::shared_ptr<CallCount> count_;
+  };
+
+  // Whether there was a moment without calls before `until`.
+  bool WaitUntilNone(std::chrono::steady_clock::time_point until) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (alive_ > 0) {
+      if (!none_.WaitUntil(mutex_, until)) return alive_ == 0;
+    }
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar none_;
+  std::int64_t alive_ GUARDED_BY(mutex_) = 0;
+};
+
+// What the requests of a call have in common.
+struct CallOptions {
+  Kind kind{};
+  std::int32_t priority = 0;
+  std::uint8_t flags = 0;
+  std::uint64_t version = 0;
+  std::optional<UpdateRates> rates;
+  DType dtype = DType::kFloat32;  // as Message::dtype
+  Time deadline{0};
+};
+
+// Life: Enter (by the constructor's caller), then Start or Cancel once, from the body of the call's
+// op or instead of it; then the answers; when the last one is there, the completion is called. The
+// queue of the key holds the call until it has sent its requests, and the call holds itself until
+// its last answer.
+class PartsCall : public std::enable_shared_from_this<PartsCall> {
+ public:
+  PartsCall(const std::shared_ptr<CallCount>& count, std::shared_ptr<DistKey> key,
+            const CallOptions& options)
+      : ticket_(count), key_(std::move(key)), options_(options) {}
+
+  DistKey& key() { return *key_; }
+  const CallOptions& options() const { return options_; }
+
+  // What the requests to the parts have with them; one of these is called, before Start. The arrays
+  // are those that the running op may read.
+  void SendNothing();
+  void SendElements(const NDArray& array);  // dense, of the key's shape
+  void SendCodes(const NDArray& codes, const Compressor& compressor);
+  void SendRows(const RowSparseNDArray& array);               // to each part its rows
+  void SendRowIds(std::span<const std::int64_t> sorted_ids);  // to the parts that have some of them
+  void SendFailure(const ErrorBody& error);                   // instead of a value
+  // Where values are received: the elements of `out`, of options().dtype and the key's shape.
+  void ReceiveElements(const NDArray& out);
+  // Or `out` gets all rows that come.
+  void ReceiveRows(const RowSparseNDArray& out) { rows_out_ = out; }
+
+  // From the op's body: requests may go as soon as the key's order allows. `done` is called when
+  // all is answered, or with the error of the first part that has one.
+  void Start(Completion done);
+  // Nothing will be sent. Nothing happens after Start.
+  void Cancel();
+
+ private:
+  friend class DistKey;
+
+  class Slot final : public AnswerSink {
+   public:
+    void OnAnswer(Answer answer) override { call->OnAnswer(*this, std::move(answer)); }
+    std::shared_ptr<Landing> LandingFor(const Message& header, std::uint64_t bytes) override;
+
+    PartsCall* call = nullptr;
+    const PlacedPart* part = nullptr;
+    std::shared_ptr<Landing> landing;  // guarded by the node's lock until the answer
+    Payload rows;                      // received
+  };
+
+  Request& AddRequest(const PlacedPart& part);
+  void OnAnswer(Slot& slot, Answer answer);
+  void Finish();
+  void AssembleRows();
+  std::span<std::byte> DestinationOf(const PlacedPart& part) const;
+
+  const CallCount::Ticket ticket_;  // goes last
+  const std::shared_ptr<DistKey> key_;
+  const CallOptions options_;
+  std::vector<Request> requests_;
+  std::vector<std::unique_ptr<Slot>> slots_;  // one for each request
+  NDArray out_;
+  std::byte* out_data_ = nullptr;
+  RowSparseNDArray rows_out_;
+  std::optional<Completion> done_;
+  bool started_ = false;
+  bool ready_ = false;               // guarded by the key's lock
+  std::shared_ptr<PartsCall> self_;  // while answers are missing
+  std::atomic<std::size_t> missing_{0};
+  Mutex mutex_;
+  std::exception_ptr error_ GUARDED_BY(mutex_);
+  std::uint32_t error_part_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace heddle::kvstore::dist

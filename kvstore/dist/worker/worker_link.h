@@ -1,0 +1,57 @@
+// What a dist store sees of its place in the job: requests go out, answers come to their sinks.
+#pragma once
+
+#include <heddle/engine.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/outputs.h"
+#include "kvstore/dist/protocol/placement.h"
+#include "kvstore/dist/protocol/worker.h"
+#include "kvstore/dist/transport/transport.h"
+
+namespace heddle::kvstore::dist {
+
+// Where the answer to a request goes: a request's token is the address of its sink, which lives
+// until it has its answer.
+class AnswerSink {
+ public:
+  virtual ~AnswerSink() = default;
+  // The one answer; from any thread, without locks.
+  virtual void OnAnswer(Answer answer) = 0;
+  // Where the payload of the answer shall be received; null: anywhere. Called under the node's
+  // lock.
+  virtual std::shared_ptr<Landing> LandingFor(const Message& header, std::uint64_t bytes) = 0;
+};
+
+inline std::uint64_t TokenOf(AnswerSink& sink) { return reinterpret_cast<std::uintptr_t>(&sink); }
+
+// What the stores see of a node. Threads: any.
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+
+  virtual std::int32_t rank() const = 0;
+  virtual std::int32_t num_workers() const = 0;
+  virtual const PlacementOptions& placement() const = 0;
+  virtual std::int32_t num_dead() = 0;
+  // When a request of now has to be answered; 0: never has to.
+  virtual Time deadline() const = 0;
+
+  // A store begins, or ends, whose waiting threads may run the transport.
+  virtual void Serve(Engine& engine) = 0;
+  virtual void Leave(Engine& engine) = 0;
+
+  // Takes requests in their order. What follows of it is left to Carry, so that callers can order
+  // requests under locks of theirs: Carry sends, and gives answers, which may run anything.
+  virtual void Submit(std::vector<Request> requests, Outputs* out) = 0;
+  virtual void Barrier(AnswerSink& sink, Outputs* out) = 0;
+  virtual void Carry(Outputs out) = 0;
+};
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,204 @@
+#include "kvstore/dist/worker/worker_node.h"
+
+#include <heddle/error.h>
+
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "kvstore/dist/membership.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+constexpr std::uint64_t kLeaveToken = 1;  // no sink has this address
+
+WorkerOptions MachineOptions(const DistOptions& options, Incarnation incarnation) {
+  WorkerOptions machine;
+  machine.incarnation = incarnation;
+  machine.warn_after = options.warning_time;
+  machine.unfinished_bytes_max = static_cast<std::uint64_t>(options.peer_bytes_max);
+  return machine;
+}
+
+}  // namespace
+
+std::shared_ptr<WorkerNode> WorkerNode::Join(const DistOptions& options,
+                                             const TransportFactory& make_transport) {
+  std::shared_ptr<WorkerNode> node(new WorkerNode(options, make_transport));
+  node->Meet();
+  return node;
+}
+
+WorkerNode::WorkerNode(const DistOptions& options, const TransportFactory& make_transport)
+    : options_(options),
+      incarnation_(NewIncarnation()),
+      transport_(make_transport(*this, incarnation_)),
+      machine_(MachineOptions(options, incarnation_)) {
+  member_.emplace(OptionsOfMember(options, incarnation_, /*address=*/""));
+  Start(*transport_);
+}
+
+WorkerNode::~WorkerNode() { Stop(); }
+
+void WorkerNode::Meet() {
+  const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
+  transport_->Connect({Role::kScheduler, 0}, SchedulerAddress(options_), deadline);
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+    member_->Join(now, out);
+    joined_ = true;
+  });
+  RosterBody roster;
+  {
+    MutexLock lock(mutex_);
+    while (!member_->roster() && !member_->failure()) changed_.Wait(mutex_);
+    ThrowIfFailed(*member_);
+    roster = *member_->roster();
+    rank_ = roster.rank;
+    num_workers_ = roster.num_workers;
+    placement_.num_servers = roster.num_servers;
+    placement_.slice_bytes = roster.slice_bytes;
+    placement_.cut_bytes = roster.cut_bytes;
+  }
+  transport_->SetSelf({Role::kWorker, rank_});
+  for (const NodeEntry& node : roster.nodes) {
+    if (node.node.role == Role::kServer) transport_->Connect(node.node, node.address, deadline);
+  }
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.OnRoster(now, roster, out); });
+}
+
+void WorkerNode::Close() {
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.Leave(now, kLeaveToken, out); });
+  MutexLock lock(mutex_);
+  while (!member_->left() && !member_->failure() && !machine_.failure()) changed_.Wait(mutex_);
+  if (member_->failure()) {
+    Log(LogLevel::kWarning, "this worker leaves a job that has failed: {}",
+        TextOf(*member_->failure()));
+  }
+}
+
+std::uint32_t WorkerNode::NewStore() {
+  MutexLock lock(mutex_);
+  return stores_++;
+}
+
+void WorkerNode::StoreMade() {
+  MutexLock lock(mutex_);
+  ++stores_alive_;
+}
+
+void WorkerNode::StoreGone(bool orderly) {
+  {
+    MutexLock lock(mutex_);
+    orderly_ = orderly_ && orderly;
+    if (--stores_alive_ > 0 || !orderly_) return;
+  }
+  Close();
+}
+
+void WorkerNode::Serve(Engine& engine) {
+  {
+    MutexLock lock(mutex_);
+    if (served_ != nullptr) {
+      if (served_ == &engine) ++served_stores_;
+      return;
+    }
+  }
+  if (!engine.AddPoller(*this)) return;
+  MutexLock lock(mutex_);
+  served_ = &engine;
+  served_stores_ = 1;
+}
+
+void WorkerNode::Leave(Engine& engine) {
+  {
+    MutexLock lock(mutex_);
+    if (served_ != &engine || --served_stores_ > 0) return;
+    served_ = nullptr;
+  }
+  engine.RemovePoller(*this);
+}
+
+std::int32_t WorkerNode::num_dead() {
+  MutexLock lock(mutex_);
+  return member_->failure() || machine_.failure() ? 1 : 0;
+}
+
+Time WorkerNode::deadline() const {
+  return options_.op_deadline.count() > 0 ? Now() + options_.op_deadline : Time{0};
+}
+
+void WorkerNode::Submit(std::vector<Request> requests, Outputs* out) {
+  MutexLock lock(mutex_);
+  const Time now = Now();
+  for (Request& request : requests) machine_.Submit(now, std::move(request), *out);
+  NoteTimeLocked();
+}
+
+void WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {
+  MutexLock lock(mutex_);
+  machine_.Barrier(Now(), TokenOf(sink), deadline(), *out);
+  NoteTimeLocked();
+}
+
+std::string WorkerNode::DescribeState() {
+  MutexLock lock(mutex_);
+  const Time now = Now();
+  return member_->DescribeState(now) + machine_.DescribeState(now);
+}
+
+// The machines learn of each other's news.
+void WorkerNode::Follow(Time now, Outputs& out) {
+  if (member_->failure() && !std::exchange(told_failure_, true)) {
+    Message failed{.kind = Kind::kJobFailed};
+    failed.meta = Encode(*member_->failure());
+    machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
+  }
+  if (machine_.left() && !std::exchange(left_, true)) member_->OnLeft(now);
+}
+
+void WorkerNode::HandleMessage(Time now, NodeId from, Message message, Outputs& out) {
+  if (from.role == Role::kScheduler) member_->OnMessage(now, message, out);
+  machine_.OnMessage(now, from, std::move(message), out);
+  Follow(now, out);
+}
+
+void WorkerNode::HandleLost(Time now, NodeId peer, const std::string& address,
+                            const std::string& why, Outputs& out) {
+  if (peer.role == Role::kScheduler) {
+    member_->OnSchedulerLost(now, why);
+  } else {
+    machine_.OnLost(now, peer, address, why, out);
+  }
+  Follow(now, out);
+}
+
+void WorkerNode::HandleTime(Time now, Outputs& out) {
+  if (joined_) member_->OnTime(now, out);
+  if (const auto next = machine_.next_time(); next && *next <= now) machine_.OnTime(now, out);
+  Follow(now, out);
+}
+
+std::optional<Time> WorkerNode::NextTime() const {
+  return Earlier(joined_ ? member_->next_time() : std::nullopt, machine_.next_time());
+}
+
+std::shared_ptr<Landing> WorkerNode::FindLanding(NodeId from, const Message& header,
+                                                 std::uint64_t bytes) {
+  if (from.role != Role::kServer) return nullptr;
+  const Request* const request = machine_.Find(from.rank, header.part, header.sequence);
+  if (request == nullptr) return nullptr;
+  auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(request->token));
+  return sink->LandingFor(header, bytes);
+}
+
+void WorkerNode::GiveAnswer(Answer answer) {
+  if (answer.token == kLeaveToken) return;
+  reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(answer.token))
+      ->OnAnswer(std::move(answer));
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,99 @@
+// The node of a worker: what the stores of a process share of a job.
+#pragma once
+
+#include <heddle/dist.h>
+#include <heddle/engine.h>
+#include <heddle/wait_poller.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvstore/dist/node.h"
+#include "kvstore/dist/protocol/member.h"
+#include "kvstore/dist/protocol/worker.h"
+#include "kvstore/dist/worker/worker_link.h"
+
+namespace heddle::kvstore::dist {
+
+// Life: Join; stores; Close. A worker that ends without Close has failed.
+class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
+ public:
+  // Makes the transport of a node that calls its events.
+  using TransportFactory =
+      std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
+
+  // Returns when all nodes of the job have met. InvalidArgument, NetworkError or TimeoutError, as
+  // RunServer.
+  static std::shared_ptr<WorkerNode> Join(const DistOptions& options,
+                                          const TransportFactory& make_transport);
+  ~WorkerNode() override;
+
+  // Tells the servers and the scheduler, once all pushes are acknowledged, that this worker leaves.
+  // Returns when they know, or when the job has failed, which is logged.
+  void Close();
+
+  // The number of the next store.
+  std::uint32_t NewStore();
+  // A store begins. When the last one is gone, the worker closes, unless one was not gone in order.
+  void StoreMade();
+  void StoreGone(bool orderly);
+
+  // For one engine at a time; threads that wait in others get their answers from the transport's
+  // own thread.
+  void Serve(Engine& engine) override;
+  void Leave(Engine& engine) override;
+  std::int32_t rank() const override { return rank_; }
+  std::int32_t num_workers() const override { return num_workers_; }
+  const PlacementOptions& placement() const override { return placement_; }
+  std::int32_t num_dead() override;
+  Time deadline() const override;
+  void Submit(std::vector<Request> requests, Outputs* out) override;
+  void Barrier(AnswerSink& sink, Outputs* out) override;
+  void Carry(Outputs out) override { Perform(std::move(out)); }
+  std::string DescribeState();
+
+ private:
+  WorkerNode(const DistOptions& options, const TransportFactory& make_transport);
+  void Meet();
+  void Follow(Time now, Outputs& out) REQUIRES(mutex_);
+
+  // Node
+  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override;
+  void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
+                  Outputs& out) override;
+  void HandleTime(Time now, Outputs& out) override;
+  std::optional<Time> NextTime() const override;
+  std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
+                                       std::uint64_t bytes) override;
+  void GiveAnswer(Answer answer) override;
+
+  // WaitPoller
+  bool RunOne(Clock::time_point until) noexcept override { return transport_->RunOne(until); }
+  void Interrupt() noexcept override { transport_->Interrupt(); }
+  void OnWait() noexcept override { transport_->Flush(); }
+
+  const DistOptions options_;
+  const Incarnation incarnation_;
+  std::unique_ptr<Transport> transport_;
+  std::optional<Member> member_ GUARDED_BY(mutex_);
+  WorkerMachine machine_ GUARDED_BY(mutex_);
+  std::uint32_t stores_ GUARDED_BY(mutex_) = 0;
+  Engine* served_ GUARDED_BY(mutex_) = nullptr;
+  int served_stores_ GUARDED_BY(mutex_) = 0;
+  bool joined_ GUARDED_BY(mutex_) = false;        // before it, member_ knows no time
+  bool told_failure_ GUARDED_BY(mutex_) = false;  // to machine_
+  bool left_ GUARDED_BY(mutex_) = false;
+  int stores_alive_ GUARDED_BY(mutex_) = 0;
+  bool orderly_ GUARDED_BY(mutex_) = true;
+
+  // Constant after Join.
+  std::int32_t rank_ = -1;
+  std::int32_t num_workers_ = 0;
+  PlacementOptions placement_;
+};
+
+}  // namespace heddle::kvstore::dist

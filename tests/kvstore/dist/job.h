@@ -1,0 +1,123 @@
+// A job inside the test's process: a scheduler, servers and workers, over any transport.
+#pragma once
+
+#include <heddle/dist.h>
+#include <heddle/engine.h>
+#include <heddle/kvstore.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kvstore/dist/run.h"
+#include "kvstore/dist/scheduler_node.h"
+#include "kvstore/dist/server/server_node.h"
+#include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/dist/worker/worker_node.h"
+#include "tests/kvstore/dist/loop_transport.h"
+
+namespace heddle::kvstore::dist {
+
+enum class Network { kLoop, kTcp };
+
+struct JobOptions {
+  Network network = Network::kLoop;
+  int num_workers = 1;
+  int num_servers = 1;
+  std::int64_t slice_bytes = 64 << 10;
+  std::int64_t cut_bound = 30'000;
+  ServerController controller = {};
+};
+
+class Job {
+ public:
+  explicit Job(const JobOptions& options) : options_(options) {
+    scheduler_ = std::make_unique<SchedulerNode>(OptionsOf(DistRole::kScheduler),
+                                                 Factory(DistRole::kScheduler));
+    root_ = scheduler_->address();
+    Run([this] { scheduler_->Run(); });
+    for (int i = 0; i < options.num_servers; ++i) {
+      servers_.push_back(std::make_unique<ServerNode>(
+          OptionsOf(DistRole::kServer), options.controller, Factory(DistRole::kServer)));
+      Run([server = servers_.back().get()] { server->Run(); });
+    }
+  }
+  // The roles end by themselves once all workers have left.
+  ~Job() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Runs `body` on a thread for each worker, and returns when all have ended and left.
+  void RunWorkers(const std::string& type,
+                  const std::function<void(int rank, KVStore& store, Engine& engine)>& body) {
+    std::vector<std::thread> workers;
+    for (int i = 0; i < options_.num_workers; ++i) {
+      workers.emplace_back([&, i] {
+        try {
+          DistOptions mine = OptionsOf(DistRole::kWorker);
+          mine.rank = i;
+          const auto node = WorkerNode::Join(mine, Factory(DistRole::kWorker));
+          {
+            Engine engine;
+            {
+              const auto store = MakeDistStore(engine, type, node, node->NewStore());
+              body(i, *store, engine);
+            }
+          }
+          node->Close();
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "worker " << i << ": " << error.what();
+        }
+      });
+    }
+    for (std::thread& worker : workers) worker.join();
+  }
+
+ private:
+  DistOptions OptionsOf(DistRole role) const {
+    DistOptions options;
+    options.role = role;
+    options.root_host = "127.0.0.1";
+    const std::size_t colon = root_.rfind(':');
+    if (colon != std::string::npos) {
+      options.root_host = root_.substr(0, colon);
+      options.root_port = std::stoi(root_.substr(colon + 1));
+    }
+    options.num_workers = options_.num_workers;
+    options.num_servers = options_.num_servers;
+    options.slice_bytes = options_.slice_bytes;
+    options.cut_bound = options_.cut_bound;
+    return options;
+  }
+  TransportFactory Factory(DistRole role) {
+    if (options_.network == Network::kTcp) return TcpTransports(OptionsOf(role));
+    const NodeId self{static_cast<Role>(role), role == DistRole::kScheduler ? 0 : -1};
+    return [this, self](TransportEvents& events, Incarnation incarnation) {
+      return network_.Join(events, self, incarnation);
+    };
+  }
+  template <class Body>
+  void Run(const Body& body) {
+    threads_.emplace_back([body] {
+      try {
+        body();
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+      }
+    });
+  }
+
+  const JobOptions options_;
+  LoopNetwork network_;
+  std::string root_;
+  std::unique_ptr<SchedulerNode> scheduler_;
+  std::vector<std::unique_ptr<ServerNode>> servers_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace heddle::kvstore::dist
