@@ -425,7 +425,7 @@ std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key)
           fmt::format("{}: look up key {}: the answer cannot be read", call, ToString(key)));
     }
     info = std::move(body.info);
-  } catch (const InvalidArgument&) {
+  } catch (const UnknownKey&) {
     return std::nullopt;
   }
   return info;
@@ -444,7 +444,7 @@ KeyPtr DistKVStore::Find(std::string_view call, KeyRef key) {
   if (KeyPtr known = FindKnown(call, key)) return known;
   const std::optional<PartInfo> info = Describe(call, key);
   if (!info) {
-    throw InvalidArgument(
+    throw UnknownKey(
         fmt::format("{}: unknown key {}: expected one that was initialised", call, ToString(key)));
   }
   return Insert(*info);
