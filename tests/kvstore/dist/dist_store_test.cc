@@ -49,5 +49,329 @@ TEST_P(DistStoreTest, ARoundIsTheSumOfAllWorkers) {
   });
 }
 
+// What rank `rank` pushes in a round; the same for whoever asks.
+std::vector<float> Gradient(int rank, int round, std::int64_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank * 1000 + round));
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = uniform(random);
+  return values;
+}
+
+NDArray ArrayOf(const std::vector<float>& values, Engine& engine, DType dtype = DType::kFloat32) {
+  return NDArray::FromVector(values, {static_cast<std::int64_t>(values.size())}, dtype, Cpu(),
+                             engine);
+}
+
+// The weights of a local store that sums what all ranks push, after each round.
+std::vector<std::vector<float>> LocalRounds(int workers, int rounds, std::int64_t count,
+                                            DType dtype, const OptimizerPtr& optimizer) {
+  Engine engine;
+  const auto store = KVStore::Create("local", engine);
+  if (optimizer != nullptr) store->SetOptimizer(optimizer);
+  store->Init("w", ArrayOf(Gradient(0, 0, count), engine, dtype));
+  std::vector<std::vector<float>> values;
+  for (int round = 1; round <= rounds; ++round) {
+    if (optimizer != nullptr) optimizer->Set("learning_rate", 0.5 / round);
+    std::vector<NDArray> gradients;
+    for (int rank = 0; rank < workers; ++rank) {
+      gradients.push_back(ArrayOf(Gradient(rank, round, count), engine, dtype));
+    }
+    store->Push("w", gradients);
+    NDArray out({count}, dtype, Cpu(), engine);
+    store->Pull("w", out);
+    values.push_back(out.ToVector<float>());
+  }
+  return values;
+}
+
+TEST_P(DistStoreTest, OptimizersOnServersHaveTheBitsOfALocalStore) {
+  constexpr int kWorkers = 3;
+  constexpr int kRounds = 6;
+  constexpr std::int64_t kCount = 50'000;
+  for (const char* name : {"", "sgd", "adam"}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      SCOPED_TRACE(::testing::Message() << "'" << name << "' " << Name(dtype));
+      const auto make = [&]() -> OptimizerPtr {
+        if (*name == '\0') return nullptr;
+        return MakeOptimizer(name, {{"learning_rate", 0.5},
+                                    {"multi_precision", dtype == DType::kFloat16 ? 1.0 : 0.0}});
+      };
+      const auto expected = LocalRounds(kWorkers, kRounds, kCount, dtype, make());
+      Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 2});
+      job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+        const OptimizerPtr optimizer = make();
+        if (optimizer != nullptr) store.SetOptimizer(optimizer);
+        store.Init("w", ArrayOf(Gradient(rank, 0, kCount), engine, dtype));
+        for (int round = 1; round <= kRounds; ++round) {
+          if (optimizer != nullptr) optimizer->Set("learning_rate", 0.5 / round);
+          store.Push("w", ArrayOf(Gradient(rank, round, kCount), engine, dtype));
+          NDArray out({kCount}, dtype, Cpu(), engine);
+          store.Pull("w", out);
+          ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)])
+              << "round " << round;
+        }
+      });
+    }
+  }
+}
+
+TEST_P(DistStoreTest, AListIsSummedBeforeItIsSent) {
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_device_sync", [](int rank, KVStore& store, Engine& engine) {
+    store.Init({"a", "b"}, {Filled(engine, 7, 0), Filled(engine, 60'000, 0)});
+    NDArray a({7}, DType::kFloat32, Cpu(), engine);
+    NDArray b({60'000}, DType::kFloat32, Cpu(), engine);
+    NDArray b_half({60'000}, DType::kFloat16, Cpu(), engine);
+    const auto one = static_cast<float>(rank + 1);
+    store.Push({"a", "b"}, {{Filled(engine, 7, one), Filled(engine, 7, 1)},
+                            {Filled(engine, 60'000, one), Filled(engine, 60'000, 10)}});
+    store.Pull({"a", "b"}, {{a, a}, {b, b_half}});
+    EXPECT_EQ(a.ToVector<float>(), std::vector<float>(7, 5));
+    EXPECT_EQ(b.ToVector<float>(), std::vector<float>(60'000, 23));
+    EXPECT_EQ(b_half.ToVector<float>(), std::vector<float>(60'000, 23));
+  });
+}
+
+TEST_P(DistStoreTest, RowSparseRowsFindTheirParts) {
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 3, .cut_bound = 100});
+  job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
+    const Shape shape{200, 2};
+    const auto rows = [&](const std::vector<std::int64_t>& ids, float value) {
+      return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size() * 2, value),
+                                                  shape, DType::kFloat32, Cpu(), engine);
+    };
+    store.SetOptimizer(Sgd({.learning_rate = 1}));
+    store.Init("e", rows({0, 50, 199}, 100));
+    store.Push("e", rank == 0 ? rows({0, 70, 199}, 1) : rows({50, 70}, 2));
+    RowSparseNDArray out(shape, DType::kFloat32, Cpu(), engine);
+    const NDArray ids =
+        NDArray::FromVector<std::int64_t>({199, 50, 70, 50, 3}, {5}, DType::kInt64, Cpu(), engine);
+    store.RowSparsePull("e", out, ids);
+    const RowVectors<float> got = out.ToVectors<float>();
+    EXPECT_EQ(got.row_ids, (std::vector<std::int64_t>{3, 50, 70, 199}));
+    EXPECT_EQ(got.rows, (std::vector<float>{0, 0, 98, 98, -3, -3, 99, 99}));
+    store.Pull("e", out, 0, /*ignore_sparse=*/false);
+    EXPECT_EQ(out.ToVectors<float>().row_ids, (std::vector<std::int64_t>{0, 50, 70, 199}));
+    NDArray dense(shape, DType::kFloat32, Cpu(), engine);
+    store.Pull("e", dense);
+    EXPECT_EQ(dense.ToVector<float>()[398], 99);
+  });
+}
+
+TEST_P(DistStoreTest, CompressionKeepsItsResidualsAtTheWorker) {
+  constexpr std::int64_t kCount = 70'000;
+  Job job({.network = GetParam(), .num_workers = 1, .num_servers = 2});
+  Engine local_engine;
+  const auto local = KVStore::Create("local", local_engine);
+  local->SetGradientCompression({.type = "2bit", .threshold = 0.5});
+  local->Init("w", ArrayOf(Gradient(0, 0, kCount), local_engine));
+  std::vector<std::vector<float>> expected;
+  for (int round = 1; round <= 4; ++round) {
+    local->Push("w", ArrayOf(Gradient(0, round, kCount), local_engine));
+    NDArray out({kCount}, DType::kFloat32, Cpu(), local_engine);
+    local->Pull("w", out);
+    expected.push_back(out.ToVector<float>());
+  }
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    store.SetGradientCompression({.type = "2bit", .threshold = 0.5});
+    store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+    for (int round = 1; round <= 4; ++round) {
+      store.Push("w", ArrayOf(Gradient(0, round, kCount), engine));
+      NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)]);
+    }
+    EXPECT_EQ(store.transfers().pushed_bytes, 4 * ((kCount + 15) / 16) * 4);
+  });
+}
+
+TEST_P(DistStoreTest, AFailedInputFailsItsRoundForAllAndNoOther) {
+  Job job({.network = GetParam(), .num_workers = 3, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, 10, 0));
+    for (int round = 1; round <= 7; ++round) {
+      const NDArray gradient = Filled(engine, 10, static_cast<float>(round));
+      if (round == 5 && rank == 1) {
+        engine.Push({.name = "backward", .writes = {gradient.var()}},
+                    [] { throw std::runtime_error("no gradient today"); });
+      }
+      store.Push("w", gradient);
+      NDArray out({10}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      if (round != 5) {
+        EXPECT_EQ(out.ToVector<float>(), std::vector<float>(10, static_cast<float>(3 * round)));
+        continue;
+      }
+      try {
+        out.WaitToRead();
+        ADD_FAILURE() << "round 5 has a value";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("backward: no gradient today"), std::string::npos)
+            << error.what();
+        EXPECT_NE(std::string(error.what()).find("1"), std::string::npos) << error.what();
+      }
+    }
+    try {
+      engine.WaitForAll();
+    } catch (const std::exception&) {  // the backward op's
+    }
+  });
+}
+
+TEST_P(DistStoreTest, WorkersMayLeaveAfterDifferentRounds) {
+  Job job({.network = GetParam(), .num_workers = 3, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, 40'000, 0));
+    for (int round = 1; round <= 10 + rank; ++round) {
+      store.Push("w", Filled(engine, 40'000, static_cast<float>(rank + 1)));
+      NDArray out({40'000}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      const float sum = round <= 10 ? 6 : round == 11 ? 5 : 3;
+      ASSERT_EQ(out.ToVector<float>(), std::vector<float>(40'000, sum)) << "round " << round;
+    }
+  });
+}
+
+TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
+  constexpr int kWorkers = 3;
+  Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 2});
+  job.RunWorkers("dist_async", [](int, KVStore& store, Engine& engine) {
+    store.SetOptimizer(Sgd({.learning_rate = 1}));
+    store.Init("w", Filled(engine, 50'000, 0));
+    for (int i = 1; i <= 20; ++i) {
+      store.Push("w", Filled(engine, 50'000, -1));
+      NDArray out({50'000}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      const std::vector<float> values = out.ToVector<float>();
+      EXPECT_GE(values[0], static_cast<float>(i));
+      EXPECT_LE(values[0], static_cast<float>(20 * kWorkers));
+    }
+    store.Barrier();
+    NDArray out({50'000}, DType::kFloat32, Cpu(), engine);
+    store.Pull("w", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(50'000, 20 * kWorkers));
+  });
+}
+
+TEST_P(DistStoreTest, PublishedScriptsPushWithoutWaitingAndInitOnRankZeroAlone) {
+  Job job({.network = GetParam(), .num_workers = 3, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
+    if (rank == 0) store.Init(3, Filled(engine, 1000, 0));
+    store.Barrier();
+    for (int round = 0; round < 20; ++round) store.Push(3, Filled(engine, 1000, 1));
+    NDArray out({1000}, DType::kFloat32, Cpu(), engine);
+    store.Pull(3, out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(1000, 3));
+    EXPECT_TRUE(store.Contains(3));
+    EXPECT_FALSE(store.Contains(4));
+    EXPECT_EQ(store.Keys(), std::vector<Key>{Key(std::int64_t{3})});
+  });
+}
+
+TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
+  constexpr std::int64_t kCount = 50'000;
+  const std::string file = ::testing::TempDir() + "dist_states_" +
+                           (GetParam() == Network::kLoop ? "loop" : "tcp") + ".safetensors";
+  const auto expected =
+      LocalRounds(2, 6, kCount, DType::kFloat32, MakeOptimizer("adam", {{"learning_rate", 0.5}}));
+  std::vector<float> weights;
+  const auto train = [&](int rank, KVStore& store, Engine& engine, const OptimizerPtr& optimizer,
+                         int first, int last) {
+    for (int round = first; round <= last; ++round) {
+      optimizer->Set("learning_rate", 0.5 / round);
+      store.Push("w", ArrayOf(Gradient(rank, round, kCount), engine));
+      NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)])
+          << "round " << round;
+    }
+  };
+  {
+    Job job({.network = GetParam(), .num_workers = 2, .num_servers = 3});
+    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+      const OptimizerPtr optimizer = MakeOptimizer("adam", {{"learning_rate", 0.5}});
+      store.SetOptimizer(optimizer);
+      store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+      train(rank, store, engine, optimizer, 1, 3);
+      if (rank == 0) store.SaveOptimizerStates(file, /*with_optimizer=*/true);
+      store.Barrier();
+    });
+  }
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 1});
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    const OptimizerPtr optimizer = MakeOptimizer("adam", {{"learning_rate", 0.5}});
+    store.SetOptimizer(optimizer);
+    store.Init("w", ArrayOf(expected[2], engine));
+    if (rank == 0) store.LoadOptimizerStates(file);
+    store.Barrier();
+    train(rank, store, engine, optimizer, 4, 6);
+  });
+}
+
+TEST_P(DistStoreTest, CommandsRunOnEveryServer) {
+  std::atomic<int> ran{0};
+  Job job({.network = GetParam(),
+           .num_workers = 2,
+           .num_servers = 3,
+           .controller = [&](int head, std::string_view body) {
+             if (head == 9) throw std::runtime_error("no such head");
+             EXPECT_EQ(head, 4);
+             EXPECT_EQ(body, "abc");
+             ++ran;
+           }});
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine&) {
+    if (rank == 0) {
+      store.SendCommandToServers(4, "abc");
+      EXPECT_EQ(ran.load(), 3);
+      EXPECT_THROW(store.SendCommandToServers(9, ""), Error);
+    }
+    store.Barrier();
+  });
+}
+
+// The message of the InvalidArgument that `call` throws.
+template <class Call>
+std::string ErrorOf(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  } catch (const InvalidState& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST_P(DistStoreTest, BadInputIsNamedAndChangesNothing) {
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
+    EXPECT_EQ(ErrorOf([&] { store.Push("x", Filled(engine, 3, 1)); }),
+              "Push: unknown key 'x': expected one that was initialised");
+    EXPECT_EQ(ErrorOf([&] { store.SetUpdater([](KeyRef, const NDArray&, const NDArray&) {}); }),
+              "SetUpdater: stores of type unnamed update on their servers: expected SetOptimizer, "
+              "which names an optimizer for them");
+    // A rank whose value differs is told, by itself.
+    const std::string init = ErrorOf([&] { store.Init("w", Filled(engine, 3 + rank, 1)); });
+    if (rank == 0) {
+      EXPECT_EQ(init, "none");
+    } else {
+      EXPECT_NE(init.find("(3,)"), std::string::npos) << init;
+      EXPECT_NE(init.find("(4,)"), std::string::npos) << init;
+    }
+    store.Barrier();
+    EXPECT_EQ(ErrorOf([&] { store.Push("w", Filled(engine, 5, 1)); }),
+              "Push: key 'w': expected shape (3,), got (5,)");
+    store.Push("w", Filled(engine, 3, 1));
+    NDArray out({3}, DType::kFloat32, Cpu(), engine);
+    store.Pull("w", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 2));
+    const std::string optimizer =
+        ErrorOf([&] { store.SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.1 * rank})); });
+    store.Barrier();
+    (void)optimizer;
+  });
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist
