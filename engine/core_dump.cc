@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "engine/core.h"
+#include "engine/fork.h"
 
 namespace heddle::internal {
 
@@ -93,6 +94,7 @@ std::string EngineCore::DescribeLocked(Op* op) {
 }
 
 std::string EngineCore::DumpState() {
+  engine::CheckNotForked("DumpState");
   const engine::TrackerGuard guard(lock_);
   DrainLocked();
   std::vector<Op*> ops;

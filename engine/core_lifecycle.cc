@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "engine/access_check.h"
 #include "engine/core.h"
+#include "engine/fork.h"
 
 namespace heddle::internal {
 
@@ -22,6 +23,8 @@ constexpr int kWorkersMax = 1024;
 constexpr int kNoMoreWorkers = 1 << 20;  // more than any engine may have
 
 EngineOptions Resolve(EngineOptions options) {
+  engine::CheckNotForked("making an engine");
+  engine::WatchForks();
   const auto check = [](bool good, const char* name, auto value, const char* expected) {
     if (good) return;
     throw InvalidArgument(
@@ -82,6 +85,7 @@ void EngineCore::Unref() noexcept {
 }
 
 void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
+  if (engine::InForkedChild()) return;
   // An op of another engine may let go of the last handle of this one, and then there is no other
   // way than to wait.
   if (!destroying || tls_context.core == this) CheckNotInOp("Stop", nullptr);
@@ -139,6 +143,7 @@ std::string VarName(const VarState& var) {
 }
 
 Var EngineCore::NewVar(std::string_view name) {
+  engine::CheckNotForked("NewVar");
   if (tls_context.core != this) CheckOpen("NewVar");
   auto text = name.empty() ? nullptr : std::make_unique<std::string>(name);
   auto* var = new VarState;
@@ -168,6 +173,7 @@ void ReleaseVar(VarState* var) noexcept {
 
 // In ticket order like a push: all ops that name the variable come before.
 void EngineCore::DropVar(VarState* var) noexcept {
+  if (engine::InForkedChild()) return;
   Ref();  // once the drop is published, others may free the variable and let the engine go
   const std::uint64_t ticket = inbox_.TakeTicket();
   if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
@@ -193,6 +199,7 @@ std::uint64_t EngineCore::version(const Var& var) const {
 
 std::optional<Failure> EngineCore::FailureOf(const Var& var) {
   CheckOwn(var.state(), "FailureOf");
+  engine::CheckNotForked("FailureOf");
   const engine::TrackerGuard guard(lock_);
   const FailureRecord* record = var.state()->failure;
   return record != nullptr ? std::optional(record->failure) : std::nullopt;
@@ -200,6 +207,7 @@ std::optional<Failure> EngineCore::FailureOf(const Var& var) {
 
 std::exception_ptr EngineCore::ErrorOf(const Var& var) {
   CheckOwn(var.state(), "ErrorOf");
+  engine::CheckNotForked("ErrorOf");
   // relaxed: a body, or who waited, comes after all failures that it may ask for
   if (!any_failed_.load(std::memory_order_relaxed)) return nullptr;
   const engine::TrackerGuard guard(lock_);
@@ -209,11 +217,13 @@ std::exception_ptr EngineCore::ErrorOf(const Var& var) {
 
 void EngineCore::ClearError(const Var& var) {
   CheckOwn(var.state(), "ClearError");
+  engine::CheckNotForked("ClearError");
   if (tls_context.core != this) CheckOpen("ClearError");
   PushFence(var, "clear_error", /*clears_error=*/true);
 }
 
 EngineStats EngineCore::stats() {
+  engine::CheckNotForked("stats");
   const engine::TrackerGuard guard(lock_);
   DrainLocked();
   return {

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "engine/core.h"
+#include "engine/fork.h"
 
 namespace heddle::internal {
 
@@ -92,6 +93,7 @@ void CheckAccessCount(std::size_t count, const OpOptions& options) {
 }  // namespace
 
 void EngineCore::Validate(const OpOptions& options) const {
+  engine::CheckNotForked("push");
   // relaxed: a push that races with Stop may come before it
   if (closed_.load(std::memory_order_relaxed) && tls_context.core != this) [[unlikely]] {
     throw InvalidState(

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "engine/core.h"
+#include "engine/fork.h"
 #include "engine/scheduling.h"
 
 namespace heddle::internal {
@@ -43,6 +44,7 @@ void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
 }
 
 void EngineCore::CheckOpen(const char* call) const {
+  engine::CheckNotForked(call);
   if (!closed_.load(std::memory_order_relaxed)) return;
   throw InvalidState(fmt::format("{}: the engine has been stopped", call));
 }

@@ -9,6 +9,7 @@
 
 #include "base/env.h"
 #include "engine/core.h"
+#include "engine/fork.h"
 
 namespace heddle {
 
@@ -67,6 +68,7 @@ EngineOptions EngineOptions::FromEnvironment() {
 Engine::Engine(EngineOptions options) : core_(new internal::EngineCore(std::move(options))) {}
 
 Engine::~Engine() {
+  if (engine::InForkedChild()) return;  // its threads are not there to be joined
   core_->Stop(std::nullopt, /*destroying=*/true);
   core_->Unref();
 }

@@ -4,9 +4,12 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
+
 namespace heddle::internal {
 
 Buffer::~Buffer() {
+  if (engine::InForkedChild()) return;  // the allocator's locks may be held for ever
   // relaxed: Release's acquire came before
   std::byte* const block = block_.load(std::memory_order_relaxed);
   if (block != nullptr) allocator_.Free(block, block_bytes());

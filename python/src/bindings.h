@@ -19,6 +19,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include "engine/fork.h"
+
 namespace heddle::python {
 
 namespace nb = nanobind;
@@ -37,8 +39,13 @@ class Blocking {
   Blocking() : scope_(std::chrono::milliseconds(50), &LookForSignals) {}
 
  private:
+  // Throws, before any lock is asked for, in a child of fork() that cannot work.
+  struct ForkCheck {
+    ForkCheck() { engine::CheckNotForked("heddle"); }
+  };
   static void LookForSignals();  // throws what a signal handler raises
 
+  ForkCheck fork_check_;
   Unlocked unlocked_;
   WaitCheckScope scope_;
 };

@@ -49,6 +49,10 @@ namespace {
 struct PyStore {
   explicit PyStore(std::unique_ptr<KVStore> made) : store(std::move(made)) {}
   ~PyStore() {
+    if (engine::InForkedChild()) {  // its locks may be held for ever
+      static_cast<void>(store.release());
+      return;
+    }
     const Unlocked unlocked;
     store.reset();
   }

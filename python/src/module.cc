@@ -27,7 +27,7 @@ void Register(nb::object array_type, nb::object row_sparse_type, nb::object empt
 
 // At the interpreter's exit: all that is pending gets done while there still is a Python to run it.
 void Finish() {
-  if (engine_is_used) {
+  if (engine_is_used && !engine::InForkedChild()) {
     const Blocking blocking;
     TheEngine().Stop();
   }

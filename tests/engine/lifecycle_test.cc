@@ -10,6 +10,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/engine/support.h"
 
@@ -360,6 +362,49 @@ TEST_P(BadInputTest, ABodyWhoseConstructorThrows) {
   EXPECT_EQ(engine.version(x), 1u);
   EXPECT_EQ(engine.stats().pending_bytes, 0u);
   EXPECT_EQ(engine.stats().pushed, 1u);
+}
+
+// A child has none of the engine's threads and may have its locks held for ever: everything is refused
+// before it could hang, and what is dropped is left alone.
+TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
+  auto engine = std::make_unique<Engine>(GetParam().options);
+  Var x = engine->NewVar("x");
+  std::atomic<bool> over = false;
+  std::thread busy([&] {
+    while (!over) {
+      engine->Push({.name = "busy", .writes = {x}}, [] {});
+      engine->WaitForVar(x);
+    }
+  });
+  const pid_t child = fork();
+  if (child == 0) {
+    int refused = 0;
+    const auto try_out = [&](auto&& call) {
+      try {
+        call();
+      } catch (const InvalidState&) {
+        ++refused;
+      }
+    };
+    try_out([&] { engine->NewVar("y"); });
+    try_out([&] { engine->Push({.name = "lost", .writes = {x}}, [] {}); });
+    try_out([&] { engine->WaitForVar(x); });
+    try_out([&] { engine->WaitForReadsAndWrites(x); });
+    try_out([&] { engine->WaitForAll(); });
+    try_out([&] { engine->ClearError(x); });
+    try_out([&] { engine->DumpState(); });
+    try_out([&] { engine->stats(); });
+    try_out([&] { Engine another; });
+    x = Var();
+    engine.reset();
+    _exit(refused == 9 ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  over = true;
+  busy.join();
+  engine->WaitForAll();  // the parent works on
 }
 
 TEST_P(BadInputTest, BodiesMayBeLargeMoveOnlyAndOverAligned) {

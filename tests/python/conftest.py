@@ -43,7 +43,7 @@ def old_printing():
 def run_python():
     """Runs a program in a fresh interpreter: run_python(text, **environment) -> CompletedProcess."""
 
-    def run(text, *arguments, timeout=120, **environment):
+    def run(text, *arguments, timeout=600, **environment):
         return subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True,
                               timeout=timeout, env={**os.environ, **environment})
 

@@ -1,0 +1,401 @@
+"""Optimizers through stores: NumPy references of their formulas, what MXNet 1.9.1 computed, live parameters,
+schedulers, states in files, optimizers written in Python."""
+
+import base64
+import json
+import pathlib
+
+import numpy
+import pytest
+
+import heddle as mx
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "optimizers.json"
+
+
+# --- references, in float64 -------------------------------------------------------------------------
+
+
+def clip(x, limit):
+    return numpy.clip(x, -limit, limit) if limit else x
+
+
+def sgd(w, g, s, t, lr, wd, c, scale, momentum=0.0):
+    m = s.setdefault("m", numpy.zeros_like(w))
+    m[:] = momentum * m - lr * wd * w - lr * clip(scale * g, c)
+    return w + m
+
+
+def adam(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    m, v = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("v", numpy.zeros_like(w))
+    big = clip(scale * g + wd * w, c)
+    m[:] = beta1 * m + (1 - beta1) * big
+    v[:] = beta2 * v + (1 - beta2) * big**2
+    return w - lr * numpy.sqrt(1 - beta2**t) / (1 - beta1**t) * m / (numpy.sqrt(v) + epsilon)
+
+
+def adamw(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-6):
+    m, v = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("v", numpy.zeros_like(w))
+    big = clip(scale * g, c)
+    m[:] = beta1 * m + (1 - beta1) * big
+    v[:] = beta2 * v + (1 - beta2) * big**2
+    rate = lr * numpy.sqrt(1 - beta2**t) / (1 - beta1**t)
+    return w - rate * (m / (numpy.sqrt(v) + epsilon) + wd * w)
+
+
+def adabelief(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-6):
+    m, v = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("v", numpy.zeros_like(w))
+    big = clip(scale * g + wd * w, c)
+    m[:] = beta1 * m + (1 - beta1) * big
+    v[:] = beta2 * v + (1 - beta2) * (big - m)**2 + epsilon
+    return w - lr * numpy.sqrt(1 - beta2**t) / (1 - beta1**t) * m / (numpy.sqrt(v) + epsilon)
+
+
+def adagrad(w, g, s, t, lr, wd, c, scale, epsilon=1e-7):
+    h = s.setdefault("h", numpy.zeros_like(w))
+    big = clip(scale * g, c)
+    h += big**2
+    return w - lr * (big / numpy.sqrt(h + epsilon) + wd * w)
+
+
+def rmsprop(w, g, s, t, lr, wd, c, scale, gamma1=0.9, epsilon=1e-8):
+    n = s.setdefault("n", numpy.zeros_like(w))
+    big = clip(scale * g + wd * w, c)
+    n[:] = (1 - gamma1) * big**2 + gamma1 * n
+    return w - lr * big / numpy.sqrt(n + epsilon)
+
+
+def adadelta(w, g, s, t, lr, wd, c, scale, rho=0.9, epsilon=1e-5):
+    a, d = s.setdefault("a", numpy.zeros_like(w)), s.setdefault("d", numpy.zeros_like(w))
+    big = clip(scale * g, c)
+    a[:] = rho * a + (1 - rho) * big**2
+    step = numpy.sqrt(d + epsilon) / numpy.sqrt(a + epsilon) * big
+    d[:] = rho * d + (1 - rho) * step**2
+    return w - step - wd * w
+
+
+def signum(w, g, s, t, lr, wd, c, scale, momentum=0.9):
+    m = s.setdefault("m", numpy.zeros_like(w))
+    m[:] = momentum * m - (1 - momentum) * (wd * w + clip(scale * g, c))
+    return w + lr * numpy.sign(m)
+
+
+def ftrl(w, g, s, t, lr, wd, c, scale, lamda1=0.01, beta=1.0):
+    z, n = s.setdefault("z", numpy.zeros_like(w)), s.setdefault("n", numpy.zeros_like(w))
+    big = clip(scale * g, c)
+    z += big - (numpy.sqrt(n + big**2) - numpy.sqrt(n)) * w / lr
+    n += big**2
+    return (numpy.sign(z) * lamda1 - z) / ((beta + numpy.sqrt(n)) / lr + wd) * (numpy.abs(z) > lamda1)
+
+
+def adamax(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999):
+    m, u = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("u", numpy.zeros_like(w))
+    big = clip(scale * g + wd * w, c)
+    m[:] = beta1 * m + (1 - beta1) * big
+    u[:] = numpy.maximum(beta2 * u, numpy.abs(big))
+    return w - lr / (1 - beta1**t) * m / u
+
+
+def lamb(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-6):
+    m, v = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("v", numpy.zeros_like(w))
+    big = clip(scale * g, c)
+    m[:] = beta1 * m + (1 - beta1) * big
+    v[:] = beta2 * v + (1 - beta2) * big**2
+    u = m / (1 - beta1**t) / (numpy.sqrt(v / (1 - beta2**t)) + epsilon) + wd * w
+    ratio = numpy.linalg.norm(w) / numpy.linalg.norm(u)
+    return w - lr * ratio * u
+
+
+REFERENCES = {"sgd": sgd, "adam": adam, "adamw": adamw, "adabelief": adabelief, "adagrad": adagrad,
+              "rmsprop": rmsprop, "adadelta": adadelta, "signum": signum, "ftrl": ftrl, "adamax": adamax,
+              "lamb": lamb}
+
+
+@pytest.mark.parametrize("store", ["local", "device"])
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_updates_follow_the_formula(name, store, seed):
+    generator = numpy.random.default_rng(seed)
+    lr, wd, c, scale = 0.05, 0.01, 0.8, 0.5
+    kv = mx.kv.create(store)
+    kv.set_optimizer(mx.optimizer.create(name, learning_rate=lr, wd=wd, clip_gradient=c, rescale_grad=scale))
+    w = generator.uniform(0.2, 1, (5, 3))
+    kv.init("w", mx.nd.array(w, dtype="float64"))
+    states, out = {}, mx.nd.zeros((5, 3), dtype="float64")
+    for t in range(1, 6):
+        g = generator.uniform(-2, 2, (2, 5, 3))
+        kv.push("w", [mx.nd.array(one, mx.cpu(i), "float64") for i, one in enumerate(g)])
+        w = REFERENCES[name](w, g[0] + g[1], states, t, lr, wd, c, scale)
+        kv.pull("w", out=out)
+        numpy.testing.assert_allclose(out.asnumpy(), w, rtol=1e-9, atol=1e-12)
+
+
+def numbers(stream, count):
+    """As tests/golden/optimizers.py draws them."""
+    i = numpy.arange(count, dtype=numpy.uint64)
+    bits = ((numpy.uint64(stream * 1000003) + i) * numpy.uint64(2654435761) + numpy.uint64(974711))
+    bits &= numpy.uint64(0xFFFFFFFF)
+    bits ^= bits >> numpy.uint64(15)
+    bits = (bits * numpy.uint64(2246822519)) & numpy.uint64(0xFFFFFFFF)
+    return (2.0 * (bits >> numpy.uint64(22)).astype("float64") - 1023) / 512
+
+
+def make_schedule(options):
+    options = dict(options)
+    kinds = {"factor": mx.lr_scheduler.FactorScheduler, "multi_factor": mx.lr_scheduler.MultiFactorScheduler,
+             "poly": mx.lr_scheduler.PolyScheduler, "cosine": mx.lr_scheduler.CosineScheduler}
+    kind = kinds[options.pop("name")]
+    if "steps" in options:
+        options["step"] = options.pop("steps")
+    return kind(**options)
+
+
+def golden():
+    return json.loads(GOLDEN.read_text())
+
+
+def tolerance(case):
+    """As tests/kvstore/golden_test.cc has it."""
+    if case["dtype"] == "float32":
+        return 1e-6
+    if case["dtype"] == "float64":
+        return 2e-5
+    return 2.0**-10 if "multi_precision" in case["parameters"] else 2.0**-5
+
+
+def run_golden(case):
+    optimizer = mx.optimizer.create(case["optimizer"], **case["parameters"])
+    optimizer.set_lr_mult({f"key{key}": value for key, value in case.get("lr_mult", {}).items()})
+    optimizer.set_wd_mult({f"key{key}": value for key, value in case.get("wd_mult", {}).items()})
+    if "schedule" in case:
+        optimizer.lr_scheduler = make_schedule(case["schedule"])
+    kv = mx.kv.create("local")
+    kv.set_optimizer(optimizer)
+    dtype, stream = case["dtype"], 0
+
+    def draw(shape):
+        nonlocal stream
+        stream += 1
+        return numbers(stream, int(numpy.prod(shape))).reshape(shape)
+
+    def draw_gradient(shape):
+        values = draw(shape)
+        if "row_sparse" not in case:
+            return mx.nd.array(values, dtype=dtype)
+        ids = [row for row in range(shape[0]) if (stream + row) % 3 != 0]
+        return mx.nd.sparse.row_sparse_array((values[ids], ids), shape=shape, dtype=dtype)
+
+    keys = [f"key{i}" for i in range(len(case["shapes"]))]
+    start = [draw(shape) for shape in case["shapes"]]
+    for key, values in zip(keys, start):
+        weight = mx.nd.array(values, dtype=dtype)
+        kv.init(key, weight.tostype("row_sparse") if case.get("row_sparse") == "all" else weight)
+    outs = [mx.nd.zeros(shape, dtype=dtype) for shape in case["shapes"]]
+    every = case.get("every", 1)
+    first = numpy.concatenate([values.reshape(-1) for values in start])[::every]
+    for step in range(case["steps"]):
+        for key, shape in zip(keys, case["shapes"]):
+            kv.push(key, draw_gradient(shape))
+        if step not in (0, case["steps"] - 1):
+            continue
+        kv.pull(keys, out=outs)
+        given = numpy.concatenate([out.asnumpy().reshape(-1) for out in outs])[::every].astype("float64")
+        encoded = base64.b64decode(case["weights"][0 if step == 0 else 1])
+        expected = numpy.frombuffer(encoded, dtype).astype("float64")
+        size = numpy.ones_like(first) if every > 1 else numpy.maximum(numpy.abs(expected), numpy.abs(first))
+        error = numpy.abs(given - expected) / numpy.where(size > 0, size, 1)
+        assert error.max() <= tolerance(case), case
+
+
+@pytest.mark.parametrize("name", sorted({case["optimizer"] for case in golden()["cases"]}))
+def test_golden_values_of_mxnet(name):
+    cases = [case for case in golden()["cases"] if case["optimizer"] == name]
+    assert len(cases) >= 2
+    for case in cases:
+        run_golden(case)
+
+
+def test_golden_schedules_of_mxnet():
+    for case in golden()["schedules"]:
+        scheduler = make_schedule(case["schedule"])
+        numpy.testing.assert_allclose([scheduler(n) for n in range(1, 31)], case["rates"], rtol=1e-12)
+
+
+def test_every_optimizer_of_the_library_has_a_class():
+    for name in mx._core.optimizer_names():
+        optimizer = mx.optimizer.create(name)
+        assert isinstance(optimizer, mx.optimizer.Optimizer) and type(optimizer).__doc__
+        assert type(optimizer).__name__ in mx.optimizer.__all__
+
+
+def test_parameters_are_attributes_and_count_from_the_next_push():
+    kv = mx.kv.create("local")
+    optimizer = mx.optimizer.SGD(learning_rate=1.0)
+    kv.set_optimizer(optimizer)
+    kv.init("w", mx.nd.zeros((1,)))
+    out = mx.nd.zeros((1,))
+
+    def step():
+        kv.push("w", mx.nd.ones((1,)))
+        kv.pull("w", out=out)
+        return out.asscalar()
+
+    assert step() == -1
+    optimizer.set_learning_rate(2)
+    assert optimizer.lr == optimizer.learning_rate == 2 and step() == -3
+    optimizer.rescale_grad = 0.5
+    optimizer.lr = 4
+    assert step() == -5
+    optimizer.set_lr_mult({"w": 0.5})
+    assert step() == -6
+    optimizer.set_lr_mult({})
+    assert step() == -8
+    with pytest.raises(AttributeError, match="momentum"):
+        optimizer.momentun  # noqa: B018
+    for bad in ({"momentum": 2}, {"learning_rate": -1}, {"momentun": 0.9}):
+        with pytest.raises(ValueError, match="momentum|learning_rate"):
+            mx.optimizer.SGD(**bad)
+    with pytest.raises(TypeError, match="momentum"):
+        mx.optimizer.SGD(momentum="much")
+    with pytest.raises(ValueError, match="adam"):
+        mx.optimizer.create("adem")
+    with pytest.raises(TypeError):
+        kv.set_optimizer("sgd")
+
+
+def test_schedulers_set_the_rate():
+    scheduler = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=8)
+
+    class Mine(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            return 8 * 0.5 ** (num_update - 1)
+
+    for one in (scheduler, Mine()):
+        optimizer = mx.optimizer.SGD(lr_scheduler=one)
+        kv = mx.kv.create("local")
+        kv.set_optimizer(optimizer)
+        kv.init(["a", "b"], [mx.nd.zeros((1,))] * 2)
+        out = [mx.nd.zeros((1,)) for _ in range(2)]
+        for _ in range(3):
+            kv.push(["a", "b"], [mx.nd.ones((1,))] * 2)
+        kv.pull(["a", "b"], out=out)
+        assert [array.asscalar() for array in out] == [-14, -14]
+        with pytest.raises((UserWarning, mx.Error)):
+            optimizer.set_learning_rate(1)
+    for bad in (lambda: mx.lr_scheduler.FactorScheduler(step=0), lambda: mx.lr_scheduler.PolyScheduler(0),
+                lambda: mx.lr_scheduler.FactorScheduler(step=1, factor=2),
+                lambda: mx.lr_scheduler.MultiFactorScheduler([3, 3]),
+                lambda: mx.lr_scheduler.CosineScheduler(10, warmup_steps=-1),
+                lambda: mx.lr_scheduler.CosineScheduler(10, warmup_mode="quick"),
+                lambda: mx.lr_scheduler.CosineScheduler(10, base_lr=0.1, warmup_begin_lr=0.2)):
+        with pytest.raises(ValueError):
+            bad()
+
+
+class Momentum(mx.optimizer.Optimizer):
+    """SGD with momentum, as a user writes it."""
+
+    def __init__(self, momentum=0.9, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum = momentum
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        lr, wd = self._get_lr(index), self._get_wd(index)
+        state *= self.momentum
+        state -= lr * (self.rescale_grad * grad + wd * weight)
+        weight += state
+
+
+def train(kv, steps, begin=0, out=None):
+    for step in range(begin, begin + steps):
+        kv.push(["a", "b"], [[mx.nd.full((3,), step + 1), mx.nd.full((3,), -0.5, mx.cpu(1))], mx.nd.ones((3,))])
+    outs = [mx.nd.zeros((3,)) for _ in range(2)]
+    kv.pull(["a", "b"], out=outs)
+    return [array.asnumpy().tolist() for array in outs]
+
+
+def make(kind, optimizer):
+    kv = mx.kv.create(kind)
+    kv.set_optimizer(optimizer)
+    kv.init(["a", "b"], [mx.nd.ones((3,))] * 2)
+    return kv
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_an_optimizer_written_in_python_does_what_the_built_in_one_does(kind):
+    options = {"learning_rate": 0.125, "momentum": 0.5, "wd": 0.25, "rescale_grad": 0.5}
+    mine, built_in = make(kind, Momentum(**options)), make(kind, mx.optimizer.SGD(**options))
+    numpy.testing.assert_allclose(train(mine, 5), train(built_in, 5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [lambda: Momentum(learning_rate=0.1),
+                                       lambda: mx.optimizer.Adam(learning_rate=0.1)])
+def test_states_in_files_continue_with_the_same_bits(optimizer, tmp_path):
+    file = str(tmp_path / "states")
+    first, whole = make("local", optimizer()), make("local", optimizer())
+    train(first, 3)
+    first._optimizer.wd = 0.5
+    whole_values = train(whole, 3)
+    whole._optimizer.wd = 0.5
+    first.save_optimizer_states(file, dump_optimizer=True)
+    second = mx.kv.create("local")
+    second.set_optimizer(optimizer())
+    for key, value in zip("ab", whole_values):
+        second.init(key, mx.nd.array(value))
+    second.load_optimizer_states(file)
+    assert second._optimizer.wd == 0.5
+    assert train(second, 3, begin=3) == train(whole, 3, begin=3)
+    other = make("local", mx.optimizer.SGD())
+    with pytest.raises((ValueError, OSError)):
+        other.load_optimizer_states(file)
+    with pytest.raises(OSError):
+        second.load_optimizer_states(tmp_path / "nothing")
+    with pytest.raises(mx.InvalidState):
+        mx.kv.create("local").save_optimizer_states(file)
+
+
+def test_registering_an_optimizer():
+    mx.optimizer.register(Momentum)
+    try:
+        assert isinstance(mx.optimizer.create("momentum", momentum=0.1), Momentum)
+        with pytest.warns(UserWarning, match="momentum"):
+            mx.optimizer.Optimizer.register(Momentum)
+    finally:
+        del mx.optimizer.Optimizer.opt_registry["momentum"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
+def test_an_updater_applies_a_built_in_optimizer_to_arrays(name):
+    options = {"learning_rate": 0.1, "wd": 0.1}
+    updater = mx.optimizer.get_updater(mx.optimizer.create(name, **options))
+    kv = mx.kv.create("local")
+    kv.set_optimizer(mx.optimizer.create(name, **options))
+    weights = [mx.nd.array([1.0, 2.0, 3.0]), mx.nd.array([4.0, 5.0])]
+    kv.init([0, 1], weights)
+    outs = [mx.nd.zeros((3,)), mx.nd.zeros((2,))]
+    for step in range(4):
+        grads = [mx.nd.full((3,), step - 1), mx.nd.full((2,), 2 - step)]
+        updater([0, 1], grads, weights)
+        kv.push([0, 1], grads)
+    kv.pull([0, 1], out=outs)
+    for weight, out in zip(weights, outs):
+        numpy.testing.assert_array_equal(weight.asnumpy(), out.asnumpy())
+    with pytest.raises(ValueError):
+        updater(0, mx.nd.zeros((2,)), weights[0])
+
+
+def test_half_precision_keeps_a_master_copy():
+    mine = Momentum(momentum=0.0, learning_rate=2.0**-12, multi_precision=True)
+    built_in = mx.optimizer.SGD(learning_rate=2.0**-12, multi_precision=True)
+    for optimizer in (mine, built_in):
+        kv = mx.kv.create("local")
+        kv.set_optimizer(optimizer)
+        kv.init("w", mx.nd.ones((2,), dtype="float16"))
+        for _ in range(8):
+            kv.push("w", mx.nd.ones((2,), dtype="float16"))  # each step is lost in float16
+        out = mx.nd.zeros((2,), dtype="float16")
+        kv.pull("w", out=out)
+        assert out.asnumpy().tolist() == [1 - 2.0**-9] * 2

@@ -1,0 +1,205 @@
+"""The package as part of a process: import, exit, signals, children."""
+
+import textwrap
+
+import pytest
+
+
+def check(result, output=""):
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == output
+    assert result.stderr == ""
+
+
+def test_import_starts_no_thread_and_reads_no_role(run_python):
+    check(run_python("""
+import os, threading
+import heddle
+assert threading.active_count() == 1
+print(len(os.listdir('/proc/self/task')))
+""", DMLC_ROLE="server", HEDDLE_ROLE="scheduler", OPENBLAS_NUM_THREADS="1"), "1")
+
+
+def test_exit_is_clean_with_work_pending(run_python):
+    program = textwrap.dedent("""
+        import sys, time
+        import heddle as mx
+        a = mx.nd.zeros((300, 300))
+        cycle = [a]
+        cycle.append(cycle)
+        kv = mx.kv.create('device')
+        kv.init('w', a)
+        kv._set_updater(lambda key, grad, stored: stored.__iadd__(grad))
+        for _ in range(50):
+            kv.push('w', [mx.nd.ones((300, 300)), mx.nd.ones((300, 300), mx.cpu(1))])
+            kv.pull('w', out=a)
+        def late():
+            time.sleep(0.05)
+            print('done')
+        mx.engine.push(late, writes=[a])
+        a += 1
+        class Late:
+            def __init__(self, *held): self.held = held
+            def __del__(self): self.held[0].shape
+        late_object = Late(a, kv)
+    """)
+    for ending, status in (("", 0), ("sys.exit(3)", 3), ("raise SystemExit", 0)):
+        result = run_python(program + ending)
+        assert (result.returncode, result.stdout, result.stderr) == (status, "done\n", ""), ending
+
+
+def test_five_hundred_exits(run_python):
+    """Each in a process of its own, which forks before the package has started anything, a few at a time."""
+    check(run_python("""
+import os, sys
+import heddle as mx
+
+def work(i):
+    a = mx.nd.ones((1 + i % 7, 1000))
+    kv = mx.kv.create('local')
+    kv.init(1, a)
+    for _ in range(i % 5):
+        kv.push(1, a * 2)
+        kv.pull(1, out=a)
+    mx.engine.push(lambda: [i for i in range(1000)], writes=[a])
+    sys.exit(0)  # the child's own exit, atexit and finalisation
+
+failures = running = 0
+for i in range(500):
+    if os.fork() == 0:
+        work(i)
+    running += 1
+    while running > (7 if i < 499 else 0):
+        failures += os.wait()[1] != 0
+        running -= 1
+print(failures)
+""", timeout=900), "0")
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import heddle as mx
+a = mx.nd.zeros((4,))
+started, opened = threading.Event(), threading.Event()
+def hold():
+    started.set()
+    opened.wait()
+mx.engine.push(hold, writes=[a])
+started.wait()
+kv = mx.kv.create('local')
+kv.init('w', mx.nd.ones((4,)))
+kv.push('w', a)
+out = mx.nd.zeros((4,))
+kv.pull('w', out=out)
+def interrupt():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    WAIT
+except KeyboardInterrupt:
+    opened.set()
+    out.asnumpy()
+    print('interrupted')
+"""
+
+
+@pytest.mark.parametrize("wait", ["out.asnumpy()", "out.wait_to_read()", "mx.nd.waitall()", "print(out)",
+                                  "kv.init('other', a)", "out.wait_to_write()", "numpy.from_dlpack(out)"])
+def test_ctrl_c_leaves_a_blocked_wait(run_python, wait):
+    check(run_python("import numpy\n" + INTERRUPTED.replace("WAIT", wait)), "interrupted")
+
+
+def test_a_signal_handler_runs_during_a_wait(run_python):
+    check(run_python("""
+import signal, threading
+import heddle as mx
+a = mx.nd.zeros((4,))
+started, opened = threading.Event(), threading.Event()
+def hold():
+    started.set()
+    opened.wait()
+mx.engine.push(hold, writes=[a])
+started.wait()
+signal.signal(signal.SIGALRM, lambda *_: opened.set())  # its own return lets the wait go on
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+print(a.asnumpy().tolist())
+"""), "[0.0, 0.0, 0.0, 0.0]")
+
+
+def test_other_threads_run_while_one_waits(run_python):
+    check(run_python("""
+import threading
+import heddle as mx
+a, opened, started = mx.nd.zeros((4,)), threading.Event(), threading.Event()
+def hold():
+    started.set()
+    opened.wait()
+mx.engine.push(hold, writes=[a])
+started.wait()
+thread = threading.Thread(target=a.wait_to_read)
+thread.start()
+opened.set()  # needs the GIL that the wait must not hold
+thread.join()
+print('joined')
+"""), "joined")
+
+
+def test_a_hundred_forks_of_a_busy_process_fail_clearly_and_never_hang(run_python):
+    """A child has none of the engine's threads: all that it asks of heddle is refused at once, and it ends
+    as it should. The parent works on."""
+    check(run_python("""
+import os, sys, threading
+import heddle as mx
+a = mx.nd.ones((64, 64))
+kv = mx.kv.create('local')
+kv.init('w', a)
+over = threading.Event()
+def work():
+    while not over.is_set():
+        kv.push('w', mx.nd.ones((64, 64)))
+        kv.pull('w', out=mx.nd.zeros((64, 64)))
+        mx.nd.waitall()
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+statuses = set()
+for i in range(100):
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        calls = [lambda: mx.nd.ones((2,)), lambda: a + 1, a.asnumpy, a.wait_to_read, mx.nd.waitall,
+                 lambda: kv.push('w', a), lambda: kv.pull('w', out=a), lambda: mx.kv.create('local'),
+                 lambda: mx.engine.push(print), mx.engine.dump_state, mx.engine.stats]
+        for call in calls:
+            try:
+                call()
+            except mx.InvalidState as error:
+                refused += 'fork' in str(error)
+        del a, kv, calls, call
+        if i % 2:
+            os._exit(refused)
+        sys.exit(refused)  # with all that finalisation does
+    statuses.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+over.set()
+for thread in threads:
+    thread.join()
+print(statuses, (a + 1).asnumpy()[0, 0])
+""", timeout=900), "{11} 2.0")
+
+
+def test_children_that_leave_heddle_alone_work(run_python):
+    """As the workers of PyTorch's DataLoader do, and those that multiprocessing forks; one that it spawns may
+    use heddle."""
+    check(run_python("""
+import multiprocessing
+import numpy
+import heddle as mx
+a = mx.nd.ones((4,)) + 1
+a.wait_to_read()
+with multiprocessing.get_context('fork').Pool(3) as pool:
+    print(sum(pool.map(abs, range(-50, 50))))
+with multiprocessing.get_context('spawn').Pool(1) as pool:
+    print(pool.apply(mx.nd.sum, (a,)).asscalar())
+"""), "2500\n8.0")
+
