@@ -29,18 +29,30 @@ function(heddle_add_library name)
   set_property(GLOBAL APPEND PROPERTY HEDDLE_OBJECT_LIBRARIES ${name})
 endfunction()
 
+# heddle_test_options(<target>)
+# How tests are compiled: what they test is optimised, they themselves would only take longer to
+# compile. One that runs longer than it compiles sets COMPILE_OPTIONS of its source.
+function(heddle_test_options target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O0;-g1>)
+endfunction()
+
 # heddle_kernel_options(<target>)
 # How sources with SIMD kernels are compiled.
 function(heddle_kernel_options target)
   target_compile_options(${target} PRIVATE
     -ffp-contract=off    # the same bits on targets with and without fused multiply-add
     -falign-loops=64)    # sums of what lies in the first-level cache lose 20% without
-  if(NOT HEDDLE_SANITIZE)  # with sanitizers it would take minutes
+  # A target is compiled where it differs from its neighbour: SSSE3 alone is rare (such a machine takes
+  # the portable fallback), and what AVX3_DL has beyond AVX3 no kernel uses.
+  set(disabled "HWY_SSSE3|HWY_AVX3_DL")
+  if(HEDDLE_SANITIZE)
+    # The fallback and one target show what sanitizers look for; all of them would take minutes.
+    string(APPEND disabled "|HWY_SSE4|HWY_AVX3")
+  else()
     # Unrolls the arrays of vectors into registers.
     target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
   endif()
-  # SSSE3 alone is rarer than what it costs to compile; such a machine takes the portable fallback.
-  target_compile_definitions(${target} PRIVATE HWY_DISABLED_TARGETS=HWY_SSSE3)
+  target_compile_definitions(${target} PRIVATE "HWY_DISABLED_TARGETS=(${disabled})")
 endfunction()
 
 # Makes heddle::heddle (static) and heddle::heddle_shared of all folders.
@@ -72,25 +84,31 @@ function(heddle_add_executable name)
   target_link_libraries(${name} PRIVATE heddle::heddle heddle_internal ${arg_LIBS})
 endfunction()
 
-# heddle_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <seconds>])
-# A GoogleTest program; each of its tests becomes a ctest of its own, named <name>.<suite>.<test>.
+# heddle_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <seconds>]
+#                 [EACH_TEST])
+# A GoogleTest program; each of its suites becomes a ctest of its own, named <name>.<suite>, labelled
+# with the folder if not otherwise. A process a suite, not a test: starting thousands of processes
+# cost more than their tests. EACH_TEST: each test, for long ones that should run side by side.
 function(heddle_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EACH_TEST" "TIMEOUT" "SOURCES;LIBS;LABELS")
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 600)
+  endif()
+  if(NOT arg_LABELS)
+    get_filename_component(arg_LABELS "${CMAKE_CURRENT_SOURCE_DIR}" NAME)
   endif()
   heddle_add_executable(${name} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS} GTest::gtest_main GTest::gmock)
-  gtest_discover_tests(${name} TEST_PREFIX "${name}." TEST_LIST ${name}_tests
-                       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
-                       PROPERTIES TIMEOUT ${arg_TIMEOUT})
-  # gtest_discover_tests cannot pass on properties that are lists; a file that ctest reads after the
-  # discovery can.
-  set(properties_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
-  file(CONFIGURE OUTPUT "${properties_file}" @ONLY CONTENT [[
-if(@name@_tests)
-  set_tests_properties(${@name@_tests} PROPERTIES
-                       LABELS "@arg_LABELS@" ENVIRONMENT "@HEDDLE_TEST_ENVIRONMENT@")
-endif()
+  heddle_test_options(${name})
+  # ctest lists the suites when it starts; the build does not have to run the program.
+  set(list_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  file(CONFIGURE OUTPUT "${list_file}" @ONLY CONTENT [[
+set(name "@name@")
+set(program "@CMAKE_CURRENT_BINARY_DIR@/@name@")
+set(each_test "@arg_EACH_TEST@")
+set(timeout "@arg_TIMEOUT@")
+set(labels "@arg_LABELS@")
+set(environment "@HEDDLE_TEST_ENVIRONMENT@")
+include("@PROJECT_SOURCE_DIR@/cmake/HeddleListSuites.cmake")
 ]])
-  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${properties_file}")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${list_file}")
 endfunction()

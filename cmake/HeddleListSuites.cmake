@@ -1,0 +1,32 @@
+# Read by ctest: makes one test of each suite of the GoogleTest program `program`, or of each of its
+# tests if `each_test`. `name` starts the tests' names; `timeout`, `labels` and `environment` are theirs.
+if(NOT EXISTS "${program}")
+  add_test("${name}_NOT_BUILT" "${program}")
+  return()
+endif()
+execute_process(COMMAND "${program}" --gtest_list_tests
+                OUTPUT_VARIABLE listing RESULT_VARIABLE result)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${program} --gtest_list_tests: ${result}\n${listing}")
+endif()
+# A suite's line ends with a full stop, a test's is indented; a comment on types or parameters may follow.
+string(REGEX MATCHALL "(^|\n)(  )?[A-Za-z0-9_/]+\\.?" lines "${listing}")
+foreach(line IN LISTS lines)
+  string(REPLACE "\n" "" line "${line}")
+  set(filter "")
+  if(line MATCHES "^(.+)\\.$")
+    set(suite "${CMAKE_MATCH_1}")
+    if(NOT each_test)
+      set(test "${name}.${suite}")
+      set(filter "${suite}.*")
+    endif()
+  elseif(each_test AND line MATCHES "^  (.+)$")
+    set(test "${name}.${suite}.${CMAKE_MATCH_1}")
+    set(filter "${suite}.${CMAKE_MATCH_1}")
+  endif()
+  if(filter)
+    add_test("${test}" "${program}" "--gtest_filter=${filter}" --gtest_brief=1)
+    set_tests_properties("${test}" PROPERTIES TIMEOUT "${timeout}" LABELS "${labels}"
+                         ENVIRONMENT "${environment}")
+  endif()
+endforeach()
