@@ -1,5 +1,6 @@
 // Trains a small network on handwritten digits, on four logical devices that meet in a store.
 #include <heddle/engine.h>
+#include <heddle/error.h>
 
 #include <cstdint>
 #include <exception>
@@ -19,7 +20,7 @@ namespace {
 struct Options {
   std::vector<std::string> stores = {"local", "device"};
   std::string data = HEDDLE_DIGITS_CSV;
-  std::string engine, trace, compare;
+  std::string engine, trace, compare, equals;
   int workers = 0;
   digits::TrainingOptions training;
 };
@@ -42,6 +43,9 @@ void AddOptions(CLI::App& app, Options& options) {
   app.add_option("--compare", options.compare,
                  "First compare optimizers and compression on the first store, and draw their "
                  "losses into this file (.svg or .png)");
+  app.add_option("--equals", options.equals,
+                 "Then do the same training on this store in one process, and fail unless the "
+                 "weights are the same, bit for bit");
   app.add_option("--trace", options.trace,
                  "Record a trace; with several stores the store's name is appended");
 }
@@ -75,7 +79,24 @@ void Compare(const Options& options, const digits::DataSet& data) {
   }
 }
 
-// Returns the line that sums the training up.
+// Trains once more, with the devices of all workers in this process.
+void CheckEquals(const Options& options, const digits::DataSet& data,
+                 const digits::TrainingResult& result) {
+  digits::TrainingOptions training = TrainingOn(options.equals, options);
+  training.devices *= result.num_workers;
+  digits::ProgressBar bar(options.equals);
+  const digits::TrainingResult other = digits::Train(
+      data, training, [&bar](const digits::Progress& progress) { bar.Show(progress); });
+  if (other.weights_checksum != result.weights_checksum) {
+    throw heddle::Error(
+        fmt::format("the weights differ from those of store {}: checksums {:016x}, {:016x}",
+                    options.equals, result.weights_checksum, other.weights_checksum));
+  }
+  fmt::print("The weights equal those of store {} with {} devices, bit for bit\n", options.equals,
+             training.devices);
+}
+
+// Returns the line that sums the training up; empty in workers but the first.
 std::string TrainWith(const std::string& store, const Options& options,
                       const digits::DataSet& data) {
   digits::TrainingOptions training = TrainingOn(store, options);
@@ -86,9 +107,11 @@ std::string TrainWith(const std::string& store, const Options& options,
   digits::ProgressBar bar(store);
   const digits::TrainingResult result = digits::Train(
       data, training, [&bar](const digits::Progress& progress) { bar.Show(progress); });
+  if (result.rank > 0) return {};
   digits::PrintConfusion(result.confusion);
   digits::PrintTimes(result.times);
   fmt::print("\nChecksum of the weights: {:016x}\n", result.weights_checksum);
+  if (!options.equals.empty()) CheckEquals(options, data, result);
   return fmt::format("{}: test accuracy {:.3f}", store, result.accuracy);
 }
 
@@ -101,11 +124,13 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     const digits::DataSet data = digits::LoadDigits(options.data);
-    fmt::print("{} images for training, {} held out for the test, {} devices\n\n",
-               data.train.size(), data.test.size(), options.training.devices);
+    fmt::print("{} images for training, {} held out for the test, {} device{}\n\n",
+               data.train.size(), data.test.size(), options.training.devices,
+               options.training.devices == 1 ? "" : "s");
     if (!options.compare.empty()) Compare(options, data);
     for (const std::string& store : options.stores) {
-      fmt::print("{}\n\n", TrainWith(store, options, data));
+      const std::string sum = TrainWith(store, options, data);
+      if (!sum.empty()) fmt::print("{}\n\n", sum);
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "digits: {}\n", error.what());

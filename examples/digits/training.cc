@@ -71,10 +71,18 @@ class Trainer {
         steps_(data.train.size() / static_cast<std::size_t>(options.batch)),
         random_(options.seed),
         engine_(options.engine),
-        store_(heddle::KVStore::Create(options.store, engine_)) {
+        store_(heddle::KVStore::Create(options.store, engine_)),
+        all_devices_(static_cast<std::size_t>(options.devices) *
+                     static_cast<std::size_t>(store_->num_workers())) {
+    if (static_cast<std::size_t>(options.batch) % all_devices_ != 0) {
+      throw heddle::InvalidArgument(
+          fmt::format("batch: expected a multiple of the number of devices of all workers, {}, got "
+                      "{}",
+                      all_devices_, options.batch));
+    }
     for (int d = 0; d < options.devices; ++d) {
       replicas_.push_back(std::make_unique<Replica>(engine_, heddle::Cpu(d), sizes_,
-                                                    options.batch / options.devices));
+                                                    static_cast<std::int64_t>(BatchOfDevice())));
     }
     if (options.compression) store_->SetGradientCompression(*options.compression);
     auto parameters = options.parameters;
@@ -90,14 +98,19 @@ class Trainer {
 
   TrainingResult Run(const std::function<void(const Progress&)>& progress) {
     TrainingResult result;
+    result.rank = store_->rank();
+    result.num_workers = store_->num_workers();
     const heddle::TransferStats before = store_->transfers();
     const Clock::time_point started = Clock::now();
     for (int epoch = 0; epoch < options_.epochs; ++epoch) {
       result.losses.push_back(RunEpoch());
       const std::chrono::duration<double> took = Clock::now() - started;
       result.images_per_second = static_cast<double>(ImagesAnEpoch()) * (epoch + 1) / took.count();
-      progress({epoch + 1, options_.epochs, result.losses.back(), result.images_per_second});
+      if (result.rank == 0) {
+        progress({epoch + 1, options_.epochs, result.losses.back(), result.images_per_second});
+      }
     }
+    store_->Barrier();  // all workers' last gradients are in the weights
     result.steps_per_second = result.images_per_second / options_.batch;
     result.transfers = {store_->transfers().pushed_bytes - before.pushed_bytes,
                         store_->transfers().pulled_bytes - before.pulled_bytes};
@@ -107,6 +120,9 @@ class Trainer {
   }
 
  private:
+  std::size_t BatchOfDevice() const {
+    return static_cast<std::size_t>(options_.batch) / all_devices_;
+  }
   std::size_t ImagesAnEpoch() const { return steps_ * static_cast<std::size_t>(options_.batch); }
 
   void AddParameter(std::size_t layer, const char* kind, NDArray LayerArrays::*array) {
@@ -156,7 +172,7 @@ class Trainer {
     }
     double loss = 0;
     for (const auto& replica : replicas_) loss += replica->loss().ToVector<double>()[0];
-    return loss / static_cast<double>(ImagesAnEpoch());
+    return loss / static_cast<double>(steps_ * BatchOfDevice() * replicas_.size());
   }
 
   // Gradients to the store, new values back.
@@ -180,8 +196,9 @@ class Trainer {
   }
 
   void LoadBatch(std::size_t step, std::size_t device) {
-    const std::size_t rows = static_cast<std::size_t>(options_.batch) / replicas_.size();
-    const std::size_t begin = step * static_cast<std::size_t>(options_.batch) + device * rows;
+    const std::size_t rows = BatchOfDevice();
+    const std::size_t place = static_cast<std::size_t>(store_->rank()) * replicas_.size() + device;
+    const std::size_t begin = step * static_cast<std::size_t>(options_.batch) + place * rows;
     std::vector<float> pixels;
     std::vector<std::int32_t> labels;
     for (std::size_t row = begin; row < begin + rows; ++row) {
@@ -247,6 +264,7 @@ class Trainer {
       parameters_;  // by layer: weight, bias. Ops write their samples, so the engine ends first
   heddle::Engine engine_;
   std::unique_ptr<heddle::KVStore> store_;
+  const std::size_t all_devices_;  // of all workers
   std::vector<std::unique_ptr<Replica>> replicas_;
 };
 
@@ -257,8 +275,7 @@ void CheckOptions(const DataSet& data, const TrainingOptions& options) {
   require(options.devices >= 1, "devices: expected 1 or more", options.devices);
   require(options.epochs >= 1, "epochs: expected 1 or more", options.epochs);
   require(options.hidden >= 1, "hidden: expected 1 or more", options.hidden);
-  require(options.batch >= 1 && options.batch % options.devices == 0,
-          "batch: expected a multiple of the number of devices", options.batch);
+  require(options.batch >= 1, "batch: expected 1 or more", options.batch);
   require(static_cast<std::size_t>(options.batch) <= data.train.size(),
           "batch: expected no more than the training images", options.batch);
 }

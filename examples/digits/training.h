@@ -1,4 +1,5 @@
-// Data-parallel training: a replica of the network on each device, one store between them.
+// Data-parallel training: a replica of the network on each device, one store between them. With a
+// dist store the devices are those of all workers of the job, and each process trains its own.
 #pragma once
 
 #include <heddle/engine.h>
@@ -20,9 +21,9 @@ namespace digits {
 struct TrainingOptions {
   std::string store = "local";
   heddle::EngineOptions engine;
-  int devices = 4;  // cpu(0) to cpu(devices - 1)
+  int devices = 4;  // of this process: cpu(0) to cpu(devices - 1)
   int epochs = 100;
-  int batch = 64;  // images a step, a multiple of `devices`
+  int batch = 64;  // images a step, a multiple of the number of all devices
   int hidden = 128;
   std::string optimizer = "sgd";  // by name, with parameters; the gradients are rescaled to means
   std::vector<std::pair<std::string_view, double>> parameters = {{"learning_rate", 0.1},
@@ -33,7 +34,7 @@ struct TrainingOptions {
 
 struct Progress {
   int epoch = 0, epochs = 0;
-  double loss = 0;  // mean cross-entropy of the epoch
+  double loss = 0;  // mean cross-entropy of the epoch, over the images of this process
   double images_per_second = 0;
 };
 
@@ -51,6 +52,8 @@ struct KeyTimes {
 using ConfusionMatrix = std::array<std::array<int, kClasses>, kClasses>;  // [label][answer]
 
 struct TrainingResult {
+  int rank = 0;
+  int num_workers = 1;
   std::vector<double> losses;  // one an epoch
   double images_per_second = 0;
   double steps_per_second = 0;
@@ -61,9 +64,10 @@ struct TrainingResult {
   std::vector<KeyTimes> times;
 };
 
-// Trains on data.train and tests on data.test; `progress` is called after each epoch. The same
-// options give the same weights, bit for bit, on every type of engine and for every number of
-// workers. Errors: InvalidArgument for options that cannot work.
+// Trains on data.train and tests on data.test; `progress` is called after each epoch, in worker 0
+// only. The same options give the same weights, bit for bit, on every type of engine, for every
+// number of worker threads, and in a job of W workers with D devices each that is synchronous as in
+// one process with W * D devices. Errors: InvalidArgument for options that cannot work.
 TrainingResult Train(const DataSet& data, const TrainingOptions& options,
                      const std::function<void(const Progress&)>& progress);
 
