@@ -24,9 +24,13 @@ SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory&
     machine_.emplace(Now(), machine);
   }
   Start(*transport_);
+  state_signal_.emplace([this] { return DescribeState(); });
 }
 
-SchedulerNode::~SchedulerNode() { Stop(); }
+SchedulerNode::~SchedulerNode() {
+  state_signal_.reset();
+  Stop();
+}
 
 void SchedulerNode::Run() {
   MutexLock lock(mutex_);

@@ -10,6 +10,7 @@
 
 #include "kvstore/dist/node.h"
 #include "kvstore/dist/protocol/scheduler.h"
+#include "kvstore/dist/state_signal.h"
 
 namespace heddle::kvstore::dist {
 
@@ -27,15 +28,18 @@ class SchedulerNode final : private Node {
   std::string address() const { return transport_->address(); }
 
  private:
-  void HandleConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override;
+  void HandleConnected(NodeId peer, Incarnation incarnation, const std::string& address) override
+      REQUIRES(mutex_);
+  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override
+      REQUIRES(mutex_);
   void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
-                  Outputs& out) override;
-  void HandleTime(Time now, Outputs& out) override;
-  std::optional<Time> NextTime() const override { return machine_->next_time(); }
+                  Outputs& out) override REQUIRES(mutex_);
+  void HandleTime(Time now, Outputs& out) override REQUIRES(mutex_);
+  std::optional<Time> NextTime() const override REQUIRES(mutex_) { return machine_->next_time(); }
 
   std::unique_ptr<Transport> transport_;
   std::optional<SchedulerMachine> machine_ GUARDED_BY(mutex_);
+  std::optional<StateOnSignal> state_signal_;  // goes first
 };
 
 }  // namespace heddle::kvstore::dist

@@ -44,9 +44,11 @@ ServerNode::ServerNode(const DistOptions& options, ServerController controller,
       transport_(make_transport(*this, incarnation_)) {
   member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
   Start(*transport_);
+  state_signal_.emplace([this] { return DescribeState(); });
 }
 
 ServerNode::~ServerNode() {
+  state_signal_.reset();
   engine_.Stop();  // updates under way end
   Stop();
 }

@@ -14,6 +14,7 @@
 #include "kvstore/dist/protocol/server.h"
 #include "kvstore/dist/server/array_parts.h"
 #include "kvstore/dist/server/server_control.h"
+#include "kvstore/dist/state_signal.h"
 
 namespace heddle::kvstore::dist {
 
@@ -32,12 +33,13 @@ class ServerNode final : private Node {
 
  private:
   // Node
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override;
+  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override
+      REQUIRES(mutex_);
   void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
-                  Outputs& out) override;
-  void HandleTime(Time now, Outputs& out) override;
+                  Outputs& out) override REQUIRES(mutex_);
+  void HandleTime(Time now, Outputs& out) override REQUIRES(mutex_);
   void OnTurnEnd() override;
-  std::optional<Time> NextTime() const override;
+  std::optional<Time> NextTime() const override REQUIRES(mutex_);
 
   void Follow(Time now, Outputs& out) REQUIRES(mutex_);
 
@@ -51,6 +53,7 @@ class ServerNode final : private Node {
   std::optional<Member> member_ GUARDED_BY(mutex_);
   bool joined_ GUARDED_BY(mutex_) = false;        // before it, member_ knows no time
   bool told_failure_ GUARDED_BY(mutex_) = false;  // to machine_
+  std::optional<StateOnSignal> state_signal_;     // goes first
 };
 
 }  // namespace heddle::kvstore::dist

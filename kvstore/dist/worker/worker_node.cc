@@ -40,9 +40,13 @@ WorkerNode::WorkerNode(const DistOptions& options, const TransportFactory& make_
       machine_(MachineOptions(options, incarnation_)) {
   member_.emplace(OptionsOfMember(options, incarnation_, /*address=*/""));
   Start(*transport_);
+  state_signal_.emplace([this] { return DescribeState(); });
 }
 
-WorkerNode::~WorkerNode() { Stop(); }
+WorkerNode::~WorkerNode() {
+  state_signal_.reset();
+  Stop();
+}
 
 void WorkerNode::Meet() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;

@@ -15,6 +15,7 @@
 #include "kvstore/dist/node.h"
 #include "kvstore/dist/protocol/member.h"
 #include "kvstore/dist/protocol/worker.h"
+#include "kvstore/dist/state_signal.h"
 #include "kvstore/dist/worker/worker_link.h"
 
 namespace heddle::kvstore::dist {
@@ -62,13 +63,14 @@ class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
   void Follow(Time now, Outputs& out) REQUIRES(mutex_);
 
   // Node
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override;
+  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override
+      REQUIRES(mutex_);
   void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
-                  Outputs& out) override;
-  void HandleTime(Time now, Outputs& out) override;
-  std::optional<Time> NextTime() const override;
+                  Outputs& out) override REQUIRES(mutex_);
+  void HandleTime(Time now, Outputs& out) override REQUIRES(mutex_);
+  std::optional<Time> NextTime() const override REQUIRES(mutex_);
   std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
-                                       std::uint64_t bytes) override;
+                                       std::uint64_t bytes) override REQUIRES(mutex_);
   void GiveAnswer(Answer answer) override;
 
   // WaitPoller
@@ -94,6 +96,7 @@ class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
   std::int32_t rank_ = -1;
   std::int32_t num_workers_ = 0;
   PlacementOptions placement_;
+  std::optional<StateOnSignal> state_signal_;  // goes first
 };
 
 }  // namespace heddle::kvstore::dist

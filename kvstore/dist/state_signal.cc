@@ -1,0 +1,76 @@
+#include "kvstore/dist/state_signal.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <semaphore.h>
+
+#include "base/mutex.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+sem_t signalled;  // what a signal handler may post
+
+class Describers {
+ public:
+  void Add(const std::function<std::string()>* describe) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    all_.push_back(describe);
+    if (!std::exchange(started_, true)) StartLocked();
+  }
+  void Remove(const std::function<std::string()>* describe) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    std::erase(all_, describe);
+  }
+
+ private:
+  void StartLocked() REQUIRES(mutex_) {
+    struct sigaction before {};
+    sigaction(SIGUSR1, nullptr, &before);
+    if (before.sa_handler != SIG_DFL) return;
+    sem_init(&signalled, 0, 0);
+    std::thread([this] { Print(); }).detach();
+    struct sigaction ours {};
+    ours.sa_handler = [](int) { sem_post(&signalled); };
+    ours.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &ours, nullptr);
+  }
+
+  void Print() EXCLUDES(mutex_) {
+    pthread_setname_np(pthread_self(), "heddle-state");
+    for (;;) {
+      if (sem_wait(&signalled) != 0) continue;  // interrupted
+      MutexLock lock(mutex_);
+      for (const auto* describe : all_) fmt::print(stderr, "{}\n", (*describe)());
+      std::fflush(stderr);
+    }
+  }
+
+  Mutex mutex_;
+  std::vector<const std::function<std::string()>*> all_ GUARDED_BY(mutex_);
+  bool started_ GUARDED_BY(mutex_) = false;
+};
+
+Describers& TheDescribers() {
+  static Describers* const describers = new Describers;  // never destroyed: its thread never ends
+  return *describers;
+}
+
+}  // namespace
+
+StateOnSignal::StateOnSignal(std::function<std::string()> describe)
+    : describe_(std::move(describe)) {
+  TheDescribers().Add(&describe_);
+}
+
+StateOnSignal::~StateOnSignal() { TheDescribers().Remove(&describe_); }
+
+}  // namespace heddle::kvstore::dist
