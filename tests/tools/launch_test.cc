@@ -356,6 +356,21 @@ TEST_F(LaunchSignalTest, ASecondSignalDoesNotWaitForTheGraceToPass) {
   EXPECT_THAT(Left(), IsEmpty());
 }
 
+TEST_F(LaunchSignalTest, UnderNohupAJobOutlivesItsTerminal) {
+  const TempFolder folder;
+  RunProgram({"mkfifo", folder / "go"});
+  Strings command = {"/bin/sh", "-c", "trap '' HUP CHLD; exec \"$@\"", "sh"};
+  const Strings launch = Launch({"-n", "1"}, Shell("echo ready; cat " + folder / "go"));
+  command.insert(command.end(), launch.begin(), launch.end());
+  RunningProgram launcher(command);
+  ASSERT_THAT(launcher.ReadLine(), HasSubstr("ready"));
+  launcher.Signal(SIGHUP);
+  std::ofstream(folder / "go") << "went on\n";
+  const ProgramResult result = launcher.Wait();
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.output, "[worker 0] went on\n");
+}
+
 TEST_F(LaunchSignalTest, TheKeepersDeathLeavesNothingEither) {
   RunningProgram launcher(Trees("3600"));
   StartTrees(launcher);

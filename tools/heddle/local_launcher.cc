@@ -55,7 +55,8 @@ class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&set_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) sigaddset(&set_, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&set_, signal);
+    if (!IsIgnored(SIGHUP)) sigaddset(&set_, SIGHUP);  // else run by nohup
     sigprocmask(SIG_BLOCK, &set_, &before_);
   }
   ~BlockedSignals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
@@ -69,6 +70,11 @@ class BlockedSignals {
   }
 
  private:
+  static bool IsIgnored(int signal) {
+    struct sigaction action;
+    return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+  }
+
   sigset_t set_, before_;
 };
 
@@ -94,6 +100,7 @@ class LocalLauncher final : public Launcher {
     Pipe pipe;
     const BlockedSignals signals;
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, statuses are lost
     AdoptOrphans();
     std::fflush(nullptr);
     const pid_t keeper = fork();
