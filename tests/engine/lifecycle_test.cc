@@ -364,8 +364,8 @@ TEST_P(BadInputTest, ABodyWhoseConstructorThrows) {
   EXPECT_EQ(engine.stats().pushed, 1u);
 }
 
-// A child has none of the engine's threads and may have its locks held for ever: everything is refused
-// before it could hang, and what is dropped is left alone.
+// A child has none of the engine's threads and may have its locks held for ever: everything is
+// refused before it could hang, and what is dropped is left alone.
 TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
   auto engine = std::make_unique<Engine>(GetParam().options);
   Var x = engine->NewVar("x");
