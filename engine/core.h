@@ -295,6 +295,7 @@ class EngineCore {
   // inline_engine.cc
   bool AcquireInlineLocked(std::optional<Deadline> deadline) REQUIRES(lock_);
   void ReleaseInlineLocked() REQUIRES(lock_);
+  bool InlineWorkLocked() REQUIRES(lock_);
   bool AwaitPublishedLocked() REQUIRES(lock_);
   void RunReadyInlineLocked(Executor& executor, const std::function<bool()>& done) REQUIRES(lock_);
   std::vector<Op*>& SeededReadyLocked(std::uint32_t epoch) REQUIRES(lock_);

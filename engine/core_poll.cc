@@ -88,14 +88,16 @@ bool EngineCore::CallPollerLocked(const Waiter& self, Call&& call) {
     WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kPoller; });
   }
   if (kind_ != Kind::kThreaded) {
-    const bool work = WorkIsVisibleLocked();
+    const bool work = InlineWorkLocked();
     // Others too: this thread's wait may be over already, and then it runs nothing more.
     if (work) WakeWaitersLocked([&self](const Waiter& waiter) { return &waiter != &self; });
     return work;
   }
   const std::size_t ready = ready_.size();
   TakeCompletionsLocked();
-  return ready_.size() > ready || tracker_.has_more_to_grant();
+  // Another thread may have taken them first, one that runs no ops: stats(), for example.
+  const bool left_lying = executors_ == 0 && !ready_.empty();
+  return left_lying || ready_.size() > ready || tracker_.has_more_to_grant();
 }
 
 // `waiter` is about to sleep. True: its thread should first look for something to run.

@@ -32,11 +32,15 @@ bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline) {
   return false;
 }
 
+bool EngineCore::InlineWorkLocked() {
+  return WorkIsVisibleLocked() || seeded_count_ > 0 || !seeded_completions_.empty();
+}
+
 void EngineCore::ReleaseInlineLocked() {
   inline_busy_ = false;
   // Those whose wait is over have been woken; others only if there is something to run, or threads
   // that have nothing to run would wake each other for ever.
-  const bool work_left = WorkIsVisibleLocked() || seeded_count_ > 0 || !seeded_completions_.empty();
+  const bool work_left = InlineWorkLocked();
   WakeWaitersLocked(
       [work_left](const Waiter& waiter) { return work_left || waiter.kind == WaitKind::kInline; });
 }
