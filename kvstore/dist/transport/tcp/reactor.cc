@@ -185,13 +185,16 @@ void Reactor::Run() {
   if (options_.cpu >= 0) PinThisThread(options_.cpu);
   const auto always = [] { return Clock::now() + std::chrono::hours(1); };
   auto callers_seen = Clock::now();
+  auto nap = kNap;
   while (!stopping_.load(std::memory_order_seq_cst)) {
-    if (options_.reception == Reception::kCallersFirst) Nap();
+    if (options_.reception == Reception::kCallersFirst) Nap(nap);
     options_.flush();
     if (led_.exchange(false, std::memory_order_relaxed)) {
       callers_seen = Clock::now();
+      nap = std::min(2 * nap, kNapMax);
       continue;  // whoever has led may do so again, without waiting for this thread
     }
+    nap = kNap;
     {
       MutexLock lock(mutex_);
       if (lead_ != Lead::kNobody || callers_waiting_ > 0) continue;
@@ -221,8 +224,8 @@ void Reactor::Run() {
   }
 }
 
-void Reactor::Nap() {
-  const auto until = Clock::now() + kNap;
+void Reactor::Nap(std::chrono::microseconds time) {
+  const auto until = Clock::now() + time;
   MutexLock lock(mutex_);
   while (!stopping_ && Clock::now() < until) nap_.WaitUntil(mutex_, until);
 }

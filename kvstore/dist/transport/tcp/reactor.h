@@ -2,9 +2,9 @@
 //
 // Waking a thread costs more than a small message, so the thread that waits for an answer leads and
 // handles the answer itself. A thread of the reactor's own leads while nobody else does:
-//   kCallersFirst  it naps, and looks around every 100 us, for as long as callers lead now and then
-//                  (within a millisecond); after that it sleeps in the reactor. A caller that comes
-//                  then gets the lead from it.
+//   kCallersFirst  it naps, and looks around every 100 to 400 us, for as long as callers lead now
+//                  and then (within a millisecond); after that it sleeps in the reactor. A caller
+//                  that comes then gets the lead from it.
 //   kThread        it always leads; callers never do.
 //   kCallersOnly   there is no such thread.
 //
@@ -15,7 +15,7 @@
 //        first and then looks at sleeping_; the leader sets sleeping_ first and then looks at the
 //        reasons (all sequentially consistent): one of them sees the other.
 //   (R3) With kCallersFirst, as long as lead_ is kNobody, the own thread looks around within
-//        kNap, or has been told to.
+//        kNapMax.
 // An interrupt that another caller than the one meant has taken is made up for: no sleep of a
 // caller is longer than kSleepMax.
 #pragma once
@@ -59,8 +59,8 @@ class Reactor {
   bool RunOne(Clock::time_point until) EXCLUDES(mutex_);
   void Interrupt() EXCLUDES(mutex_);
 
-  // Whether what waits for company on this thread's account will be flushed within kNap, or at the
-  // end of the handler that this thread is in.
+  // Whether what waits for company on this thread's account will be flushed within kNapMax, or at
+  // the end of the handler that this thread is in.
   bool FlushesSoon();
   // First in each handler: the leader does not sleep any more.
   void Awake() { sleeping_.store(false, std::memory_order_relaxed); }
@@ -72,6 +72,7 @@ class Reactor {
 
  private:
   static constexpr std::chrono::microseconds kNap{100};
+  static constexpr std::chrono::microseconds kNapMax{400};  // while callers lead
   static constexpr std::chrono::milliseconds kCallersLinger{1};
   static constexpr std::chrono::milliseconds kSleepMax{10};
   static constexpr int kSpinMisses = 3;
@@ -91,7 +92,7 @@ class Reactor {
   bool Spin();
   void Wake();
   void Run();  // the own thread
-  void Nap() EXCLUDES(mutex_);
+  void Nap(std::chrono::microseconds time) EXCLUDES(mutex_);
 
   const Options options_;
   boost::asio::io_context context_{1};
@@ -102,8 +103,8 @@ class Reactor {
   std::atomic<bool> interrupted_{false};  // callers; the own thread leaves it alone
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> led_{false};  // callers have, since the own thread last looked
-  // The own thread looks around within kNap. It takes this back before it sleeps; who sets it again
-  // wakes it, so that it does.
+  // The own thread looks around within kNapMax. It takes this back before it sleeps; who sets it
+  // again wakes it, so that it does.
   std::atomic<bool> napping_{false};
 
   Mutex mutex_;

@@ -92,8 +92,7 @@ void SendQueue::PutBackWhatIsOvertaken() {
 std::size_t SendQueue::Fetch(iovec* runs, std::size_t count) {
   PutBackWhatIsOvertaken();
   if (going_.empty()) TakeNext();
-  const bool mixed = !heap_.empty() && heap_.front()->priority != going_.front()->priority;
-  std::size_t room = mixed ? kFetchBytesMixed : kFetchBytes;
+  std::size_t room = kFetchBytes;
   std::size_t used = 0;
   const auto put = [&](std::span<const std::byte> run, std::size_t* skip) {
     if (*skip >= run.size()) {

@@ -405,6 +405,12 @@ void TcpTransportImpl::Lose(const PeerPtr& peer, const std::string& why) {
 
 void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
                                Clock::time_point deadline) {
+  const auto check_open = [&] {
+    if (!closing_.load(std::memory_order_acquire)) return;
+    throw NetworkError(
+        fmt::format("connect to {} at {}: this node is closing", ToString(peer_id), address));
+  };
+  check_open();
   if (Find(peer_id) != nullptr) {
     throw InvalidState(
         fmt::format("connect to {} at {}: it is connected", ToString(peer_id), address));
@@ -440,8 +446,9 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
   if (refused) {
     close(urgent);
     if (bulk >= 0) close(bulk);
-    throw InvalidState(fmt::format("connect to {} at {}: connected meanwhile, or closing",
-                                   ToString(peer_id), address));
+    check_open();
+    throw InvalidState(
+        fmt::format("connect to {} at {}: connected meanwhile", ToString(peer_id), address));
   }
   for (const auto& connection : connections) Start(peer, connection);
 }
