@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <map>
 
 #include <fmt/format.h>
@@ -85,7 +84,7 @@ struct ServerMachine::Contribution {
 struct ServerMachine::RankExtra {
   std::map<std::uint64_t, Message> early;  // by sequence; the first may be the next, blocked
   std::optional<UpdateRates> rates;        // that the rank sent last
-  std::deque<Message> answers;             // for requests that come again
+  std::vector<Message> answers;            // for requests that come again
   std::optional<std::uint64_t> ask;        // a push that waits for kGrant
   std::uint64_t ask_bytes = 0;
   std::uint64_t reserved = 0;  // bytes of a granted push, among Worker::unfinished_bytes
@@ -1146,7 +1145,7 @@ void ServerMachine::SendAnswer(Part& part, Message answer, Outputs& out) {
   if (keep > 0 && (!part.control() || answer.payload.empty())) {
     auto& answers = state.Extra().answers;
     answers.push_back(answer);
-    if (answers.size() > keep) answers.pop_front();
+    if (answers.size() > keep) answers.erase(answers.begin());
   }
   const NodeId to = WorkerNode(answer.rank);
   out.Send(to, std::move(answer));

@@ -28,7 +28,7 @@ std::string Seconds(Time time) {
 void WorkerMachine::OnRoster(Time /*now*/, const RosterBody& roster, Outputs& /*out*/) {
   rank_ = roster.rank;
   nodes_ = roster.nodes;
-  servers_.resize(static_cast<std::size_t>(roster.num_servers));
+  servers_ = std::vector<Server>(static_cast<std::size_t>(roster.num_servers));
 }
 
 // Sending.
@@ -539,7 +539,8 @@ void WorkerMachine::OnTime(Time now, Outputs& out) {
 }
 
 void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
-  for (Open& open : part.open) {
+  for (std::size_t i = 0; i < part.open.size(); ++i) {
+    Open& open = part.open[i];
     if (open.ended) continue;
     if (now >= open.warn_at) {
       open.warn_at = now + options_.warn_after;
@@ -564,13 +565,10 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
 
 // What was never sent needs no answer; what was sent keeps its place until it is answered.
 void WorkerMachine::DropTimedOut(Part& part) {
-  const auto first = part.open.begin() + static_cast<std::ptrdiff_t>(part.sent);
-  const auto dropped =
-      std::stable_partition(first, part.open.end(), [](const Open& open) { return !open.ended; });
-  for (auto open = dropped; open != part.open.end(); ++open) {
-    if (IsPush(open->request.kind)) --unacknowledged_[open->barriers - barriers_sent_];
-  }
-  part.open.erase(dropped, part.open.end());
+  part.open.RemoveFrom(part.sent, [&](const Open& open) {
+    if (open.ended && IsPush(open.request.kind)) --unacknowledged_[open.barriers - barriers_sent_];
+    return open.ended;
+  });
   if (part.sent == part.open.size()) StopWaitingForBytes(part);
 }
 
@@ -681,7 +679,8 @@ void WorkerMachine::OnLost(Time /*now*/, NodeId peer, const std::string& address
 void WorkerMachine::Fail(FailureBody failure, Outputs& out) {
   failure_ = std::move(failure);
   ForEachPart([&](Part& part) {
-    for (Open& open : part.open) {
+    for (std::size_t i = 0; i < part.open.size(); ++i) {
+      Open& open = part.open[i];
       if (open.request.kind != Kind::kLeave) {
         End(open, FailureError(open.request.what), {}, out);
       }

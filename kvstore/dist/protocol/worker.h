@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/fifo.h"
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/limits.h"
 #include "kvstore/dist/protocol/message.h"
@@ -133,12 +134,12 @@ class WorkerMachine {
     std::uint64_t complete = 0;    // dist_sync: rounds known to be complete
     // dist_sync: bytes of the pushes after those.
     std::array<std::uint64_t, kPushesAheadMax> unfinished{};
-    std::deque<Open> open;  // in order; the front is not answered
-    std::string facts;      // what the part waits for, as its server said last
+    Fifo<Open> open;    // in order; the front is not answered
+    std::string facts;  // what the part waits for, as its server said last
   };
   struct Server {
     std::uint64_t unfinished_bytes = 0;               // W3
-    std::deque<Part*> waiting;                        // for bytes
+    std::vector<Part*> waiting;                       // for bytes, the longest first
     std::unordered_map<std::uint32_t, Part> control;  // by store
     std::optional<Time> warned;
   };

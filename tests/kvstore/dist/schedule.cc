@@ -225,7 +225,10 @@ class Schedule {
       auto server = std::make_unique<Server>();
       ServerOptions options;
       options.unfinished_bytes_max = plan_.bytes_max;
-      options.answers_kept = kRequestsAheadMax;
+      // Where nothing comes again, nothing needs to be kept.
+      if (lossy || plan_.cuts > 0 || plan_.faults.duplicate_per_1000 > 0) {
+        options.answers_kept = kRequestsAheadMax;
+      }
       server->machine = make_server(options, server->parts, server->control);
       if (plan_.defer_updates) {
         server->parts.defer = [this, rank](const PartId& id) {

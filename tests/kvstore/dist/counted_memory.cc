@@ -1,0 +1,31 @@
+#include "tests/kvstore/dist/counted_memory.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+#include <malloc.h>
+
+namespace {
+std::atomic<std::int64_t> live_bytes = 0;
+}  // namespace
+
+std::int64_t LiveBytes() { return live_bytes.load(std::memory_order_relaxed); }
+
+void* operator new(std::size_t bytes) {
+  void* const block = std::malloc(bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  live_bytes.fetch_add(static_cast<std::int64_t>(malloc_usable_size(block)),
+                       std::memory_order_relaxed);
+  return block;
+}
+
+void operator delete(void* block) noexcept {
+  if (block == nullptr) return;
+  live_bytes.fetch_sub(static_cast<std::int64_t>(malloc_usable_size(block)),
+                       std::memory_order_relaxed);
+  std::free(block);
+}
+
+void operator delete(void* block, std::size_t /*bytes*/) noexcept { operator delete(block); }
