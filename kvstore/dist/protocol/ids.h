@@ -20,7 +20,8 @@ namespace heddle::kvstore::dist {
 
 using Role = DistRole;
 
-struct NodeId {
+// Aligned as atomics of its size are.
+struct alignas(8) NodeId {
   Role role = Role::kScheduler;
   std::int32_t rank = 0;  // 0 for the scheduler; below 0: not known yet
 

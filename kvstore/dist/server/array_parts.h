@@ -7,6 +7,10 @@
 // Sums. float32, float64 and integers are added as they come; float16 and bfloat16 wait until all
 // are there, since they are added in float32 and rounded once; codes are decoded as they come, and
 // added in float32. The bits are those of a local store that sums the same list.
+// Norms. An optimizer that needs the norm of a whole array updates all parts of it together, once
+// the last has its sum; the block sums are added in the order of the array, so the bits are those
+// of an uncut one. All parts must be here: an array that is cut over several servers, or a key of a
+// dist_async store that is cut at all (its parts may take pushes in different orders), is refused.
 // Threads. Calls come one at a time, under the node's lock. An update of more than kInlineBytes is
 // an op of the engine, which alone touches its part until it has told `updated`.
 #pragma once
@@ -21,6 +25,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,6 +35,7 @@
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/part_store.h"
+#include "kvstore/dist/protocol/placement.h"
 
 namespace heddle::kvstore::dist {
 
@@ -52,6 +58,9 @@ class ArrayParts final : public PartStore {
   bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;
   Payload Read(const PartId& id, const Message& pull) override;
 
+  // How keys are cut, and which stores are asynchronous.
+  void SetPlacement(const PlacementOptions& placement) { placement_ = placement; }
+  void SetAsync(std::uint32_t store) { stores_[store].async = true; }
   // How pushes of that version and later ones update the parts of a store. Parts keep their state
   // where `keeps_states`: the optimizer is the one before with other parameters.
   void SetOptimizer(std::uint32_t store, std::uint64_t version, const OptimizerPtr& optimizer,
@@ -70,23 +79,39 @@ class ArrayParts final : public PartStore {
   struct Value;
   struct Part;
   struct Rule {
+    OptimizerPtr optimizer;
     std::shared_ptr<const internal::UpdatePlan> plan;
     std::uint64_t generation = 0;  // of states
+    bool needs_norms = false;      // of the whole array
   };
   struct Store {
     std::map<std::uint64_t, Rule> rules;  // by version
     std::shared_ptr<const Compressor> compressor;
+    bool async = false;
   };
+  // The parts of an array that wait for the others.
+  struct Together {
+    std::vector<std::shared_ptr<Part>> parts;
+    std::size_t expected = 0;
+  };
+  struct Begun;  // an update that has its gradient
 
   Part& Find(const PartId& id);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   void Assign(Part& part);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
+  Begun Begin(Part& part, const Rule& rule, const UpdateRates& rates) const;
+  bool UpdateTogether(const std::shared_ptr<Part>& part, const Rule& rule, const UpdateRates& rates,
+                      std::exception_ptr* error);
+  void ApplyTogether(std::span<const std::shared_ptr<Part>> parts, const Rule& rule,
+                     const UpdateRates& rates) const;
 
   Engine& engine_;
   const Updated updated_;
   std::unordered_map<PartId, std::shared_ptr<Part>, PartIdHash> parts_;
   std::unordered_map<std::uint32_t, Store> stores_;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, Together> together_;  // by store and key
+  PlacementOptions placement_;
 };
 
 }  // namespace heddle::kvstore::dist

@@ -31,10 +31,12 @@ ArrayControl::ArrayControl(Engine& engine, ArrayParts& parts, ServerController c
       ended_(std::move(ended)),
       commands_(engine.NewVar("dist.commands")) {}
 
-void ArrayControl::OpenStore(std::uint32_t /*store*/, const std::string& type) {
+void ArrayControl::OpenStore(std::uint32_t store, const std::string& type) {
   for (const std::string_view known :
        {"dist_sync", "dist_async", "dist_device_sync", "dist_device_async"}) {
-    if (type == known) return;
+    if (type != known) continue;
+    if (type.find("async") != std::string::npos) parts_.SetAsync(store);
+    return;
   }
   throw InvalidArgument(fmt::format("a server has no stores of type '{}'", type));
 }

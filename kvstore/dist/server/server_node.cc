@@ -89,7 +89,11 @@ void ServerNode::HandleMessage(Time now, NodeId from, Message message, Outputs& 
     member_->OnMessage(now, message, out);
     if (member_->roster() && !had_roster) {
       transport_->SetSelf(member_->self());
-      machine_.OnRoster(now, *member_->roster(), out);
+      const RosterBody& roster = *member_->roster();
+      parts_.SetPlacement({.num_servers = roster.num_servers,
+                           .cut_bytes = roster.cut_bytes,
+                           .slice_bytes = roster.slice_bytes});
+      machine_.OnRoster(now, roster, out);
     }
   }
   machine_.OnMessage(now, from, std::move(message), out);

@@ -116,6 +116,46 @@ TEST_P(DistStoreTest, OptimizersOnServersHaveTheBitsOfALocalStore) {
   }
 }
 
+TEST_P(DistStoreTest, NormsAreThoseOfTheWholeArray) {
+  constexpr std::int64_t kCount = 50'000;  // several parts of 16 KiB
+  for (const char* name : {"lamb", "lars", "lans"}) {
+    SCOPED_TRACE(name);
+    const auto make = [&] { return MakeOptimizer(name, {{"learning_rate", 0.5}}); };
+    const auto expected = LocalRounds(2, 4, kCount, DType::kFloat32, make());
+    Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2, .cut_bound = 1'000'000});
+    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+      const OptimizerPtr optimizer = make();
+      store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+      store.SetOptimizer(optimizer);
+      for (int round = 1; round <= 4; ++round) {
+        optimizer->Set("learning_rate", 0.5 / round);
+        store.Push("w", ArrayOf(Gradient(rank, round, kCount), engine));
+        NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+        store.Pull("w", out);
+        ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)])
+            << "round " << round;
+      }
+    });
+  }
+}
+
+TEST_P(DistStoreTest, NormsOfAnArrayOverSeveralServersAreRefusedByName) {
+  Job job({.network = GetParam(), .num_workers = 1, .num_servers = 2});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    store.SetOptimizer(MakeOptimizer("lamb"));
+    store.Init("w", Filled(engine, 50'000, 1));
+    store.Push("w", Filled(engine, 50'000, 1));
+    NDArray out({50'000}, DType::kFloat32, Cpu(), engine);
+    store.Pull("w", out);
+    try {
+      out.WaitToRead();
+      ADD_FAILURE() << "it has a value";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("lamb"), std::string::npos) << error.what();
+    }
+  });
+}
+
 TEST_P(DistStoreTest, AListIsSummedBeforeItIsSent) {
   Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
   job.RunWorkers("dist_device_sync", [](int rank, KVStore& store, Engine& engine) {
