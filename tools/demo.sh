@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds (preset release) and trains a small network on handwritten digits, on four
 # logical devices, through the stores `local` and `device`; before that, compares optimizers and compressed
-# gradients, and draws their losses into build/release/digits-losses.png. Safe to repeat.
+# gradients, and draws their losses into build/release/digits-losses.png. Then the same training in a job of
+# processes, three workers and two servers, through `dist_sync`, whose weights must equal those of one process bit
+# for bit, and `dist_async`. Safe to repeat.
 #
 #   tools/demo.sh [option of the training...]     for example: tools/demo.sh --epochs 10
 #
@@ -14,3 +16,7 @@ cmake --preset release
 cmake --build --preset release --parallel "$(nproc)" --target digits heddle_command
 build/release/examples/digits/digits --store local,device \
   --compare "$PWD/build/release/digits-losses.png" "$@"
+
+job=(build/release/tools/heddle launch -n 3 -s 2 -- build/release/examples/digits/digits --devices 1 --batch 63)
+"${job[@]}" --store dist_sync --equals local "$@"
+"${job[@]}" --store dist_async "$@"
