@@ -17,6 +17,9 @@ cmake --build --preset release --parallel "$(nproc)" --target digits heddle_comm
 build/release/examples/digits/digits --store local,device \
   --compare "$PWD/build/release/digits-losses.png" "$@"
 
-job=(build/release/tools/heddle launch -n 3 -s 2 -- build/release/examples/digits/digits --devices 1 --batch 63)
-"${job[@]}" --store dist_sync --equals local "$@"
-"${job[@]}" --store dist_async "$@"
+job=(build/release/tools/heddle/heddle launch -n 3 -s 2 -- build/release/examples/digits/digits
+     --devices 1 --batch 63)
+log=build/release/digits-job.log
+"${job[@]}" --store dist_sync --equals local "$@" | tee "$log"
+"${job[@]}" --store dist_async "$@" | tee -a "$log"
+sed -n 's/^\[worker 0\] \(dist_a*sync: test accuracy .*\)/\1/p' "$log"
