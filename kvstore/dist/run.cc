@@ -142,7 +142,9 @@ void RunServer(const DistOptions& options, ServerController controller) {
   using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
   CheckRole(options, DistRole::kServer);
   options.Validate();
-  ServerNode(options, std::move(controller), TcpTransports(options)).Run();
+  ServerNode(options, EngineOptions::FromEnvironment(), std::move(controller),
+             TcpTransports(options))
+      .Run();
 }
 
 }  // namespace heddle

@@ -19,10 +19,11 @@ ServerOptions MachineOptions(const DistOptions& options) {
 
 }  // namespace
 
-ServerNode::ServerNode(const DistOptions& options, ServerController controller,
-                       const TransportFactory& make_transport)
+ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
+                       ServerController controller, const TransportFactory& make_transport)
     : options_(options),
       incarnation_(NewIncarnation()),
+      engine_(engine),
       parts_(engine_,
              [this](const PartId& id, const std::exception_ptr& error) {
                Drive([&](Time now, Outputs& out)
@@ -40,9 +41,13 @@ ServerNode::ServerNode(const DistOptions& options, ServerController controller,
               machine_.OnControlDone(now, id, std::move(result), out);
             });
           }),
-      machine_(MachineOptions(options), parts_, control_),
-      transport_(make_transport(*this, incarnation_)) {
-  member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
+      machine_(MachineOptions(options), parts_, control_) {
+  {
+    // What comes as soon as there is a transport waits until all is made.
+    MutexLock lock(mutex_);
+    transport_ = make_transport(*this, incarnation_);
+    member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
+  }
   Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });
 }

@@ -23,7 +23,7 @@ class ServerNode final : private Node {
   using TransportFactory =
       std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
 
-  ServerNode(const DistOptions& options, ServerController controller,
+  ServerNode(const DistOptions& options, const EngineOptions& engine, ServerController controller,
              const TransportFactory& make_transport);
   ~ServerNode();
 

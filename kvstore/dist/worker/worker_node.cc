@@ -36,9 +36,9 @@ std::shared_ptr<WorkerNode> WorkerNode::Join(const DistOptions& options,
 WorkerNode::WorkerNode(const DistOptions& options, const TransportFactory& make_transport)
     : options_(options),
       incarnation_(NewIncarnation()),
-      transport_(make_transport(*this, incarnation_)),
       machine_(MachineOptions(options, incarnation_)) {
   member_.emplace(OptionsOfMember(options, incarnation_, /*address=*/""));
+  transport_ = make_transport(*this, incarnation_);
   Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });
 }

@@ -60,7 +60,7 @@ class ArrayPartsTest : public ::testing::Test {
     ASSERT_EQ(error, nullptr);
   }
 
-  Engine engine_;
+  Engine engine_{EngineOptions::FromEnvironment()};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<PartId> ended_;

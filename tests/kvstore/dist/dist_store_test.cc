@@ -66,7 +66,7 @@ NDArray ArrayOf(const std::vector<float>& values, Engine& engine, DType dtype = 
 // The weights of a local store that sums what all ranks push, after each round.
 std::vector<std::vector<float>> LocalRounds(int workers, int rounds, std::int64_t count,
                                             DType dtype, const OptimizerPtr& optimizer) {
-  Engine engine;
+  Engine engine(EngineOptions::FromEnvironment());
   const auto store = KVStore::Create("local", engine);
   if (optimizer != nullptr) store->SetOptimizer(optimizer);
   store->Init("w", ArrayOf(Gradient(0, 0, count), engine, dtype));
@@ -202,7 +202,7 @@ TEST_P(DistStoreTest, RowSparseRowsFindTheirParts) {
 TEST_P(DistStoreTest, CompressionKeepsItsResidualsAtTheWorker) {
   constexpr std::int64_t kCount = 70'000;
   Job job({.network = GetParam(), .num_workers = 1, .num_servers = 2});
-  Engine local_engine;
+  Engine local_engine(EngineOptions::FromEnvironment());
   const auto local = KVStore::Create("local", local_engine);
   local->SetGradientCompression({.type = "2bit", .threshold = 0.5});
   local->Init("w", ArrayOf(Gradient(0, 0, kCount), local_engine));

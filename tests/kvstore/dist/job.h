@@ -43,7 +43,8 @@ class Job {
     Run([this] { scheduler_->Run(); });
     for (int i = 0; i < options.num_servers; ++i) {
       servers_.push_back(std::make_unique<ServerNode>(
-          OptionsOf(DistRole::kServer), options.controller, Factory(DistRole::kServer)));
+          OptionsOf(DistRole::kServer), EngineOptions::FromEnvironment(), options.controller,
+          Factory(DistRole::kServer)));
       Run([server = servers_.back().get()] { server->Run(); });
     }
   }
@@ -63,7 +64,7 @@ class Job {
           mine.rank = i;
           const auto node = WorkerNode::Join(mine, Factory(DistRole::kWorker));
           {
-            Engine engine;
+            Engine engine(EngineOptions::FromEnvironment());
             {
               const auto store = MakeDistStore(engine, type, node, node->NewStore());
               body(i, *store, engine);
