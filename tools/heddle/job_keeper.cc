@@ -20,9 +20,7 @@
 namespace heddle::tools {
 namespace {
 
-// After the roles were killed: for what they left behind to be gone, and for the last output to be
-// taken by a reader who may no longer be there.
-constexpr std::chrono::seconds kKillTime{2};
+// For the last output of a job that was interrupted to be taken by a reader who may be gone.
 constexpr std::chrono::seconds kLastOutputTime{1};
 
 bool SameFile(int a, int b) {
@@ -61,7 +59,7 @@ int JobKeeper::Run() {
   // What is asked to stop has its time, also what outlives the role's first process.
   while (AnyLeft() || (phase_ == Phase::kStopping && has_children_)) Step();
   // What the roles have left behind.
-  if (!KillDescendants(Clock::now() + kKillTime)) Say("some processes of the job cannot be killed");
+  if (!KillDescendants()) Say("some processes of the job cannot be killed");
   DrainOutput();
   return status_;
 }

@@ -2,7 +2,6 @@
 #include <heddle/error.h>
 
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -117,11 +116,11 @@ class LocalLauncher final : public Launcher {
     pipe.read.Close();
     listener.socket.Close();
     const int status = WatchKeeper(keeper, signals, pipe.write);
-    if (WIFEXITED(status)) return WEXITSTATUS(status);
-    fmt::print(stderr, "[launch] process {}, which ran the job, {}; stopping the job\n", keeper,
-               DescribeStatus(status));
-    constexpr std::chrono::seconds kKillTime{2};
-    KillDescendants(std::chrono::steady_clock::now() + kKillTime);
+    if (WIFSIGNALED(status)) {
+      fmt::print(stderr, "[launch] process {}, which ran the job, {}; stopping the job\n", keeper,
+                 DescribeStatus(status));
+    }
+    KillDescendants();  // nothing, if the keeper could do its work
     return ExitStatus(status);
   }
 };

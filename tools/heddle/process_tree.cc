@@ -26,6 +26,10 @@
 namespace heddle::tools {
 namespace {
 
+// A killed process ends when the system lets it run, however busy it is; what is left after this
+// time cannot be killed.
+constexpr std::chrono::seconds kKillTime{60};
+
 [[noreturn]] void ThrowErrno(std::string_view what) {
   throw IoError(fmt::format("{}: {}", what, std::strerror(errno)));
 }
@@ -77,8 +81,15 @@ std::optional<pid_t> ParentOf(pid_t pid) {
   return parent;
 }
 
+// Of this process, whose only thread calls. Some may be missed while others end.
 std::vector<pid_t> Children() {
   std::vector<pid_t> children;
+  std::ifstream list(fmt::format("/proc/self/task/{}/children", getpid()));
+  if (list) {
+    for (pid_t pid = 0; list >> pid;) children.push_back(pid);
+    return children;
+  }
+  // A kernel without that file.
   std::error_code error;
   for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
        entry.increment(error)) {
@@ -128,8 +139,9 @@ StartedProcess StartProcess(const Command& command) {
 
 void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-bool KillDescendants(std::chrono::steady_clock::time_point deadline) {
+bool KillDescendants() {
   constexpr std::chrono::milliseconds kPause{1};
+  const auto deadline = std::chrono::steady_clock::now() + kKillTime;
   for (;;) {
     // Children only: their ids are theirs until they are waited for, while an id of a grandchild
     // might be somebody else's by the time the signal is sent.

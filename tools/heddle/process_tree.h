@@ -1,7 +1,6 @@
 // Processes that are started, and what is done so that none of them is left.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,9 +40,9 @@ StartedProcess StartProcess(const Command& command);
 void AdoptOrphans();
 
 // Kills what has this process as its parent, then what becomes its child by that, and so on until
-// nothing is left. Only for processes that adopt orphans. False if something is left at the
-// deadline.
-bool KillDescendants(std::chrono::steady_clock::time_point deadline);
+// nothing is left. For processes that adopt orphans and have one thread. False if something cannot
+// be killed.
+bool KillDescendants();
 
 // "exited with status 3", "was ended by signal 6 (Aborted)", and the status that stands for that
 // where a number must: 3, 134.
