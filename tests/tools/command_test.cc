@@ -37,7 +37,8 @@ TEST(Command, NeedsASubcommandThatItKnows) {
   EXPECT_NE(RunProgram({kHeddle, "weave"}).status, 0);
   const ProgramResult help = RunProgram({kHeddle, "--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* command : {"bench", "doctor", "launch", "trace", "wire-dump"}) {
+  for (const char* command :
+       {"bench", "doctor", "launch", "scheduler", "server", "trace", "wire-dump"}) {
     EXPECT_THAT(help.output, HasSubstr(command));
   }
 }

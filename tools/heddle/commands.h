@@ -12,6 +12,8 @@ namespace heddle::tools {
 void AddBenchCommand(CLI::App& app);
 void AddDoctorCommand(CLI::App& app);
 void AddLaunchCommand(CLI::App& app);  // its exit status is that of the job
+void AddSchedulerCommand(CLI::App& app);
+void AddServerCommand(CLI::App& app);
 void AddTraceCommand(CLI::App& app);
 void AddWireDumpCommand(CLI::App& app);
 

@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
   heddle::tools::AddBenchCommand(app);
   heddle::tools::AddDoctorCommand(app);
   heddle::tools::AddLaunchCommand(app);
+  heddle::tools::AddSchedulerCommand(app);
+  heddle::tools::AddServerCommand(app);
   heddle::tools::AddTraceCommand(app);
   heddle::tools::AddWireDumpCommand(app);
   try {
