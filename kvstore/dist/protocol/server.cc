@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
 
@@ -1138,6 +1139,14 @@ Message ServerMachine::AnswerTo(const Message& request, Kind kind) {
 }
 
 void ServerMachine::SendAnswer(Part& part, Message answer, Outputs& out) {
+  if (answer.meta.size() > kMetaBytesMax) {  // of very many keys or states
+    return SendError(
+        part, answer,
+        {.code = ErrorBody::Code::kInvalidArgument,
+         .message = fmt::format("the answer takes {} bytes beside the arrays: expected at most {}",
+                                answer.meta.size(), kMetaBytesMax)},
+        out);
+  }
   RankState& state = part.Of(answer.rank);
   answer.version = part.rounds;
   state.told = std::max(state.told, part.rounds);

@@ -22,8 +22,11 @@ inline constexpr std::uint16_t kWireVersion = 1;
 inline constexpr std::size_t kPreambleBytes = 16;
 inline constexpr std::size_t kHeaderBytes = 64;
 
+// Of every message; a machine whose program wants to say more says so to the program instead.
+inline constexpr std::uint32_t kMetaBytesMax = 1 << 20;
+
 struct WireLimits {
-  std::uint32_t meta_bytes_max = 1 << 20;
+  std::uint32_t meta_bytes_max = kMetaBytesMax;
   std::uint64_t payload_bytes_max = std::uint64_t{4} << 30;
 };
 // Of a peer that has not shown yet that it belongs to the job.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
 
@@ -43,6 +44,12 @@ void WorkerMachine::Submit(Time now, Request request, Outputs& out) {
   if (leave_token_) {
     const std::string why = fmt::format("{}: worker {} has left the job", request.what, rank_);
     out.answers.push_back({request.token, std::make_exception_ptr(InvalidState(why)), {}});
+    return;
+  }
+  if (request.meta.size() > kMetaBytesMax) {
+    const std::string why = fmt::format("{}: {} bytes beside the arrays: expected at most {}",
+                                        request.what, request.meta.size(), kMetaBytesMax);
+    out.answers.push_back({request.token, std::make_exception_ptr(InvalidArgument(why)), {}});
     return;
   }
   if (request.kind == Kind::kOpenStore) {

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/wire.h"
 #include "tests/kvstore/dist/integer_parts.h"
 #include "tests/kvstore/dist/small_job.h"
 
@@ -546,6 +547,24 @@ TEST(ServerMachine, ControlRequestsHappenOnceAndAreAnsweredAgain) {
   KeysBody body;
   ASSERT_TRUE(Decode(job.AnswerOf(keys).meta, &body));
   EXPECT_THAT(body.keys, ElementsAre(Key(std::string("a"))));
+}
+
+TEST(ServerMachine, MoreThanAMessageHoldsIsAnErrorRatherThanALostConnection) {
+  SmallJob job(1);
+  const std::string much(kMetaBytesMax, 'x');
+  const auto command = job.Control(0, Kind::kCommand, Encode(CommandBody{.body = much}));
+  EXPECT_THAT(job.ErrorOf(command), HasSubstr("expected at most 1048576"));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(command)), InvalidArgument);
+
+  job.control().deferred = true;
+  const auto answer = job.Control(0, Kind::kCommand, Encode(CommandBody{.body = "a"}));
+  job.Run();
+  job.Do(ServerNodeOf(0), [&](Outputs& out) {
+    job.server().OnControlDone(job.now, job.control().last, {.error = nullptr, .meta = much + "y"},
+                               out);
+  });
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(answer), HasSubstr("1048577 bytes"));
 }
 
 // dist_async.
