@@ -75,27 +75,38 @@ void Connection::Start(Events events) {
 // ---- Sending
 
 bool Connection::Send(Transport::SendId id, Message message, std::function<void()> sent, bool now) {
-  bool waits = false;
-  bool small = false;
-  {
-    MutexLock lock(tx_mutex_);
-    if (tx_closed_ || finishing_) {
-      small = true;  // as over as a small one
-    } else if (SendQueue::IsSmall(message)) {
-      small = true;
-      const bool full = queue_.AddSmall(message);
-      const bool idle = !writing_ && !write_armed_;
-      // Behind a writer, or while the socket is full, it goes with what is before it.
-      waits = idle && !full && !now && queue_.only_packed() == 1;
-      now = idle && (full || now);
-    } else {
-      queue_.Add(id, std::move(message), std::move(sent));
-      now = !writing_ && !write_armed_;
-    }
-  }
-  if (small) {
+  if (SendQueue::IsSmall(message)) {
+    const bool waits = SendSmall(message, now);
     message.payload = {};
     if (sent) sent();
+    return waits;
+  }
+  SendQueue::Ended dropped;
+  bool idle = false;
+  {
+    MutexLock lock(tx_mutex_);
+    queue_.Add(id, std::move(message), std::move(sent));
+    if (tx_closed_ || finishing_) {
+      queue_.Revoke(id, &dropped);
+    } else {
+      idle = !writing_ && !write_armed_;
+    }
+  }
+  Release(std::move(dropped));
+  if (idle) Pump(kCallsOfSender);
+  return false;
+}
+
+bool Connection::SendSmall(const Message& message, bool now) {
+  bool waits = false;
+  {
+    MutexLock lock(tx_mutex_);
+    if (tx_closed_ || finishing_) return false;
+    const bool full = queue_.AddSmall(message);
+    // Behind a writer, or while the socket is full, it goes with what is before it.
+    const bool idle = !writing_ && !write_armed_;
+    waits = idle && !full && !now && queue_.only_packed() == 1;
+    now = idle && (full || now);
   }
   if (now) Pump(kCallsOfSender);
   return waits;

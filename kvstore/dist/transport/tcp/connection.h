@@ -92,6 +92,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ReadResult ReadOnce();
   void End(bool clean, const std::string& why);
   void ArmRead();
+  bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
   void Pump(int calls) EXCLUDES(tx_mutex_);
   void ArmWriteLocked() REQUIRES(tx_mutex_);
   void FailLocked(const std::string& why, SendQueue::Ended* ended) REQUIRES(tx_mutex_);
