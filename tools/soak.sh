@@ -1,28 +1,40 @@
 #!/usr/bin/env bash
-# The long form of the randomised engine tests: new seeds until the time is up.
+# The long form of the randomised tests: new seeds until the time is up.
 #
-#   tools/soak.sh [-t seconds] [-p preset] [gtest filter]
+#   tools/soak.sh [-t seconds] [-p preset] [-s suite] [gtest filter]
 #
 # -t   how long (default 600)          -p   dev, release, asan or tsan (default dev)
-# The filter defaults to the randomised tests; '*' soaks the whole engine suite. Stops at the first
+# -s   engine (default), or dist: schedules of faults over the simulated network, 10 000 a run
+# The filter defaults to the suite's randomised tests; '*' soaks all of it. Stops at the first
 # failure and prints the command that repeats it. Last line: "soak: <runs> runs, <seconds> s, no failure".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 seconds=600
 preset=dev
-while getopts "t:p:" option; do
+suite=engine
+while getopts "t:p:s:" option; do
   case "$option" in
     t) seconds="$OPTARG" ;;
     p) preset="$OPTARG" ;;
-    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+    s) suite="$OPTARG" ;;
+    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
   esac
 done
 shift $((OPTIND - 1))
-filter="${1:-*RandomProgram*:*ErrorGraph*:*OppositeListOrders*:*WasSignalled*:*RunByPriority*}"
+case "$suite" in
+  engine) target=engine_test
+          program=tests/engine/engine_test
+          filter='*RandomProgram*:*ErrorGraph*:*OppositeListOrders*:*WasSignalled*:*RunByPriority*' ;;
+  dist)   target=dist_schedule_test
+          program=tests/kvstore/dist/dist_schedule_test
+          filter='*WorkersSeeWhatTheModelSays/0' ;;
+  *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+esac
+filter="${1:-$filter}"
 
 cmake --preset "$preset" > /dev/null
-cmake --build --preset "$preset" --target engine_test
+cmake --build --preset "$preset" --target "$target"
 if [[ "$preset" == tsan ]]; then export HEDDLE_WORKER_HOST=threads; fi
 
 runs=0
@@ -30,7 +42,7 @@ start=$SECONDS
 while ((SECONDS - start < seconds)); do
   seed=$((RANDOM * 32768 + RANDOM))
   run=(env "HEDDLE_TEST_SEED=$seed" "HEDDLE_TEST_ROUNDS=3"
-       "build/$preset/tests/engine/engine_test" --gtest_brief=1 "--gtest_filter=$filter")
+       "build/$preset/$program" --gtest_brief=1 "--gtest_filter=$filter")
   if ! "${run[@]}"; then
     echo "soak: failed; repeat with: ${run[*]}"
     exit 1

@@ -20,9 +20,9 @@ NDArray Filled(Engine& engine, std::int64_t count, float value) {
 
 class DistStoreTest : public ::testing::TestWithParam<Network> {};
 
-INSTANTIATE_TEST_SUITE_P(Networks, DistStoreTest, ::testing::Values(Network::kLoop, Network::kTcp),
+INSTANTIATE_TEST_SUITE_P(Networks, DistStoreTest, ::testing::Values(Network::kSim, Network::kTcp),
                          [](const auto& info) {
-                           return info.param == Network::kLoop ? "Loop" : "Tcp";
+                           return info.param == Network::kSim ? "Sim" : "Tcp";
                          });
 
 TEST_P(DistStoreTest, ARoundIsTheSumOfAllWorkers) {
@@ -312,7 +312,7 @@ TEST_P(DistStoreTest, PublishedScriptsPushWithoutWaitingAndInitOnRankZeroAlone) 
 TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
   constexpr std::int64_t kCount = 50'000;
   const std::string file = ::testing::TempDir() + "dist_states_" +
-                           (GetParam() == Network::kLoop ? "loop" : "tcp") + ".safetensors";
+                           (GetParam() == Network::kSim ? "sim" : "tcp") + ".safetensors";
   const auto expected =
       LocalRounds(2, 6, kCount, DType::kFloat32, MakeOptimizer("adam", {{"learning_rate", 0.5}}));
   std::vector<float> weights;

@@ -17,16 +17,17 @@
 #include "kvstore/dist/run.h"
 #include "kvstore/dist/scheduler_node.h"
 #include "kvstore/dist/server/server_node.h"
+#include "kvstore/dist/transport/sim/sim_hub.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "kvstore/dist/worker/worker_node.h"
-#include "tests/kvstore/dist/loop_transport.h"
+#include "tests/kvstore/support.h"
 
 namespace heddle::kvstore::dist {
 
-enum class Network { kLoop, kTcp };
+enum class Network { kSim, kTcp };
 
 struct JobOptions {
-  Network network = Network::kLoop;
+  Network network = Network::kSim;
   int num_workers = 1;
   int num_servers = 1;
   std::int64_t slice_bytes = 64 << 10;
@@ -99,7 +100,11 @@ class Job {
     if (options_.network == Network::kTcp) return TcpTransports(OptionsOf(role));
     const NodeId self{static_cast<Role>(role), role == DistRole::kScheduler ? 0 : -1};
     return [this, self](TransportEvents& events, Incarnation incarnation) {
-      return network_.Join(events, self, incarnation);
+      return hub_.MakeTransport({.self = self,
+                                 .incarnation = incarnation,
+                                 .address = "",
+                                 .peers_are_provisional = self.role == Role::kScheduler},
+                                events);
     };
   }
   template <class Body>
@@ -114,7 +119,7 @@ class Job {
   }
 
   const JobOptions options_;
-  LoopNetwork network_;
+  SimHub hub_{kvstore_test::TestSeed()};
   std::string root_;
   std::unique_ptr<SchedulerNode> scheduler_;
   std::vector<std::unique_ptr<ServerNode>> servers_;
