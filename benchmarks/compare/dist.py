@@ -5,7 +5,7 @@ Each program forks its servers and measures its limits in turn with heddle, in o
 
 from compare.programs import add_bars
 
-TARGETS = ["bench_tcp"]
+TARGETS = ["bench_tcp", "bench_dist_store"]
 
 
 def run_tcp(context):
@@ -13,4 +13,9 @@ def run_tcp(context):
     add_bars(context, "benchmarks/dist/bench_tcp")
 
 
-SECTIONS = {"tcp": run_tcp}
+def run_store(context):
+    """The store dist_sync, one worker and one server: short, long and many values."""
+    add_bars(context, "benchmarks/dist/bench_dist_store")
+
+
+SECTIONS = {"tcp": run_tcp, "store": run_store}
