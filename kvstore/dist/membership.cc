@@ -2,11 +2,24 @@
 
 #include <heddle/error.h>
 
+#include <initializer_list>
 #include <random>
 
 #include <fmt/format.h>
 
 namespace heddle::kvstore::dist {
+namespace {
+
+// "root_host 10.0.0.1 (DMLC_PS_ROOT_URI), token (not set)".
+std::string Describe(const DistOptions& options, std::initializer_list<const char*> fields) {
+  std::string text;
+  for (const char* const field : fields) {
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", options.Describe(field));
+  }
+  return text;
+}
+
+}  // namespace
 
 Incarnation NewIncarnation() {
   std::random_device device;
@@ -43,10 +56,29 @@ std::string TextOf(const FailureBody& failure) {
              : fmt::format("{} at {}: {}", ToString(failure.node), failure.address, failure.why);
 }
 
-void ThrowIfFailed(const Member& member) {
+void ThrowIfFailed(const Member& member, const DistOptions& options) {
   if (!member.failure()) return;
-  if (member.refused()) throw InvalidArgument(member.failure()->why);
-  throw NetworkError(TextOf(*member.failure()));
+  const std::string text = TextOf(*member.failure());
+  if (!member.refused()) throw NetworkError(text);
+  throw InvalidArgument(
+      fmt::format("{} ({})", text, Describe(options, {"rank", "num_workers", "num_servers"})));
+}
+
+void ConnectToScheduler(Transport& transport, const DistOptions& options,
+                        std::chrono::steady_clock::time_point deadline) {
+  const auto with_settings = [&options](const Error& error) {
+    return fmt::format("{} ({})", error.what(),
+                       Describe(options, {"root_host", "root_port", "job_id", "token"}));
+  };
+  try {
+    transport.Connect({Role::kScheduler, 0}, SchedulerAddress(options), deadline);
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(with_settings(error));
+  } catch (const NetworkError& error) {
+    throw NetworkError(with_settings(error));
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(with_settings(error));
+  }
 }
 
 }  // namespace heddle::kvstore::dist

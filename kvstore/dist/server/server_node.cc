@@ -60,7 +60,7 @@ ServerNode::~ServerNode() {
 
 void ServerNode::Run() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
-  transport_->Connect({Role::kScheduler, 0}, SchedulerAddress(options_), deadline);
+  ConnectToScheduler(*transport_, options_, deadline);
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
     member_->Join(now, out);
     joined_ = true;
@@ -68,7 +68,7 @@ void ServerNode::Run() {
   {
     MutexLock lock(mutex_);
     while (!member_->failure() && !member_->shutdown_wanted()) changed_.Wait(mutex_);
-    ThrowIfFailed(*member_);
+    ThrowIfFailed(*member_, options_);
   }
   Drive([&](Time, Outputs& out) REQUIRES(mutex_) { member_->ShutDown(out); });
 }

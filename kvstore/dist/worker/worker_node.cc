@@ -50,7 +50,7 @@ WorkerNode::~WorkerNode() {
 
 void WorkerNode::Meet() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
-  transport_->Connect({Role::kScheduler, 0}, SchedulerAddress(options_), deadline);
+  ConnectToScheduler(*transport_, options_, deadline);
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
     member_->Join(now, out);
     joined_ = true;
@@ -59,7 +59,7 @@ void WorkerNode::Meet() {
   {
     MutexLock lock(mutex_);
     while (!member_->roster() && !member_->failure()) changed_.Wait(mutex_);
-    ThrowIfFailed(*member_);
+    ThrowIfFailed(*member_, options_);
     roster = *member_->roster();
     rank_ = roster.rank;
     num_workers_ = roster.num_workers;
