@@ -300,8 +300,7 @@ TEST(TcpTransport, UrgentMessagesOvertake) {
 // While a long message is on its way, a short one passes on the other connection. Nobody but the
 // test's thread sends, so the long one has just begun.
 TEST(TcpTransport, ShortMessagesPassLongOnes) {
-  Pair pair(OptionsOf(kServer0, Reception::kThread),
-            OptionsOf(kWorker0, Reception::kCallersOnly));
+  Pair pair(OptionsOf(kServer0, Reception::kThread), OptionsOf(kWorker0, Reception::kCallersOnly));
   pair.worker.transport->Send(kServer0, Push(0, PayloadOf(Pattern(64 * kMiB))));
   pair.worker.transport->Send(kServer0, Push(1, PayloadOf(Pattern(4096)), 1));
   ASSERT_TRUE(pair.worker.WaitFor([&] {
