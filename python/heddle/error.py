@@ -46,6 +46,10 @@ class IoError(Error, OSError):
     """A file could not be read, written or understood."""
 
 
+class NetworkError(Error, ConnectionError):
+    """A peer could not be reached, or what it sent makes no sense."""
+
+
 class OpError(Error):
     """An asynchronous op ended without a result."""
 

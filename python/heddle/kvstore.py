@@ -10,9 +10,12 @@ stored value, weights are pulled.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import sys
 import warnings
+import weakref
 from typing import Callable
 
 from . import _core
@@ -86,7 +89,7 @@ class KVStoreBase:
 
 
 class KVStore(_core.KVStore, KVStoreBase):
-    """A store of the C++ library: 'local' or 'device'. Made by `create`.
+    """A store of the C++ library: 'local', 'device' or one of the dist types. Made by `create`.
 
     Per key, calls take effect in program order: a push after all earlier pushes and pulls of the key, a pull
     after all earlier ones, and it returns the newest value. A pushed array may be overwritten right after. The
@@ -105,6 +108,10 @@ class KVStore(_core.KVStore, KVStoreBase):
         if isinstance(optimizer, _optimizer._Native) and optimizer._native_schedule_only():
             self._set_native_optimizer(optimizer._native)
             self._updater = None
+        elif self.type.startswith("dist"):
+            raise InvalidState(f"set_optimizer: a store of type {self.type!r} updates on servers, which run no Python: "
+                               f"expected an optimizer and a scheduler that heddle has, got "
+                               f"{type(optimizer).__name__}")
         else:
             self._set_updater(_optimizer.get_updater(optimizer))
         self._optimizer = optimizer
@@ -164,7 +171,10 @@ class KVStore(_core.KVStore, KVStoreBase):
         return self.contains(key)
 
     def __repr__(self) -> str:
-        return f"<heddle.kvstore.KVStore {self.type!r}>"
+        try:
+            return f"<heddle.kvstore.KVStore {self.type!r}>"
+        except InvalidState:
+            return "<heddle.kvstore.KVStore, closed>"
 
 
 def _as_list(value) -> list:
@@ -301,12 +311,55 @@ def types() -> list:
     return sorted({*_core.kvstore_types(), *KVStoreBase.kv_registry})
 
 
+_dist_stores: list = []  # weak references
+_uncaught = False
+
+
+def _serve_unless_worker() -> None:
+    """In a process of another role: serves until the job ends, then exits. So one script serves all roles."""
+    role = _core.dist_role()
+    if role == "worker":
+        return
+    from . import server as _server
+
+    _server.run(role)
+    sys.exit(0)
+
+
+def _end_in_order() -> None:
+    """Stores leave their job at exit, while there is an engine; but not after an uncaught exception, since an orderly
+    end would tell the others that this worker has finished."""
+    if _dist_stores:
+        return
+    show = sys.excepthook
+
+    def excepthook(kind, value, trace):
+        global _uncaught
+        _uncaught = True
+        show(kind, value, trace)
+
+    def leave():
+        stores = [store for store in (reference() for reference in _dist_stores) if store is not None]
+        if stores and _uncaught:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        for store in stores:
+            store.close()
+
+    sys.excepthook = excepthook
+    atexit.register(leave)
+
+
 def create(name: str = "local", strict_init: bool = False) -> KVStoreBase:
     """Makes a store by the name of its type; case does not matter.
 
     local      sums and updates on the CPU
     device     sums and updates on the devices that hold the values
     teststore  keeps nothing and sums what it gets
+    dist_sync, dist_async, dist_device_sync, dist_device_async
+               over the servers of a job; in a process whose role is server or scheduler this call serves until the
+               job ends and then exits
 
     and the names of registered classes. With strict_init a push never creates a key.
     """
@@ -317,4 +370,10 @@ def create(name: str = "local", strict_init: bool = False) -> KVStoreBase:
         return klass()
     if name.lower() not in _core.kvstore_types():
         raise InvalidArgument(f"unknown type of store {name!r}: expected one of {', '.join(types())}")
-    return KVStore(name, strict_init)
+    if not name.lower().startswith("dist"):
+        return KVStore(name, strict_init)
+    _serve_unless_worker()
+    _end_in_order()
+    store = KVStore(name, strict_init)
+    _dist_stores.append(weakref.ref(store))
+    return store

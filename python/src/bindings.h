@@ -166,5 +166,6 @@ void BindExchange(nb::class_<PyArray>& type, nb::module_& m);
 void BindRowSparse(nb::module_& m);
 void BindOptimizer(nb::module_& m);
 void BindKVStore(nb::module_& m);
+void BindDist(nb::module_& m);
 
 }  // namespace heddle::python

@@ -11,7 +11,7 @@ namespace {
 
 struct Classes {
   nb::object error, invalid_argument, invalid_type, unknown_key, invalid_state, access, timeout,
-      memory, io, op;
+      memory, io, network, op;
 };
 Classes* classes = nullptr;  // never freed: the interpreter goes first
 
@@ -41,6 +41,8 @@ void Translate(const std::exception_ptr& caught, void*) {
     Raise(classes->memory, error);
   } catch (const IoError& error) {
     Raise(classes->io, error);
+  } catch (const NetworkError& error) {
+    Raise(classes->network, error);
   } catch (const OpError& error) {
     Raise(classes->op, error);
   } catch (const Error& error) {
@@ -56,7 +58,7 @@ void BindErrors(nb::module_&) {
   classes = new Classes{find("Error"),        find("InvalidArgument"), find("InvalidType"),
                         find("UnknownKey"),   find("InvalidState"),    find("AccessError"),
                         find("TimeoutError"), find("OutOfMemory"),     find("IoError"),
-                        find("OpError")};
+                        find("NetworkError"), find("OpError")};
   nb::register_exception_translator(&Translate);
 }
 

@@ -60,6 +60,12 @@ struct PyStore {
   nb::object updater;
 };
 
+// The store, or InvalidState once it is closed.
+KVStore& Open(const PyStore& self) {
+  if (self.store == nullptr) throw InvalidState("the store is closed");
+  return *self.store;
+}
+
 bool IsList(nb::handle object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
 
 // The arrays of one key: `object` is an array or a list of them.
@@ -190,14 +196,14 @@ void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int prio
     const NDArray ids = one->array;
     Pairs("row_sparse_pull", key, out, [&](const auto& keys, const auto& outputs) {
       if constexpr (std::is_same_v<std::decay_t<decltype(keys)>, KeyList>) {
-        self.store->RowSparsePull(keys, outputs, ids, priority);
+        Open(self).RowSparsePull(keys, outputs, ids, priority);
       }
     });
     return;
   }
   Triples("row_sparse_pull", key, out, row_ids,
           [&](const auto& keys, const auto& outputs, const auto& ids) {
-            self.store->RowSparsePull(keys, outputs, ids, priority);
+            Open(self).RowSparsePull(keys, outputs, ids, priority);
           });
 }
 
@@ -221,9 +227,9 @@ auto Calling(PyStore* self) {
 void SetUpdater(PyStore& self, nb::callable updater) {
   {
     const Unlocked unlocked;
-    self.store->SetUpdaters({.dense = Calling<NDArray, NDArray>(&self),
-                             .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(&self),
-                             .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(&self)});
+    Open(self).SetUpdaters({.dense = Calling<NDArray, NDArray>(&self),
+                            .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(&self),
+                            .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(&self)});
   }
   self.updater = std::move(updater);
 }
@@ -232,7 +238,7 @@ void SetOptimizer(PyStore& self, const PyOptimizer& optimizer) {
   nb::object dropped;
   {
     const Blocking blocking;
-    self.store->SetOptimizer(optimizer.optimizer);
+    Open(self).SetOptimizer(optimizer.optimizer);
   }
   std::swap(dropped, self.updater);
 }
@@ -257,8 +263,7 @@ void BindData(nb::class_<PyStore>& type) {
   type.def(
           "init",
           [](const PyStore& self, nb::handle key, nb::handle value) {
-            Pairs("init", key, value,
-                  [&](const auto& k, const auto& v) { self.store->Init(k, v); });
+            Pairs("init", key, value, [&](const auto& k, const auto& v) { Open(self).Init(k, v); });
           },
           nb::arg("key").none(), nb::arg("value").none(),
           "Adds keys with copies of their values. Returns when they are in the store.")
@@ -266,7 +271,7 @@ void BindData(nb::class_<PyStore>& type) {
           "push",
           [](const PyStore& self, nb::handle key, nb::handle value, int priority) {
             Pairs("push", key, value,
-                  [&](const auto& k, const auto& v) { self.store->Push(k, v, priority); });
+                  [&](const auto& k, const auto& v) { Open(self).Push(k, v, priority); });
           },
           nb::arg("key").none(), nb::arg("value").none(), nb::arg("priority") = 0,
           "Sums the values of each key and hands the sum to the updater. Returns at once.")
@@ -276,7 +281,7 @@ void BindData(nb::class_<PyStore>& type) {
              bool ignore_sparse) {
             RequireOut("pull", out);
             Pairs("pull", key, out, [&](const auto& k, const auto& v) {
-              self.store->Pull(k, v, priority, ignore_sparse);
+              Open(self).Pull(k, v, priority, ignore_sparse);
             });
           },
           nb::arg("key").none(), nb::arg("out") = nb::none(), nb::arg("priority") = 0,
@@ -288,11 +293,11 @@ void BindData(nb::class_<PyStore>& type) {
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
             if (out.is_none()) {
               Pairs("pushpull", key, value,
-                    [&](const auto& k, const auto& v) { self.store->PushPull(k, v, priority); });
+                    [&](const auto& k, const auto& v) { Open(self).PushPull(k, v, priority); });
             } else {
               Triples("pushpull", key, value, out,
                       [&](const auto& k, const auto& v, const auto& o) {
-                        self.store->PushPull(k, v, o, priority);
+                        Open(self).PushPull(k, v, o, priority);
                       });
             }
           },
@@ -302,7 +307,7 @@ void BindData(nb::class_<PyStore>& type) {
           "broadcast",
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
             Triples("broadcast", key, value, out, [&](const auto& k, const auto& v, const auto& o) {
-              self.store->Broadcast(k, v, o, priority);
+              Open(self).Broadcast(k, v, o, priority);
             });
           },
           nb::arg("key").none(), nb::arg("value").none(), nb::arg("out").none(),
@@ -318,7 +323,7 @@ void BindData(nb::class_<PyStore>& type) {
             Arrays arrays;
             arrays.AddAll("reset", value);
             const Blocking blocking;
-            self.store->Reset(one, arrays.list());
+            Open(self).Reset(one, arrays.list());
           },
           nb::arg("key").none(), nb::arg("value").none(),
           "Overwrites the value of a key that is there, cures it of an error and forgets its\n"
@@ -328,20 +333,20 @@ void BindData(nb::class_<PyStore>& type) {
           [](const PyStore& self, nb::handle key) {
             const KeyRef one = ToKey("remove", key);
             const Unlocked unlocked;
-            self.store->Remove(one);
+            Open(self).Remove(one);
           },
           nb::arg("key").none(), "Takes a key out of the store.")
       .def(
           "contains",
           [](const PyStore& self, nb::handle key) {
-            return self.store->Contains(ToKey("contains", key));
+            return Open(self).Contains(ToKey("contains", key));
           },
           nb::arg("key").none(), "Whether the store has the key.")
       .def(
           "keys",
           [](const PyStore& self) {
             nb::list keys;
-            for (const Key& key : self.store->Keys()) keys.append(FromKey(key));
+            for (const Key& key : Open(self).Keys()) keys.append(FromKey(key));
             return keys;
           },
           "The keys, in the order in which they came.");
@@ -354,54 +359,63 @@ void BindControl(nb::class_<PyStore>& type) {
       .def("_set_native_optimizer", &SetOptimizer)
       .def("_set_gradient_compression",
            [](const PyStore& self, const std::string& kind, double threshold) {
-             self.store->SetGradientCompression({.type = kind, .threshold = threshold});
+             Open(self).SetGradientCompression({.type = kind, .threshold = threshold});
            })
       .def("_save_native_states",
            [](const PyStore& self, const std::string& file, bool with_optimizer) {
              const Blocking blocking;
-             self.store->SaveOptimizerStates(file, with_optimizer);
+             Open(self).SaveOptimizerStates(file, with_optimizer);
            })
       .def("_load_native_states",
            [](const PyStore& self, const std::string& file) {
              const Blocking blocking;
-             self.store->LoadOptimizerStates(file);
+             Open(self).LoadOptimizerStates(file);
            })
+      .def(
+          "close",
+          [](PyStore& self) {
+            const Unlocked unlocked;
+            self.store.reset();
+          },
+          "Ends the use of the store; a dist store leaves the job in order, once what it pushed "
+          "is\n"
+          "acknowledged. Happens by itself when the store is dropped, or at exit.")
       .def(
           "barrier",
           [](const PyStore& self) {
             const Blocking blocking;
-            self.store->Barrier();
+            Open(self).Barrier();
           },
           "Returns when all workers have called it.")
       .def(
           "_send_command_to_servers",
           [](const PyStore& self, int head, const std::string& body) {
             const Blocking blocking;
-            self.store->SendCommandToServers(head, body);
+            Open(self).SendCommandToServers(head, body);
           },
           nb::arg("head"), nb::arg("body"),
           "Returns after every server's controller ran the command.")
       .def(
           "is_capable",
           [](const PyStore& self, const std::string& capability) {
-            return self.store->IsCapable(capability);
+            return Open(self).IsCapable(capability);
           },
           nb::arg("capability"),
           "'optimizer': whether set_optimizer works; 'compression': set_gradient_compression.")
       .def_prop_ro(
-          "type", [](const PyStore& self) { return self.store->type(); },
+          "type", [](const PyStore& self) { return Open(self).type(); },
           "The type's name, in lower case.")
       .def_prop_ro(
-          "rank", [](const PyStore& self) { return self.store->rank(); },
+          "rank", [](const PyStore& self) { return Open(self).rank(); },
           "The rank of this worker, from 0.")
       .def_prop_ro(
-          "num_workers", [](const PyStore& self) { return self.store->num_workers(); },
+          "num_workers", [](const PyStore& self) { return Open(self).num_workers(); },
           "How many workers there are.")
       .def_prop_ro(
-          "num_dead_nodes", [](const PyStore& self) { return self.store->NumDeadNodes(); },
+          "num_dead_nodes", [](const PyStore& self) { return Open(self).NumDeadNodes(); },
           "How many nodes of the job are dead.")
       .def_prop_ro("transfers", [](const PyStore& self) {
-        const TransferStats stats = self.store->transfers();
+        const TransferStats stats = Open(self).transfers();
         nb::dict result;
         result["pushed_bytes"] = stats.pushed_bytes;
         result["pulled_bytes"] = stats.pulled_bytes;

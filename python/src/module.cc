@@ -92,6 +92,7 @@ NB_MODULE(_core, m) {
   BindRowSparse(m);
   BindOptimizer(m);
   BindKVStore(m);
+  BindDist(m);
   m.def("register", &Register, "Takes over what the Python half of the package has made.");
   m.def("finish", &Finish, "Waits for everything pending; nothing runs after it.");
 }

@@ -10,7 +10,7 @@ import heddle as mx
 
 @pytest.mark.parametrize("name, builtin", [
     ("InvalidArgument", ValueError), ("InvalidType", TypeError), ("UnknownKey", KeyError),
-    ("TimeoutError", builtins.TimeoutError), ("OutOfMemory", MemoryError), ("IoError", OSError),
+    ("TimeoutError", builtins.TimeoutError), ("OutOfMemory", MemoryError), ("IoError", OSError), ("NetworkError", ConnectionError),
     ("InvalidState", RuntimeError), ("AccessError", RuntimeError), ("OpError", RuntimeError)])
 def test_errors_are_python_errors_too(name, builtin):
     error = getattr(mx, name)("the message")

@@ -403,3 +403,16 @@ def test_a_dropped_store_finishes_its_work():
     kv.pull("a", out=out)
     del kv
     assert (out.asnumpy() == 3).all()
+
+
+def test_a_closed_store_says_so(kv):
+    out = ones(0)
+    kv.init("a", ones(3))
+    kv.pull("a", out=out)
+    kv.close()
+    kv.close()
+    assert (out.asnumpy() == 3).all()
+    for call in (lambda: kv.push("a", ones()), lambda: kv.type, kv.barrier, kv.keys, lambda: kv.init("b", ones()),
+                 lambda: kv._set_updater(print)):
+        with pytest.raises(mx.InvalidState, match="closed"):
+            call()

@@ -1,0 +1,145 @@
+"""Jobs of several processes: one script for all roles."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+class Job:
+    """Starts the processes of a job on this machine; the environment is that of DMLC launchers."""
+
+    def __init__(self, tmp_path, script, workers=2, servers=1, server_command=None):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(script))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        self.processes = {}
+        for role, count in (("scheduler", 1), ("server", servers), ("worker", workers)):
+            for i in range(count):
+                environment = {**os.environ, "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1",
+                               "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_WORKER": str(workers),
+                               "DMLC_NUM_SERVER": str(servers), "PYTHONPATH": os.pathsep.join(
+                                   [str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+                if role == "worker":
+                    environment["HEDDLE_RANK"] = str(i)
+                command = [sys.executable, str(path)]
+                if role == "server" and server_command:
+                    command = [sys.executable, *server_command]
+                self.processes[f"{role} {i}"] = subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def finish(self, timeout=300):
+        """{name: (status, stdout, stderr)}; kills what does not end."""
+        ended = {}
+        try:
+            for name, process in self.processes.items():
+                output, errors = process.communicate(timeout=timeout)
+                ended[name] = process.returncode, output.strip(), errors
+        finally:
+            for process in self.processes.values():
+                process.kill()
+        return ended
+
+
+SUMS = """
+    import heddle as mx
+    kv = mx.kv.create("dist_sync")
+    shape = (2, 3)
+    kv.init("w", mx.nd.ones(shape))
+    kv.push("w", mx.nd.full(shape, kv.rank + 1))
+    out = mx.nd.zeros(shape)
+    kv.pull("w", out=out)
+    assert kv.num_workers == 2 and kv.type == "dist_sync"
+    print(out.asnumpy().tolist())
+    kv.barrier()
+"""
+
+
+def test_one_script_serves_all_roles(tmp_path):
+    ended = Job(tmp_path, SUMS, servers=2).finish()
+    for name, (status, output, errors) in ended.items():
+        assert (status, errors) == (0, ""), name
+        assert output == ("[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]" if name.startswith("worker") else "")
+
+
+def test_an_optimizer_runs_on_the_servers(tmp_path):
+    ended = Job(tmp_path, """
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        kv.init(3, mx.nd.zeros((2,)))
+        for _ in range(2):
+            kv.push(3, mx.nd.ones((2,)))
+        out = mx.nd.zeros((2,))
+        kv.pull(3, out=out)
+        print(out.asnumpy().tolist())
+        class Mine(mx.optimizer.Optimizer):
+            pass
+        for refused in (lambda: kv.set_optimizer(Mine()), lambda: kv._set_updater(print)):
+            try:
+                refused()
+            except mx.Error as error:
+                print("refused", "server" in str(error) or "set_optimizer" in str(error))
+    """).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][1].split("\n") == ["[-2.0, -2.0]", "refused True", "refused True"], ended[name]
+
+
+def test_commands_reach_the_controller_of_the_servers_module(tmp_path):
+    (tmp_path / "controlling.py").write_text(textwrap.dedent("""
+        def controller(head, body):
+            if head == 9:
+                raise ValueError("not this one")
+            print(head, body, flush=True)
+    """))
+    ended = Job(tmp_path, """
+        import heddle as mx
+        kv = mx.kv.create("dist_async")
+        if kv.rank == 0:
+            kv._send_command_to_servers(5, "hello")
+            try:
+                kv._send_command_to_servers(9, "x")
+            except mx.Error as error:
+                print("not this one" in str(error))
+        kv.barrier()
+    """, server_command=["-m", "heddle.server", "--module", "controlling"]).finish()
+    assert ended["server 0"][:2] == (0, "5 hello"), ended
+    assert ended["worker 0"][:2] == (0, "True"), ended
+
+
+def test_an_uncaught_exception_fails_the_job_by_name(tmp_path):
+    ended = Job(tmp_path, """
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.ones((2,)))
+        kv.barrier()
+        if kv.rank == 1:
+            raise ValueError("out of luck")
+        kv.push("w", mx.nd.ones((2,)))
+        out = mx.nd.zeros((2,))
+        kv.pull("w", out=out)
+        try:
+            out.asnumpy()
+        except mx.Error as error:
+            print(error)
+            raise
+    """).finish()
+    assert ended["worker 1"][0] == 1 and "out of luck" in ended["worker 1"][2], ended["worker 1"]
+    assert ended["worker 0"][0] == 1 and "worker 1" in ended["worker 0"][1], ended["worker 0"]
+
+
+def test_what_is_missing_is_named(run_python):
+    result = run_python("import heddle as mx; mx.kv.create('dist_sync')", DMLC_ROLE="worker")
+    assert result.returncode == 1 and "ValueError" not in result.stdout
+    assert "HEDDLE_ROOT" in result.stderr or "DMLC_PS_ROOT" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("role", ["worker", "nothing"])
+def test_the_server_program_refuses_other_roles(role):
+    ended = subprocess.run([sys.executable, "-m", "heddle.server"], capture_output=True, text=True, check=False,
+                           env={**os.environ, "DMLC_ROLE": role})
+    assert ended.returncode == 1 and "role" in ended.stderr
