@@ -36,7 +36,7 @@ std::exception_ptr Make(const std::string& message) {
   return std::make_exception_ptr(E(message));
 }
 
-// The types of heddle/error.h and their codes. None derives from another.
+// The types of heddle/error.h and their codes; a derived type stands before its base.
 struct TypedError {
   HeddleStatus status;
   std::exception_ptr (*make)(const std::string& message);
@@ -48,13 +48,10 @@ constexpr TypedError Typed(HeddleStatus status) {
           [](const Error& error) { return dynamic_cast<const E*>(&error) != nullptr; }};
 }
 constexpr TypedError kTypedErrors[] = {
-    Typed<InvalidArgument>(HEDDLE_INVALID_ARGUMENT),
-    Typed<InvalidState>(HEDDLE_INVALID_STATE),
-    Typed<AccessError>(HEDDLE_ACCESS_ERROR),
-    Typed<TimeoutError>(HEDDLE_TIMEOUT),
-    Typed<OutOfMemory>(HEDDLE_OUT_OF_MEMORY),
-    Typed<IoError>(HEDDLE_IO_ERROR),
-    Typed<OpError>(HEDDLE_OP_ERROR),
+    Typed<UnknownKey>(HEDDLE_UNKNOWN_KEY),     Typed<InvalidArgument>(HEDDLE_INVALID_ARGUMENT),
+    Typed<InvalidState>(HEDDLE_INVALID_STATE), Typed<AccessError>(HEDDLE_ACCESS_ERROR),
+    Typed<TimeoutError>(HEDDLE_TIMEOUT),       Typed<OutOfMemory>(HEDDLE_OUT_OF_MEMORY),
+    Typed<IoError>(HEDDLE_IO_ERROR),           Typed<OpError>(HEDDLE_OP_ERROR),
     Typed<NetworkError>(HEDDLE_NETWORK_ERROR),
 };
 

@@ -81,3 +81,11 @@ if(HEDDLE_BUILD_PYTHON)
     endif()
   endif()
 endif()
+
+# For examples/perl: Perl's FFI::Platypus.
+find_package(Perl QUIET)
+set(HEDDLE_PERL_FFI_VERSION "")
+if(PERL_FOUND)
+  execute_process(COMMAND "${PERL_EXECUTABLE}" -MFFI::Platypus -e "print FFI::Platypus->VERSION"
+                  OUTPUT_VARIABLE HEDDLE_PERL_FFI_VERSION ERROR_QUIET)
+endif()

@@ -17,6 +17,7 @@ build_packages=(
   libboost1.81-dev libssl-dev libxxhash-dev
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
   gnuplot-nox  # heddle bench --plot
+  libffi-platypus-perl  # examples/perl
 )
 checks_packages=(clang libclang-rt-14-dev llvm clang-format clang-tidy)
 # nanobind and scikit-build-core build the package, the others test it.

@@ -13,7 +13,8 @@
 //
 // Status:   every call that can fail returns HEDDLE_OK or the code of its error, and keeps the code
 //           and a message for this thread. Nothing is changed by a call that fails with
-//           HEDDLE_INVALID_ARGUMENT; what it would have written through pointers is left alone.
+//           HEDDLE_INVALID_ARGUMENT or HEDDLE_UNKNOWN_KEY; what it would have written through
+//           pointers is left alone.
 // Handles:  opaque, made by a call that writes one through its last argument, and given back with
 //           the Free of its kind; NULL is nobody's handle. A handle that is NULL, was freed, is of
 //           another kind or was never one is HEDDLE_INVALID_ARGUMENT, not a crash. Freeing is safe
@@ -66,6 +67,7 @@ enum {
   HEDDLE_IO_ERROR = 7,
   HEDDLE_OP_ERROR = 8,
   HEDDLE_NETWORK_ERROR = 9,
+  HEDDLE_UNKNOWN_KEY = 10,
   // From here on: codes for the program's own callbacks. They come back unchanged from the calls
   // and waits that their errors reach.
   HEDDLE_USER_ERROR = 1000

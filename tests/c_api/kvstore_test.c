@@ -180,13 +180,13 @@ static void BadInputChangesNothing(void) {
   CHECK_FAILS(HeddleKVStoreInit(store, 1, &text, &good), HEDDLE_INVALID_ARGUMENT, "'five'");
   CHECK_FAILS(HeddleKVStorePush(store, 2, keys, pair, 0), HEDDLE_INVALID_ARGUMENT, "(3,)");
   CHECK_FAILS(HeddleKVStorePush(store, 1, &five, &wrong, 0), HEDDLE_INVALID_ARGUMENT, "(3,)");
-  CHECK_FAILS(HeddleKVStorePull(store, 1, &seven, &good, 0, 1), HEDDLE_INVALID_ARGUMENT, "key 7");
+  CHECK_FAILS(HeddleKVStorePull(store, 1, &seven, &good, 0, 1), HEDDLE_UNKNOWN_KEY, "key 7");
   CHECK_FAILS(HeddleKVStorePush(store, 2, same, mixed, 0), HEDDLE_INVALID_ARGUMENT,
               "values[1]: expected arrays of one kind for key 5");
   CHECK_FAILS(HeddleKVStoreRowSparsePull(store, 1, &five, &sparse, &wrong, 0),
               HEDDLE_INVALID_ARGUMENT, "row-sparse value");
-  CHECK_FAILS(HeddleKVStoreRemove(store, &seven), HEDDLE_INVALID_ARGUMENT, "key 7");
-  CHECK_FAILS(HeddleKVStoreReset(store, &seven, good), HEDDLE_INVALID_ARGUMENT, "key 7");
+  CHECK_FAILS(HeddleKVStoreRemove(store, &seven), HEDDLE_UNKNOWN_KEY, "key 7");
+  CHECK_FAILS(HeddleKVStoreReset(store, &seven, good), HEDDLE_UNKNOWN_KEY, "key 7");
   CHECK(Holds(store, five, 2));
   int contains = 1;
   CHECK_OK(HeddleKVStoreContains(store, &seven, &contains));
@@ -195,7 +195,7 @@ static void BadInputChangesNothing(void) {
   const HeddleKVStoreOptions strict = {.struct_size = sizeof strict, .strict_init = 1};
   HeddleKVStore strict_store = NULL;
   CHECK_OK(HeddleKVStoreCreate("local", &strict, &strict_store));
-  CHECK_FAILS(HeddleKVStorePush(strict_store, 1, &five, &good, 0), HEDDLE_INVALID_ARGUMENT,
+  CHECK_FAILS(HeddleKVStorePush(strict_store, 1, &five, &good, 0), HEDDLE_UNKNOWN_KEY,
               "strict_init");
   CHECK_OK(HeddleKVStorePush(store, 1, &seven, &good, 0));  // creates the key
   CHECK(Holds(store, seven, 1));

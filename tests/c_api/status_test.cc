@@ -60,7 +60,8 @@ TEST_F(StatusTest, EveryTypeOfErrorHasAStatusOfItsOwn) {
   ExpectStatus(HEDDLE_IO_ERROR, IoError("f"), "f");
   ExpectStatus(HEDDLE_OP_ERROR, OpError("g"), "g");
   ExpectStatus(HEDDLE_NETWORK_ERROR, NetworkError("h"), "h");
-  ExpectStatus(HEDDLE_ERROR, Error("i"), "i");
+  ExpectStatus(HEDDLE_UNKNOWN_KEY, UnknownKey("i"), "i");
+  ExpectStatus(HEDDLE_ERROR, Error("j"), "j");
 }
 
 TEST_F(StatusTest, NothingElseLeavesAsAnExceptionEither) {
