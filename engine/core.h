@@ -409,13 +409,13 @@ class EngineCore {
       false;  // the lookout wants a further worker in, whatever the average
   int help_skips_ GUARDED_BY(lock_) = 0;
   int help_backoff_ GUARDED_BY(lock_) = 0;
+  int pushers_executing_ GUARDED_BY(lock_) = 0;  // of executing_: bodies started inline
   engine::Tracker tracker_ GUARDED_BY(lock_);
   engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::uint64_t failed_ GUARDED_BY(lock_) = 0;
   std::uint64_t executor_ran_ GUARDED_BY(lock_) = 0;  // ops run by workers and WaitForAll
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;       // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
-  int pushers_executing_ GUARDED_BY(lock_) = 0;  // of executing_: bodies started inline
 
   WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc
   Waiter* leader_ GUARDED_BY(lock_) = nullptr;      // runs the poller, or has been told to

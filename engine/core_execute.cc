@@ -203,7 +203,8 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   ++executor.ran;
   executor_ran_ += executor.keeps_candidate;
   ++executing_;
-  pushers_executing_ += executor.is_pusher;
+  if (executor.is_pusher) [[unlikely]]
+    ++pushers_executing_;
   bool request_worker = false;
   // Nobody counts on a pusher to look at the inbox, and how long a transfer takes to start says
   // nothing of other bodies.
@@ -246,7 +247,8 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   lock_.lock();
   executor.current = nullptr;
   --executing_;
-  pushers_executing_ -= executor.is_pusher;
+  if (executor.is_pusher) [[unlikely]]
+    --pushers_executing_;
   // Whoever was counted on may have left meanwhile, and lowered the mode for good.
   if (lowered && executors_ > 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
   if (timed) MeasureBodyLocked(ended_ns - started_ns);

@@ -2,13 +2,14 @@
 //
 //   bench_engine <mode> [flags of benchmarks/peers/harness.h]
 //
-//   patterns    as every peer: nanoseconds per op of each op stream, --verify, --metg
-//   push-call   the Push call alone, with a deep queue; heap allocations per 1000 ops in steady
-//   state push-wait   push one op and wait for it, back to back and after 200 us of quiet wake Push
-//   onto a sleeping engine: the call, and the time until the op starts pushers     several pushing
-//   threads, pushes from inside ops, async ops completed by another thread memory      resident
-//   bytes per pending op, a million pending idle        CPU time that the process uses while its
-//   engine idles for --budget-ms
+//   patterns   as every peer: nanoseconds per op of each op stream, --verify, --metg
+//   push-call  the Push call alone, with a deep queue; heap allocations per 1000 ops
+//   push-wait  push one op and wait for it, back to back and after 200 us of quiet
+//   wake       Push onto a sleeping engine: the call, and the time until the op starts
+//   pushers    several pushing threads, pushes from inside ops, async ops completed elsewhere
+//   memory     resident bytes per pending op, a million pending
+//   idle       CPU time that the process uses while its engine idles for --budget-ms
+//   echo       a wait for an answer from a socket, beside a bare poll(): who runs the I/O loop
 //
 // Bounds to expect: an op touches about four cache lines and one of them crosses to the other core,
 // so 20 to 50 ns; waking a thread takes the kernel 10 to 50 us.
@@ -55,6 +56,7 @@ struct Mode {
 constexpr Mode kModes[] = {
     {"push-call", &MeasurePushCall}, {"push-wait", &MeasurePushWait}, {"wake", &MeasureWake},
     {"pushers", &MeasurePushers},    {"memory", &MeasureMemory},      {"idle", &MeasureIdle},
+    {"echo", &MeasureEcho},
 };
 
 int Main(int argc, char** argv) {

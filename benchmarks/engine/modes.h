@@ -17,6 +17,8 @@ namespace heddle::bench {
 void MeasurePushCall(const HarnessOptions& options);
 void MeasurePushWait(const HarnessOptions& options);
 void MeasureWake(const HarnessOptions& options);
+// echo.cc
+void MeasureEcho(const HarnessOptions& options);
 // load.cc
 void MeasurePushers(const HarnessOptions& options);
 void MeasureMemory(const HarnessOptions& options);
