@@ -333,11 +333,11 @@ void MeasureLargeOf(std::size_t bytes, std::vector<Contender>& contenders, int r
       const auto begin = Clock::now();
       for (int i = 0; i < operations; ++i) contender.client->RoundTrip(out, in);
       const double time = Microseconds(Clock::now() - begin) / 1e3 / operations;
+      const double cpu_time = OwnCpuSeconds() + contender.server->CpuSeconds() - cpu;
       CHECK(in == out, "{}: other bytes came back", contender.name);
       if (round < 0) continue;
       contender.figures.push_back(time);
-      contender.cpu.push_back((OwnCpuSeconds() + contender.server->CpuSeconds() - cpu) /
-                              operations);
+      contender.cpu.push_back(cpu_time / operations);
     }
   }
   const Contender& ours = contenders[0];

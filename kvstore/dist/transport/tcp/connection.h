@@ -1,7 +1,7 @@
 // One TCP connection to a peer, behind its handshake.
 //
 // Asio tells when the socket is ready; reading and writing are own loops of readv and sendmsg of up
-// to 64 KiB a call, in turn: with more a call an urgent message on the other connection waits
+// to 128 KiB a call, in turn: with more a call an urgent message on the other connection waits
 // longer for its turn.
 //
 // Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
@@ -81,8 +81,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   // System calls a turn. A sender leaves the rest of much to the reactor, which writes and reads in
   // turn: else the peer's answers would pile up there.
-  static constexpr int kCallsOfSender = 4;
-  static constexpr int kReadsOfTurn = 8;
+  static constexpr int kCallsOfSender = 1;
+  static constexpr int kReadsOfTurn = 4;
   // SO_RCVLOWAT in the midst of a payload, at most.
   static constexpr std::uint64_t kWakeBytes = 256 << 10;
 

@@ -31,7 +31,7 @@ namespace heddle::kvstore::dist {
 class Receiver {
  public:
   // Of one read, at most.
-  static constexpr std::size_t kReadBytes = 64 << 10;
+  static constexpr std::size_t kReadBytes = 128 << 10;
   // Payloads above this are followed by the lookahead of a header.
   static constexpr std::size_t kLongPayload = 64 << 10;
 

@@ -35,7 +35,7 @@ class SendQueue {
   static constexpr std::size_t kPackMessages = 64;
   static constexpr std::size_t kPackBytes = 16 << 10;
   // What one Fetch gives.
-  static constexpr std::size_t kFetchBytes = 64 << 10;
+  static constexpr std::size_t kFetchBytes = 128 << 10;
 
   struct Item {
     std::int32_t priority = 0;
