@@ -30,7 +30,7 @@ inline std::vector<std::int64_t> ValuesOf(const Payload& payload) {
   std::vector<std::byte> bytes;
   for (const auto run : payload.runs()) bytes.insert(bytes.end(), run.begin(), run.end());
   std::vector<std::int64_t> values(bytes.size() / sizeof(std::int64_t));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(std::int64_t));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 

@@ -3,7 +3,6 @@
 #include <heddle/error.h>
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <utility>
 
@@ -24,7 +23,7 @@ void CopyRuns(std::span<const std::span<const std::byte>> from,
     while (!bytes.empty()) {
       CHECK(run < to.size(), "a landing shorter than its payload");
       const std::size_t count = std::min(bytes.size(), to[run].size() - at);
-      std::memcpy(to[run].data() + at, bytes.data(), count);
+      std::copy_n(bytes.data(), count, to[run].data() + at);
       bytes = bytes.subspan(count);
       at += count;
       if (at == to[run].size()) {
