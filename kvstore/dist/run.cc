@@ -98,7 +98,7 @@ ProcessWorker& TheWorker() {
 }  // namespace
 
 std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine) {
-  const std::shared_ptr<WorkerNode> node = TheWorker().Get();
+  std::shared_ptr<WorkerNode> node = TheWorker().Get();
   // The last store that holds it leaves the job.
   const std::shared_ptr<WorkerLink> link(node.get(), [node](WorkerLink*) mutable {
     std::shared_ptr<WorkerNode> mine = std::move(node);

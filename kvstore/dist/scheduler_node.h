@@ -20,7 +20,7 @@ class SchedulerNode final : private Node {
       std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
 
   SchedulerNode(const DistOptions& options, const TransportFactory& make_transport);
-  ~SchedulerNode();
+  ~SchedulerNode() override;
 
   // Until the job has ended. As RunScheduler.
   void Run();

@@ -126,7 +126,7 @@ TEST_P(AccessCheck, BodiesOfAsyncOpsAreChecked) {
 }
 
 TEST_P(AccessCheck, ArraysOfAnotherEngineAreCaught) {
-  Engine other;
+  Engine other(EngineOptions::FromEnvironment());
   const NDArray foreign = NDArray::Ones({2}, DType::kFloat32, Cpu(), other);
   foreign.WaitToRead();
   ExpectCaught({.name = "foreign"}, [foreign] { foreign.const_data(); },

@@ -67,8 +67,8 @@ const void* InPlace(const Payload& payload, std::size_t alignment) {
   return reinterpret_cast<std::uintptr_t>(data) % alignment == 0 ? data : nullptr;
 }
 
-std::exception_ptr Invalid(std::string message) {
-  return std::make_exception_ptr(InvalidArgument(std::move(message)));
+std::exception_ptr Invalid(const std::string& message) {
+  return std::make_exception_ptr(InvalidArgument(message));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ class ServerNode final : private Node {
 
   ServerNode(const DistOptions& options, const EngineOptions& engine, ServerController controller,
              const TransportFactory& make_transport);
-  ~ServerNode();
+  ~ServerNode() override;
 
   // Joins, and serves until the job has ended. As RunServer.
   void Run();

@@ -201,8 +201,8 @@ std::shared_ptr<Landing> WorkerNode::FindLanding(NodeId from, const Message& hea
 
 void WorkerNode::GiveAnswer(Answer answer) {
   if (answer.token == kLeaveToken) return;
-  reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(answer.token))
-      ->OnAnswer(std::move(answer));
+  auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(answer.token));
+  sink->OnAnswer(std::move(answer));
 }
 
 }  // namespace heddle::kvstore::dist
