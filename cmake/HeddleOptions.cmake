@@ -42,10 +42,6 @@ endif()
 
 # What every test sees in its environment.
 set(HEDDLE_TEST_ENVIRONMENT "")
-if(HEDDLE_SANITIZE)
-  # State machines without threads: without sanitizers they run all of their 100 000 schedules.
-  list(APPEND HEDDLE_TEST_ENVIRONMENT "HEDDLE_TEST_SCHEDULES=1000")
-endif()
 if(HEDDLE_SANITIZE MATCHES "thread")
   # The thread sanitizer does not see how the prebuilt oneTBB synchronises and reports races that
   # are not there; engines run on plain threads instead.

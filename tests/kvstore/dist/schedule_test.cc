@@ -19,7 +19,7 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr int kShards = 10;
-constexpr std::uint64_t kSchedules = 100'000;  // of all shards
+constexpr std::uint64_t kSchedules = HEDDLE_SCHEDULES;  // of all shards
 
 std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
   const char* given = std::getenv(name);
