@@ -406,10 +406,22 @@ TEST_P(DistStoreTest, BadInputIsNamedAndChangesNothing) {
     NDArray out({3}, DType::kFloat32, Cpu(), engine);
     store.Pull("w", out);
     EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 2));
-    const std::string optimizer =
-        ErrorOf([&] { store.SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.1 * rank})); });
+  });
+}
+
+TEST_P(DistStoreTest, DifferentOptimizersOfTwoRanksAreAnErrorThatNamesBoth) {
+  std::atomic<int> refused{0};
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine&) {
+    const std::string error =
+        ErrorOf([&] { store.SetOptimizer(MakeOptimizer(rank == 0 ? "sgd" : "adam")); });
+    if (error != "none") {
+      ++refused;
+      EXPECT_NE(error.find("sgd"), std::string::npos) << error;
+      EXPECT_NE(error.find("adam"), std::string::npos) << error;
+    }
     store.Barrier();
-    (void)optimizer;
+    EXPECT_GE(refused.load(), 1);
   });
 }
 
