@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,10 @@
 #include "kvstore/dist/transport/transport.h"
 
 namespace heddle::kvstore::dist {
+
+// Makes the transport of a node, which calls its events.
+using TransportFactory =
+    std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
 
 class Node : public TransportEvents {
  public:

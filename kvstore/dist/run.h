@@ -14,10 +14,6 @@
 
 namespace heddle::kvstore::dist {
 
-// Makes the transport of a node, which calls its events.
-using TransportFactory =
-    std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
-
 // Over TCP, as the options say; for all but workers it listens.
 TransportFactory TcpTransports(const DistOptions& options);
 

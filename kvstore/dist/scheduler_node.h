@@ -16,9 +16,6 @@ namespace heddle::kvstore::dist {
 
 class SchedulerNode final : private Node {
  public:
-  using TransportFactory =
-      std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
-
   SchedulerNode(const DistOptions& options, const TransportFactory& make_transport);
   ~SchedulerNode() override;
 

@@ -20,9 +20,6 @@ namespace heddle::kvstore::dist {
 
 class ServerNode final : private Node {
  public:
-  using TransportFactory =
-      std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
-
   ServerNode(const DistOptions& options, const EngineOptions& engine, ServerController controller,
              const TransportFactory& make_transport);
   ~ServerNode() override;

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -54,11 +53,6 @@ class CallStarter {
  private:
   std::shared_ptr<PartsCall> call_;
 };
-
-template <class Array>
-std::shared_ptr<const Array> Shared(const Array& array) {
-  return std::make_shared<const Array>(array);
-}
 
 class DistKVStore final : public KVStore {
  public:

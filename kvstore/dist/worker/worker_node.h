@@ -23,10 +23,6 @@ namespace heddle::kvstore::dist {
 // Life: Join; stores; Close. A worker that ends without Close has failed.
 class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
  public:
-  // Makes the transport of a node that calls its events.
-  using TransportFactory =
-      std::function<std::unique_ptr<Transport>(TransportEvents& events, Incarnation incarnation)>;
-
   // Returns when all nodes of the job have met. InvalidArgument, NetworkError or TimeoutError, as
   // RunServer.
   static std::shared_ptr<WorkerNode> Join(const DistOptions& options,
