@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "kvstore/key_table.h"
 
 namespace heddle::kvstore {
@@ -44,6 +45,22 @@ void CheckDense(std::string_view call, const KeyArrays& pair) {
                                     ToString(pair.key)));
 }
 
+void ThrowUnknownKey(std::string_view call, KeyRef key) {
+  throw UnknownKey(
+      fmt::format("{}: unknown key {}: expected one that was initialised", call, ToString(key)));
+}
+
+void ThrowNotNew(std::string_view call, KeyRef key) {
+  throw InvalidArgument(
+      fmt::format("{}: key {} is in the store already: expected a new key", call, ToString(key)));
+}
+
+void ThrowMixedKinds(std::string_view call, KeyRef key) {
+  throw InvalidArgument(
+      fmt::format("{}: key {}: expected arrays of one kind, got dense and row-sparse ones", call,
+                  ToString(key)));
+}
+
 void ThrowShape(std::string_view call, KeyRef key, const Shape& expected, const Shape& given) {
   throw InvalidArgument(fmt::format("{}: key {}: expected shape {}, got {}", call, ToString(key),
                                     ToString(expected), ToString(given)));
@@ -71,6 +88,135 @@ void CheckDistinct(std::string_view call, std::span<const KeyArrays> pairs) {
                                         ToString(pair.key)));
     }
   }
+}
+
+void CheckKeyKind(std::string_view call, KeyRef key, std::optional<bool> string_keys) {
+  if (!string_keys || *string_keys == key.is_string()) return;
+  throw InvalidArgument(fmt::format(
+      "{}: key {}: expected {} key as the others of this store, got {}", call, ToString(key),
+      *string_keys ? "a string" : "an integer", key.is_string() ? "a string" : "an integer"));
+}
+
+void CheckInit(std::span<const KeyArrays> pairs, const Engine& engine) {
+  for (const KeyArrays& pair : pairs) CheckOneArray("Init", pair, engine);
+  CheckOneKind("Init", pairs);
+  CheckDistinct("Init", pairs);
+}
+
+namespace {
+
+void CheckSameShapes(std::string_view call, const KeyArrays& value, const KeyArrays& out) {
+  WithFirstArray(value, [&](const auto& first) {
+    ForEachArray(out, [&](const auto& array) { CheckShape(call, out.key, first, array); });
+  });
+}
+
+}  // namespace
+
+void CheckBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                    const Engine& engine) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CheckOneArray("Broadcast", values[i], engine);
+    CheckArrays("Broadcast", out[i], engine);
+    CheckSameShapes("Broadcast", values[i], out[i]);
+  }
+  CheckOneKind("Broadcast", values);
+  CheckDistinct("Broadcast", values);
+}
+
+void CheckPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                   const Engine& engine) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CheckArrays("PushPull", values[i], engine);
+    CheckArrays("PushPull", out[i], engine);
+    CheckSameShapes("PushPull", values[i], out[i]);
+  }
+  CheckOneKind("PushPull", values);
+}
+
+void CheckRowPull(const KeyRowPull& pull, const Engine& engine) {
+  CheckArrays("RowSparsePull", {pull.key, pull.out}, engine);
+  CheckArrays("RowSparsePull", {pull.key, pull.row_ids}, engine);
+  for (const NDArray& ids : pull.row_ids) {
+    if (ids.dtype() != DType::kBool) continue;
+    throw InvalidArgument(
+        fmt::format("RowSparsePull: key {}: expected row ids of a numeric dtype, got bool",
+                    ToString(pull.key)));
+  }
+}
+
+void ThrowNotRowSparse(KeyRef key) {
+  throw InvalidArgument(fmt::format(
+      "RowSparsePull: key {}: expected a row-sparse value, got a dense one", ToString(key)));
+}
+
+void CheckCompression(std::string_view call, const PushedKind& pushed,
+                      const Compressor& compressor) {
+  if (pushed.row_sparse) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected dense arrays, since gradient compression {} is set, got row-sparse "
+        "ones",
+        call, ToString(pushed.key), compressor.options().type));
+  }
+  if (!IsCompressible(pushed.dtype)) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected float32, float16 or bfloat16, since gradient compression {} is "
+        "set, got {}",
+        call, ToString(pushed.key), compressor.options().type, Name(pushed.dtype)));
+  }
+}
+
+void CheckUpdate(std::string_view call, const PushedKind& pushed, const Optimizer& optimizer,
+                 const internal::UpdatePlan& plan) {
+  if (!IsFloating(pushed.dtype)) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected a floating dtype for optimizer {}, got {}", call,
+                    ToString(pushed.key), optimizer.name(), Name(pushed.dtype)));
+  }
+  const std::string refusal =
+      plan.rule->Refusal({.dimensions = static_cast<int>(pushed.shape.ndim()),
+                          .weight_decay = plan.WeightDecay(pushed.key),
+                          .row_sparse = pushed.row_sparse});
+  if (!refusal.empty()) {
+    throw InvalidArgument(fmt::format("{}: key {}: optimizer {}: {}", call, ToString(pushed.key),
+                                      optimizer.name(), refusal));
+  }
+}
+
+void TellSparseIgnored(KeyRef key) {
+  Log(LogLevel::kInfo,
+      "pull of key {}: row-sparse outputs are left alone; RowSparsePull fills them, and so does "
+      "Pull without ignore_sparse",
+      ToString(key));
+}
+
+std::shared_ptr<const Compressor> NewCompressor(const CompressionOptions& options,
+                                                const Compressor* present, bool pushed) {
+  auto fresh = MakeCompressor(options);
+  const auto text = [](const CompressionOptions& o) {
+    return fmt::format("type {}, threshold {}", o.type, o.threshold);
+  };
+  if (present != nullptr) {
+    const CompressionOptions& set = present->options();
+    if (set.type == fresh->options().type && set.threshold == options.threshold) return nullptr;
+    throw InvalidArgument(
+        fmt::format("SetGradientCompression: expected what is set already, {}, got {}", text(set),
+                    text(fresh->options())));
+  }
+  if (pushed) {
+    throw InvalidState(fmt::format(
+        "SetGradientCompression: expected a call before the first push, got {} after it",
+        text(fresh->options())));
+  }
+  return fresh;
+}
+
+void CheckMultiPrecision(const std::string& file, const OptimizerStates& states,
+                         const internal::UpdatePlan& plan) {
+  if (states.multi_precision == plan.multi_precision) return;
+  throw InvalidArgument(
+      fmt::format("LoadOptimizerStates: {}: expected states with multi_precision {}, got {}", file,
+                  plan.multi_precision, states.multi_precision));
 }
 
 }  // namespace heddle::kvstore

@@ -1,11 +1,19 @@
-// The checks of store calls. Each throws InvalidArgument, which names the call, the key, what it
-// expected and what it got.
+// The checks of store calls, and what else stores have to say. A check throws InvalidArgument,
+// which names the call, the key, what it expected and what it got.
 #pragma once
 
 #include <heddle/kvstore.h>
+#include <heddle/optimizer.h>
 
+#include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+
+#include "kvstore/compression/compressor.h"
+#include "kvstore/optimizer/update_plan.h"
+#include "kvstore/optimizer_states.h"
 
 namespace heddle::kvstore {
 
@@ -16,6 +24,9 @@ void CheckOneArray(std::string_view call, const KeyArrays& pair, const Engine& e
 // None of them row-sparse.
 void CheckDense(std::string_view call, const KeyArrays& pair);
 
+[[noreturn]] void ThrowUnknownKey(std::string_view call, KeyRef key);  // UnknownKey
+[[noreturn]] void ThrowNotNew(std::string_view call, KeyRef key);
+[[noreturn]] void ThrowMixedKinds(std::string_view call, KeyRef key);
 [[noreturn]] void ThrowShape(std::string_view call, KeyRef key, const Shape& expected,
                              const Shape& given);
 [[noreturn]] void ThrowDType(std::string_view call, KeyRef key, DType expected, DType given);
@@ -46,5 +57,51 @@ decltype(auto) WithFirstArray(const KeyArrays& pair, const F& f) {
 // All strings, or all integers.
 void CheckOneKind(std::string_view call, std::span<const KeyArrays> pairs);
 void CheckDistinct(std::string_view call, std::span<const KeyArrays> pairs);
+// Of the kind of the store's other keys: strings, integers or, while there are none, either.
+void CheckKeyKind(std::string_view call, KeyRef key, std::optional<bool> string_keys);
+
+// Whole calls, so far as they can be checked without the stored values.
+void CheckInit(std::span<const KeyArrays> pairs, const Engine& engine);
+void CheckBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                    const Engine& engine);
+void CheckPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                   const Engine& engine);
+void CheckRowPull(const KeyRowPull& pull, const Engine& engine);
+
+// A row pull of a value that is not row-sparse.
+[[noreturn]] void ThrowNotRowSparse(KeyRef key);
+// The outputs and the stored value, which has is_row_sparse() and shape().
+template <class Value>
+void CheckRowPullOf(const Value& value, const KeyRowPull& pull) {
+  if (!value.is_row_sparse()) ThrowNotRowSparse(pull.key);
+  for (const RowSparseNDArray& array : pull.out) {
+    CheckShape("RowSparsePull", pull.key, value, array);
+  }
+}
+
+// A gradient of a key, and what is done with it.
+struct PushedKind {
+  KeyRef key;
+  const Shape& shape;
+  DType dtype;
+  bool row_sparse;
+};
+// Whether it can be compressed.
+void CheckCompression(std::string_view call, const PushedKind& pushed,
+                      const Compressor& compressor);
+// Whether the optimizer, of which `plan` is, can update by it.
+void CheckUpdate(std::string_view call, const PushedKind& pushed, const Optimizer& optimizer,
+                 const internal::UpdatePlan& plan);
+
+// Logs that a pull of `key` leaves row-sparse outputs alone.
+void TellSparseIgnored(KeyRef key);
+
+// Of SetGradientCompression: the compressor, or null if `present` is one of the same options.
+// InvalidState after the first push.
+std::shared_ptr<const Compressor> NewCompressor(const CompressionOptions& options,
+                                                const Compressor* present, bool pushed);
+// Of LoadOptimizerStates.
+void CheckMultiPrecision(const std::string& file, const OptimizerStates& states,
+                         const internal::UpdatePlan& plan);
 
 }  // namespace heddle::kvstore

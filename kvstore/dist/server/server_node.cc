@@ -21,7 +21,8 @@ ServerOptions MachineOptions(const DistOptions& options) {
 
 ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
                        ServerController controller, const TransportFactory& make_transport)
-    : options_(options),
+    : MemberNode(machine_),
+      options_(options),
       incarnation_(NewIncarnation()),
       engine_(engine),
       parts_(engine_,
@@ -60,11 +61,7 @@ ServerNode::~ServerNode() {
 
 void ServerNode::Run() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
-  ConnectToScheduler(*transport_, options_, deadline);
-  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-    member_->Join(now, out);
-    joined_ = true;
-  });
+  JoinJob(*transport_, options_, deadline);
   {
     MutexLock lock(mutex_);
     while (!member_->failure() && !member_->shutdown_wanted()) changed_.Wait(mutex_);
@@ -73,61 +70,21 @@ void ServerNode::Run() {
   Drive([&](Time, Outputs& out) REQUIRES(mutex_) { member_->ShutDown(out); });
 }
 
-std::string ServerNode::DescribeState() {
-  MutexLock lock(mutex_);
-  const Time now = Now();
-  return member_->DescribeState(now) + machine_.DescribeState(now) + engine_.DumpState();
-}
+std::string ServerNode::DescribeState() { return DescribeMachines() + engine_.DumpState(); }
 
-// The machines learn of each other's news.
-void ServerNode::Follow(Time now, Outputs& out) {
-  if (member_->failure() && !std::exchange(told_failure_, true)) {
-    Message failed{.kind = Kind::kJobFailed};
-    failed.meta = Encode(*member_->failure());
-    machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
-  }
-}
-
-void ServerNode::HandleMessage(Time now, NodeId from, Message message, Outputs& out) {
-  if (from.role == Role::kScheduler) {
-    const bool had_roster = member_->roster().has_value();
-    member_->OnMessage(now, message, out);
-    if (member_->roster() && !had_roster) {
-      transport_->SetSelf(member_->self());
-      const RosterBody& roster = *member_->roster();
-      parts_.SetPlacement({.num_servers = roster.num_servers,
-                           .cut_bytes = roster.cut_bytes,
-                           .slice_bytes = roster.slice_bytes});
-      machine_.OnRoster(now, roster, out);
-    }
-  }
-  machine_.OnMessage(now, from, std::move(message), out);
-  Follow(now, out);
-}
-
-void ServerNode::HandleLost(Time now, NodeId peer, const std::string& address,
-                            const std::string& why, Outputs& out) {
-  if (peer.role == Role::kScheduler) {
-    member_->OnSchedulerLost(now, why);
-  } else {
-    machine_.OnLost(now, peer, address, why, out);
-  }
-  Follow(now, out);
-}
-
-void ServerNode::HandleTime(Time now, Outputs& out) {
-  if (joined_) member_->OnTime(now, out);
-  if (const auto next = machine_.next_time(); next && *next <= now) machine_.OnTime(now, out);
-  Follow(now, out);
+void ServerNode::OnMemberChanged(Time now, Outputs& out) {
+  if (!member_->roster() || std::exchange(has_roster_, true)) return;
+  transport_->SetSelf(member_->self());
+  const RosterBody& roster = *member_->roster();
+  parts_.SetPlacement({.num_servers = roster.num_servers,
+                       .cut_bytes = roster.cut_bytes,
+                       .slice_bytes = roster.slice_bytes});
+  machine_.OnRoster(now, roster, out);
 }
 
 // Acknowledgements go once nothing else is at hand.
 void ServerNode::OnTurnEnd() {
   Drive([&](Time, Outputs& out) REQUIRES(mutex_) { machine_.EndTurn(out); });
-}
-
-std::optional<Time> ServerNode::NextTime() const {
-  return Earlier(joined_ ? member_->next_time() : std::nullopt, machine_.next_time());
 }
 
 }  // namespace heddle::kvstore::dist

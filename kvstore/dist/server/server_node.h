@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "kvstore/dist/member_node.h"
 #include "kvstore/dist/node.h"
-#include "kvstore/dist/protocol/member.h"
 #include "kvstore/dist/protocol/server.h"
 #include "kvstore/dist/server/array_parts.h"
 #include "kvstore/dist/server/server_control.h"
@@ -18,7 +18,7 @@
 
 namespace heddle::kvstore::dist {
 
-class ServerNode final : private Node {
+class ServerNode final : private MemberNode<ServerMachine> {
  public:
   ServerNode(const DistOptions& options, const EngineOptions& engine, ServerController controller,
              const TransportFactory& make_transport);
@@ -30,15 +30,8 @@ class ServerNode final : private Node {
 
  private:
   // Node
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override
-      REQUIRES(mutex_);
-  void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
-                  Outputs& out) override REQUIRES(mutex_);
-  void HandleTime(Time now, Outputs& out) override REQUIRES(mutex_);
+  void OnMemberChanged(Time now, Outputs& out) override REQUIRES(mutex_);
   void OnTurnEnd() override;
-  std::optional<Time> NextTime() const override REQUIRES(mutex_);
-
-  void Follow(Time now, Outputs& out) REQUIRES(mutex_);
 
   const DistOptions options_;
   const Incarnation incarnation_;
@@ -47,10 +40,8 @@ class ServerNode final : private Node {
   ArrayControl control_ GUARDED_BY(mutex_);
   ServerMachine machine_ GUARDED_BY(mutex_);
   std::unique_ptr<Transport> transport_;
-  std::optional<Member> member_ GUARDED_BY(mutex_);
-  bool joined_ GUARDED_BY(mutex_) = false;        // before it, member_ knows no time
-  bool told_failure_ GUARDED_BY(mutex_) = false;  // to machine_
-  std::optional<StateOnSignal> state_signal_;     // goes first
+  bool has_roster_ GUARDED_BY(mutex_) = false;
+  std::optional<StateOnSignal> state_signal_;  // goes first
 };
 
 }  // namespace heddle::kvstore::dist

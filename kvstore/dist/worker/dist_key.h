@@ -66,4 +66,6 @@ class DistKey {
   std::deque<std::shared_ptr<PartsCall>> calls_ GUARDED_BY(mutex_);
 };
 
+using KeyPtr = std::shared_ptr<DistKey>;
+
 }  // namespace heddle::kvstore::dist

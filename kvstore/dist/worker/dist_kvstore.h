@@ -1,14 +1,135 @@
-// The stores of a distributed job, as workers see them.
+// The stores "dist_sync", "dist_async", "dist_device_sync" and "dist_device_async" at a worker.
+//
+// Every call becomes ops: one that reads the pushed array until the servers have acknowledged it,
+// or writes the pulled one when its parts have come; lists are summed by an op before. The ops are
+// asynchronous and hold no thread. The order of a key's requests is that of the calls (DistKey).
 #pragma once
 
 #include <heddle/kvstore.h>
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
+#include "base/mutex.h"
+#include "kvstore/compression/compressor.h"
+#include "kvstore/dist/protocol/outputs.h"
+#include "kvstore/dist/worker/dist_key.h"
+#include "kvstore/dist/worker/parts_call.h"
 #include "kvstore/dist/worker/worker_link.h"
+#include "kvstore/key_table.h"
+#include "kvstore/optimizer/update_plan.h"
+#include "kvstore/registry.h"
 
 namespace heddle::kvstore::dist {
+
+class DistKVStore final : public KVStore {
+ public:
+  DistKVStore(Engine& engine, std::string type, std::shared_ptr<WorkerLink> link,
+              std::uint32_t store);
+  ~DistKVStore() override;
+
+  std::vector<Key> Keys() const override;
+  void SetUpdaters(Updaters updaters) override;
+  void SetOptimizer(std::shared_ptr<Optimizer> optimizer) override EXCLUDES(mutex_);
+  void SaveOptimizerStates(const std::string& file, bool with_optimizer) override EXCLUDES(mutex_);
+  void LoadOptimizerStates(const std::string& file) override EXCLUDES(mutex_);
+  void SetGradientCompression(const CompressionOptions& options) override EXCLUDES(mutex_);
+  bool IsCapable(std::string_view capability) const override {
+    const std::string name = LowerCase(capability);
+    return name == "optimizer" || name == "compression";
+  }
+  TransferStats transfers() const override {
+    return {pushed_bytes_.load(std::memory_order_relaxed),
+            pulled_bytes_.load(std::memory_order_relaxed)};
+  }
+  int rank() const override { return link_->rank(); }
+  int num_workers() const override { return link_->num_workers(); }
+  void Barrier() override;
+  void SendCommandToServers(int head, std::string_view body) override;
+  int NumDeadNodes() const override { return link_->num_dead(); }
+
+ protected:
+  void DoInit(std::span<const KeyArrays> pairs) override;
+  void DoPush(std::span<const KeyArrays> pairs, int priority) override;
+  void DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) override;
+  void DoRowSparsePull(std::span<const KeyRowPull> pulls, int priority) override;
+  void DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                  int priority) override;
+  void DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                   int priority) override;
+  void DoReset(const KeyArrays& value) override;
+  bool DoContains(KeyRef key) const override;
+
+ private:
+  // One key of a push that has been checked.
+  struct KeyPush {
+    KeyPtr key;
+    std::vector<NDArray> arrays;  // one of the two is empty
+    std::vector<RowSparseNDArray> row_sparse;
+    CallOptions options;
+    std::shared_ptr<const Compressor> compressor;
+  };
+
+  // Keys.
+  KeyPtr FindKnown(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
+  KeyPtr Find(std::string_view call, KeyRef key) EXCLUDES(mutex_);
+  std::optional<PartInfo> Describe(std::string_view call, KeyRef key) const;
+  KeyPtr Insert(const PartInfo& info) EXCLUDES(mutex_);
+
+  CallOptions OptionsOf(Kind kind, const DistKey& key, int priority) const;
+  std::vector<KeyPush> PreparePush(std::string_view call, std::span<const KeyArrays> pairs,
+                                   int priority, std::vector<std::size_t>* push_of)
+      EXCLUDES(mutex_);
+  void CheckPushLocked(std::string_view call, const KeyPush& push,
+                       const internal::UpdatePlan* plan) const REQUIRES(mutex_);
+  void TellParametersLocked(const internal::UpdatePlan& plan, Outputs* out) REQUIRES(mutex_);
+  void CheckPull(std::string_view call, const KeyArrays& pair, const DistKey& key) const;
+  void TellIgnored(DistKey& key) EXCLUDES(mutex_);
+
+  void QueuePush(const KeyPush& push, int priority);
+  void QueueCompressedPush(const KeyPush& push, const NDArray& value, int priority);
+  void QueuePull(const KeyPtr& key, std::span<const NDArray> out, int priority);
+  void QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray> out, int priority);
+  void QueuePushPull(const KeyPush& push, const NDArray& out, int priority);
+  void QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArray> out, const NDArray& ids,
+                    int priority);
+  bool CanFuse(std::span<const KeyPush> pushes, std::span<const KeyArrays> out) const;
+  template <class Array>
+  Var QueueValue(const KeyPtr& key, Kind kind, const Array* value);
+  void InitChecked(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
+
+  std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
+  void WaitForOwnPushes() EXCLUDES(mutex_);
+  Request ControlRequest(std::string_view what, Kind kind, std::int32_t server) const;
+  std::vector<Message> CallServers(std::string_view what, Kind kind, const std::string& meta,
+                                   std::uint64_t version = 0) const;
+
+  const std::shared_ptr<WorkerLink> link_;
+  const std::uint32_t store_;
+  const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
+  std::atomic<std::int64_t> pushed_bytes_{0};
+  std::atomic<std::int64_t> pulled_bytes_{0};
+
+  // Nothing waits, and no op is pushed, while it is held.
+  mutable Mutex mutex_;
+  KeyTable<KeyPtr> keys_ GUARDED_BY(mutex_);
+  std::optional<bool> string_keys_ GUARDED_BY(mutex_);  // set by the first key
+  std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
+  std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);
+  std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);
+  std::uint64_t version_ GUARDED_BY(mutex_) = 0;
+  std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key
+  std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
+  bool pushed_ GUARDED_BY(mutex_) = false;
+};
 
 // A store of the job that `link` is part of; `store` counts those of the link. `type` is one of the
 // four types without aliases. Returns when the servers have opened it; InvalidArgument if another

@@ -139,4 +139,20 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   std::uint32_t error_part_ GUARDED_BY(mutex_) = 0;
 };
 
+// Starts a call from the body of its op, or sets the queue of its key free if the op never runs.
+class CallStarter {
+ public:
+  explicit CallStarter(std::shared_ptr<PartsCall> call) : call_(std::move(call)) {}
+  CallStarter(CallStarter&&) = default;
+  CallStarter& operator=(CallStarter&&) = delete;
+  ~CallStarter() {
+    if (call_ != nullptr) call_->Cancel();
+  }
+  PartsCall& operator*() const { return *call_; }
+  PartsCall* operator->() const { return call_.get(); }
+
+ private:
+  std::shared_ptr<PartsCall> call_;
+};
+
 }  // namespace heddle::kvstore::dist

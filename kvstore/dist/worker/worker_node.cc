@@ -34,7 +34,8 @@ std::shared_ptr<WorkerNode> WorkerNode::Join(const DistOptions& options,
 }
 
 WorkerNode::WorkerNode(const DistOptions& options, const TransportFactory& make_transport)
-    : options_(options),
+    : MemberNode(machine_),
+      options_(options),
       incarnation_(NewIncarnation()),
       machine_(MachineOptions(options, incarnation_)) {
   member_.emplace(OptionsOfMember(options, incarnation_, /*address=*/""));
@@ -50,11 +51,7 @@ WorkerNode::~WorkerNode() {
 
 void WorkerNode::Meet() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
-  ConnectToScheduler(*transport_, options_, deadline);
-  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-    member_->Join(now, out);
-    joined_ = true;
-  });
+  JoinJob(*transport_, options_, deadline);
   RosterBody roster;
   {
     MutexLock lock(mutex_);
@@ -148,46 +145,8 @@ void WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {
   NoteTimeLocked();
 }
 
-std::string WorkerNode::DescribeState() {
-  MutexLock lock(mutex_);
-  const Time now = Now();
-  return member_->DescribeState(now) + machine_.DescribeState(now);
-}
-
-// The machines learn of each other's news.
-void WorkerNode::Follow(Time now, Outputs& out) {
-  if (member_->failure() && !std::exchange(told_failure_, true)) {
-    Message failed{.kind = Kind::kJobFailed};
-    failed.meta = Encode(*member_->failure());
-    machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
-  }
+void WorkerNode::OnInput(Time now) {
   if (machine_.left() && !std::exchange(left_, true)) member_->OnLeft(now);
-}
-
-void WorkerNode::HandleMessage(Time now, NodeId from, Message message, Outputs& out) {
-  if (from.role == Role::kScheduler) member_->OnMessage(now, message, out);
-  machine_.OnMessage(now, from, std::move(message), out);
-  Follow(now, out);
-}
-
-void WorkerNode::HandleLost(Time now, NodeId peer, const std::string& address,
-                            const std::string& why, Outputs& out) {
-  if (peer.role == Role::kScheduler) {
-    member_->OnSchedulerLost(now, why);
-  } else {
-    machine_.OnLost(now, peer, address, why, out);
-  }
-  Follow(now, out);
-}
-
-void WorkerNode::HandleTime(Time now, Outputs& out) {
-  if (joined_) member_->OnTime(now, out);
-  if (const auto next = machine_.next_time(); next && *next <= now) machine_.OnTime(now, out);
-  Follow(now, out);
-}
-
-std::optional<Time> WorkerNode::NextTime() const {
-  return Earlier(joined_ ? member_->next_time() : std::nullopt, machine_.next_time());
 }
 
 std::shared_ptr<Landing> WorkerNode::FindLanding(NodeId from, const Message& header,

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "kvstore/dist/member_node.h"
 #include "kvstore/dist/node.h"
-#include "kvstore/dist/protocol/member.h"
 #include "kvstore/dist/protocol/worker.h"
 #include "kvstore/dist/state_signal.h"
 #include "kvstore/dist/worker/worker_link.h"
@@ -21,7 +21,7 @@
 namespace heddle::kvstore::dist {
 
 // Life: Join; stores; Close. A worker that ends without Close has failed.
-class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
+class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, private WaitPoller {
  public:
   // Returns when all nodes of the job have met. InvalidArgument, NetworkError or TimeoutError, as
   // RunServer.
@@ -51,20 +51,14 @@ class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
   void Submit(std::vector<Request> requests, Outputs* out) override;
   void Barrier(AnswerSink& sink, Outputs* out) override;
   void Carry(Outputs out) override { Perform(std::move(out)); }
-  std::string DescribeState();
+  std::string DescribeState() { return DescribeMachines(); }
 
  private:
   WorkerNode(const DistOptions& options, const TransportFactory& make_transport);
   void Meet();
-  void Follow(Time now, Outputs& out) REQUIRES(mutex_);
 
   // Node
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override
-      REQUIRES(mutex_);
-  void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
-                  Outputs& out) override REQUIRES(mutex_);
-  void HandleTime(Time now, Outputs& out) override REQUIRES(mutex_);
-  std::optional<Time> NextTime() const override REQUIRES(mutex_);
+  void OnInput(Time now) override REQUIRES(mutex_);
   std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
                                        std::uint64_t bytes) override REQUIRES(mutex_);
   void GiveAnswer(Answer answer) override;
@@ -77,13 +71,10 @@ class WorkerNode final : public WorkerLink, private Node, private WaitPoller {
   const DistOptions options_;
   const Incarnation incarnation_;
   std::unique_ptr<Transport> transport_;
-  std::optional<Member> member_ GUARDED_BY(mutex_);
   WorkerMachine machine_ GUARDED_BY(mutex_);
   std::uint32_t stores_ GUARDED_BY(mutex_) = 0;
   Engine* served_ GUARDED_BY(mutex_) = nullptr;
   int served_stores_ GUARDED_BY(mutex_) = 0;
-  bool joined_ GUARDED_BY(mutex_) = false;        // before it, member_ knows no time
-  bool told_failure_ GUARDED_BY(mutex_) = false;  // to machine_
   bool left_ GUARDED_BY(mutex_) = false;
   int stores_alive_ GUARDED_BY(mutex_) = 0;
   bool orderly_ GUARDED_BY(mutex_) = true;

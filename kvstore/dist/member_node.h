@@ -1,0 +1,92 @@
+// What the nodes of a worker and of a server have in common: two machines, the Member and that of
+// the role, which learn of each other's news.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kvstore/dist/membership.h"
+#include "kvstore/dist/node.h"
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/member.h"
+
+namespace heddle::kvstore::dist {
+
+// Machine: WorkerMachine or ServerMachine, a field of the node itself.
+template <class Machine>
+class MemberNode : public Node {
+ protected:
+  explicit MemberNode(Machine& machine) : role_machine_(machine) {}
+
+  // Connects to the scheduler and joins; what comes of it is in member_. Errors as
+  // ConnectToScheduler.
+  void JoinJob(Transport& transport, const DistOptions& options,
+               std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_) {
+    ConnectToScheduler(transport, options, deadline);
+    Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+      member_->Join(now, out);
+      joined_ = true;
+    });
+  }
+
+  // After a message of the scheduler, before the role's machine gets it.
+  virtual void OnMemberChanged(Time /*now*/, Outputs& /*out*/) REQUIRES(mutex_) {}
+  // After every input.
+  virtual void OnInput(Time /*now*/) REQUIRES(mutex_) {}
+
+  std::string DescribeMachines() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    const Time now = Now();
+    return member_->DescribeState(now) + role_machine_.DescribeState(now);
+  }
+
+  std::optional<Member> member_ GUARDED_BY(mutex_);
+
+ private:
+  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) final REQUIRES(mutex_) {
+    if (from.role == Role::kScheduler) {
+      member_->OnMessage(now, message, out);
+      OnMemberChanged(now, out);
+    }
+    role_machine_.OnMessage(now, from, std::move(message), out);
+    Follow(now, out);
+  }
+  void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
+                  Outputs& out) final REQUIRES(mutex_) {
+    if (peer.role == Role::kScheduler) {
+      member_->OnSchedulerLost(now, why);
+    } else {
+      role_machine_.OnLost(now, peer, address, why, out);
+    }
+    Follow(now, out);
+  }
+  void HandleTime(Time now, Outputs& out) final REQUIRES(mutex_) {
+    if (joined_) member_->OnTime(now, out);
+    if (const auto next = role_machine_.next_time(); next && *next <= now) {
+      role_machine_.OnTime(now, out);
+    }
+    Follow(now, out);
+  }
+  std::optional<Time> NextTime() const final REQUIRES(mutex_) {
+    return Earlier(joined_ ? member_->next_time() : std::nullopt, role_machine_.next_time());
+  }
+
+  void Follow(Time now, Outputs& out) REQUIRES(mutex_) {
+    if (member_->failure() && !std::exchange(told_failure_, true)) {
+      Message failed{.kind = Kind::kJobFailed};
+      failed.meta = Encode(*member_->failure());
+      role_machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
+    }
+    OnInput(now);
+  }
+
+  Machine& role_machine_ GUARDED_BY(mutex_);
+  bool joined_ GUARDED_BY(mutex_) = false;        // before it, member_ knows no time
+  bool told_failure_ GUARDED_BY(mutex_) = false;  // to the role's machine
+};
+
+}  // namespace heddle::kvstore::dist

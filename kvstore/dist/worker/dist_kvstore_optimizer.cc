@@ -1,0 +1,173 @@
+// What a dist store asks its servers to do with pushes: the optimizer, its states, compression.
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvstore/checks.h"
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/worker/control_call.h"
+#include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/dist/worker/dist_states.h"
+
+namespace heddle::kvstore::dist {
+
+void DistKVStore::SetUpdaters(Updaters /*updaters*/) {
+  throw InvalidState(fmt::format(
+      "SetUpdater: stores of type {} update on their servers: expected SetOptimizer, which names "
+      "an optimizer for them",
+      type()));
+}
+
+namespace {
+
+std::vector<std::pair<std::string, double>> ParametersOf(const Optimizer& optimizer) {
+  std::vector<std::pair<std::string, double>> parameters;
+  for (const auto& [name, value] : optimizer.Parameters()) parameters.emplace_back(name, value);
+  return parameters;
+}
+
+// Those that do not travel with every push.
+std::vector<std::pair<std::string, double>> WithoutRates(
+    std::vector<std::pair<std::string, double>> parameters) {
+  std::erase_if(parameters, [](const auto& parameter) {
+    return parameter.first == "learning_rate" || parameter.first == "weight_decay";
+  });
+  return parameters;
+}
+
+}  // namespace
+
+void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
+  if (optimizer == nullptr) throw InvalidArgument("SetOptimizer: expected an optimizer, got null");
+  const auto parameters = ParametersOf(*optimizer);
+  std::uint64_t version = 0;
+  {
+    MutexLock lock(mutex_);
+    version = ((version_ >> 32) + 1) << 32;
+  }
+  CallServers(fmt::format("set_optimizer {}", optimizer->name()), Kind::kSetOptimizer,
+              Encode(OptimizerBody{std::string(optimizer->name()), parameters}), version);
+  const auto plan = optimizer->plan();
+  MutexLock lock(mutex_);
+  version_ = version;
+  optimizer_.swap(optimizer);
+  told_plan_ = plan;
+  told_ = WithoutRates(parameters);
+}
+
+// Pushes that come now are of the optimizer as it is now.
+void DistKVStore::TellParametersLocked(const internal::UpdatePlan& plan, Outputs* out) {
+  if (told_plan_.get() == &plan) return;
+  told_plan_ = optimizer_->plan();
+  auto parameters = ParametersOf(*optimizer_);
+  auto told = WithoutRates(parameters);
+  if (told == told_ || link_->rank() != 0) return;
+  told_ = std::move(told);
+  ++version_;
+  std::vector<Request> requests;
+  for (std::int32_t server = 0; server < link_->placement().num_servers; ++server) {
+    Request& request = requests.emplace_back(
+        ControlRequest("set parameters of the optimizer", Kind::kSetParameters, server));
+    request.version = version_;
+    request.meta = Encode(OptimizerBody{std::string(optimizer_->name()), parameters});
+  }
+  StartCall(
+      *link_, std::move(requests), [](std::exception_ptr, std::vector<Message>) {}, out);
+}
+
+std::shared_ptr<Optimizer> DistKVStore::OptimizerFor(std::string_view call) const {
+  MutexLock lock(mutex_);
+  if (optimizer_ != nullptr) return optimizer_;
+  throw InvalidState(fmt::format("{}: expected a store with an optimizer, got one without", call));
+}
+
+// A pull is answered when what this worker pushed before has taken effect.
+void DistKVStore::WaitForOwnPushes() {
+  std::vector<KeyPtr> keys;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, key] : keys_) keys.push_back(key);
+  }
+  std::vector<NDArray> dense;
+  std::vector<RowSparseNDArray> row_sparse;
+  for (const KeyPtr& key : keys) {
+    if (key->is_row_sparse()) {
+      row_sparse.emplace_back(key->shape(), key->dtype(), Cpu(), engine());
+      QueuePull(key, {&row_sparse.back(), 1}, 0);
+    } else {
+      dense.emplace_back(key->shape(), key->dtype(), Cpu(), engine());
+      QueuePull(key, {&dense.back(), 1}, 0);
+    }
+  }
+  for (const NDArray& array : dense) array.WaitToRead();
+  for (const RowSparseNDArray& array : row_sparse) array.WaitToRead();
+}
+
+void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimizer) {
+  const std::shared_ptr<Optimizer> optimizer = OptimizerFor("SaveOptimizerStates");
+  WaitForOwnPushes();
+  const auto plan = optimizer->plan();
+  OptimizerStates states;
+  states.optimizer = optimizer->name();
+  states.multi_precision = plan->multi_precision;
+  if (with_optimizer) states.settings = SettingsOf(*optimizer);
+  states.keys = JoinStates(CallServers("save_optimizer_states", Kind::kSaveStates, {}), engine());
+  {
+    MutexLock lock(mutex_);
+    states.num_update = num_update_;
+    for (KeyStates& key : states.keys) {
+      const auto found = keys_.find(key.key);
+      key.updates = found != keys_.end() ? found->second->updates : key.step;
+    }
+  }
+  WriteStates(file, states, *plan->rule);
+}
+
+void DistKVStore::LoadOptimizerStates(const std::string& file) {
+  constexpr std::string_view kCall = "LoadOptimizerStates";
+  const std::shared_ptr<Optimizer> optimizer = OptimizerFor(kCall);
+  WaitForOwnPushes();
+  const auto plan = optimizer->plan();
+  const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
+  CheckMultiPrecision(file, states, *plan);
+  for (const KeyStates& key : states.keys) {
+    const KeyPtr found = Find(kCall, key.key);
+    if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
+    if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
+  }
+  const std::vector<ServerStates> cut =
+      CutStates(states.keys, link_->placement().num_servers,
+                [&](const KeyStates& key) -> DistKey& { return *FindKnown(kCall, key.key); });
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < cut.size(); ++i) {
+    Request& request = requests.emplace_back(
+        ControlRequest("load_optimizer_states", Kind::kLoadStates, static_cast<std::int32_t>(i)));
+    request.meta = Encode(cut[i].body);
+    request.payload = cut[i].arrays;
+  }
+  CallAndWait(engine(), *link_, requests);
+  if (states.settings) ApplySettings(*states.settings, *optimizer);
+  MutexLock lock(mutex_);
+  num_update_ = states.num_update;
+  for (const KeyStates& key : states.keys) keys_.find(key.key)->second->updates = key.updates;
+}
+
+void DistKVStore::SetGradientCompression(const CompressionOptions& options) {
+  std::shared_ptr<const Compressor> fresh;
+  {
+    MutexLock lock(mutex_);
+    fresh = NewCompressor(options, compressor_.get(), pushed_);
+  }
+  if (fresh == nullptr) return;
+  CallServers("set_gradient_compression", Kind::kSetCompression,
+              Encode(CompressionBody{fresh->options()}));
+  MutexLock lock(mutex_);
+  compressor_ = fresh;
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,158 @@
+#include <heddle/error.h>
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvstore/checks.h"
+#include "kvstore/dist/worker/dist_kvstore.h"
+#include "storage/row_sparse_kernels.h"
+
+namespace heddle::kvstore::dist {
+
+void DistKVStore::CheckPull(std::string_view call, const KeyArrays& pair,
+                            const DistKey& key) const {
+  ForEachArray(pair, [&](const auto& array) { CheckShape(call, pair.key, key, array); });
+}
+
+void DistKVStore::TellIgnored(DistKey& key) {
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(key.told_ignored, true)) return;
+  }
+  TellSparseIgnored(key.key());
+}
+
+namespace {
+
+// Values travel as the smaller of what is stored and what is wanted.
+DType TravelDType(DType stored, DType wanted) {
+  return IsFloating(stored) && IsFloating(wanted) && SizeOf(wanted) < SizeOf(stored) ? wanted
+                                                                                     : stored;
+}
+
+}  // namespace
+
+void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int priority) {
+  CallOptions options = OptionsOf(Kind::kPull, *key, priority);
+  if (key->is_row_sparse()) {  // comes as rows, and is made dense here
+    const RowSparseNDArray rows(key->shape(), key->dtype(), Cpu(), engine());
+    QueuePull(key, {&rows, 1}, priority);
+    for (const NDArray& array : out) rows.CopyTo(array, priority);
+    return;
+  }
+  options.dtype = TravelDType(key->dtype(), out[0].dtype());
+  NDArray first = out[0];
+  std::size_t copies_from = 1;
+  if (first.dtype() != options.dtype) {
+    first = NDArray(key->shape(), options.dtype, Cpu(), engine());
+    copies_from = 0;
+  }
+  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  key->Enter(call);
+  OpOptions op{.name = "kvstore.pull",
+               .writes = {first.var()},
+               .lane = Lane::kComm,
+               .priority = priority,
+               .start_inline = true};
+  if (first.is_partial()) op.reads = {first.var()};
+  engine().PushAsync(op, [starter = CallStarter(call), first](Completion done) {
+    starter->SendNothing();
+    starter->ReceiveElements(first);
+    starter->Start(std::move(done));
+  });
+  for (const NDArray& array : out.subspan(copies_from)) first.CopyTo(array, priority);
+  pulled_bytes_.fetch_add(first.bytes(), std::memory_order_relaxed);
+}
+
+void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray> out,
+                            int priority) {
+  if (!key->is_row_sparse()) {
+    const NDArray dense(key->shape(), key->dtype(), Cpu(), engine());
+    QueuePull(key, {&dense, 1}, priority);
+    for (const RowSparseNDArray& array : out) {
+      RowSparseNDArray::FromDense(dense, priority).CopyTo(array, priority);
+    }
+    return;
+  }
+  CallOptions options = OptionsOf(Kind::kPull, *key, priority);
+  options.dtype = out[0].dtype();
+  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  key->Enter(call);
+  engine().PushAsync({.name = "kvstore.pull",
+                      .writes = {out[0].var()},
+                      .lane = Lane::kComm,
+                      .priority = priority,
+                      .start_inline = true},
+                     [starter = CallStarter(call), first = out[0]](Completion done) {
+                       starter->SendNothing();
+                       starter->ReceiveRows(first);
+                       starter->Start(std::move(done));
+                     });
+  for (const RowSparseNDArray& array : out.subspan(1)) out[0].CopyTo(array, priority);
+}
+
+void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
+  for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
+  std::vector<KeyPtr> keys;
+  for (const KeyArrays& pair : pairs) {
+    keys.push_back(Find("Pull", pair.key));
+    CheckPull("Pull", pair, *keys.back());
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    if (!pairs[i].arrays.empty()) {
+      QueuePull(keys[i], pairs[i].arrays, priority);
+    } else if (ignore_sparse) {
+      TellIgnored(*keys[i]);
+    } else {
+      QueuePull(keys[i], pairs[i].row_sparse, priority);
+    }
+  }
+}
+
+void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArray> out,
+                               const NDArray& ids, int priority) {
+  CallOptions options = OptionsOf(Kind::kRowPull, *key, priority);
+  options.dtype = out[0].dtype();
+  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  key->Enter(call);
+  engine().PushAsync(
+      {.name = "kvstore.row_sparse_pull",
+       .reads = {ids.var()},
+       .writes = {out[0].var()},
+       .lane = Lane::kComm,
+       .priority = priority,
+       .start_inline = true},
+      [starter = CallStarter(call), first = out[0], ids](Completion done) {
+        PartsCall& parts = *starter;
+        try {
+          parts.SendRowIds(storage::SortedRowIds(ids, parts.key().shape()[0]));
+        } catch (const InvalidArgument& error) {
+          throw InvalidArgument(fmt::format("RowSparsePull: key {}: {}",
+                                            ToString(KeyRef(parts.key().key())), error.what()));
+        }
+        parts.ReceiveRows(first);
+        parts.Start(std::move(done));
+      });
+  for (const RowSparseNDArray& array : out.subspan(1)) out[0].CopyTo(array, priority);
+}
+
+void DistKVStore::DoRowSparsePull(std::span<const KeyRowPull> pulls, int priority) {
+  std::vector<KeyPtr> keys;
+  for (const KeyRowPull& pull : pulls) {
+    CheckRowPull(pull, engine());
+    CheckRowPullOf(*keys.emplace_back(Find("RowSparsePull", pull.key)), pull);
+  }
+  for (std::size_t i = 0; i < pulls.size(); ++i) {
+    const auto& [name, out, row_ids] = pulls[i];
+    if (row_ids.size() == 1) {
+      QueueRowPull(keys[i], out, row_ids[0], priority);
+      continue;
+    }
+    for (std::size_t k = 0; k < out.size(); ++k) {
+      QueueRowPull(keys[i], out.subspan(k, 1), row_ids[k], priority);
+    }
+  }
+}
+
+}  // namespace heddle::kvstore::dist

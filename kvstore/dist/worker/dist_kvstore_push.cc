@@ -1,0 +1,248 @@
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <exception>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvstore/checks.h"
+#include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/worker/dist_kvstore.h"
+
+namespace heddle::kvstore::dist {
+
+void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
+                                  const internal::UpdatePlan* plan) const {
+  const KeyRef name(push.key->key());
+  const bool row_sparse = !push.row_sparse.empty();
+  if (row_sparse != push.key->is_row_sparse()) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected {} arrays, as the value is, got {} ones", call, ToString(name),
+        push.key->is_row_sparse() ? "row-sparse" : "dense", row_sparse ? "row-sparse" : "dense"));
+  }
+  const PushedKind pushed{name, push.key->shape(), push.key->dtype(), row_sparse};
+  if (compressor_ != nullptr) CheckCompression(call, pushed, *compressor_);
+  if (plan != nullptr) CheckUpdate(call, pushed, *optimizer_, *plan);
+}
+
+std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call,
+                                                           std::span<const KeyArrays> pairs,
+                                                           int priority,
+                                                           std::vector<std::size_t>* push_of) {
+  std::vector<KeyPush> pushes;
+  std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
+  for (const KeyArrays& pair : pairs) {
+    const auto [place, is_new] = places.emplace(pair.key, pushes.size());
+    if (push_of != nullptr) push_of->push_back(place->second);
+    if (is_new) pushes.emplace_back().key = Find(call, pair.key);
+    KeyPush& push = pushes[place->second];
+    ForEachArray(pair,
+                 [&](const auto& array) { CheckShapeAndDType(call, pair.key, *push.key, array); });
+    push.arrays.insert(push.arrays.end(), pair.arrays.begin(), pair.arrays.end());
+    push.row_sparse.insert(push.row_sparse.end(), pair.row_sparse.begin(), pair.row_sparse.end());
+    if (!push.arrays.empty() && !push.row_sparse.empty()) ThrowMixedKinds(call, pair.key);
+  }
+  Outputs told;
+  std::int64_t pushed_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    std::shared_ptr<const internal::UpdatePlan> plan;
+    if (optimizer_ != nullptr) plan = optimizer_->plan();
+    for (const KeyPush& push : pushes) CheckPushLocked(call, push, plan.get());
+    // From here on nothing fails.
+    pushed_ = true;
+    if (plan != nullptr) TellParametersLocked(*plan, &told);
+    for (KeyPush& push : pushes) {
+      push.options = OptionsOf(Kind::kPush, *push.key, priority);
+      push.options.version = version_;
+      push.compressor = compressor_;
+      if (!push.arrays.empty()) {
+        pushed_bytes += compressor_ != nullptr ? compressor_->CodeBytes(push.key->shape().size())
+                                               : push.arrays[0].bytes();
+      }
+      if (plan == nullptr) continue;
+      const KeyRef name(push.key->key());
+      num_update_ = std::max(num_update_, ++push.key->updates);
+      push.options.rates = {plan->LearningRate(name, num_update_), plan->WeightDecay(name)};
+    }
+  }
+  link_->Carry(std::move(told));
+  pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
+  return pushes;
+}
+
+namespace {
+
+// Why the running op, which runs in any case, has no value to send; nothing if it has.
+std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
+  const std::exception_ptr error = engine.ErrorOf(var);
+  if (error == nullptr) return std::nullopt;
+  ErrorBody body = ToErrorBody(error);
+  if (const std::optional<Failure> failure = engine.FailureOf(var)) {
+    body.message = fmt::format("{}: {}", failure->op, failure->message);
+  }
+  return body;
+}
+
+template <class Array>
+Array SumOf(const std::vector<Array>& arrays, int priority) {
+  if (arrays.size() == 1) return arrays[0];
+  Array sum(arrays[0].shape(), arrays[0].dtype(), arrays[0].device(), arrays[0].engine());
+  Sum(std::span<const Array>(arrays), sum, priority);
+  return sum;
+}
+
+}  // namespace
+
+void DistKVStore::QueuePush(const KeyPush& push, int priority) {
+  const auto queue = [&](const auto& value) {
+    const auto call = std::make_shared<PartsCall>(calls_, push.key, push.options);
+    push.key->Enter(call);
+    engine().PushAsync(
+        {.name = "kvstore.push",
+         .reads = {value.var()},
+         .lane = Lane::kComm,
+         .priority = priority,
+         .run_when_poisoned = true,
+         .start_inline = true},
+        [starter = CallStarter(call), value](Completion done) {
+          if (auto failure = FailureOfInput(value.engine(), value.var())) {
+            starter->SendFailure(*failure);
+          } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, NDArray>) {
+            starter->SendElements(value);
+          } else {
+            starter->SendRows(value);
+          }
+          starter->Start(std::move(done));
+        });
+  };
+  if (!push.row_sparse.empty()) return queue(SumOf(push.row_sparse, priority));
+  const NDArray value = SumOf(push.arrays, priority);
+  if (push.compressor != nullptr) return QueueCompressedPush(push, value, priority);
+  queue(value);
+}
+
+// The codes are made by an op of their own, in the order of the pushes, which write the residual.
+void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value, int priority) {
+  NDArray residual;
+  {
+    MutexLock lock(mutex_);
+    if (push.key->residual.empty()) {
+      push.key->residual = NDArray::Zeros(value.shape(), DType::kFloat32, Cpu(), engine());
+    }
+    residual = push.key->residual;
+  }
+  const std::shared_ptr<const Compressor> compressor = push.compressor;
+  const NDArray codes({compressor->CodeBytes(value.size())}, DType::kUInt8, Cpu(), engine());
+  const auto call = std::make_shared<PartsCall>(calls_, push.key, push.options);
+  push.key->Enter(call);
+  engine().Push({.name = "kvstore.compress",
+                 .reads = {value.var(), residual.var()},
+                 .writes = {residual.var(), codes.var()},
+                 .priority = priority,
+                 .run_when_poisoned = true},
+                [value, residual, codes, compressor] {
+                  if (std::exception_ptr error = value.engine().ErrorOf(value.var())) {
+                    // The residual stays as it is: only the codes have the error.
+                    return;
+                  }
+                  compressor->Compress(value.dtype(), value.const_data(), residual.data<float>(),
+                                       codes.data(), static_cast<std::size_t>(value.size()));
+                });
+  engine().PushAsync({.name = "kvstore.push",
+                      .reads = {codes.var(), value.var()},
+                      .lane = Lane::kComm,
+                      .priority = priority,
+                      .run_when_poisoned = true,
+                      .start_inline = true},
+                     [starter = CallStarter(call), value, codes, compressor](Completion done) {
+                       if (auto failure = FailureOfInput(value.engine(), value.var())) {
+                         starter->SendFailure(*failure);
+                       } else {
+                         starter->SendCodes(codes, *compressor);
+                       }
+                       starter->Start(std::move(done));
+                     });
+}
+
+void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
+  for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
+  CheckOneKind("Push", pairs);
+  for (const KeyPush& push : PreparePush("Push", pairs, priority, nullptr)) {
+    QueuePush(push, priority);
+  }
+}
+
+// One request may do both if no output is read by another push of the call.
+bool DistKVStore::CanFuse(std::span<const KeyPush> pushes, std::span<const KeyArrays> out) const {
+  if (out.size() != pushes.size()) return false;  // a key was named twice
+  std::unordered_map<internal::VarState*, std::size_t> reader;
+  for (std::size_t i = 0; i < pushes.size(); ++i) {
+    const KeyPush& push = pushes[i];
+    if (push.compressor != nullptr || push.arrays.size() != 1 || out[i].arrays.size() != 1) {
+      return false;
+    }
+    const NDArray& to = out[i].arrays[0];
+    if (to.dtype() != push.key->dtype()) return false;
+    const bool same = to.IsSameAs(push.arrays[0]);
+    if (!same && (to.is_partial() || to.Overlaps(push.arrays[0]))) return false;
+    if (!reader.emplace(VarRef(push.arrays[0].var()).state(), i).second) return false;
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto found = reader.find(VarRef(out[i].arrays[0].var()).state());
+    if (found != reader.end() && found->second != i) return false;
+  }
+  return true;
+}
+
+void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int priority) {
+  const NDArray& value = push.arrays[0];
+  CallOptions options = push.options;
+  options.kind = Kind::kPushPull;
+  const auto call = std::make_shared<PartsCall>(calls_, push.key, options);
+  push.key->Enter(call);
+  engine().PushAsync({.name = "kvstore.pushpull",
+                      .reads = {value.var()},
+                      .writes = {out.var()},
+                      .lane = Lane::kComm,
+                      .priority = priority,
+                      .run_when_poisoned = true,
+                      .start_inline = true},
+                     [starter = CallStarter(call), value, out](Completion done) {
+                       if (auto failure = FailureOfInput(value.engine(), value.var())) {
+                         starter->SendFailure(*failure);
+                       } else {
+                         starter->SendElements(value);
+                       }
+                       starter->ReceiveElements(out);
+                       starter->Start(std::move(done));
+                     });
+  pulled_bytes_.fetch_add(out.bytes(), std::memory_order_relaxed);
+}
+
+void DistKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                             int priority) {
+  CheckPushPull(values, out, engine());
+  std::vector<std::size_t> push_of;
+  const std::vector<KeyPush> pushes = PreparePush("PushPull", values, priority, &push_of);
+  if (CanFuse(pushes, out)) {
+    for (std::size_t i = 0; i < pushes.size(); ++i) {
+      QueuePushPull(pushes[i], out[i].arrays[0], priority);
+    }
+    return;
+  }
+  for (const KeyPush& push : pushes) QueuePush(push, priority);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const KeyPtr& key = pushes[push_of[i]].key;
+    if (out[i].arrays.empty()) {
+      TellIgnored(*key);
+    } else {
+      QueuePull(key, out[i].arrays, priority);
+    }
+  }
+}
+
+}  // namespace heddle::kvstore::dist

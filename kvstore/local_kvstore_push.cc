@@ -1,0 +1,271 @@
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvstore/local_kvstore.h"
+#include "kvstore/optimizer/update_plan.h"
+
+namespace heddle::kvstore {
+
+std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
+    std::string_view call, std::span<const KeyArrays> pairs, std::vector<std::size_t>* index_of) {
+  const auto join = [](auto& arrays, auto& joined, const auto& more) {
+    if (joined.empty()) joined.assign(arrays.begin(), arrays.end());
+    joined.insert(joined.end(), more.begin(), more.end());
+    arrays = joined;
+  };
+  std::vector<KeyPush> pushes;
+  pushes.reserve(pairs.size());
+  std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
+  for (const KeyArrays& pair : pairs) {
+    const auto [place, is_new] = places.emplace(pair.key, pushes.size());
+    if (index_of != nullptr) index_of->push_back(place->second);
+    if (is_new) {
+      pushes.emplace_back(pair);
+      continue;
+    }
+    KeyPush& push = pushes[place->second];
+    if (push.is_row_sparse() != !pair.row_sparse.empty()) {
+      ThrowMixedKinds(call, pair.key);
+    }
+    if (push.is_row_sparse()) {
+      join(push.row_sparse, push.joined_row_sparse, pair.row_sparse);
+    } else {
+      join(push.arrays, push.joined, pair.arrays);
+    }
+  }
+  return pushes;
+}
+
+// What the first push of a key settles: the device where its values are merged and updated. Lists
+// of values place all keys that wait for it, so that the largest come first; values alone stay
+// where they are. Row-sparse values have their device from the start. Changes nothing but
+// placement_.
+std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
+    std::span<const KeyPush> pushes) {
+  std::vector<Placement> plan;
+  const auto is_new = [](const KeyPush& push) {
+    return push.slot == nullptr && !push.is_row_sparse();
+  };
+  if (unplaced_ == 0 && std::none_of(pushes.begin(), pushes.end(), is_new)) return plan;
+
+  std::vector<Device> devices;
+  for (const KeyPush& push : pushes) {
+    if (push.arrays.size() == 1) continue;
+    for (const NDArray& array : push.arrays) {
+      const Device device = array.device();
+      if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+        devices.push_back(device);
+      }
+    }
+  }
+  if (!devices.empty()) {
+    for (auto& [key, slot] : slots_) {
+      if (!slot.placed) plan.push_back({&slot, nullptr, slot.value->device()});
+    }
+    std::sort(plan.begin(), plan.end(), [](const Placement& a, const Placement& b) {
+      return a.slot->number < b.slot->number;
+    });
+  }
+  for (const KeyPush& push : pushes) {
+    if (is_new(push)) {
+      plan.push_back({nullptr, &push, push.arrays[0].device()});
+    } else if (push.slot != nullptr && !push.slot->placed && devices.empty()) {
+      plan.push_back({push.slot, &push, push.slot->value->device()});
+    }
+  }
+
+  if (merge_on_ == MergeOn::kCpu) {
+    for (Placement& placement : plan) placement.device = Cpu();
+  } else if (devices.empty()) {
+    for (Placement& placement : plan) {
+      placement_.Place({{placement.bytes(), &placement.device}}, {{placement.device}});
+    }
+  } else {
+    std::vector<MergePlacement::Item> items;
+    for (Placement& placement : plan) items.push_back({placement.bytes(), &placement.device});
+    placement_.Place(std::move(items), devices);
+  }
+
+  for (Placement& placement : plan) {
+    if (placement.slot == nullptr) {
+      const KeyPush& push = *placement.push;
+      placement.value = std::make_shared<StoredValue>(push.key.ToKey(), push.arrays[0],
+                                                      placement.device, engine());
+    } else if (placement.slot->value->device() == placement.device) {
+      placement.value = placement.slot->value;
+    } else {
+      placement.value = placement.slot->value->MovedTo(placement.device);
+    }
+  }
+  return plan;
+}
+
+void LocalKVStore::CheckKindsLocked(std::string_view call, const KeyPush& push) const {
+  if (updaters_ == nullptr && optimizer_ == nullptr) return;
+  const bool onto_row_sparse = push.value->is_row_sparse();
+  if (onto_row_sparse && !push.is_row_sparse()) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected row-sparse arrays, as the value is and an {} is set, got "
+                    "dense ones",
+                    call, ToString(push.key), updaters_ != nullptr ? "updater" : "optimizer"));
+  }
+  if (updaters_ == nullptr) return;
+  if (push.value->IsInUpdater()) {
+    throw InvalidState(
+        fmt::format("{}: key {} is pushed from inside its own updater", call, ToString(push.key)));
+  }
+  const bool has_function = !push.is_row_sparse() ? updaters_->dense != nullptr
+                            : onto_row_sparse     ? updaters_->row_sparse != nullptr
+                                                  : updaters_->row_sparse_on_dense != nullptr;
+  if (!has_function) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: expected an updater for {} arrays and a {} value, got none by SetUpdaters",
+        call, ToString(push.key), push.is_row_sparse() ? "row-sparse" : "dense",
+        onto_row_sparse ? "row-sparse" : "dense"));
+  }
+}
+
+LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
+                                                    std::span<KeyPush> pushes) {
+  for (const KeyPush& push : pushes) {
+    WithFirstArray(push, [&](const auto& first) {
+      ForEachArray(push,
+                   [&](const auto& array) { CheckShapeAndDType(call, push.key, first, array); });
+    });
+  }
+  MutexLock lock(mutex_);
+  std::shared_ptr<const internal::UpdatePlan> plan;
+  if (optimizer_ != nullptr) plan = optimizer_->plan();
+  for (KeyPush& push : pushes) {
+    CheckKeyKind(call, push.key, string_keys_);
+    const auto found = slots_.find(push.key);
+    if (found != slots_.end()) {
+      push.slot = &found->second;
+      push.value = push.slot->value;
+      WithFirstArray(
+          push, [&](const auto& first) { CheckShapeAndDType(call, push.key, *push.value, first); });
+      CheckKindsLocked(call, push);
+    } else if (strict_init_ || updaters_ != nullptr || optimizer_ != nullptr) {
+      throw UnknownKey(fmt::format(
+          "{}: key {} was never initialised: expected Init before the first push, since {}", call,
+          ToString(push.key),
+          strict_init_ ? "the store was made with strict_init" : "an updater or optimizer is set"));
+    }
+    if (compressor_ != nullptr) CheckCompression(call, push.kind(), *compressor_);
+    if (plan != nullptr) CheckUpdate(call, push.kind(), *optimizer_, *plan);
+  }
+  // All is well; now what may run out of memory.
+  const std::vector<Placement> placements = PlanPlacementLocked(pushes);
+  for (KeyPush& push : pushes) {
+    if (plan != nullptr) {
+      push.update.rule = plan->rule;
+    } else if (push.slot == nullptr && push.is_row_sparse()) {
+      push.value = MakeValue(push.key, push.row_sparse[0]);
+    } else if (updaters_ == nullptr && push.slot != nullptr &&
+               push.is_row_sparse() != push.value->is_row_sparse()) {
+      push.old = push.value;
+      push.value = WithFirstArray(push, [&](const auto& like) {
+        return std::make_shared<StoredValue>(push.key.ToKey(), like, push.old->device(), engine());
+      });
+    }
+  }
+  // From here on nothing fails.
+  pushed_ = true;
+  std::int64_t pushed_bytes = 0;
+  for (const Placement& placement : placements) {
+    Slot& slot = placement.slot != nullptr ? *placement.slot : InsertLocked(placement.value);
+    slot.value = placement.value;
+    if (!std::exchange(slot.placed, true)) --unplaced_;
+  }
+  for (KeyPush& push : pushes) {
+    if (push.slot == nullptr && push.is_row_sparse()) InsertLocked(push.value);
+    // A slot may go once the lock is released, its value stays.
+    Slot& slot =
+        push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
+    (push.old != nullptr ? push.old : push.value) = slot.value;
+    push.compressor = compressor_;
+    for (const NDArray& array : push.arrays) {
+      pushed_bytes += compressor_ != nullptr ? compressor_->CodeBytes(array.size()) : array.bytes();
+    }
+    if (plan == nullptr) continue;
+    if (!HasStatesLocked(slot)) {
+      slot.origin = origin_;
+      slot.updates = 0;
+    }
+    push.update.origin = slot.origin;
+    num_update_ = std::max(num_update_, ++slot.updates);
+    push.update.learning_rate = plan->LearningRate(push.key, num_update_);
+    push.update.weight_decay = plan->WeightDecay(push.key);
+  }
+  pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
+  return updaters_;
+}
+
+void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority) {
+  for (KeyPush& push : pushes) {
+    const auto queue = [&](const auto& arrays) {
+      if (updaters != nullptr) {
+        StoredValue::RunUpdater(push.value, arrays, std::move(push.compressor), *updaters,
+                                priority);
+      } else if (push.old != nullptr) {
+        StoredValue::QueueReplace(push.value, push.old, arrays, std::move(push.compressor),
+                                  priority);
+        TakePlace(push);
+      } else {
+        StoredValue::QueuePush(push.value, arrays, std::move(push.compressor),
+                               std::move(push.update), priority);
+      }
+    };
+    if (push.is_row_sparse()) {
+      queue(push.row_sparse);
+    } else {
+      queue(push.arrays);
+    }
+  }
+}
+
+// Only now that the op which gives it a value is queued, so that no pull finds it without. Whoever
+// else put a value in the old one's place meanwhile came later.
+void LocalKVStore::TakePlace(const KeyPush& push) {
+  MutexLock lock(mutex_);
+  const auto found = slots_.find(push.key);
+  if (found == slots_.end() || found->second.value != push.old) return;
+  found->second.value = push.value;
+}
+
+void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
+  for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
+  if (pairs.size() == 1) {
+    KeyPush push(pairs[0]);
+    const UpdatersPtr updaters = PreparePush("Push", {&push, 1});
+    QueuePush({&push, 1}, updaters, priority);
+    return;
+  }
+  CheckOneKind("Push", pairs);
+  std::vector<KeyPush> pushes = JoinRepeatedKeys("Push", pairs, nullptr);
+  const UpdatersPtr updaters = PreparePush("Push", pushes);
+  QueuePush(pushes, updaters, priority);
+}
+
+void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                              int priority) {
+  CheckPushPull(values, out, engine());
+  std::vector<std::size_t> push_of;
+  std::vector<KeyPush> pushes = JoinRepeatedKeys("PushPull", values, &push_of);
+  const UpdatersPtr updaters = PreparePush("PushPull", pushes);
+  QueuePush(pushes, updaters, priority);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i].arrays.empty()) {
+      TellIgnored(out[i].key);
+    } else {
+      QueuePull(pushes[push_of[i]].value, out[i].arrays, priority);
+    }
+  }
+}
+
+}  // namespace heddle::kvstore
