@@ -213,6 +213,9 @@ class EngineCore {
   static std::uint64_t Enlist(EngineCore* core);
   void Delist() noexcept;
   void PublishCompleted(AsyncState* async) noexcept;
+  // Finishes what has been completed, on this thread. False: a worker is wanted, for that or for
+  // what has become ready.
+  bool TookCompletions() noexcept;
 
   // core_push.cc
   void Validate(const OpOptions& options) const;

@@ -286,6 +286,8 @@ void RetainAsync(AsyncState* state) noexcept {
 
 namespace {
 
+constexpr int kTriesForLock = 30;
+
 // The claimed call: hands `error` over, and the op to the engine if its body has returned.
 void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
   state->error = std::move(error);
@@ -331,6 +333,21 @@ void EngineCore::PublishCompletion(AsyncState* async) noexcept {
   Unref();
 }
 
+// Waking a worker costs more than the bookkeeping of an op does. Not a wait for the lock: the thread
+// may have it, if the last handle of a completion went with something that is freed under it.
+bool EngineCore::TookCompletions() noexcept {
+  bool held = lock_.try_lock();
+  for (int i = 0; i < kTriesForLock && !held; ++i) {
+    engine::Pause();
+    held = lock_.try_lock();
+  }
+  if (!held) return false;
+  TakeCompletionsLocked();
+  const bool work = !ready_.empty() || tracker_.has_more_to_grant();
+  lock_.unlock();
+  return !work;
+}
+
 void EngineCore::PublishCompleted(AsyncState* async) noexcept {
   AsyncState* latest = completed_.load(std::memory_order_relaxed);
   do {
@@ -341,7 +358,7 @@ void EngineCore::PublishCompleted(AsyncState* async) noexcept {
   if (tls_context.polling == this) return;  // this thread takes it when it leaves the poller
   // A pusher often waits next, and runs its ops itself; whoever completes does not.
   const Mode mode = mode_.load(std::memory_order_seq_cst);
-  if (kind_ == Kind::kThreaded && mode >= Mode::kNap) WakeFromPublish(mode);
+  if (kind_ == Kind::kThreaded && mode >= Mode::kNap && !TookCompletions()) WakeFromPublish(mode);
   if (kind_ == Kind::kThreaded) return;
   const engine::TrackerGuard guard(lock_);
   WakeWaitersLocked([](const Waiter&) { return true; });

@@ -52,7 +52,7 @@ void Node::OnLost(NodeId peer, const std::string& address, const std::string& wh
 }
 
 void Node::NoteTimeLocked() {
-  changed_.NotifyAll();
+  if (MayBeAwaited()) changed_.NotifyAll();
   const std::optional<Time> next = NextTime();
   if (next && *next < clock_next_) clock_wakes_.NotifyOne();
 }
@@ -77,7 +77,7 @@ void Node::RunClock() {
       const std::optional<Time> next = NextTime();
       if (next && *next <= now) {
         HandleTime(now, out);
-        changed_.NotifyAll();
+        if (MayBeAwaited()) changed_.NotifyAll();
       } else {
         clock_next_ = next ? std::min(*next, now + kLookAgain) : now + kLookAgain;
         clock_wakes_.WaitUntil(mutex_, std::chrono::steady_clock::time_point(clock_next_));

@@ -59,6 +59,8 @@ class Node : public TransportEvents {
   virtual void HandleTime(Time now, Outputs& out) REQUIRES(mutex_) = 0;
   // When HandleTime wants to be called.
   virtual std::optional<Time> NextTime() const REQUIRES(mutex_) = 0;
+  // Whether what a thread in Join, Run or Close waits for may have come.
+  virtual bool MayBeAwaited() const REQUIRES(mutex_) = 0;
   virtual std::shared_ptr<Landing> FindLanding(NodeId /*from*/, const Message& /*header*/,
                                                std::uint64_t /*bytes*/) REQUIRES(mutex_) {
     return nullptr;
@@ -83,7 +85,7 @@ class Node : public TransportEvents {
   Transport& transport() const { return *transport_; }
 
   Mutex mutex_;
-  CondVar changed_;  // after every input
+  CondVar changed_;  // after inputs, when MayBeAwaited
 
  private:
   void RunClock() EXCLUDES(mutex_);

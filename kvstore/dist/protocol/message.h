@@ -92,7 +92,7 @@ class Payload {
  public:
   Payload() = default;
   Payload(std::shared_ptr<const void> owner, std::span<const std::byte> run)
-      : owner_(std::move(owner)), runs_{run}, bytes_(run.size()) {}
+      : owner_(std::move(owner)), run_(run), has_run_(true), bytes_(run.size()) {}
   Payload(std::shared_ptr<const void> owner, std::vector<std::span<const std::byte>> runs)
       : owner_(std::move(owner)), runs_(std::move(runs)) {
     for (const auto& run : runs_) bytes_ += run.size();
@@ -100,7 +100,10 @@ class Payload {
 
   std::uint64_t bytes() const { return bytes_; }
   bool empty() const { return bytes_ == 0; }
-  std::span<const std::span<const std::byte>> runs() const { return runs_; }
+  std::span<const std::span<const std::byte>> runs() const {
+    if (has_run_) return {&run_, 1};
+    return runs_;
+  }
   const std::shared_ptr<const void>& owner() const { return owner_; }
   // Nobody else will ever read or write the bytes: whoever holds the payload may keep and change
   // them. Transports say so of what they have received into memory of their own.
@@ -109,9 +112,11 @@ class Payload {
 
  private:
   std::shared_ptr<const void> owner_;
-  std::vector<std::span<const std::byte>> runs_;
-  std::uint64_t bytes_ = 0;
+  std::span<const std::byte> run_;                // the only one, or
+  std::vector<std::span<const std::byte>> runs_;  // all
+  bool has_run_ = false;
   bool owned_alone_ = false;
+  std::uint64_t bytes_ = 0;
 };
 
 struct Message {

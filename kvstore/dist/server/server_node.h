@@ -32,6 +32,9 @@ class ServerNode final : private MemberNode<ServerMachine> {
   // Node
   void OnMemberChanged(Time now, Outputs& out) override REQUIRES(mutex_);
   void OnTurnEnd() override;
+  bool MayBeAwaited() const override REQUIRES(mutex_) {
+    return member_->failure() || member_->shutdown_wanted();
+  }
 
   const DistOptions options_;
   const Incarnation incarnation_;

@@ -59,6 +59,9 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
 
   // Node
   void OnInput(Time now) override REQUIRES(mutex_);
+  bool MayBeAwaited() const override REQUIRES(mutex_) {
+    return member_->roster() || member_->failure() || machine_.failure();
+  }
   std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
                                        std::uint64_t bytes) override REQUIRES(mutex_);
   void GiveAnswer(Answer answer) override;

@@ -195,6 +195,7 @@ bool Receiver::Deliver() {
       message_.payload = landing_->Finish();
     } else if (chunks_.size() == 1) {
       message_.payload = Payload(std::move(chunks_[0]), runs_[0]);
+      message_.payload.set_owned_alone();
     } else {
       std::vector<std::span<const std::byte>> runs(runs_.begin(), runs_.end());
       message_.payload =
