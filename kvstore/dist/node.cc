@@ -57,7 +57,7 @@ void Node::NoteTimeLocked() {
   if (next && *next < clock_next_) clock_wakes_.NotifyOne();
 }
 
-void Node::Perform(Outputs out) {
+void Node::Perform(Outputs& out) {
   for (const auto& [level, text] : out.log) Log(level, "{}", text);
   for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
   for (Outgoing& outgoing : out.messages) {
@@ -68,8 +68,8 @@ void Node::Perform(Outputs out) {
 }
 
 void Node::RunClock() {
-  Outputs out;
   for (;;) {
+    Outputs out;
     {
       MutexLock lock(mutex_);
       if (stopping_) return;
@@ -84,7 +84,7 @@ void Node::RunClock() {
         clock_next_ = Time{0};
       }
     }
-    Perform(std::exchange(out, {}));
+    Perform(out);
   }
 }
 

@@ -71,16 +71,16 @@ class Node : public TransportEvents {
   // input(now, outputs), under the lock, and then what it has put out.
   template <class Input>
   void Drive(const Input& input) EXCLUDES(mutex_) {
-    Outputs out;
+    ReusedOutputs out;
     {
       MutexLock lock(mutex_);
-      input(Now(), out);
+      input(Now(), *out);
       NoteTimeLocked();
     }
-    Perform(std::move(out));
+    Perform(*out);
   }
-  void NoteTimeLocked() REQUIRES(mutex_);  // after an input
-  void Perform(Outputs out) EXCLUDES(mutex_);
+  void NoteTimeLocked() REQUIRES(mutex_);       // after an input
+  void Perform(Outputs& out) EXCLUDES(mutex_);  // once
 
   Transport& transport() const { return *transport_; }
 

@@ -33,9 +33,7 @@ class SchedulerNode final : private Node {
                   Outputs& out) override REQUIRES(mutex_);
   void HandleTime(Time now, Outputs& out) override REQUIRES(mutex_);
   std::optional<Time> NextTime() const override REQUIRES(mutex_) { return machine_->next_time(); }
-  bool MayBeAwaited() const override REQUIRES(mutex_) {
-    return machine_->done();
-  }
+  bool MayBeAwaited() const override REQUIRES(mutex_) { return machine_->done(); }
 
   std::unique_ptr<Transport> transport_;
   std::optional<SchedulerMachine> machine_ GUARDED_BY(mutex_);

@@ -7,6 +7,7 @@
 
 #include <heddle/logging.h>
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <utility>
@@ -39,6 +40,35 @@ struct Outputs {
   std::vector<NodeId> disconnects;
 
   void Send(NodeId to, Message message) { messages.push_back({to, std::move(message)}); }
+};
+
+// Outputs in the memory of those that this thread has used last.
+class ReusedOutputs {
+ public:
+  ReusedOutputs() : outputs_(std::exchange(Spare(), {})) {}
+  ReusedOutputs(const ReusedOutputs&) = delete;
+  ReusedOutputs& operator=(const ReusedOutputs&) = delete;
+  ~ReusedOutputs() {
+    if (outputs_.messages.capacity() > kKeptMax || outputs_.answers.capacity() > kKeptMax) return;
+    outputs_.renames.clear();
+    outputs_.messages.clear();
+    outputs_.answers.clear();
+    outputs_.log.clear();
+    outputs_.disconnects.clear();
+    Spare() = std::move(outputs_);
+  }
+
+  Outputs& operator*() { return outputs_; }
+
+ private:
+  static constexpr std::size_t kKeptMax = 64;
+
+  static Outputs& Spare() {
+    thread_local Outputs spare;
+    return spare;
+  }
+
+  Outputs outputs_;
 };
 
 }  // namespace heddle::kvstore::dist

@@ -38,17 +38,18 @@ void WorkerMachine::Submit(Time now, Request request, Outputs& out) {
   CHECK(rank_ >= 0, "a request before the roster");
   CHECK(request.server >= 0 && request.server < std::ssize(servers_));
   if (failure_) {
-    out.answers.push_back({request.token, FailureError(request.what), {}});
+    out.answers.push_back({request.token, FailureError(request.what.text()), {}});
     return;
   }
   if (leave_token_) {
-    const std::string why = fmt::format("{}: worker {} has left the job", request.what, rank_);
+    const std::string why =
+        fmt::format("{}: worker {} has left the job", request.what.text(), rank_);
     out.answers.push_back({request.token, std::make_exception_ptr(InvalidState(why)), {}});
     return;
   }
   if (request.meta.size() > kMetaBytesMax) {
     const std::string why = fmt::format("{}: {} bytes beside the arrays: expected at most {}",
-                                        request.what, request.meta.size(), kMetaBytesMax);
+                                        request.what.text(), request.meta.size(), kMetaBytesMax);
     out.answers.push_back({request.token, std::make_exception_ptr(InvalidArgument(why)), {}});
     return;
   }
@@ -394,7 +395,7 @@ void WorkerMachine::OnAnswer(Time now, Part& part, Message message, Outputs& out
     ErrorBody body;
     if (!Decode(message.meta, &body)) body.message = "an error that cannot be read";
     if (body.code == ErrorBody::Code::kUnknownKey) Uncount(part, *open);
-    body.message = fmt::format("{}: {}", open->request.what, body.message);
+    body.message = fmt::format("{}: {}", open->request.what.text(), body.message);
     error = ToException(body);
   }
   if (IsPush(open->request.kind)) Acknowledge(part, *open);
@@ -588,8 +589,8 @@ void WorkerMachine::Warn(Time now, Part& part, Outputs& out) {
     out.log.emplace_back(
         LogLevel::kWarning,
         fmt::format("{} has waited {} for {}, which does not say why",
-                    part.open.front().request.what, Seconds(now - part.open.front().submitted),
-                    NameOf(ServerNode(part.server))));
+                    part.open.front().request.what.text(),
+                    Seconds(now - part.open.front().submitted), NameOf(ServerNode(part.server))));
   }
   part.warned = true;
   AskWhy(part, out);
@@ -610,13 +611,13 @@ void WorkerMachine::OnFacts(Time now, Part& part, const Message& message, Output
   const Open& open = part.open.front();
   out.log.emplace_back(
       LogLevel::kWarning,
-      fmt::format("{} has waited {} for {}: {}", open.request.what, Seconds(now - open.submitted),
-                  NameOf(ServerNode(part.server)), part.facts));
+      fmt::format("{} has waited {} for {}: {}", open.request.what.text(),
+                  Seconds(now - open.submitted), NameOf(ServerNode(part.server)), part.facts));
 }
 
 std::exception_ptr WorkerMachine::TimedOut(const Part& part, const Open& open) const {
   return std::make_exception_ptr(TimeoutError(
-      fmt::format("{}: no answer from {} within {}: {}", open.request.what,
+      fmt::format("{}: no answer from {} within {}: {}", open.request.what.text(),
                   NameOf(ServerNode(part.server)), Seconds(open.request.deadline - open.submitted),
                   part.facts.empty() ? "it has not said why" : part.facts)));
 }
@@ -689,7 +690,7 @@ void WorkerMachine::Fail(FailureBody failure, Outputs& out) {
     for (std::size_t i = 0; i < part.open.size(); ++i) {
       Open& open = part.open[i];
       if (open.request.kind != Kind::kLeave) {
-        End(open, FailureError(open.request.what), {}, out);
+        End(open, FailureError(open.request.what.text()), {}, out);
       }
     }
     part.open.clear();
@@ -744,7 +745,7 @@ std::string WorkerMachine::DescribeState(Time now) const {
     text += fmt::format(
         "\n  {} (part {}): since {}, {} of {} requests sent to {}, {} pushes, {} rounds known "
         "complete{}{}",
-        first.request.what, part->id.part, Seconds(now - first.submitted), part->sent,
+        first.request.what.text(), part->id.part, Seconds(now - first.submitted), part->sent,
         part->open.size(), ToString(ServerNode(part->server)), part->pushes, part->complete,
         part->facts.empty() ? "" : ": ", part->facts);
   }

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -50,6 +51,28 @@ struct WorkerOptions {
   std::uint64_t unfinished_bytes_max = kUnfinishedBytesMax;  // W3; the same on servers
 };
 
+// What a request is, in messages to people; put together only when there is one.
+class RequestName {
+ public:
+  RequestName() = default;
+  RequestName(std::string text)  // NOLINT(google-explicit-constructor): it is one
+      : about_(std::make_shared<const std::string>(std::move(text))) {}
+  RequestName(const char* text) : verb_(text) {}  // NOLINT(google-explicit-constructor): likewise
+  // "push key 'a'" of "push" and "'a'"; `verb` stays.
+  RequestName(const char* verb, std::shared_ptr<const std::string> key)
+      : verb_(verb), about_(std::move(key)), is_key_(true) {}
+
+  bool empty() const { return *verb_ == 0 && about_ == nullptr; }
+  std::string text() const {
+    return std::string(verb_) + (is_key_ ? " key " : "") + (about_ != nullptr ? *about_ : "");
+  }
+
+ private:
+  const char* verb_ = "";
+  std::shared_ptr<const std::string> about_;
+  bool is_key_ = false;
+};
+
 // Something that the program wants of one server.
 struct Request {
   Kind kind{};  // kInit .. kDescribe, or kOpenStore .. kKeys
@@ -63,8 +86,8 @@ struct Request {
   std::string meta = {};  // as bodies.h says for the kind
   Payload payload = {};
   std::uint64_t token = 0;
-  Time deadline{0};       // when it ends with a TimeoutError; 0: never
-  std::string what = {};  // "push key 'a'"; in messages to people
+  Time deadline{0};  // when it ends with a TimeoutError; 0: never
+  RequestName what = {};
 };
 
 // Threads: one call at a time. OnRoster comes before everything else.

@@ -74,7 +74,7 @@ void StartCall(WorkerLink& link, std::vector<Request> requests, CallEnded ended,
     requests[i].token = TokenOf(call->sink(i));
     requests[i].deadline = link.deadline();
   }
-  link.Submit(std::move(requests), out);
+  link.Submit(requests, out);
 }
 
 std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
@@ -82,7 +82,7 @@ std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
   return RunAndWait(engine, "kvstore.control", [&link, requests](CallEnded ended) {
     Outputs out;
     StartCall(link, requests, std::move(ended), &out);
-    link.Carry(std::move(out));
+    link.Carry(out);
   });
 }
 
@@ -90,7 +90,7 @@ void BarrierAndWait(Engine& engine, WorkerLink& link) {
   RunAndWait(engine, "kvstore.barrier", [&link](CallEnded ended) {
     Outputs out;
     link.Barrier((new ControlCall(1, std::move(ended)))->sink(0), &out);
-    link.Carry(std::move(out));
+    link.Carry(out);
   });
 }
 

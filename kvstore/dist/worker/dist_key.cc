@@ -27,6 +27,7 @@ DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key,
       dtype_(dtype),
       row_sparse_(row_sparse),
       row_size_(RowSize(shape_)),
+      name_(std::make_shared<const std::string>(ToString(KeyRef(key_)))),
       parts_(PlaceKey(id_, shape_, dtype_, row_sparse_, link_->placement())) {}
 
 PartInfo DistKey::InfoOf(const PlacedPart& part) const {
@@ -40,17 +41,19 @@ void DistKey::Enter(const std::shared_ptr<PartsCall>& call) {
 }
 
 void DistKey::Ready(PartsCall& call) {
-  Outputs out;
+  ReusedOutputs out;
   {
     MutexLock lock(mutex_);
     call.ready_ = true;
     while (!calls_.empty() && calls_.front()->ready_) {
       const std::shared_ptr<PartsCall> next = std::move(calls_.front());
       calls_.pop_front();
-      if (!next->requests_.empty()) link_->Submit(std::move(next->requests_), &out);
+      if (next->requests_.empty()) continue;
+      link_->Submit({next->requests_.data(), next->requests_.size()}, &*out);
+      next->requests_.clear();
     }
   }
-  link_->Carry(std::move(out));
+  link_->Carry(*out);
 }
 
 }  // namespace heddle::kvstore::dist

@@ -38,6 +38,7 @@ class DistKey {
   PartId IdOf(const PlacedPart& part) const { return {store_, part.part, id_}; }
   PartInfo InfoOf(const PlacedPart& part) const;
   WorkerLink& link() const { return *link_; }
+  const std::shared_ptr<const std::string>& name() const { return name_; }  // for people
 
   void Enter(const std::shared_ptr<PartsCall>& call) EXCLUDES(mutex_);
   // The call has its requests, or will have none: sends those of all that are ready at the front.
@@ -60,6 +61,7 @@ class DistKey {
   const DType dtype_;
   const bool row_sparse_;
   const std::int64_t row_size_;
+  const std::shared_ptr<const std::string> name_;
   const std::vector<PlacedPart> parts_;
 
   Mutex mutex_;

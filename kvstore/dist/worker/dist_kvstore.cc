@@ -44,7 +44,7 @@ Request DistKVStore::ControlRequest(std::string_view what, Kind kind, std::int32
   request.kind = kind;
   request.server = server;
   request.part = ControlPart(store_);
-  request.what = what;
+  request.what = std::string(what);
   return request;
 }
 

@@ -35,10 +35,11 @@ std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call
   std::vector<KeyPush> pushes;
   std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
   for (const KeyArrays& pair : pairs) {
-    const auto [place, is_new] = places.emplace(pair.key, pushes.size());
-    if (push_of != nullptr) push_of->push_back(place->second);
-    if (is_new) pushes.emplace_back().key = Find(call, pair.key);
-    KeyPush& push = pushes[place->second];
+    std::size_t place = pushes.size();
+    if (pairs.size() > 1) place = places.emplace(pair.key, place).first->second;
+    if (push_of != nullptr) push_of->push_back(place);
+    if (place == pushes.size()) pushes.emplace_back().key = Find(call, pair.key);
+    KeyPush& push = pushes[place];
     ForEachArray(pair,
                  [&](const auto& array) { CheckShapeAndDType(call, pair.key, *push.key, array); });
     push.arrays.insert(push.arrays.end(), pair.arrays.begin(), pair.arrays.end());
@@ -69,7 +70,7 @@ std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call
       push.options.rates = {plan->LearningRate(name, num_update_), plan->WeightDecay(name)};
     }
   }
-  link_->Carry(std::move(told));
+  link_->Carry(told);
   pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
   return pushes;
 }

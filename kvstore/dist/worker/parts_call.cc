@@ -91,7 +91,7 @@ Request& PartsCall::AddRequest(const PlacedPart& part) {
   request.flags = options_.flags;
   request.version = options_.version;
   request.deadline = options_.deadline;
-  request.what = fmt::format("{} key {}", NameOf(options_.kind), ToString(KeyRef(key_->key())));
+  request.what = {NameOf(options_.kind), key_->name()};
   if (options_.rates) {
     request.flags |= kFlagRates;
     request.meta = Encode(RatesBody{*options_.rates});
@@ -99,11 +99,11 @@ Request& PartsCall::AddRequest(const PlacedPart& part) {
   if (options_.kind == Kind::kInit || options_.kind == Kind::kReset) {
     request.meta = Encode(InitBody{key_->InfoOf(part)});
   }
-  auto slot = std::make_unique<Slot>();
-  slot->call = this;
-  slot->part = &part;
-  request.token = TokenOf(*slot);
-  slots_.push_back(std::move(slot));
+  slots_.reserve(key_->parts().size());
+  Slot& slot = slots_.emplace_back();
+  slot.call = this;
+  slot.part = &part;
+  request.token = TokenOf(slot);
   return request;
 }
 
@@ -224,10 +224,9 @@ void PartsCall::OnAnswer(Slot& slot, Answer answer) {
       if (answer.message.payload.bytes() == destination.size()) {
         CopyOut(answer.message.payload, destination.data());
       } else {
-        error = std::make_exception_ptr(NetworkError(
-            fmt::format("{} key {}: expected {} bytes from server {}, got {}",
-                        NameOf(options_.kind), ToString(KeyRef(key_->key())), destination.size(),
-                        slot.part->server, answer.message.payload.bytes())));
+        error = std::make_exception_ptr(NetworkError(fmt::format(
+            "{} key {}: expected {} bytes from server {}, got {}", NameOf(options_.kind),
+            *key_->name(), destination.size(), slot.part->server, answer.message.payload.bytes())));
       }
     } else {
       slot.rows = std::move(answer.message.payload);
@@ -270,20 +269,20 @@ void PartsCall::AssembleRows() {
   const std::size_t stride = sizeof(std::int64_t) + row_bytes;
   std::vector<std::byte> bytes;
   std::vector<std::int64_t> ids;
-  for (const auto& slot : slots_) {  // in the order of the parts, and so of the rows
-    const std::size_t count = slot->rows.bytes() / stride;
-    bytes.resize(slot->rows.bytes());
-    CopyOut(slot->rows, bytes.data());
+  for (const Slot& slot : slots_) {  // in the order of the parts, and so of the rows
+    const std::size_t count = slot.rows.bytes() / stride;
+    bytes.resize(slot.rows.bytes());
+    CopyOut(slot.rows, bytes.data());
     const std::size_t before = ids.size();
     ids.resize(before + count);
     if (count > 0) std::memcpy(ids.data() + before, bytes.data(), count * sizeof(std::int64_t));
   }
   rows_out_.SetRowIds(ids);
   auto* to = static_cast<std::byte*>(rows_out_.rows());
-  for (const auto& slot : slots_) {
-    const std::size_t count = slot->rows.bytes() / stride;
-    bytes.resize(slot->rows.bytes());
-    CopyOut(slot->rows, bytes.data());
+  for (const Slot& slot : slots_) {
+    const std::size_t count = slot.rows.bytes() / stride;
+    bytes.resize(slot.rows.bytes());
+    CopyOut(slot.rows, bytes.data());
     if (count > 0) ops::Copy(bytes.data() + count * sizeof(std::int64_t), to, count * row_bytes);
     to += count * row_bytes;
   }

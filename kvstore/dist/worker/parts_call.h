@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
+
 #include "base/mutex.h"
 #include "kvstore/compression/compressor.h"
 #include "kvstore/dist/worker/dist_key.h"
@@ -29,14 +31,15 @@ class CallCount {
   class Ticket {
    public:
     explicit Ticket(std::shared_ptr<CallCount> count) : count_(std::move(count)) {
-      MutexLock lock(count_->mutex_);
-      ++count_->alive_;
+      count_->alive_.fetch_add(1, std::memory_order_relaxed);
     }
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
     ~Ticket() {
+      // acq_rel: who sees none sees what all calls have done
+      if (count_->alive_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
       MutexLock lock(count_->mutex_);
-      if (--count_->alive_ == 0) count_->none_.NotifyAll();
+      count_->none_.NotifyAll();
     }
 
    private:
@@ -46,16 +49,18 @@ class CallCount {
   // Whether there was a moment without calls before `until`.
   bool WaitUntilNone(std::chrono::steady_clock::time_point until) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    while (alive_ > 0) {
-      if (!none_.WaitUntil(mutex_, until)) return alive_ == 0;
+    while (alive() > 0) {
+      if (!none_.WaitUntil(mutex_, until)) return alive() == 0;
     }
     return true;
   }
 
  private:
+  std::int64_t alive() const { return alive_.load(std::memory_order_acquire); }  // see ~Ticket
+
+  std::atomic<std::int64_t> alive_{0};
   Mutex mutex_;
   CondVar none_;
-  std::int64_t alive_ GUARDED_BY(mutex_) = 0;
 };
 
 // What the requests of a call have in common.
@@ -124,8 +129,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   const CallCount::Ticket ticket_;  // goes last
   const std::shared_ptr<DistKey> key_;
   const CallOptions options_;
-  std::vector<Request> requests_;
-  std::vector<std::unique_ptr<Slot>> slots_;  // one for each request
+  // Most keys have one part.
+  boost::container::small_vector<Request, 1> requests_;
+  boost::container::small_vector<Slot, 1> slots_;  // one for each request; they do not move
   NDArray out_;
   std::byte* out_data_ = nullptr;
   RowSparseNDArray rows_out_;

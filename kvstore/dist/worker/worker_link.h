@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/ids.h"
@@ -47,11 +47,12 @@ class WorkerLink {
   virtual void Serve(Engine& engine) = 0;
   virtual void Leave(Engine& engine) = 0;
 
-  // Takes requests in their order. What follows of it is left to Carry, so that callers can order
-  // requests under locks of theirs: Carry sends, and gives answers, which may run anything.
-  virtual void Submit(std::vector<Request> requests, Outputs* out) = 0;
+  // Takes (moves from) requests in their order. What follows of it is left to Carry, so that
+  // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run
+  // anything.
+  virtual void Submit(std::span<Request> requests, Outputs* out) = 0;
   virtual void Barrier(AnswerSink& sink, Outputs* out) = 0;
-  virtual void Carry(Outputs out) = 0;
+  virtual void Carry(Outputs& out) = 0;  // once
 };
 
 }  // namespace heddle::kvstore::dist

@@ -132,7 +132,7 @@ Time WorkerNode::deadline() const {
   return options_.op_deadline.count() > 0 ? Now() + options_.op_deadline : Time{0};
 }
 
-void WorkerNode::Submit(std::vector<Request> requests, Outputs* out) {
+void WorkerNode::Submit(std::span<Request> requests, Outputs* out) {
   MutexLock lock(mutex_);
   const Time now = Now();
   for (Request& request : requests) machine_.Submit(now, std::move(request), *out);

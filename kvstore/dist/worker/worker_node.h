@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,9 +49,9 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   const PlacementOptions& placement() const override { return placement_; }
   std::int32_t num_dead() override;
   Time deadline() const override;
-  void Submit(std::vector<Request> requests, Outputs* out) override;
+  void Submit(std::span<Request> requests, Outputs* out) override;
   void Barrier(AnswerSink& sink, Outputs* out) override;
-  void Carry(Outputs out) override { Perform(std::move(out)); }
+  void Carry(Outputs& out) override { Perform(out); }
   std::string DescribeState() { return DescribeMachines(); }
 
  private:

@@ -124,11 +124,13 @@ class WholeJob {
     members_.push_back(std::move(process));
   }
   void MakeMember(Process& process) {
-    process.member.emplace(MemberOptions{.join = {.role = process.id.role,
-                                                  .rank = process.id.rank,
-                                                  .incarnation = process.incarnation,
-                                                  .address = process.address},
-                                         .scheduler_address = "head:1"});
+    MemberOptions member;
+    member.join.role = process.id.role;
+    member.join.rank = process.id.rank;
+    member.join.incarnation = process.incarnation;
+    member.join.address = process.address;
+    member.scheduler_address = "head:1";
+    process.member.emplace(std::move(member));
     if (process.id.role == Role::kWorker) {
       process.worker.emplace(WorkerOptions{.incarnation = process.incarnation});
     } else {
