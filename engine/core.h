@@ -213,6 +213,7 @@ class EngineCore {
   static std::uint64_t Enlist(EngineCore* core);
   void Delist() noexcept;
   void PublishCompleted(AsyncState* async) noexcept;
+  bool TookDrop(std::uint64_t ticket) noexcept;
   // Finishes what has been completed, on this thread. False: a worker is wanted, for that or for
   // what has become ready.
   bool TookCompletions() noexcept;
@@ -417,6 +418,7 @@ class EngineCore {
   engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::uint64_t failed_ GUARDED_BY(lock_) = 0;
   std::uint64_t executor_ran_ GUARDED_BY(lock_) = 0;  // ops run by workers and WaitForAll
+  std::uint64_t unwatched_ GUARDED_BY(lock_) = 0;     // pushes that left nothing to look out for
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;       // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
 

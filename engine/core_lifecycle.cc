@@ -178,8 +178,24 @@ void EngineCore::DropVar(VarState* var) noexcept {
   const std::uint64_t ticket = inbox_.TakeTicket();
   if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
   inbox_.Publish(ticket, var, MessageKind::kDropped);
-  AfterPublish();
+  if (!TookDrop(ticket)) AfterPublish();
   Unref();
+}
+
+// A drop that lies alone in the inbox, while nobody looks at it, is no reason to wake a worker. Not
+// a wait for the lock: this thread may have it.
+bool EngineCore::TookDrop(std::uint64_t ticket) noexcept {
+  const Mode mode = mode_.load(std::memory_order_relaxed);
+  if (kind_ != Kind::kThreaded || mode < Mode::kNap || mode == Mode::kStopped) return false;
+  if (!lock_.try_lock()) return false;
+  bool alone = inbox_head_ == ticket;
+  if (alone) {
+    DequeueLocked();
+    alone = !WorkIsVisibleLocked();
+    if (alone) ++unwatched_;
+  }
+  lock_.unlock();
+  return alone;
 }
 
 void EngineCore::FreeVarLocked(VarState* var) {
@@ -333,8 +349,9 @@ void EngineCore::PublishCompletion(AsyncState* async) noexcept {
   Unref();
 }
 
-// Waking a worker costs more than the bookkeeping of an op does. Not a wait for the lock: the thread
-// may have it, if the last handle of a completion went with something that is freed under it.
+// Waking a worker costs more than the bookkeeping of an op does. Not a wait for the lock: the
+// thread may have it, if the last handle of a completion went with something that is freed under
+// it.
 bool EngineCore::TookCompletions() noexcept {
   bool held = lock_.try_lock();
   for (int i = 0; i < kTriesForLock && !held; ++i) {

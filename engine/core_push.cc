@@ -258,6 +258,7 @@ void EngineCore::CommitInline(Op* op) noexcept {
       urgent_.exchange(true, std::memory_order_acq_rel);
     }
     work_left = WorkIsVisibleLocked();
+    if (!work_left) ++unwatched_;
   }
   // An op that was blocked, or has run and left nothing ready, is no reason to wake a worker.
   if (work_left) AfterPublish();

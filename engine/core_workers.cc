@@ -378,7 +378,8 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
     lookout_deep_.store(false, std::memory_order_relaxed);
     return true;
   }
-  const std::uint64_t tail = inbox_.tail();
+  // What a pusher runs itself, and leaves nothing behind, is none of the lookout's business.
+  const std::uint64_t tail = inbox_.tail() - unwatched_;
   // What waits for variables run for themselves is no progress for the others.
   const bool progress = executor_ran_ != last_ran_;
   const bool moved = tail != last_tail_ || progress;
