@@ -302,7 +302,7 @@ void RetainAsync(AsyncState* state) noexcept {
 
 namespace {
 
-constexpr int kTriesForLock = 30;
+constexpr int kPausesForLock = 30;
 
 // The claimed call: hands `error` over, and the op to the engine if its body has returned.
 void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
@@ -353,12 +353,7 @@ void EngineCore::PublishCompletion(AsyncState* async) noexcept {
 // thread may have it, if the last handle of a completion went with something that is freed under
 // it.
 bool EngineCore::TookCompletions() noexcept {
-  bool held = lock_.try_lock();
-  for (int i = 0; i < kTriesForLock && !held; ++i) {
-    engine::Pause();
-    held = lock_.try_lock();
-  }
-  if (!held) return false;
+  if (!lock_.try_lock_for(kPausesForLock)) return false;
   TakeCompletionsLocked();
   const bool work = !ready_.empty() || tracker_.has_more_to_grant();
   lock_.unlock();

@@ -30,6 +30,15 @@ class CAPABILITY("mutex") TrackerLock {
     int expected = kFree;
     return state_.compare_exchange_strong(expected, kHeld, std::memory_order_acquire);
   }
+  bool try_lock_for(int pauses) TRY_ACQUIRE(true) {
+    int expected = kFree;
+    while (!state_.compare_exchange_strong(expected, kHeld, std::memory_order_acquire)) {
+      if (pauses-- == 0) return false;
+      expected = kFree;
+      Pause();
+    }
+    return true;
+  }
   void unlock() RELEASE() {
     if (state_.exchange(kFree, std::memory_order_release) == kContended) state_.notify_one();
   }
