@@ -16,13 +16,14 @@ class Context:
 
     def __init__(self, device_type: "str | Context", device_id: int = 0) -> None:
         if isinstance(device_type, Context):
-            device_type, device_id = device_type.device_type, device_type.device_id
+            other = device_type
+            device_type, device_id = other.device_type, other.device_id
         if device_type not in _TYPES:
             raise ValueError(f"expected a device type of {', '.join(_TYPES)}, got {device_type!r}")
         if not 0 <= device_id < 2**15:
             raise ValueError(f"expected a device number of at least 0 and below 32768, got {device_id}")
-        self.device_type = device_type
-        self.device_id = int(device_id)
+        self.device_type: str = device_type
+        self.device_id: int = int(device_id)
         self._outer: list[Context | None] = []
 
     @property

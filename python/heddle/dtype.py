@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 
 from .error import InvalidType
@@ -17,7 +19,7 @@ _CODES.update({_NUMPY[code]: code for code in range(len(_NAMES)) if code != _BFL
 _CODES.update({float: _NAMES.index("float64"), int: _NAMES.index("int64"), bool: _NAMES.index("bool")})
 
 
-def _code_of(dtype: object) -> int:
+def _code_of(dtype: Any) -> int:
     if dtype is None:
         return 0
     try:

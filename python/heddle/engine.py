@@ -86,6 +86,6 @@ def dump_state() -> str:
     return _core.dump_state()
 
 
-def stats() -> dict:
+def stats() -> "dict[str, int]":
     """Counts of ops: pushed, done, failed, running; pending_bytes."""
     return _core.engine_stats()

@@ -16,12 +16,17 @@ import os
 import sys
 import warnings
 import weakref
-from typing import Callable
+from typing import Any, Callable, Literal, TypeVar, overload
 
 from . import _core
 from .error import InvalidArgument, InvalidState, InvalidType
 
 __all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "types"]
+
+
+_Class = TypeVar("_Class", bound=type)
+_Builtin = Literal["local", "device", "dist", "dist_sync", "dist_async", "dist_device_sync", "dist_device_async",
+                   "dist_sync_device", "dist_async_device"]
 
 
 class KVStoreBase:
@@ -77,7 +82,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} has no num_workers")
 
     @staticmethod
-    def register(klass: type) -> type:
+    def register(klass: "_Class") -> "_Class":
         """Makes `create` know a class by its name; case does not matter. Returns the class."""
         if not isinstance(klass, type):
             raise InvalidType(f"register: expected a class, got {klass!r}")
@@ -97,6 +102,8 @@ class KVStore(_core.KVStore, KVStoreBase):
 
     Keys are str or int, one kind a store. Lists of keys take lists of values, or lists of lists.
     """
+
+    _updater: Any = None
 
     def set_optimizer(self, optimizer) -> None:
         """Later pushes update the stored values by the optimizer; later changes of its parameters count from
@@ -149,7 +156,7 @@ class KVStore(_core.KVStore, KVStoreBase):
 
     def save_optimizer_states(self, fname: "str | os.PathLike", dump_optimizer: bool = False) -> None:
         """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""
-        updater = getattr(self, "_updater", None)
+        updater = self._updater
         if hasattr(updater, "_save"):
             updater._save(os.fspath(fname), dump_optimizer)
         else:
@@ -157,7 +164,7 @@ class KVStore(_core.KVStore, KVStoreBase):
 
     def load_optimizer_states(self, fname: "str | os.PathLike") -> None:
         """Takes the states of a file in place of those that are; the optimizer has to be set already."""
-        updater = getattr(self, "_updater", None)
+        updater = self._updater
         if hasattr(updater, "_load"):
             updater._load(os.fspath(fname))
         else:
@@ -351,7 +358,11 @@ def _end_in_order() -> None:
     atexit.register(leave)
 
 
-def create(name: str = "local", strict_init: bool = False) -> KVStoreBase:
+@overload
+def create(name: "_Builtin" = "local", strict_init: bool = False) -> KVStore: ...
+@overload
+def create(name: str, strict_init: bool = False) -> Any: ...
+def create(name: str = "local", strict_init: bool = False) -> Any:
     """Makes a store by the name of its type; case does not matter.
 
     local      sums and updates on the CPU

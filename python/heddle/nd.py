@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, NoReturn, Sequence
 
 import numpy
 
@@ -351,8 +351,8 @@ def array(source, ctx: "Context | None" = None, dtype=None, _type: type = NDArra
     The dtype is float32 unless `dtype` or an NDArray's own says otherwise.
     """
     if isinstance(source, _core.RowSparse):
-        source = source.tostype("default")
-    if isinstance(source, _core.Array):
+        source = source._to_dense()
+    if isinstance(source, NDArray):
         code = source._dtype if dtype is None else _dtype._code_of(dtype)
         copied = source._astype(code) if code != source._dtype else source
         return copied._copy(source._device if ctx is None else ctx._code)
@@ -434,7 +434,7 @@ def from_buffer(other, dtype=None, ctx: "Context | None" = None) -> NDArray:
     view = memoryview(other)
     code = _dtype._code_of(numpy.asarray(view).dtype if dtype is None else dtype)
     size = _dtype._NUMPY[code].itemsize if code != _dtype._BFLOAT16 else 2
-    shape = list(view.shape) if dtype is None else [view.nbytes // size]
+    shape = list(view.shape or ()) if dtype is None else [view.nbytes // size]
     return _core.from_buffer(NDArray, other, shape, code, _context._code_of(ctx))
 
 
@@ -506,12 +506,12 @@ def divide(a, b) -> NDArray:
 
 def maximum(a, b) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
-    return a._maximum(b) if isinstance(a, _core.Array) else b._maximum(a)
+    return a._maximum(b) if isinstance(a, NDArray) else b._maximum(a)
 
 
 def minimum(a, b) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
-    return a._minimum(b) if isinstance(a, _core.Array) else b._minimum(a)
+    return a._minimum(b) if isinstance(a, NDArray) else b._minimum(a)
 
 
 def concat(*arrays: NDArray, dim: int = 1) -> NDArray:
@@ -590,7 +590,7 @@ class _Reader:
             self.bytes = file.read()
         self.at = 0
 
-    def fail(self, why: str):
+    def fail(self, why: str) -> NoReturn:
         raise IoError(f"load {self.name}: at byte {self.at}: {why}")
 
     def take(self, count: int) -> bytes:
@@ -625,15 +625,15 @@ class _Reader:
 def _load_mxnet_array(reader: _Reader, ctx: "Context | None"):
     (magic,) = reader.numbers("I")
     if magic == 0xF993FAC8:  # before storage types
-        stype, storage, dims = 0, None, reader.shape()
+        stype, storage, dims = 0, (), reader.shape()
     elif magic in (0xF993FAC9, 0xF993FACA):
         (stype,) = reader.numbers("i")
         if stype not in (0, 1):
             reader.fail(f"expected a dense or a row_sparse array, found storage type {stype}")
-        storage = reader.shape() if stype == 1 else None
+        storage = reader.shape() if stype == 1 else ()
         dims = reader.shape()
     elif magic <= 32:  # older still: the number itself is ndim
-        stype, storage, dims = 0, None, reader.numbers(f"{magic}I")
+        stype, storage, dims = 0, (), reader.numbers(f"{magic}I")
     else:
         reader.fail(f"expected an array, found {magic:#x}")
     if not dims and magic != 0xF993FACA:

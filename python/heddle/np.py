@@ -10,6 +10,8 @@ They are NDArrays in all else: their operations are queued. Comparisons give boo
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy
 
 from . import _core
@@ -57,22 +59,22 @@ def array(object, dtype=None, ctx=None) -> ndarray:  # noqa: A002
     """An array with a copy of values; float32 unless `dtype` or an array's own says otherwise."""
     if isinstance(object, _core.Array):
         return _made(_nd.array(object, ctx, dtype))
-    return _nd.array(object, ctx, dtype, _type=ndarray)
+    return cast(ndarray, _nd.array(object, ctx, dtype, _type=ndarray))
 
 
 def zeros(shape, dtype=None, order="C", ctx=None) -> ndarray:
     """An array of zeros."""
-    return _nd.full(shape, 0, ctx, dtype, _type=ndarray)
+    return cast(ndarray, _nd.full(shape, 0, ctx, dtype, _type=ndarray))
 
 
 def ones(shape, dtype=None, order="C", ctx=None) -> ndarray:
     """An array of ones."""
-    return _nd.full(shape, 1, ctx, dtype, _type=ndarray)
+    return cast(ndarray, _nd.full(shape, 1, ctx, dtype, _type=ndarray))
 
 
 def full(shape, fill_value, dtype=None, order="C", ctx=None) -> ndarray:
     """An array of which each element is `fill_value`."""
-    return _nd.full(shape, fill_value, ctx, dtype, _type=ndarray)
+    return cast(ndarray, _nd.full(shape, fill_value, ctx, dtype, _type=ndarray))
 
 
 def empty(shape, dtype=None, order="C", ctx=None) -> ndarray:

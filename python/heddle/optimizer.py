@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from . import _core
 from . import lr_scheduler as _schedulers
@@ -19,6 +19,9 @@ from . import nd as _nd
 from .error import InvalidArgument, InvalidState, InvalidType, IoError
 
 __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
+
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class Optimizer:
@@ -123,7 +126,7 @@ class Optimizer:
     # The registry.
 
     @staticmethod
-    def register(klass: type) -> type:
+    def register(klass: "_Class") -> "_Class":
         """Makes `create` know a class by its name; case does not matter. Returns the class."""
         if not isinstance(klass, type):
             raise InvalidType(f"register: expected a class, got {klass!r}")
@@ -254,10 +257,10 @@ class _Native(Optimizer):
         """Asks a scheduler written in Python."""
         self._update_count(index)
         if not self._native_schedule_only():
-            self._native.set("learning_rate", float(self.lr_scheduler(self.num_update)))
+            self._native.set("learning_rate", float(self.learning_rate))
 
 
-def _make_class(name: str, title: str) -> type:
+def _make_class(name: str, title: str) -> "type[_Native]":
     parameters = ", ".join(f"{parameter} {value:g}" for parameter, value in
                            _core.make_optimizer(name, []).parameters())
     text = (f"The optimizer {name!r}; docs/optimizers.md has its formula.\n\n"
@@ -308,11 +311,11 @@ class Updater:
             for one, one_grad, one_weight in zip(index, grad, weight):
                 self(one, one_grad, one_weight)
             return
-        if self._native is not None:
+        if self._native is not None and isinstance(self.optimizer, _Native):
             if isinstance(weight, _core.RowSparse):
                 raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
             self.optimizer._set_scheduled_rate(index)
-            dense = grad.tostype("default") if isinstance(grad, _core.RowSparse) else grad
+            dense = grad._to_dense() if isinstance(grad, _core.RowSparse) else grad
             self._native.update(index, dense, weight)
             return
         if index not in self.states:

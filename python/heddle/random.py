@@ -9,14 +9,21 @@ import numpy
 from . import nd as _nd
 
 _lock = threading.Lock()
-_generator = numpy.random.Generator(numpy.random.Philox())
+_generator: "numpy.random.Generator | None" = None
+
+
+def _stream(seed_state: "int | None" = None) -> "numpy.random.Generator":
+    """The stream, started on first use: importing numpy.random takes longer than all of heddle. With _lock held."""
+    global _generator
+    if _generator is None or seed_state is not None:
+        _generator = numpy.random.Generator(numpy.random.Philox(seed_state))
+    return _generator
 
 
 def seed(seed_state: int, ctx=None) -> None:
     """Starts the numbers afresh: the same seed gives the same numbers on every machine."""
-    global _generator
     with _lock:
-        _generator = numpy.random.Generator(numpy.random.Philox(int(seed_state)))
+        _stream(int(seed_state))
 
 
 def _filled(values: numpy.ndarray, ctx, dtype, out):
@@ -31,19 +38,19 @@ def _shape(shape, out):
 def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     """Numbers that are equally likely in [low, high)."""
     with _lock:
-        values = _generator.uniform(low, high, _shape(shape, out))
+        values = _stream().uniform(low, high, _shape(shape, out))
     return _filled(values, ctx, dtype, out)
 
 
 def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     """Numbers of the normal distribution with mean `loc` and standard deviation `scale`."""
     with _lock:
-        values = _generator.normal(loc, scale, _shape(shape, out))
+        values = _stream().normal(loc, scale, _shape(shape, out))
     return _filled(values, ctx, dtype, out)
 
 
 def randint(low, high, shape=(1,), dtype="int32", ctx=None, out=None):
     """Whole numbers that are equally likely in [low, high)."""
     with _lock:
-        values = _generator.integers(low, high, _shape(shape, out))
+        values = _stream().integers(low, high, _shape(shape, out))
     return _filled(values, ctx, dtype, out)

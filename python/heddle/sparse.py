@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 import numpy
 
 from . import _core
@@ -123,8 +125,12 @@ def _require_row_sparse(stype: str) -> None:
         raise InvalidArgument(f"expected the storage type 'row_sparse', got {stype!r}")
 
 
-def zeros(stype: str, shape, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
-    """An array without rows."""
+@overload
+def zeros(stype: Literal["row_sparse"], shape, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray: ...
+@overload
+def zeros(stype: str, shape, ctx: "Context | None" = None, dtype=None) -> Any: ...
+def zeros(stype: str, shape, ctx: "Context | None" = None, dtype=None) -> Any:
+    """An array without rows; with 'default', a dense one of zeros."""
     if stype == "default":
         return _nd.zeros(shape, ctx, dtype)
     _require_row_sparse(stype)
@@ -136,7 +142,7 @@ def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) 
 
     The ids need not be sorted. Without `shape`, the last id says how many rows there could be.
     """
-    if isinstance(arg, _core.RowSparse):
+    if isinstance(arg, RowSparseNDArray):
         made = arg if dtype is None else arg.astype(dtype)
         return made._copy(made._device if ctx is None else ctx._code)
     is_shape = isinstance(arg, tuple) and all(isinstance(extent, (int, numpy.integer)) for extent in arg)
@@ -146,7 +152,7 @@ def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) 
         return _nd.array(arg, ctx, dtype).tostype("row_sparse")
     rows, ids = arg
     if dtype is None:
-        dtype = rows.dtype if isinstance(rows, (_core.Array, numpy.ndarray)) else None
+        dtype = rows.dtype if isinstance(rows, (_nd.NDArray, numpy.ndarray)) else None
     ids = _nd.array(ids, dtype="int64")
     rows = _nd.array(rows, dtype=dtype)
     if shape is None:

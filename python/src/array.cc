@@ -12,6 +12,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "python/src/array_object.h"
 #include "python/src/bindings.h"
 
 namespace heddle::python {
@@ -57,6 +58,14 @@ bool ToScalar(nb::handle object, Scalar* scalar) {
   return true;
 }
 
+Scalar ToNumber(const char* call, nb::handle object) {
+  Scalar number = 0;
+  if (!ToScalar(object, &number)) {
+    throw InvalidType(fmt::format("{}: expected a number, got {}", call, TypeName(object)));
+  }
+  return number;
+}
+
 DType ToDType(int code) {
   if (code < 0 || code >= static_cast<int>(kAllDTypes.size())) {
     throw InvalidArgument(fmt::format("expected a dtype, got number {}", code));
@@ -73,25 +82,22 @@ int FromDevice(Device device) {
 
 Shape ToShape(const std::vector<std::int64_t>& dims) { return Shape(dims); }
 
-nb::tuple FromShape(const Shape& shape) {
+Extents FromShape(const Shape& shape) {
   PyObject* const tuple = PyTuple_New(static_cast<Py_ssize_t>(shape.ndim()));
   if (tuple == nullptr) throw nb::python_error();
   for (std::size_t i = 0; i < shape.ndim(); ++i) {
     PyTuple_SetItem(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
   }
-  return nb::steal<nb::tuple>(tuple);
+  return nb::steal<Extents>(tuple);
 }
 
 namespace {
 
-const NDArray& Held(nb::handle self) { return nb::inst_ptr<PyArray>(self)->array; }
-
-// An object of the class of `self`.
-nb::object Like(nb::handle self, NDArray array) {
-  return Wrap<PyArray>(self.type(), std::move(array));
+// What f() makes, as an object of the class of `self`.
+template <class F>
+SameClass Like(Self self, const F& f) {
+  return WrapAs(self.type(), Computed(f));
 }
-
-nb::object NotImplemented() { return nb::borrow(Py_NotImplemented); }
 
 // The shape of a and b, where extents of 1 repeat; of `a` if they do not fit each other, for the
 // message of the operation itself.
@@ -119,68 +125,45 @@ auto Broadcast(const NDArray& a, const NDArray& b, const F& f) {
 
 // self op other, for arrays and numbers; anything else may know better.
 template <class F>
-nb::object Binary(Self self, nb::handle other, const F& f) {
+SameClass Binary(Self self, nb::handle other, const F& f) {
   const NDArray& a = Held(self);
   if (const PyArray* array = AsArray(other)) {
-    NDArray result;
-    {
-      const Unlocked unlocked;
-      result = Broadcast(a, array->array, f);
-    }
-    return Like(self, std::move(result));
+    return Like(self, [&] { return Broadcast(a, array->array, f); });
   }
-  Scalar number = 0;
-  if (!ToScalar(other, &number)) return NotImplemented();
-  NDArray result;
-  {
-    const Unlocked unlocked;
-    result = f(a, number);
-  }
-  return Like(self, std::move(result));
+  return ForNumber(other, [&](Scalar number) { return Like(self, [&] { return f(a, number); }); });
 }
 
 // number op self.
 template <class F>
-nb::object Reflected(Self self, nb::handle other, const F& f) {
-  Scalar number = 0;
-  if (!ToScalar(other, &number)) return NotImplemented();
-  NDArray result;
-  {
-    const Unlocked unlocked;
-    result = f(number, Held(self));
-  }
-  return Like(self, std::move(result));
+SameClass Reflected(Self self, nb::handle other, const F& f) {
+  return ForNumber(
+      other, [&](Scalar number) { return Like(self, [&] { return f(number, Held(self)); }); });
 }
 
 // self op= other.
 template <class F>
-nb::object InPlace(Self self, nb::handle other, const F& f) {
+SameClass InPlace(Self self, nb::handle other, const F& f) {
   const NDArray& a = Held(self);
   if (const PyArray* array = AsArray(other)) {
-    const Unlocked unlocked;
     const NDArray& b = array->array;
-    f(a, a.shape() == b.shape() || b.size() > a.size() ? b : BroadcastTo(b, a.shape()));
-  } else {
-    Scalar number = 0;
-    if (!ToScalar(other, &number)) return NotImplemented();
-    const Unlocked unlocked;
-    f(a, number);
+    Computed([&] {
+      f(a, a.shape() == b.shape() || b.size() > a.size() ? b : BroadcastTo(b, a.shape()));
+    });
+    return nb::borrow(self);
   }
-  return nb::borrow(self);
+  return ForNumber(other, [&](Scalar number) {
+    Computed([&] { f(a, number); });
+    return nb::borrow(self);
+  });
 }
 
 template <class F>
-nb::object Unary(Self self, const F& f) {
-  NDArray result;
-  {
-    const Unlocked unlocked;
-    result = f(Held(self));
-  }
-  return Like(self, std::move(result));
+SameClass Unary(Self self, const F& f) {
+  return Like(self, [&] { return f(Held(self)); });
 }
 
 // Comparisons: a bool array, or, as MXNet's NDArrays have it, 0 and 1 of the array's dtype.
-nb::object Compared(Self self, nb::handle other, Comparison comparison) {
+SameClass Compared(Self self, nb::handle other, Comparison comparison) {
   const bool as_bool = nb::cast<bool>(nb::getattr(self.type(), "_compares_to_bool"));
   return Binary(self, other, [&](const NDArray& a, const auto& b) {
     NDArray result = Compare(comparison, a, b);
@@ -235,12 +218,9 @@ void BindArithmetic(nb::class_<PyArray>& type) {
           op)
       .def(
           "__iadd__",
-          [](Self a, nb::handle b) -> nb::object {
+          [](Self a, nb::handle b) -> SameClass {
             if (const PyRowSparse* rows = AsRowSparse(b)) {
-              {
-                const Unlocked unlocked;
-                Held(a) += rows->array;
-              }
+              Computed([&] { Held(a) += rows->array; });
               return nb::borrow(a);
             }
             return InPlace(a, b, [](const NDArray& x, const auto& y) { x += y; });
@@ -332,11 +312,13 @@ std::vector<AxisRange> ToRanges(const std::vector<std::int64_t>& numbers) {
 }
 
 void BindParts(nb::class_<PyArray>& type) {
-  type.def("_slice", [](Self a, std::int64_t begin,
-                        std::int64_t end) { return Like(a, Held(a).Slice(begin, end)); })
+  type.def("_slice",
+           [](Self a, std::int64_t begin, std::int64_t end) {
+             return Unary(a, [&](const NDArray& x) { return x.Slice(begin, end); });
+           })
       .def("_reshape",
            [](Self a, const std::vector<std::int64_t>& shape) {
-             return Like(a, Held(a).Reshape(Shape(shape)));
+             return Unary(a, [&](const NDArray& x) { return x.Reshape(Shape(shape)); });
            })
       .def("_copy_part",
            [](Self a, const std::vector<std::int64_t>& ranges) {
@@ -363,39 +345,26 @@ void BindParts(nb::class_<PyArray>& type) {
            })
       .def("_fill",
            [](Self a, nb::handle value) {
-             Scalar number = 0;
-             if (!ToScalar(value, &number)) {
-               throw InvalidType(fmt::format("expected a number, got {}", TypeName(value)));
-             }
+             const Scalar number = ToNumber("fill", value);
              const Unlocked unlocked;
              Held(a).Fill(number);
            })
       .def("_to_row_sparse", [](Self a) {
-        RowSparseNDArray result;
-        {
-          const Unlocked unlocked;
-          result = RowSparseNDArray::FromDense(Held(a));
-        }
-        return WrapRowSparse(std::move(result));
+        return Wrap(Computed([&] { return RowSparseNDArray::FromDense(Held(a)); }));
       });
 }
 
-nb::object Full(nb::handle type, const std::vector<std::int64_t>& shape, nb::handle value,
-                int dtype, int device) {
-  Scalar number = 0;
-  if (!ToScalar(value, &number)) {
-    throw InvalidType(fmt::format("full: expected a number, got {}", TypeName(value)));
-  }
-  NDArray array;
-  {
-    const Unlocked unlocked;
-    array = NDArray::Full(Shape(shape), number, ToDType(dtype), ToDevice(device), TheEngine());
-  }
-  return Wrap<PyArray>(type, std::move(array));
+nb::any Full(nb::handle type, const std::vector<std::int64_t>& shape, nb::handle value, int dtype,
+             int device) {
+  const Scalar number = ToNumber("full", value);
+  return WrapAs(type, Computed([&] {
+                  return NDArray::Full(Shape(shape), number, ToDType(dtype), ToDevice(device),
+                                       TheEngine());
+                }));
 }
 
-nb::object Empty(nb::handle type, const std::vector<std::int64_t>& shape, int dtype, int device) {
-  return Wrap<PyArray>(type, NDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine()));
+nb::any Empty(nb::handle type, const std::vector<std::int64_t>& shape, int dtype, int device) {
+  return WrapAs(type, NDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine()));
 }
 
 // Dense and row-sparse arrays by name. Returns nothing, or raises.
@@ -424,10 +393,10 @@ nb::tuple Load(const std::string& file, int device) {
   }
   nb::list named;
   for (NamedArray& item : content.arrays) {
-    named.append(nb::make_tuple(item.name, WrapArray(std::move(item.array))));
+    named.append(nb::make_tuple(item.name, Wrap(std::move(item.array))));
   }
   for (NamedRowSparseArray& item : content.row_sparse) {
-    named.append(nb::make_tuple(item.name, WrapRowSparse(std::move(item.array))));
+    named.append(nb::make_tuple(item.name, Wrap(std::move(item.array))));
   }
   return nb::make_tuple(named, content.metadata);
 }
@@ -436,31 +405,8 @@ nb::tuple Load(const std::string& file, int device) {
 
 void BindArray(nb::module_& m) {
   nb::class_<PyArray> type(m, "Array");
-  type.def_prop_ro(
-          "shape", [](Self a) { return FromShape(Held(a).shape()); },
-          "The extents, outermost first.")
-      .def_prop_ro(
-          "size", [](Self a) { return Held(a).size(); }, "The number of elements.")
-      .def_prop_ro(
-          "ndim", [](Self a) { return Held(a).shape().ndim(); }, "The number of axes.")
-      .def_prop_ro("_dtype", [](Self a) { return static_cast<int>(Held(a).dtype()); })
-      .def_prop_ro("_device", [](Self a) { return FromDevice(Held(a).device()); })
-      .def_prop_ro("_var", [](Self a) { return PyVar{Held(a).var()}; })
-      .def(
-          "wait_to_read",
-          [](Self a) {
-            const Blocking blocking;
-            Held(a).WaitToRead();
-          },
-          "Waits for pending writes; raises the error of an array that has one.")
-      .def(
-          "wait_to_write",
-          [](Self a) {
-            const Blocking blocking;
-            Held(a).WaitToWrite();
-          },
-          "Waits for pending writes and reads.")
-      .def("_wait",
+  BindArrayBasics(type);
+  type.def("_wait",
            [](Self a, double seconds) {
              const Blocking blocking;
              Held(a).WaitToRead(std::chrono::duration<double>(seconds));
@@ -472,8 +418,7 @@ void BindArray(nb::module_& m) {
   BindExchange(type, m);
   m.def("full", &Full);
   // The same array as an object of another class.
-  m.def("view_as",
-        [](nb::handle type, const PyArray& array) { return Wrap<PyArray>(type, array.array); });
+  m.def("view_as", [](nb::handle type, const PyArray& array) { return WrapAs(type, array.array); });
   m.def("empty", &Empty);
   m.def("save", &Save);
   m.def("load", &Load);

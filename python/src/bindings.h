@@ -50,6 +50,13 @@ class Blocking {
   WaitCheckScope scope_;
 };
 
+// Calls f with the GIL, on any thread; not at all once the interpreter is gone.
+template <class F>
+void WhilePythonLives(const F& f) {
+  if (python_is_over) return;
+  if (const nb::detail::cleanup_guard locked; locked) f();
+}
+
 // One reference to a Python object, for engine ops: copied and dropped on any thread, with or
 // without the GIL. Leaks it once the interpreter is gone.
 class PyRef {
@@ -91,24 +98,18 @@ class PyBody {
 
 // What Python objects hold. They live only inside of these, so they go with the GIL held; what they
 // let go of, they let go of without it.
-struct PyArray {
-  explicit PyArray(NDArray held) : array(std::move(held)) {}
-  ~PyArray() {
+template <class Array>
+struct Holder {
+  explicit Holder(Array held) : array(std::move(held)) {}
+  ~Holder() {
     if (array.empty()) return;
     const Unlocked unlocked;
-    array = NDArray();
+    array = Array();
   }
-  NDArray array;
+  Array array;
 };
-struct PyRowSparse {
-  explicit PyRowSparse(RowSparseNDArray held) : array(std::move(held)) {}
-  ~PyRowSparse() {
-    if (array.empty()) return;
-    const Unlocked unlocked;
-    array = RowSparseNDArray();
-  }
-  RowSparseNDArray array;
-};
+using PyArray = Holder<NDArray>;
+using PyRowSparse = Holder<RowSparseNDArray>;
 struct PyVar {
   Var var;
 };
@@ -122,19 +123,42 @@ struct Registered {
 };
 extern Registered* registered;  // never freed: the interpreter goes first
 
+// An object whose class the stubs name.
+template <class Class>
+class Result : public nb::object {
+ public:
+  static constexpr auto Name = Class::Name;
+  Result(nb::object object) : nb::object(std::move(object)) {}
+};
+struct SelfClass {
+  static constexpr auto Name = nb::detail::const_name("typing.Self");
+};
+struct DenseClass {
+  static constexpr auto Name = nb::detail::const_name("heddle.nd.NDArray");
+};
+struct RowSparseClass {
+  static constexpr auto Name = nb::detail::const_name("heddle.sparse.RowSparseNDArray");
+};
+struct NumpyClass {
+  static constexpr auto Name = nb::detail::const_name("numpy.ndarray");
+};
+using SameClass = Result<SelfClass>;  // the class of the object whose method it is
+using Dense = Result<DenseClass>;
+using RowSparse = Result<RowSparseClass>;
+using Numpy = Result<NumpyClass>;
+using Extents = nb::typed<nb::tuple, nb::int_, nb::ellipsis>;
+
 // A Python object of `type`, a class that derives from the binding's.
-template <class Holder, class Array>
-nb::object Wrap(nb::handle type, Array array) {
+template <class Array>
+nb::any WrapAs(nb::handle type, Array array) {
   nb::object object = nb::inst_alloc(type);
-  new (nb::inst_ptr<Holder>(object)) Holder(std::move(array));
+  new (nb::inst_ptr<Holder<Array>>(object)) Holder<Array>(std::move(array));
   nb::inst_mark_ready(object);
-  return object;
+  return nb::any(object.release(), nb::detail::steal_t{});
 }
-inline nb::object WrapArray(NDArray array) {
-  return Wrap<PyArray>(registered->array_type, std::move(array));
-}
-inline nb::object WrapRowSparse(RowSparseNDArray array) {
-  return Wrap<PyRowSparse>(registered->row_sparse_type, std::move(array));
+inline Dense Wrap(NDArray array) { return WrapAs(registered->array_type, std::move(array)); }
+inline RowSparse Wrap(RowSparseNDArray array) {
+  return WrapAs(registered->row_sparse_type, std::move(array));
 }
 
 // Null if the object is something else.
@@ -143,13 +167,15 @@ PyRowSparse* AsRowSparse(nb::handle object);
 
 // A number of Python's or NumPy's; false: it is something else.
 bool ToScalar(nb::handle object, Scalar* scalar);
+// The same, or InvalidType.
+Scalar ToNumber(const char* call, nb::handle object);
 
 DType ToDType(int code);  // InvalidArgument for a number that is no DType
 // A device as the package passes it: its type times 65536 plus its id.
 Device ToDevice(int code);
 int FromDevice(Device device);
 Shape ToShape(const std::vector<std::int64_t>& dims);
-nb::tuple FromShape(const Shape& shape);
+Extents FromShape(const Shape& shape);
 
 // The name of the object's type, for messages.
 std::string TypeName(nb::handle object);

@@ -51,8 +51,11 @@ std::optional<Deadline> DeadlineIn(std::optional<double> seconds) {
 
 void BindEngine(nb::module_& m) {
   nb::class_<PyVar>(m, "Var", "A variable of the engine: orders the ops that name it.")
-      .def_prop_ro("name", [](const PyVar& self) { return self.var.name(); })
-      .def_prop_ro("version", [](const PyVar& self) { return TheEngine().version(self.var); })
+      .def_prop_ro(
+          "name", [](const PyVar& self) { return self.var.name(); }, "The name that it was given.")
+      .def_prop_ro(
+          "version", [](const PyVar& self) { return TheEngine().version(self.var); },
+          "How many writes of it have completed.")
       .def(
           "wait",
           [](const PyVar& self, std::optional<double> timeout) {
@@ -63,7 +66,9 @@ void BindEngine(nb::module_& m) {
           },
           nb::arg("timeout") = nb::none(),
           "Waits for the writes pushed so far; raises the error of a poisoned variable.")
-      .def("clear_error", [](const PyVar& self) { TheEngine().ClearError(self.var); });
+      .def(
+          "clear_error", [](const PyVar& self) { TheEngine().ClearError(self.var); },
+          "Cures it of the error of the op that failed to write it.");
   m.def(
       "new_var", [](const std::string& name) { return PyVar{TheEngine().NewVar(name)}; },
       nb::arg("name") = "");

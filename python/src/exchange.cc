@@ -203,7 +203,7 @@ void CheckContiguous(const DLTensor& tensor) {
 
 // Takes the tensor over from its capsule.
 template <class Managed>
-nb::object FromCapsule(nb::handle type, nb::handle capsule, int device) {
+nb::any FromCapsule(nb::handle type, nb::handle capsule, int device) {
   using Names = CapsuleNames<Managed>;
   auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Names::kFresh));
   if (managed == nullptr) throw nb::python_error();
@@ -235,16 +235,14 @@ nb::object FromCapsule(nb::handle type, nb::handle capsule, int device) {
   NDArray array = NDArray::FromForeign(
       data, shape, dtype,
       [managed] {
-        if (managed->deleter == nullptr || python_is_over) return;
-        const nb::detail::cleanup_guard locked;
-        if (locked) managed->deleter(managed);
+        if (managed->deleter != nullptr) WhilePythonLives([&] { managed->deleter(managed); });
       },
       ToDevice(device), TheEngine());
   if (PyCapsule_SetName(capsule.ptr(), Names::kUsed) != 0) throw nb::python_error();
-  return Wrap<PyArray>(type, std::move(array));
+  return WrapAs(type, std::move(array));
 }
 
-nb::object FromDLPack(nb::handle type, nb::handle capsule, int device) {
+nb::any FromDLPack(nb::handle type, nb::handle capsule, int device) {
   if (PyCapsule_IsValid(capsule.ptr(), CapsuleNames<DLManagedTensorVersioned>::kFresh) != 0) {
     return FromCapsule<DLManagedTensorVersioned>(type, capsule, device);
   }
@@ -269,8 +267,8 @@ struct Buffer {
 };
 
 // An array over the memory of a writable, contiguous buffer, whose dtype the caller has read.
-nb::object FromBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
-                      int dtype, int device) {
+nb::any FromBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
+                   int dtype, int device) {
   auto buffer = std::make_shared<Buffer>(object, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
   const Shape shape(dims);
   const auto bytes = shape.size() * static_cast<std::int64_t>(SizeOf(ToDType(dtype)));
@@ -280,14 +278,10 @@ nb::object FromBuffer(nb::handle type, nb::handle object, const std::vector<std:
   }
   // The buffer goes with the GIL held, or not at all once the interpreter is gone.
   auto* const held = new std::shared_ptr<Buffer>(std::move(buffer));
-  const auto release = [held] {
-    if (python_is_over) return;
-    const nb::detail::cleanup_guard locked;
-    if (locked) delete held;
-  };
+  const auto release = [held] { WhilePythonLives([&] { delete held; }); };
   try {
-    return Wrap<PyArray>(type, NDArray::FromForeign((*held)->view.buf, shape, ToDType(dtype),
-                                                    release, ToDevice(device), TheEngine()));
+    return WrapAs(type, NDArray::FromForeign((*held)->view.buf, shape, ToDType(dtype), release,
+                                             ToDevice(device), TheEngine()));
   } catch (...) {
     delete held;
     throw;
@@ -295,8 +289,8 @@ nb::object FromBuffer(nb::handle type, nb::handle object, const std::vector<std:
 }
 
 // A copy of the memory of a contiguous buffer of `from` elements, as `dtype`.
-nb::object CopyBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
-                      int from, int dtype, int device) {
+nb::any CopyBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
+                   int from, int dtype, int device) {
   const Buffer buffer(object, PyBUF_C_CONTIGUOUS);
   const Shape shape(dims);
   NDArray array;
@@ -315,7 +309,7 @@ nb::object CopyBuffer(nb::handle type, nb::handle object, const std::vector<std:
       throw;
     }
   }
-  return Wrap<PyArray>(type, std::move(array));
+  return WrapAs(type, std::move(array));
 }
 
 // --- NumPy ---------------------------------------------------------------------------------------
@@ -323,7 +317,7 @@ nb::object CopyBuffer(nb::handle type, nb::handle object, const std::vector<std:
 // Up to here the values go through memory of heddle's: cheaper than a variable of their own.
 constexpr std::int64_t kDirectBytesMin = 64 << 10;
 
-nb::object ToNumpy(const PyArray& self) {
+Numpy ToNumpy(const PyArray& self) {
   const NDArray& array = self.array;
   const DType dtype = array.dtype() == DType::kBFloat16 ? DType::kFloat32 : array.dtype();
   nb::object numpy = registered->empty(FromShape(array.shape()),

@@ -213,14 +213,7 @@ auto Calling(PyStore* self) {
   return [self](KeyRef key, const Input& input, const Stored& stored) {
     const nb::gil_scoped_acquire locked;
     const nb::object updater = self->updater;  // may be replaced meanwhile
-    const auto wrap = [](const auto& array) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(array)>, NDArray>) {
-        return WrapArray(array);
-      } else {
-        return WrapRowSparse(array);
-      }
-    };
-    updater(FromKey(key), wrap(input), wrap(stored));
+    updater(FromKey(key), Wrap(input), Wrap(stored));
   };
 }
 
@@ -414,13 +407,16 @@ void BindControl(nb::class_<PyStore>& type) {
       .def_prop_ro(
           "num_dead_nodes", [](const PyStore& self) { return Open(self).NumDeadNodes(); },
           "How many nodes of the job are dead.")
-      .def_prop_ro("transfers", [](const PyStore& self) {
-        const TransferStats stats = Open(self).transfers();
-        nb::dict result;
-        result["pushed_bytes"] = stats.pushed_bytes;
-        result["pulled_bytes"] = stats.pulled_bytes;
-        return result;
-      });
+      .def_prop_ro(
+          "transfers",
+          [](const PyStore& self) {
+            const TransferStats stats = Open(self).transfers();
+            nb::dict result;
+            result["pushed_bytes"] = stats.pushed_bytes;
+            result["pulled_bytes"] = stats.pulled_bytes;
+            return result;
+          },
+          "The bytes of values moved so far: pushed_bytes, pulled_bytes.");
 }
 
 }  // namespace

@@ -51,8 +51,7 @@ PyRef::PyRef(const PyRef& other) : object_(nullptr) {
 }
 
 PyRef::~PyRef() {
-  if (object_ == nullptr || python_is_over) return;
-  if (const nb::detail::cleanup_guard locked; locked) Py_DECREF(object_);
+  if (object_ != nullptr) WhilePythonLives([this] { Py_DECREF(object_); });
 }
 
 PyFailure::PyFailure(nb::python_error& error)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "python/src/array_object.h"
 #include "python/src/bindings.h"
 
 namespace heddle::python {
@@ -20,38 +21,9 @@ PyRowSparse* AsRowSparse(nb::handle object) {
 
 namespace {
 
-const RowSparseNDArray& Held(nb::handle self) { return nb::inst_ptr<PyRowSparse>(self)->array; }
-
-template <class F>
-nb::object Fresh(const F& f) {
-  RowSparseNDArray result;
-  {
-    const Unlocked unlocked;
-    result = f();
-  }
-  return WrapRowSparse(std::move(result));
-}
-template <class F>
-nb::object FreshDense(const F& f) {
-  NDArray result;
-  {
-    const Unlocked unlocked;
-    result = f();
-  }
-  return WrapArray(std::move(result));
-}
-
-Scalar Number(nb::handle object) {
-  Scalar number = 0;
-  if (!ToScalar(object, &number)) {
-    throw InvalidType(fmt::format("expected a number, got {}", TypeName(object)));
-  }
-  return number;
-}
-
 // Rows of `rows` (as `row_ids` orders them, which need not be sorted), both NDArrays.
-nb::object FromRows(const PyArray& row_ids, const PyArray& rows,
-                    const std::vector<std::int64_t>& shape, int dtype, int device) {
+RowSparse FromRows(const PyArray& row_ids, const PyArray& rows,
+                   const std::vector<std::int64_t>& shape, int dtype, int device) {
   RowSparseNDArray result;
   {
     const Blocking blocking;
@@ -65,11 +37,11 @@ nb::object FromRows(const PyArray& row_ids, const PyArray& rows,
     };
     result = IsFloating(rows.array.dtype()) ? from(double{}) : from(std::int64_t{});
   }
-  return WrapRowSparse(std::move(result));
+  return Wrap(std::move(result));
 }
 
 // (row ids, rows) as dense arrays, as they are when everything pushed before is done.
-nb::tuple ToRows(Self self) {
+nb::typed<nb::tuple, Dense, Dense> ToRows(Self self) {
   NDArray ids;
   NDArray rows;
   {
@@ -88,45 +60,33 @@ nb::tuple ToRows(Self self) {
         TheEngine());
     source.CopyTo(rows);
   }
-  return nb::make_tuple(WrapArray(std::move(ids)), WrapArray(std::move(rows)));
+  return nb::typed<nb::tuple, Dense, Dense>(
+      nb::make_tuple(Wrap(std::move(ids)), Wrap(std::move(rows))));
+}
+
+RowSparse Scaled(Self a, nb::handle b) {
+  return ForNumber(b,
+                   [&](Scalar number) { return Wrap(Computed([&] { return Held(a) * number; })); });
 }
 
 }  // namespace
 
 void BindRowSparse(nb::module_& m) {
   const auto op = nb::is_operator();
-  nb::class_<PyRowSparse>(m, "RowSparse")
-      .def_prop_ro(
-          "shape", [](Self a) { return FromShape(Held(a).shape()); },
-          "The extents of the whole array, outermost first.")
-      .def_prop_ro(
-          "size", [](Self a) { return Held(a).shape().size(); },
-          "The number of elements, those of rows that are not there included.")
-      .def_prop_ro(
-          "ndim", [](Self a) { return Held(a).shape().ndim(); }, "The number of axes.")
-      .def_prop_ro("_dtype", [](Self a) { return static_cast<int>(Held(a).dtype()); })
-      .def_prop_ro("_device", [](Self a) { return FromDevice(Held(a).device()); })
-      .def_prop_ro("_var", [](Self a) { return PyVar{Held(a).var()}; })
-      .def(
-          "wait_to_read",
-          [](Self a) {
-            const Blocking blocking;
-            Held(a).WaitToRead();
-          },
-          "Waits for pending writes; raises the error of an array that has one.")
-      .def(
-          "wait_to_write",
-          [](Self a) {
-            const Blocking blocking;
-            Held(a).WaitToWrite();
-          },
-          "Waits for pending writes and reads.")
-      .def("_to_dense", [](Self a) { return FreshDense([&] { return Held(a).ToDense(); }); })
+  nb::class_<PyRowSparse> type(m, "RowSparse");
+  BindArrayBasics(type);
+  type.def(
+          "_to_dense", [](Self a) { return Wrap(Computed([&] { return Held(a).ToDense(); })); },
+          "A dense array with the same values.")
       .def("_to_rows", &ToRows)
       .def("_copy",
-           [](Self a, int device) { return Fresh([&] { return Held(a).Copy(ToDevice(device)); }); })
+           [](Self a, int device) {
+             return Wrap(Computed([&] { return Held(a).Copy(ToDevice(device)); }));
+           })
       .def("_astype",
-           [](Self a, int dtype) { return Fresh([&] { return Held(a).AsType(ToDType(dtype)); }); })
+           [](Self a, int dtype) {
+             return Wrap(Computed([&] { return Held(a).AsType(ToDType(dtype)); }));
+           })
       .def("_copy_to",
            [](Self a, const PyRowSparse& to) {
              const Unlocked unlocked;
@@ -140,70 +100,48 @@ void BindRowSparse(nb::module_& m) {
       .def(
           "retain",
           [](Self a, const PyArray& ids) {
-            return Fresh([&] { return Held(a).Retain(ids.array); });
+            return Wrap(Computed([&] { return Held(a).Retain(ids.array); }));
           },
           nb::arg("indices"),
           "An array with the rows of `indices` only; those that are not there come as zeros.")
       .def(
           "__add__",
-          [](Self a, nb::handle b) -> nb::object {
-            if (const PyRowSparse* rows = AsRowSparse(b)) {
-              return Fresh([&] { return Held(a) + rows->array; });
-            }
-            return nb::borrow(Py_NotImplemented);
+          [](Self a, nb::handle b) -> RowSparse {
+            const PyRowSparse* const rows = AsRowSparse(b);
+            if (rows == nullptr) return NotImplemented();
+            return Wrap(Computed([&] { return Held(a) + rows->array; }));
           },
           op)
       .def(
           "__iadd__",
-          [](Self a, nb::handle b) -> nb::object {
+          [](Self a, nb::handle b) -> SameClass {
             const PyRowSparse* const rows = AsRowSparse(b);
-            if (rows == nullptr) return nb::borrow(Py_NotImplemented);
-            {
-              const Unlocked unlocked;
-              Held(a) += rows->array;
-            }
+            if (rows == nullptr) return NotImplemented();
+            Computed([&] { Held(a) += rows->array; });
             return nb::borrow(a);
           },
           op)
-      .def(
-          "__mul__",
-          [](Self a, nb::handle b) -> nb::object {
-            Scalar number = 0;
-            if (!ToScalar(b, &number)) return nb::borrow(Py_NotImplemented);
-            return Fresh([&] { return Held(a) * number; });
-          },
-          op)
-      .def(
-          "__rmul__",
-          [](Self a, nb::handle b) -> nb::object {
-            Scalar number = 0;
-            if (!ToScalar(b, &number)) return nb::borrow(Py_NotImplemented);
-            return Fresh([&] { return Held(a) * number; });
-          },
-          op)
+      .def("__mul__", &Scaled, op)
+      .def("__rmul__", &Scaled, op)
       .def(
           "__imul__",
-          [](Self a, nb::handle b) -> nb::object {
-            const Scalar number = Number(b);
-            {
-              const Unlocked unlocked;
-              Held(a) *= number;
-            }
+          [](Self a, nb::handle b) -> SameClass {
+            const Scalar number = ToNumber("*=", b);
+            Computed([&] { Held(a) *= number; });
             return nb::borrow(a);
           },
           op);
   m.def("row_sparse_zeros", [](const std::vector<std::int64_t>& shape, int dtype, int device) {
-    return WrapRowSparse(
-        RowSparseNDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine()));
+    return Wrap(RowSparseNDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine()));
   });
   m.def("row_sparse_from_rows", &FromRows);
   // dense + row_sparse, as a dense array.
   m.def("add_dense_row_sparse", [](const PyArray& a, const PyRowSparse& b) {
-    return FreshDense([&] {
+    return Wrap(Computed([&] {
       NDArray sum = a.array.Copy();
       sum += b.array;
       return sum;
-    });
+    }));
   });
 }
 

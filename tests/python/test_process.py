@@ -20,6 +20,21 @@ print(len(os.listdir('/proc/self/task')))
 """, DMLC_ROLE="server", HEDDLE_ROLE="scheduler", OPENBLAS_NUM_THREADS="1"), "1")
 
 
+def test_import_loads_little_beyond_numpy(run_python):
+    """Importing takes as long as what it loads: here nothing of NumPy's that NumPy itself leaves for later, and
+    of the standard library what is small."""
+    result = run_python("""
+import sys
+import numpy
+before = set(sys.modules)
+import heddle
+print(*sorted(name for name in set(sys.modules) - before if name.split('.')[0] != 'heddle'))
+""")
+    assert result.returncode == 0, result.stderr
+    small = {"__future__", "_json", "atexit", "json", "json.decoder", "json.encoder", "json.scanner", "threading"}
+    assert set(result.stdout.split()) <= small
+
+
 def test_exit_is_clean_with_work_pending(run_python):
     program = textwrap.dedent("""
         import sys, time

@@ -1,0 +1,66 @@
+// What the bindings of dense and row-sparse arrays share.
+#pragma once
+
+#include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
+
+#include <optional>
+#include <utility>
+
+#include "python/src/bindings.h"
+
+namespace heddle::python {
+
+template <class Array>
+const Array& Held(nb::handle_t<Holder<Array>> self) {
+  return nb::inst_ptr<Holder<Array>>(self)->array;
+}
+
+// f(), which makes an array or changes one, without the GIL.
+template <class F>
+auto Computed(const F& f) {
+  const Unlocked unlocked;
+  return f();
+}
+
+inline nb::object NotImplemented() { return nb::borrow(Py_NotImplemented); }
+
+// f(number) for a number; something else may know better what to do.
+template <class F>
+nb::object ForNumber(nb::handle object, const F& f) {
+  Scalar number = 0;
+  return ToScalar(object, &number) ? f(number) : NotImplemented();
+}
+
+// What every array has.
+template <class Array>
+void BindArrayBasics(nb::class_<Holder<Array>>& type) {
+  using Self = nb::handle_t<Holder<Array>>;
+  type.def_prop_ro(
+          "shape", [](Self a) { return FromShape(Held<Array>(a).shape()); },
+          "The extents, outermost first.")
+      .def_prop_ro(
+          "size", [](Self a) { return Held<Array>(a).shape().size(); },
+          "The number of elements; those of rows that are not there count too.")
+      .def_prop_ro(
+          "ndim", [](Self a) { return Held<Array>(a).shape().ndim(); }, "The number of axes.")
+      .def_prop_ro("_dtype", [](Self a) { return static_cast<int>(Held<Array>(a).dtype()); })
+      .def_prop_ro("_device", [](Self a) { return FromDevice(Held<Array>(a).device()); })
+      .def_prop_ro("_var", [](Self a) { return PyVar{Held<Array>(a).var()}; })
+      .def(
+          "wait_to_read",
+          [](Self a) {
+            const Blocking blocking;
+            Held<Array>(a).WaitToRead();
+          },
+          "Waits for pending writes; raises the error of an array that has one.")
+      .def(
+          "wait_to_write",
+          [](Self a) {
+            const Blocking blocking;
+            Held<Array>(a).WaitToWrite();
+          },
+          "Waits for pending writes and reads.");
+}
+
+}  // namespace heddle::python

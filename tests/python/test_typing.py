@@ -1,0 +1,30 @@
+"""The types that the package declares, its stubs for the extension among them, are right by a type checker."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import heddle as mx
+
+PACKAGE = pathlib.Path(mx.__file__).parent
+
+
+def test_a_type_checker_agrees_with_package_stubs_and_example(tmp_path):
+    """A `type: ignore` in the example stands where an error is expected; one too many is an error."""
+    pytest.importorskip("mypy", reason="needs mypy: tools/setup.sh installs it")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "--check-untyped-defs", "--warn-unused-ignores",
+         "--warn-redundant-casts", "--ignore-missing-imports", str(PACKAGE),
+         str(pathlib.Path(__file__).parent / "typed_example.py")],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={"MYPYPATH": str(PACKAGE.parent)})
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_stubs_name_what_the_extension_has():
+    text = (PACKAGE / "_core.pyi").read_text()
+    declared = set(re.findall(r"^(?:def|class) (\w+)", text, re.M))
+    assert declared == {name for name in vars(mx._core) if not name.startswith("__")}
+    assert (PACKAGE / "py.typed").exists()
