@@ -1,11 +1,21 @@
-"""The group `dist`: what crosses processes, against sockets that move the same bytes.
+"""The group `dist`: what crosses processes, against sockets that move the same bytes, and MXNet's dist_sync.
 
-Each program forks its servers and measures its limits in turn with heddle, in one run.
+The first two programs fork their servers and measure their limits in turn with heddle, in one run.
 """
 
-from compare.programs import add_bars
+import os
+
+from compare import python
+from compare.build import ROOT, build_release
+from compare.programs import add_bars, interleave, run_json
 
 TARGETS = ["bench_tcp", "bench_dist_store"]
+PROGRAM = os.path.join(ROOT, "benchmarks", "python", "dist_store.py")
+
+
+def missing(context):
+    """MXNet, where it is not installed and cannot be."""
+    return python.missing(context)
 
 
 def run_tcp(context):
@@ -14,8 +24,22 @@ def run_tcp(context):
 
 
 def run_store(context):
-    """The store dist_sync, one worker and one server: short, long and many values."""
+    """The store dist_sync: short, long and many values, one worker and two; bytes and CPU seconds."""
     add_bars(context, "benchmarks/dist/bench_dist_store")
 
 
-SECTIONS = {"tcp": run_tcp, "store": run_store}
+def run_mxnet(context):
+    """Push, then pull, of two workers and one server, from Python."""
+    programs = python.programs(context, PROGRAM)
+    if "mxnet" not in programs:
+        return
+    if context.may_build:
+        build_release(["heddle_python"])
+    runs = interleave(programs, context.reps, lambda program: run_json(*program))
+    for size in runs["heddle"][0]:
+        context.report.add_ratio(f"2 workers, sum of {int(size) // 1024} KiB, from Python",
+                                 [run[size] for run in runs["heddle"]], "us", "MXNet 1.9.1",
+                                 [run[size] for run in runs["mxnet"]], 0.5)
+
+
+SECTIONS = {"tcp": run_tcp, "store": run_store, "mxnet": run_mxnet}

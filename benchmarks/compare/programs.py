@@ -42,7 +42,7 @@ def add_bars(context, program, *arguments):
                                   check=False, timeout=1800)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(f"{' '.join(command)}: {error}") from error
-        if not os.path.exists(bars):
+        if done.returncode not in (0, 1) or not os.path.exists(bars):
             raise RuntimeError(f"{program}: status {done.returncode}\n{done.stderr.strip()}")
         with open(bars, encoding="utf-8") as lines:
             for line in lines:

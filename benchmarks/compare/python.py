@@ -10,7 +10,7 @@ import subprocess
 
 from compare.bars import median
 from compare.build import ROOT
-from compare.programs import run_json
+from compare.programs import interleave, run_json
 
 TARGETS = ["heddle_python"]
 PROGRAM = os.path.join(ROOT, "benchmarks", "python", "store.py")
@@ -31,9 +31,16 @@ def missing(context):
     return [] if found else [f"MXNet ({', '.join(REQUIREMENTS)} from PyPI, with Python 3.11)"]
 
 
-def _ours():
-    package = os.path.join(ROOT, "build", "venv", "bin", "python")
-    return package if os.path.exists(package) else "python3"
+def programs(context, program):
+    """What runs a Python program of benchmarks/python with heddle and, if it is there, with MXNet:
+    {name: (command, environment)}."""
+    python = os.path.join(ROOT, "build", "venv", "bin", "python")
+    quick = ["--quick"] if context.quick else []
+    path = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
+    found = {"heddle": ([python if os.path.exists(python) else "python3", program, "heddle", *quick], path)}
+    if not missing(context):
+        found["mxnet"] = ([PEER, "-W", "ignore", program, "mxnet", *quick], {})
+    return found
 
 
 def _bar_of(size):
@@ -43,15 +50,7 @@ def _bar_of(size):
 
 def run_store(context):
     """push, then pull, until readable: one device and four, with and without SGD."""
-    quick = ["--quick"] if context.quick else []
-    path = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
-    programs = {"heddle": ([_ours(), PROGRAM, "heddle", *quick], path)}
-    if not missing(context):
-        programs["mxnet"] = ([PEER, "-W", "ignore", PROGRAM, "mxnet", *quick], {})
-    runs = {name: [] for name in programs}
-    for _ in range(context.reps):
-        for name, (command, environment) in programs.items():
-            runs[name].append(run_json(command, environment))
+    runs = interleave(programs(context, PROGRAM), context.reps, lambda program: run_json(*program))
     small = [run["local/1/4096/none"] for run in runs["heddle"]]
     floor = median([run["floor"] for run in runs["heddle"]])
     context.report.add_limit(f"push + pull of 4 KiB until readable (a call of nanobind's: {floor:.2f} us)",

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <cstdlib>
-#include <ctime>
 #include <thread>
 #include <vector>
 
@@ -12,30 +10,20 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
-#include <dirent.h>
+#include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sched.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/mutex.h"
+#include "benchmarks/support/bars.h"
 
 namespace heddle::bench_dist {
 namespace {
 
 using boost::asio::ip::tcp;
-
-void SetAffinity(pid_t thread, int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (cpu < 0 || i == cpu) CPU_SET(i, &set);
-  }
-  CHECK(sched_setaffinity(thread, sizeof set, &set) == 0);
-}
 
 int PortOf(const std::string& address) {
   return std::atoi(address.substr(address.rfind(':') + 1).c_str());
@@ -91,19 +79,17 @@ class PlainClient : public EchoClient {
     to.sin_port = htons(static_cast<std::uint16_t>(PortOf(address)));
     CHECK(connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
     Prepare(fd_, options);
+    sender_ = std::thread([this] { SendSlices(); });
   }
-  ~PlainClient() override { close(fd_); }
+  ~PlainClient() override {
+    Hand({}, /*last=*/true);
+    sender_.join();
+    close(fd_);
+  }
 
   void RoundTrip(std::span<const std::byte> out, std::span<std::byte> in) override {
     const std::uint64_t bytes = out.size();
     const auto size = std::as_bytes(std::span(&bytes, 1));
-    const auto send_slices = [&] {
-      for (auto rest = out; !rest.empty();) {
-        const auto slice = rest.first(std::min(rest.size(), options_.slice_bytes));
-        CHECK(SendAll(fd_, slice));
-        rest = rest.subspan(slice.size());
-      }
-    };
     if (bytes <= kShort) {
       std::array<std::byte, sizeof bytes + kShort> together;
       std::copy(size.begin(), size.end(), together.begin());
@@ -113,15 +99,49 @@ class PlainClient : public EchoClient {
       return;
     }
     CHECK(SendAll(fd_, size));
-    std::thread sender(send_slices);
+    Hand(out, /*last=*/false);
     CHECK(ReceiveAll(fd_, in));
-    sender.join();
+    MutexLock lock(mutex_);
+    while (!rest_.empty()) changed_.Wait(mutex_);
   }
 
  private:
   static constexpr std::size_t kShort = 16 << 10;
+
+  void Hand(std::span<const std::byte> out, bool last) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    rest_ = out;
+    last_ = last;
+    changed_.NotifyAll();
+  }
+
+  void SendSlices() EXCLUDES(mutex_) {
+    for (;;) {
+      std::span<const std::byte> rest;
+      {
+        MutexLock lock(mutex_);
+        while (rest_.empty() && !last_) changed_.Wait(mutex_);
+        if (last_) return;
+        rest = rest_;
+      }
+      while (!rest.empty()) {
+        const auto slice = rest.first(std::min(rest.size(), options_.slice_bytes));
+        CHECK(SendAll(fd_, slice));
+        rest = rest.subspan(slice.size());
+      }
+      MutexLock lock(mutex_);
+      rest_ = {};
+      changed_.NotifyAll();
+    }
+  }
+
   const PlainOptions options_;
   const int fd_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::span<const std::byte> rest_ GUARDED_BY(mutex_);  // what the sender is to send
+  bool last_ GUARDED_BY(mutex_) = false;
+  std::thread sender_;
 };
 
 class AsioSession : public std::enable_shared_from_this<AsioSession> {
@@ -175,51 +195,6 @@ class AsioClient : public EchoClient {
 
 }  // namespace
 
-void PinThisThread(int cpu) { SetAffinity(0, cpu); }
-
-ServerProcess::ServerProcess(const Serve& serve) {
-  int ends[2];
-  CHECK(pipe(ends) == 0);
-  pid_ = fork();
-  CHECK(pid_ >= 0);
-  if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    serve([&](const std::string& address) {
-      CHECK(write(ends[1], address.data(), address.size()) == static_cast<ssize_t>(address.size()));
-      close(ends[1]);
-    });
-    _exit(1);
-  }
-  close(ends[1]);
-  std::array<char, 64> text;
-  const ssize_t bytes = read(ends[0], text.data(), text.size());
-  CHECK(bytes > 0);
-  address_.assign(text.data(), static_cast<std::size_t>(bytes));
-  close(ends[0]);
-}
-
-ServerProcess::~ServerProcess() {
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
-}
-
-double ServerProcess::CpuSeconds() const {
-  clockid_t clock;
-  timespec time{};
-  CHECK(clock_getcpuclockid(pid_, &clock) == 0 && clock_gettime(clock, &time) == 0);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
-void ServerProcess::Pin(int cpu) const {
-  const std::string folder = "/proc/" + std::to_string(pid_) + "/task";
-  DIR* const tasks = opendir(folder.c_str());
-  CHECK(tasks != nullptr);
-  while (const dirent* task = readdir(tasks)) {
-    if (task->d_name[0] != '.') SetAffinity(std::atoi(task->d_name), cpu);
-  }
-  closedir(tasks);
-}
-
 ServerProcess::Serve PlainServer(PlainOptions options) {
   return [options](const auto& ready) {
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -235,10 +210,17 @@ ServerProcess::Serve PlainServer(PlainOptions options) {
       const int fd = accept(listener, nullptr, nullptr);
       CHECK(fd >= 0);
       Prepare(fd, options);
-      ServePlain(fd, options);
-      close(fd);
+      std::thread([fd, options] {
+        ServePlain(fd, options);
+        close(fd);
+      }).detach();
     }
   };
+}
+
+std::string NameOf(const PlainOptions& options) {
+  return fmt::format("plain sockets, slices of {}{}", bench::BytesText(options.slice_bytes),
+                     options.unsent_bytes > 0 ? ", TCP_NOTSENT_LOWAT" : "");
 }
 
 std::unique_ptr<EchoClient> ConnectPlain(const std::string& address, PlainOptions options) {

@@ -2,40 +2,14 @@
 // against: plain sockets and a bare Boost.Asio echo.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
-#include <sys/types.h>
+#include "benchmarks/dist/processes.h"
 
 namespace heddle::bench_dist {
-
-// A process that serves; ends with this object. Make all before the first thread.
-class ServerProcess {
- public:
-  // `serve` runs in it: it gives the address where it listens to `ready` and serves for ever.
-  using Serve = std::function<void(const std::function<void(const std::string& address)>& ready)>;
-  explicit ServerProcess(const Serve& serve);
-  ~ServerProcess();
-  ServerProcess(const ServerProcess&) = delete;
-  ServerProcess& operator=(const ServerProcess&) = delete;
-
-  const std::string& address() const { return address_; }
-  // Seconds of CPU that it has used.
-  double CpuSeconds() const;
-  // All its threads run on `cpu` alone; -1: anywhere.
-  void Pin(int cpu) const;
-
- private:
-  pid_t pid_ = -1;
-  std::string address_;
-};
-
-// The calling thread, and those that it starts from now on.
-void PinThisThread(int cpu);
 
 // One connected client.
 class EchoClient {
@@ -46,12 +20,16 @@ class EchoClient {
   virtual void RoundTrip(std::span<const std::byte> out, std::span<std::byte> in) = 0;
 };
 
-// Blocking sockets: the server sends each slice back when it has it whole; long round trips are
-// sent by one thread and received by another. `unsent_bytes`: TCP_NOTSENT_LOWAT, 0: not set.
+// Blocking sockets: the server sends each slice back when it has it whole, a thread a connection;
+// long round trips are sent by one thread of the client and received by another.
 struct PlainOptions {
   std::size_t slice_bytes = 1 << 20;
-  int unsent_bytes = 0;
+  int unsent_bytes = 0;  // TCP_NOTSENT_LOWAT; 0: not set
 };
+// Which of these is fastest differs from machine to machine and from size to size.
+inline constexpr PlainOptions kPlainKinds[] = {
+    {256 << 10, 0}, {256 << 10, 16 << 10}, {1 << 20, 0}, {1 << 20, 16 << 10}};
+std::string NameOf(const PlainOptions& options);
 ServerProcess::Serve PlainServer(PlainOptions options);
 std::unique_ptr<EchoClient> ConnectPlain(const std::string& address, PlainOptions options);
 

@@ -5,6 +5,8 @@
 // The least to move is, for a push, 4 gradients read and the weight read and written, for a pull
 // the weight read and 4 copies written. The limit: loops that do so with all parameters in one
 // piece, on as many threads as the engine has workers.
+#include "benchmarks/support/resnet.h"
+
 #include <heddle/engine.h>
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
@@ -34,30 +36,6 @@ constexpr int kDevices = 4;
 constexpr std::int64_t kSmallMax = 8192;  // elements
 constexpr double kBar = 0.85;
 constexpr double kBeyondMaxUs = 1;
-
-// Elements of each parameter, in the order of the layers (He et al., 2015, table 1): convolutions
-// without bias, each followed by the scale and shift of its normalisation, and the classifier.
-std::vector<std::int64_t> ResNet50() {
-  std::vector<std::int64_t> sizes;
-  const auto add_convolution = [&](std::int64_t in, std::int64_t out, std::int64_t width) {
-    for (const std::int64_t size : {in * out * width * width, out, out}) sizes.push_back(size);
-  };
-  add_convolution(3, 64, 7);
-  std::int64_t in = 64;
-  std::int64_t width = 64;
-  for (const int blocks : {3, 4, 6, 3}) {
-    for (int block = 0; block < blocks; ++block) {
-      add_convolution(in, width, 1);
-      add_convolution(width, width, 3);
-      add_convolution(width, 4 * width, 1);
-      if (block == 0) add_convolution(in, 4 * width, 1);  // of the shortcut
-      in = 4 * width;
-    }
-    width *= 2;
-  }
-  for (const std::int64_t size : {in * 1000, std::int64_t{1000}}) sizes.push_back(size);
-  return sizes;
-}
 
 // A store with a key for each size, and what is pushed to it and pulled from it.
 class Traffic {
