@@ -95,6 +95,7 @@ class EngineCore {
   EngineStats stats();
   void StartTrace(const std::string& file);
   void StopTrace();
+  const std::atomic<engine::TraceWriter*>& trace() const { return trace_; }
   const EngineOptions& options() const { return options_; }
 
   // Completions and handles.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/env.h"
+#include "base/job_file.h"
 #include "engine/core.h"
 #include "engine/fork.h"
 
@@ -60,7 +61,7 @@ EngineOptions EngineOptions::FromEnvironment() {
   options.watchdog =
       std::chrono::milliseconds(EnvInt("HEDDLE_WATCHDOG_MS", options.watchdog.count(), 0));
   options.check_access = EnvBool("HEDDLE_CHECK_ACCESS", options.check_access);
-  options.trace_file = EnvString("HEDDLE_TRACE", options.trace_file);
+  options.trace_file = JobFileName(EnvString("HEDDLE_TRACE", options.trace_file));
   options.trace_bytes_max = EnvInt("HEDDLE_TRACE_BYTES_MAX", options.trace_bytes_max, 1);
   return options;
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -40,6 +41,14 @@ std::uint64_t NowNs() {
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
           .count());
+}
+
+// Random at each start of the machine; empty if it does not say.
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
 }
 
 template <std::size_t kSize>
@@ -89,6 +98,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
   head.started_unix_ns = NowNs<std::chrono::system_clock>();
   head.bytes_max = bytes_max_;
   CopyName(head.process, program_invocation_short_name);
+  CopyName(head.machine, BootId());
 }
 
 TraceWriter::~TraceWriter() {
@@ -278,6 +288,10 @@ void TraceWriter::OnWait(TraceWait kind, std::uint64_t var_id, std::uint64_t sta
       .ended_ns = ended_ns,
   };
   Publish(cursor, sizeof(TraceWaitRecord));
+}
+
+void TraceWriter::OnText(TraceKind kind, std::uint64_t key, std::string_view text) noexcept {
+  WriteText(ThisThread(), kind, key, text);
 }
 
 void TraceWriter::OnVar(std::uint64_t id, std::string_view name) noexcept {

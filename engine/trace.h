@@ -16,8 +16,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <unordered_set>
 
 #include "base/mutex.h"
@@ -68,6 +70,20 @@ class TraceWriter {
               std::uint64_t ended_ns) noexcept;
   // Names a variable; unnamed ones read "var<id>".
   void OnVar(std::uint64_t id, std::string_view name) noexcept;
+
+  // A record that the engine knows nothing of: the bytes of a struct that begins with its head,
+  // TraceRecordHead(kind, sizeof(Record)).
+  template <class Record>
+  void OnRecord(const Record& record) noexcept {
+    static_assert(std::is_trivially_copyable_v<Record> && sizeof(Record) % 8 == 0);
+    Cursor& cursor = ThisThread();
+    std::byte* const place = Reserve(cursor, sizeof(Record));
+    if (place == nullptr) return;
+    std::memcpy(place, &record, sizeof(Record));
+    Publish(cursor, sizeof(Record));
+  }
+  // And one of a text.
+  void OnText(TraceKind kind, std::uint64_t key, std::string_view text) noexcept;
 
   // Marks the file as complete; later records are ignored. The destructor calls it.
   void Finish() noexcept;

@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little,
               "trace files are little-endian and written as they lie in memory");
 
 inline constexpr char kTraceMagic[8] = {'H', 'E', 'D', 'D', 'L', 'T', 'R', 'C'};
-inline constexpr std::uint32_t kTraceVersion = 1;
+inline constexpr std::uint32_t kTraceVersion = 2;
 inline constexpr std::uint32_t kTraceChunkMagic = 0x4b4e4843;  // "CHNK"
 inline constexpr std::size_t kTraceHeaderBytes = 4096;         // the first chunk starts here
 inline constexpr std::size_t kTraceChunkBytes =
@@ -32,8 +32,9 @@ struct TraceFileHeader {
   std::uint64_t dropped;          // records that did not fit
   std::uint64_t closed;           // 1: the writer ended in order; 0: it still runs or was killed
   char process[64];               // name of the program, ends with a zero
+  char machine[40];               // boot id of the machine, ends with a zero: equal ones, one clock
 };
-static_assert(sizeof(TraceFileHeader) == 120);
+static_assert(sizeof(TraceFileHeader) == 160);
 
 struct TraceChunkHeader {
   std::uint32_t magic;
@@ -51,6 +52,11 @@ enum class TraceKind : std::uint32_t {
   kRun = 4,       // TraceRunRecord
   kComplete = 5,  // TraceCompleteRecord
   kWait = 6,      // TraceWaitRecord
+  // Of processes of a job: kvstore/dist/trace_records.h.
+  kPlace = 7,
+  kKey = 8,  // as TraceNameRecord
+  kMessage = 9,
+  kPart = 10,
 };
 
 // The first word of every record: kind in the low 8 bits, size of the record in 8-byte units above.

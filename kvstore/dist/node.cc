@@ -43,6 +43,7 @@ std::shared_ptr<Landing> Node::OnHeader(NodeId from, const Message& header, std:
 }
 
 void Node::OnMessage(NodeId from, Message message) {
+  const MessageSlice slice(trace_, TraceDirection::kReceived, from, message);
   Drive([&](Time now, Outputs& out)
             REQUIRES(mutex_) { HandleMessage(now, from, std::move(message), out); });
 }
@@ -61,6 +62,7 @@ void Node::Perform(Outputs& out) {
   for (const auto& [level, text] : out.log) Log(level, "{}", text);
   for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
   for (Outgoing& outgoing : out.messages) {
+    const MessageSlice slice(trace_, TraceDirection::kSent, outgoing.to, outgoing.message);
     transport_->Send(outgoing.to, std::move(outgoing.message));
   }
   for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);

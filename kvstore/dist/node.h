@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/mutex.h"
+#include "kvstore/dist/message_trace.h"
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/outputs.h"
@@ -83,6 +84,8 @@ class Node : public TransportEvents {
   void Perform(Outputs& out) EXCLUDES(mutex_);  // once
 
   Transport& transport() const { return *transport_; }
+
+  MessageTrace trace_;
 
   Mutex mutex_;
   CondVar changed_;  // after inputs, when MayBeAwaited

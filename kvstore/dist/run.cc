@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/mutex.h"
+#include "engine/trace_source.h"
 #include "kvstore/dist/listen_address.h"
 #include "kvstore/dist/scheduler_node.h"
 #include "kvstore/dist/server/server_node.h"
@@ -135,7 +136,11 @@ void RunScheduler(const DistOptions& options) {
   using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
   CheckRole(options, DistRole::kScheduler);
   options.Validate();
-  SchedulerNode(options, TcpTransports(options)).Run();
+  const EngineOptions traces = EngineOptions::FromEnvironment();
+  const engine::TraceSource trace =
+      traces.trace_file.empty() ? nullptr
+                                : engine::NewTrace(traces.trace_file, traces.trace_bytes_max);
+  SchedulerNode(options, TcpTransports(options), trace).Run();
 }
 
 void RunServer(const DistOptions& options, ServerController controller) {

@@ -6,7 +6,13 @@
 
 namespace heddle::kvstore::dist {
 
-SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory& make_transport) {
+SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory& make_transport,
+                             const engine::TraceSource& trace) {
+  const Incarnation incarnation = NewIncarnation();
+  if (trace != nullptr) {
+    trace_.SetPlace({Role::kScheduler, 0}, incarnation);
+    trace_.Use(trace);
+  }
   SchedulerOptions machine;
   machine.num_workers = options.num_workers;
   machine.num_servers = options.num_servers;
@@ -19,7 +25,7 @@ SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory&
   {
     // What connects while the transport is made waits until there is a machine.
     MutexLock lock(mutex_);
-    transport_ = make_transport(*this, NewIncarnation());
+    transport_ = make_transport(*this, incarnation);
     machine.address = transport_->address();
     machine_.emplace(Now(), machine);
   }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "engine/trace_source.h"
 #include "kvstore/dist/node.h"
 #include "kvstore/dist/protocol/scheduler.h"
 #include "kvstore/dist/state_signal.h"
@@ -16,7 +17,9 @@ namespace heddle::kvstore::dist {
 
 class SchedulerNode final : private Node {
  public:
-  SchedulerNode(const DistOptions& options, const TransportFactory& make_transport);
+  // Messages are recorded in `trace`, unless it is null.
+  SchedulerNode(const DistOptions& options, const TransportFactory& make_transport,
+                const engine::TraceSource& trace = nullptr);
   ~SchedulerNode() override;
 
   // Until the job has ended. As RunScheduler.

@@ -181,7 +181,7 @@ TEST_F(TraceFileTest, FileThatIsNoTraceIsAnErrorThatNamesIt) {
   { TraceWriter writer(path_, kPlenty); }
   std::string bytes = ReadAll(path_);
   bytes[8] = 9;
-  EXPECT_NE(message(bytes).find("version 1, found 9"), std::string::npos);
+  EXPECT_NE(message(bytes).find("version 2, found 9"), std::string::npos);
 }
 
 TEST_F(TraceFileTest, MissingFileAndFolderAreIoErrors) {
@@ -207,7 +207,7 @@ class DamagedTraceTest : public TraceFileTest {
     WriteAll(path_, bytes);
     const TraceFile trace = ReadTraceFile(path_);
     std::ostringstream json;
-    WriteTraceJson(trace, {}, json);
+    WriteTraceJson(JoinTraces({trace}), {}, json);
     return trace.ops.size();
   }
 

@@ -61,7 +61,7 @@ TraceFile SmallTrace() {
 
 json Convert(const TraceFile& trace, const TraceJsonOptions& options = {}) {
   std::ostringstream out;
-  WriteTraceJson(trace, options, out);
+  WriteTraceJson(JoinTraces({trace}), options, out);
   return json::parse(out.str());
 }
 
@@ -149,7 +149,7 @@ TEST(TraceJson, OpsThatNeverFinishedLastUntilTheEnd) {
 
 TEST(TraceJson, CountsWhatItWrites) {
   std::ostringstream out;
-  const TraceJsonCounts counts = WriteTraceJson(SmallTrace(), {}, out);
+  const TraceJsonCounts counts = WriteTraceJson(JoinTraces({SmallTrace()}), {}, out);
   EXPECT_EQ(counts.ops, 4u);
   EXPECT_EQ(counts.unfinished, 1u);
   EXPECT_EQ(counts.arrows, 2u);

@@ -1,29 +1,66 @@
 // `heddle trace`: binary records to Chrome/Perfetto JSON.
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "tools/heddle/commands.h"
 #include "tools/heddle/trace_file.h"
+#include "tools/heddle/trace_join.h"
 #include "tools/heddle/trace_json.h"
 
 namespace heddle::tools {
 namespace {
 
 struct Options {
-  std::string input, output;
+  std::vector<std::string> inputs;
+  std::string output;
   bool no_arrows = false;
 };
 
+// What a reader of the JSON should know of one of its files.
+void Report(const JoinedTrace& joined, std::size_t i, const TraceJsonCounts& counts) {
+  const TraceFile& trace = joined.files[i];
+  const std::string of = joined.files.size() == 1 ? "" : ProcessName(trace) + ": ";
+  if (!trace.closed) {
+    fmt::print("{}the process was killed or still runs", of);
+    if (joined.files.size() == 1) fmt::print(": {} ops had not finished", counts.unfinished);
+    fmt::print("\n");
+  }
+  if (trace.dropped > 0) {
+    fmt::print(
+        "{}incomplete: {} records did not fit into the {} bytes that were allowed; "
+        "HEDDLE_TRACE_BYTES_MAX allows more\n",
+        of, trace.dropped, trace.bytes_max);
+  }
+  if (trace.damaged_bytes > 0) {
+    fmt::print("{}damaged: {} bytes held no whole records and were skipped\n", of,
+               trace.damaged_bytes);
+  }
+  const TraceClock& clock = joined.clocks[i];
+  if (clock.from == TraceClock::From::kMessages) {
+    fmt::print("{}clock moved by {} us, by the messages to within {} us\n", of,
+               clock.offset_ns / 1000, clock.error_ns / 1000);
+  } else if (clock.from == TraceClock::From::kWall) {
+    fmt::print("{}clock moved by {} us by the wall clocks, as no messages tell how they differ\n",
+               of, clock.offset_ns / 1000);
+  }
+}
+
 void Run(const Options& options) {
-  const TraceFile trace = ReadTraceFile(options.input);
+  std::vector<TraceFile> files;
+  for (const std::string& input : options.inputs) files.push_back(ReadTraceFile(input));
+  const JoinedTrace trace = JoinTraces(std::move(files));
   std::ofstream out(options.output, std::ios::binary);
   if (!out) {
     throw IoError(fmt::format("{}: cannot be opened for writing: {}", options.output,
@@ -33,22 +70,20 @@ void Run(const Options& options) {
   out.close();
   if (!out) throw IoError(fmt::format("{}: could not be written completely", options.output));
 
+  std::size_t threads = 0;
+  std::int64_t started = trace.At(0, trace.files[0].started_ns), ended = started;
+  for (std::size_t i = 0; i < trace.files.size(); ++i) {
+    threads += trace.files[i].threads.size();
+    started = std::min(started, trace.At(i, trace.files[i].started_ns));
+    ended = std::max(ended, trace.At(i, trace.files[i].last_ns));
+  }
   fmt::print("{}: {} ops, {} arrows, {} waits on {} threads in {:.3f} s\n", options.output,
-             counts.ops, counts.arrows, counts.waits, trace.threads.size(),
-             static_cast<double>(trace.last_ns - trace.started_ns) / 1e9);
-  if (!trace.closed) {
-    fmt::print("the process was killed or still runs: {} ops had not finished\n",
-               counts.unfinished);
+             counts.ops, counts.arrows, counts.waits, threads,
+             static_cast<double>(ended - started) / 1e9);
+  if (counts.messages > 0) {
+    fmt::print("{} messages of {} processes of a job\n", counts.messages, trace.files.size());
   }
-  if (trace.dropped > 0) {
-    fmt::print(
-        "incomplete: {} records did not fit into the {} bytes that were allowed; "
-        "HEDDLE_TRACE_BYTES_MAX allows more\n",
-        trace.dropped, trace.bytes_max);
-  }
-  if (trace.damaged_bytes > 0) {
-    fmt::print("damaged: {} bytes held no whole records and were skipped\n", trace.damaged_bytes);
-  }
+  for (std::size_t i = 0; i < trace.files.size(); ++i) Report(trace, i, counts);
 }
 
 }  // namespace
@@ -56,8 +91,11 @@ void Run(const Options& options) {
 void AddTraceCommand(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* const command =
-      app.add_subcommand("trace", "Turn a trace file into JSON for Perfetto or chrome://tracing");
-  command->add_option("file", options->input, "What HEDDLE_TRACE or Engine::StartTrace wrote")
+      app.add_subcommand("trace", "Turn trace files into JSON for Perfetto or chrome://tracing");
+  command
+      ->add_option("files", options->inputs,
+                   "What HEDDLE_TRACE or Engine::StartTrace wrote; several of processes of one job "
+                   "are put on one clock")
       ->required();
   command->add_option("-o,--output", options->output, "The JSON file to write")->required();
   command->add_flag("--no-arrows", options->no_arrows, "Leave the dependency arrows out");

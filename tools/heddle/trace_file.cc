@@ -15,6 +15,9 @@ namespace heddle::tools {
 namespace {
 
 using namespace engine;  // NOLINT: the record types
+using kvstore::dist::TraceMessageRecord;
+using kvstore::dist::TracePartRecord;
+using kvstore::dist::TracePlaceRecord;
 
 std::vector<std::byte> ReadBytes(const std::string& path) {
   std::error_code error;
@@ -79,6 +82,7 @@ class Reader {
                                         path_, kTraceVersion, header.version));
     }
     trace_.process = Text(header.process);
+    trace_.machine = Text(header.machine);
     trace_.pid = header.pid;
     trace_.started_ns = header.started_ns;
     trace_.started_unix_ns = header.started_unix_ns;
@@ -152,6 +156,25 @@ class Reader {
         trace_.waits.push_back({thread, static_cast<TraceWait>(record.kind), record.var,
                                 record.started_ns, record.ended_ns});
         See(record.ended_ns);
+        return true;
+      }
+      case TraceKind::kPlace: {
+        if (bytes != sizeof(TracePlaceRecord)) return false;
+        trace_.place = At<TracePlaceRecord>(at);
+        return true;
+      }
+      case TraceKind::kKey:
+        return ReadText<TraceNameRecord>(at, bytes, trace_.keys);
+      case TraceKind::kMessage: {
+        if (bytes != sizeof(TraceMessageRecord)) return false;
+        trace_.messages.push_back({At<TraceMessageRecord>(at), thread});
+        See(trace_.messages.back().ended_ns);
+        return true;
+      }
+      case TraceKind::kPart: {
+        if (bytes != sizeof(TracePartRecord)) return false;
+        trace_.parts.push_back({At<TracePartRecord>(at), thread});
+        See(trace_.parts.back().ended_ns);
         return true;
       }
     }
@@ -254,6 +277,11 @@ std::string TraceFile::NameOf(const TracedOp& op) const {
 std::string TraceFile::VarName(std::uint64_t var) const {
   const auto found = vars.find(var);
   return found != vars.end() ? found->second : fmt::format("var{}", var);
+}
+
+std::string TraceFile::KeyName(std::uint64_t key) const {
+  const auto found = keys.find(key);
+  return found != keys.end() ? found->second : fmt::format("key {:016x}", key);
 }
 
 TraceFile ReadTraceFile(const std::string& path) { return Reader(path, ReadBytes(path)).Read(); }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/trace.h"
+#include "kvstore/dist/trace_records.h"
 
 namespace heddle::tools {
 
@@ -55,8 +56,17 @@ struct TracedWait {
   std::uint64_t started_ns, ended_ns;
 };
 
+// What a process of a job sent or received, and what a server did with a part.
+struct TracedMessage : kvstore::dist::TraceMessageRecord {
+  std::uint32_t thread = 0;
+};
+struct TracedPart : kvstore::dist::TracePartRecord {
+  std::uint32_t thread = 0;
+};
+
 struct TraceFile {
   std::string process;
+  std::string machine;  // its boot id; empty: not known
   std::uint32_t pid = 0;
   std::uint64_t started_ns = 0, started_unix_ns = 0;
   std::uint64_t last_ns = 0;  // the latest time in the file
@@ -69,11 +79,18 @@ struct TraceFile {
   std::map<std::uint32_t, std::string> threads;
   std::unordered_map<std::uint64_t, std::string> names, vars;
 
+  // Of processes of a job.
+  std::optional<kvstore::dist::TracePlaceRecord> place;
+  std::vector<TracedMessage> messages;
+  std::vector<TracedPart> parts;
+  std::unordered_map<std::uint64_t, std::string> keys;
+
   std::span<const TraceAccessTo> AccessesOf(const TracedOp& op) const {
     return std::span(accesses).subspan(op.accesses_begin, op.accesses_end - op.accesses_begin);
   }
   std::string NameOf(const TracedOp& op) const;
   std::string VarName(std::uint64_t var) const;
+  std::string KeyName(std::uint64_t key) const;
 };
 
 // Errors: IoError (cannot be read), InvalidArgument (no trace file, or of another version); both

@@ -3,10 +3,17 @@
 #include <algorithm>
 #include <iterator>
 #include <ostream>
+#include <set>
+#include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "kvstore/dist/protocol/message.h"
 
 namespace heddle::tools {
 namespace {
@@ -14,6 +21,13 @@ namespace {
 using engine::TraceAccess;
 using engine::TraceOutcome;
 using engine::TraceWait;
+using kvstore::dist::kControlPart;
+using kvstore::dist::Kind;
+using kvstore::dist::Name;
+using kvstore::dist::NodeId;
+using kvstore::dist::Role;
+using kvstore::dist::TraceAction;
+using kvstore::dist::TraceDirection;
 
 constexpr std::size_t kFlushBytes = 1 << 20;
 
@@ -62,56 +76,130 @@ std::string_view WaitName(TraceWait kind) {
   return "unknown wait";
 }
 
+std::string_view ActionName(TraceAction action) {
+  switch (action) {
+    case TraceAction::kCreate:
+      return "create";
+    case TraceAction::kMerge:
+      return "merge";
+    case TraceAction::kUpdate:
+      return "update";
+    case TraceAction::kDrop:
+      return "drop the sum of";
+    case TraceAction::kRead:
+      return "read";
+    case TraceAction::kReset:
+      return "reset";
+  }
+  return "unknown";
+}
+
+std::string_view ArrowName(RequestArrow::Kind kind) {
+  switch (kind) {
+    case RequestArrow::Kind::kMessage:
+      return "message";
+    case RequestArrow::Kind::kRound:
+      return "round";
+    case RequestArrow::Kind::kCall:
+      return "call";
+  }
+  return "unknown";
+}
+
+// Writes the events of all files into one list.
 class Writer {
  public:
-  Writer(const TraceFile& trace, std::ostream& out) : trace_(trace), out_(out) {}
+  Writer(const JoinedTrace& joined, std::ostream& out) : joined_(joined), out_(out) {
+    std::set<std::uint32_t> taken;
+    for (std::size_t f = 0; f < joined.files.size(); ++f) {
+      base_ns_ = f == 0 ? joined.At(f, joined.files[f].started_ns)
+                        : std::min(base_ns_, joined.At(f, joined.files[f].started_ns));
+      // Processes of several machines may have the same number.
+      std::uint32_t pid = joined.files[f].pid;
+      while (!taken.insert(pid).second) pid += kOtherPids;
+      pids_.push_back(pid);
+    }
+  }
 
   TraceJsonCounts Write(const TraceJsonOptions& options) {
-    Append(
-        "{{\"displayTimeUnit\":\"ns\",\"otherData\":{{\"producer\":\"heddle\","
-        "\"started_unix_ns\":\"{}\",\"complete\":{},\"dropped_records\":{}}},\n"
-        "\"traceEvents\":[\n",
-        trace_.started_unix_ns, trace_.closed && trace_.dropped == 0, trace_.dropped);
-    WriteNames();
-    for (const TracedOp& op : trace_.ops) WriteOp(op);
-    for (const TracedWait& wait : trace_.waits) WriteWait(wait);
-    if (options.arrows) WriteArrows();
+    WriteHead();
+    for (file_ = 0; file_ < joined_.files.size(); ++file_) {
+      WriteNames();
+      for (const TracedOp& op : file().ops) WriteOp(op);
+      for (const TracedWait& wait : file().waits) WriteWait(wait);
+      WriteMessages();
+      for (const TracedPart& part : file().parts) WritePart(part);
+      if (options.arrows) WriteDependencies();
+    }
+    if (options.arrows) {
+      for (const RequestArrow& arrow : joined_.arrows) {
+        WriteArrow("request", ArrowName(arrow.kind), arrow.from, arrow.to);
+      }
+    }
     Append("\n]}}\n");
     Flush();
     return counts_;
   }
 
  private:
+  static constexpr std::uint32_t kOtherPids = 10'000'000;  // above all that Linux gives
+
+  const TraceFile& file() const { return joined_.files[file_]; }
+
   template <class... Args>
   void Append(fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Args>(args)...);
   }
 
+  void WriteHead() {
+    const bool complete = std::ranges::all_of(
+        joined_.files, [](const TraceFile& each) { return each.closed && each.dropped == 0; });
+    std::uint64_t dropped = 0;
+    for (const TraceFile& each : joined_.files) dropped += each.dropped;
+    Append(
+        "{{\"displayTimeUnit\":\"ns\",\"otherData\":{{\"producer\":\"heddle\","
+        "\"started_unix_ns\":\"{}\",\"complete\":{},\"dropped_records\":{},\"clocks\":[",
+        joined_.files[0].started_unix_ns, complete, dropped);
+    for (std::size_t f = 0; f < joined_.files.size(); ++f) {
+      const TraceClock& clock = joined_.clocks[f];
+      Append("{}{{\"process\":{},\"offset_ns\":{},\"error_ns\":{}}}", f == 0 ? "" : ",",
+             Quoted(ProcessName(joined_.files[f])), clock.offset_ns, clock.error_ns);
+    }
+    Append("]}},\n\"traceEvents\":[\n");
+  }
+
   // Starts an event; its type, process and thread are common to all.
-  void Begin(char type, std::uint32_t thread) {
+  void Begin(char type, std::size_t file, std::uint32_t thread) {
     if (buffer_.size() > kFlushBytes) Flush();
-    Append("{}{{\"ph\":\"{}\",\"pid\":{},\"tid\":{}", first_ ? "" : ",\n", type, trace_.pid,
+    Append("{}{{\"ph\":\"{}\",\"pid\":{},\"tid\":{}", first_ ? "" : ",\n", type, pids_[file],
            thread);
     first_ = false;
   }
+  void Begin(char type, std::uint32_t thread) { Begin(type, file_, thread); }
 
   void Flush() {
     out_.write(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
     buffer_.clear();
   }
 
-  // Nanoseconds of the file as microseconds since its start.
-  double Us(std::uint64_t ns) const {
-    return static_cast<double>(static_cast<std::int64_t>(ns - trace_.started_ns)) / 1e3;
+  // Nanoseconds of a file as microseconds since the start.
+  double Us(std::size_t file, std::uint64_t ns) const {
+    return static_cast<double>(joined_.At(file, ns) - base_ns_) / 1e3;
   }
+  double Us(std::uint64_t ns) const { return Us(file_, ns); }
   static double UsBetween(std::uint64_t from_ns, std::uint64_t to_ns) {
     return to_ns > from_ns ? static_cast<double>(to_ns - from_ns) / 1e3 : 0.0;
   }
 
   void WriteNames() {
-    Begin('M', trace_.pid);
-    Append(",\"name\":\"process_name\",\"args\":{{\"name\":{}}}}}", Quoted(trace_.process));
-    for (const auto& [thread, name] : trace_.threads) {
+    Begin('M', pids_[file_]);
+    Append(",\"name\":\"process_name\",\"args\":{{\"name\":{}}}}}", Quoted(ProcessName(file())));
+    if (file().place) {  // the scheduler, servers, workers; each by rank
+      Begin('M', pids_[file_]);
+      Append(",\"name\":\"process_sort_index\",\"args\":{{\"sort_index\":{}}}}}",
+             file().place->role * kOtherPids + static_cast<std::uint32_t>(file().place->rank));
+    }
+    for (const auto& [thread, name] : file().threads) {
       Begin('M', thread);
       Append(",\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}}", Quoted(name));
     }
@@ -119,17 +207,16 @@ class Writer {
 
   void WriteOp(const TracedOp& op) {
     ++counts_.ops;
-    const std::string name = Quoted(trace_.NameOf(op));
+    const std::string name = Quoted(file().NameOf(op));
     if (!op.run && !op.completion) {
       ++counts_.unfinished;
-      WriteSpan("pending", name, op, trace_.pid, op.pushed_ns, trace_.last_ns, "not finished");
+      WriteSpan("pending", name, op, pids_[file_], op.pushed_ns, file().last_ns, "not finished");
       return;
     }
     if (!op.run) return;  // a completion without its run: nothing is known to draw
     const TracedRun& run = *op.run;
-    Begin('X', run.thread);
-    Append(",\"cat\":\"op\",\"name\":{},\"ts\":{:.3f},\"dur\":{:.3f},\"args\":", name,
-           Us(run.started_ns), UsBetween(run.started_ns, run.ended_ns));
+    BeginSlice(run.thread, "op", name, run.started_ns, run.ended_ns);
+    Append(",\"args\":");
     WriteArgs(op, OutcomeName(run.outcome));
     Append("}}");
     if (op.completion) {
@@ -138,17 +225,27 @@ class Writer {
     }
   }
 
+  void BeginSlice(std::uint32_t thread, std::string_view category, const std::string& name,
+                  std::uint64_t from_ns, std::uint64_t to_ns) {
+    Begin('X', thread);
+    Append(",\"cat\":\"{}\",\"name\":{},\"ts\":{:.3f},\"dur\":{:.3f}", category, name, Us(from_ns),
+           UsBetween(from_ns, to_ns));
+  }
+
   // An asynchronous slice: on a track of its own, outside the threads.
   void WriteSpan(std::string_view category, const std::string& name, const TracedOp& op,
                  std::uint32_t thread, std::uint64_t from_ns, std::uint64_t to_ns,
                  std::string_view outcome) {
+    const std::string id = joined_.files.size() == 1
+                               ? fmt::to_string(op.ticket)
+                               : fmt::format("{}:{}", pids_[file_], op.ticket);
     Begin('b', thread);
-    Append(",\"cat\":\"{}\",\"name\":{},\"id\":\"{}\",\"ts\":{:.3f},\"args\":", category, name,
-           op.ticket, Us(from_ns));
+    Append(",\"cat\":\"{}\",\"name\":{},\"id\":\"{}\",\"ts\":{:.3f},\"args\":", category, name, id,
+           Us(from_ns));
     WriteArgs(op, outcome);
     Append("}}");
     Begin('e', thread);
-    Append(",\"cat\":\"{}\",\"name\":{},\"id\":\"{}\",\"ts\":{:.3f}}}", category, name, op.ticket,
+    Append(",\"cat\":\"{}\",\"name\":{},\"id\":\"{}\",\"ts\":{:.3f}}}", category, name, id,
            Us(std::max(from_ns, to_ns)));
   }
 
@@ -168,9 +265,9 @@ class Writer {
   void WriteVars(const TracedOp& op, std::string_view key, TraceAccess access) {
     const char* before = "[";
     Append(",\"{}\":", key);
-    for (const TraceAccessTo& to : trace_.AccessesOf(op)) {
+    for (const TraceAccessTo& to : file().AccessesOf(op)) {
       if (to.access != access) continue;
-      Append("{}{}", before, Quoted(trace_.VarName(to.var)));
+      Append("{}{}", before, Quoted(file().VarName(to.var)));
       before = ",";
     }
     Append("{}", *before == '[' ? "[]" : "]");
@@ -179,33 +276,80 @@ class Writer {
   void WriteWait(const TracedWait& wait) {
     ++counts_.waits;
     std::string name(WaitName(wait.kind));
-    if (wait.var != 0) name += " " + trace_.VarName(wait.var);
-    Begin('X', wait.thread);
-    Append(",\"cat\":\"wait\",\"name\":{},\"ts\":{:.3f},\"dur\":{:.3f}}}", Quoted(name),
-           Us(wait.started_ns), UsBetween(wait.started_ns, wait.ended_ns));
+    if (wait.var != 0) name += " " + file().VarName(wait.var);
+    BeginSlice(wait.thread, "wait", Quoted(name), wait.started_ns, wait.ended_ns);
+    Append("}}");
   }
 
-  void WriteArrows() {
-    for (const TraceArrow& arrow : Dependencies(trace_)) {
-      const TracedOp& from = trace_.ops[arrow.from];
-      const TracedOp& to = trace_.ops[arrow.to];
+  // Answers name the op of their request, as requests do.
+  void WriteMessages() {
+    std::unordered_map<std::string, std::uint64_t> ops;
+    for (const TracedMessage& message : file().messages) {
+      if (message.op != 0) ops[RequestId(file(), message)] = message.op;
+    }
+    for (const TracedMessage& message : file().messages) {
+      const std::string id = RequestId(file(), message);
+      const auto op = id.empty() ? ops.end() : ops.find(id);
+      WriteMessage(message, id, op != ops.end() ? op->second : 0);
+    }
+  }
+
+  void WriteMessage(const TracedMessage& message, const std::string& id, std::uint64_t op) {
+    ++counts_.messages;
+    std::string name =
+        fmt::format("{} {}", message.direction == TraceDirection::kSent ? "send" : "receive",
+                    Name(static_cast<Kind>(message.kind)));
+    if (!id.empty() && message.part != kControlPart) name += " " + file().KeyName(message.key);
+    BeginSlice(message.thread, "message", Quoted(name), message.started_ns, message.ended_ns);
+    const NodeId peer{static_cast<Role>(message.peer_role), message.peer_rank};
+    Append(",\"args\":{{\"peer\":{},\"payload_bytes\":{}", Quoted(ToString(peer)),
+           message.payload_bytes);
+    if (!id.empty()) Append(",\"id\":{},\"version\":{}", Quoted(id), message.version);
+    if (op != 0) Append(",\"ticket\":{}", op - 1);
+    Append("}}}}");
+  }
+
+  void WritePart(const TracedPart& part) {
+    const std::string name =
+        fmt::format("{} {}", ActionName(part.action), file().KeyName(part.key));
+    BeginSlice(part.thread, "part", Quoted(name), part.started_ns, part.ended_ns);
+    Append(",\"args\":{{\"store\":{},\"part\":{}", part.store, part.part);
+    if (const std::string id = RequestId(file(), part); !id.empty()) {
+      Append(",\"id\":{}", Quoted(id));
+    }
+    Append("}}}}");
+  }
+
+  void WriteDependencies() {
+    for (const TraceArrow& arrow : Dependencies(file())) {
+      const TracedOp& from = file().ops[arrow.from];
+      const TracedOp& to = file().ops[arrow.to];
       if (!from.run || !to.run) continue;
-      ++counts_.arrows;
       // An arrow starts and ends in the slice around its time: the last moment inside the body, and
       // the start.
       const std::uint64_t leaves_ns =
           std::max(from.run->started_ns, from.run->ended_ns - (from.run->ended_ns > 0 ? 1 : 0));
-      Begin('s', from.run->thread);
-      Append(",\"cat\":\"dependency\",\"name\":\"before\",\"id\":{},\"ts\":{:.3f}}}",
-             counts_.arrows, Us(leaves_ns));
-      Begin('f', to.run->thread);
-      Append(",\"bp\":\"e\",\"cat\":\"dependency\",\"name\":\"before\",\"id\":{},\"ts\":{:.3f}}}",
-             counts_.arrows, Us(to.run->started_ns));
+      WriteArrow("dependency", "before", {file_, from.run->thread, leaves_ns},
+                 {file_, to.run->thread, to.run->started_ns});
     }
   }
 
-  const TraceFile& trace_;
+  void WriteArrow(std::string_view category, std::string_view name, const TraceMoment& from,
+                  const TraceMoment& to) {
+    ++counts_.arrows;
+    Begin('s', from.file, from.thread);
+    Append(",\"cat\":\"{}\",\"name\":\"{}\",\"id\":{},\"ts\":{:.3f}}}", category, name,
+           counts_.arrows, Us(from.file, from.ns));
+    Begin('f', to.file, to.thread);
+    Append(",\"bp\":\"e\",\"cat\":\"{}\",\"name\":\"{}\",\"id\":{},\"ts\":{:.3f}}}", category, name,
+           counts_.arrows, Us(to.file, to.ns));
+  }
+
+  const JoinedTrace& joined_;
   std::ostream& out_;
+  std::vector<std::uint32_t> pids_;
+  std::int64_t base_ns_ = 0;
+  std::size_t file_ = 0;  // that is written
   std::string buffer_;
   bool first_ = true;
   TraceJsonCounts counts_;
@@ -213,7 +357,7 @@ class Writer {
 
 }  // namespace
 
-TraceJsonCounts WriteTraceJson(const TraceFile& trace, const TraceJsonOptions& options,
+TraceJsonCounts WriteTraceJson(const JoinedTrace& trace, const TraceJsonOptions& options,
                                std::ostream& out) {
   return Writer(trace, out).Write(options);
 }

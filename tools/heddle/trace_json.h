@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <iosfwd>
 
-#include "tools/heddle/trace_file.h"
+#include "tools/heddle/trace_join.h"
 
 namespace heddle::tools {
 
@@ -13,14 +13,15 @@ struct TraceJsonOptions {
 };
 
 struct TraceJsonCounts {
-  std::size_t ops = 0, unfinished = 0, arrows = 0, waits = 0;
+  std::size_t ops = 0, unfinished = 0, arrows = 0, waits = 0, messages = 0;
 };
 
 // What is in it: a track for each thread with a slice for each op body (category "op") and wait
 // ("wait"); async ops from start to completion ("async"); ops that were pushed and never finished
-// ("pending"); and an arrow from each op to every op that had to wait for it ("dependency"). Times
-// are microseconds since the trace began.
-TraceJsonCounts WriteTraceJson(const TraceFile& trace, const TraceJsonOptions& options,
+// ("pending"); and an arrow from each op to every op that had to wait for it ("dependency"). Of
+// processes of a job: the messages ("message"), what servers did with parts ("part"), and arrows
+// for what requests went through ("request"). Times are microseconds since the first trace began.
+TraceJsonCounts WriteTraceJson(const JoinedTrace& trace, const TraceJsonOptions& options,
                                std::ostream& out);
 
 }  // namespace heddle::tools

@@ -133,6 +133,9 @@ struct Message {
   std::uint64_t version = 0;
   std::string meta = {};
   Payload payload = {};
+  // Of requests at their worker, for traces: the ticket of the op that they are of, plus 1; 0:
+  // none. Does not travel.
+  std::uint64_t op = 0;
 };
 
 }  // namespace heddle::kvstore::dist

@@ -185,7 +185,8 @@ Message WorkerMachine::MessageOf(const Part& part, const Open& open) const {
           .sequence = open.sequence,
           .version = request.version,
           .meta = request.meta,
-          .payload = request.payload};
+          .payload = request.payload,
+          .op = request.op};
 }
 
 // Bytes have come free: the parts that wait for them go on, the longest waiting first.

@@ -88,6 +88,7 @@ struct Request {
   std::uint64_t token = 0;
   Time deadline{0};  // when it ends with a TimeoutError; 0: never
   RequestName what = {};
+  std::uint64_t op = 0;  // as Message::op
 };
 
 // Threads: one call at a time. OnRoster comes before everything else.

@@ -27,10 +27,15 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
       engine_(engine),
       parts_(engine_,
              [this](const PartId& id, const std::exception_ptr& error) {
-               Drive([&](Time now, Outputs& out)
-                         REQUIRES(mutex_) { machine_.OnUpdated(now, id, error, out); });
+               Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+                 if (traced_parts_) traced_parts_->OnUpdated(id);
+                 machine_.OnUpdated(now, id, error, out);
+               });
                OnTurnEnd();
              }),
+      traced_parts_(engine.trace_file.empty()
+                        ? nullptr
+                        : std::make_unique<TracedParts>(parts_, engine::TraceOf(engine_))),
       control_(
           engine_, parts_, std::move(controller),
           [this](const std::function<void()>& body) {
@@ -42,12 +47,14 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
               machine_.OnControlDone(now, id, std::move(result), out);
             });
           }),
-      machine_(MachineOptions(options), parts_, control_) {
+      machine_(MachineOptions(options),
+               traced_parts_ ? static_cast<PartStore&>(*traced_parts_) : parts_, control_) {
   {
     // What comes as soon as there is a transport waits until all is made.
     MutexLock lock(mutex_);
     transport_ = make_transport(*this, incarnation_);
     member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
+    if (traced_parts_) trace_.Use(engine::TraceOf(engine_));
   }
   Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });
@@ -75,6 +82,7 @@ std::string ServerNode::DescribeState() { return DescribeMachines() + engine_.Du
 void ServerNode::OnMemberChanged(Time now, Outputs& out) {
   if (!member_->roster() || std::exchange(has_roster_, true)) return;
   transport_->SetSelf(member_->self());
+  trace_.SetPlace(member_->self(), incarnation_);
   const RosterBody& roster = *member_->roster();
   parts_.SetPlacement({.num_servers = roster.num_servers,
                        .cut_bytes = roster.cut_bytes,

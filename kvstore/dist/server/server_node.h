@@ -14,6 +14,7 @@
 #include "kvstore/dist/protocol/server.h"
 #include "kvstore/dist/server/array_parts.h"
 #include "kvstore/dist/server/server_control.h"
+#include "kvstore/dist/server/traced_parts.h"
 #include "kvstore/dist/state_signal.h"
 
 namespace heddle::kvstore::dist {
@@ -40,6 +41,7 @@ class ServerNode final : private MemberNode<ServerMachine> {
   const Incarnation incarnation_;
   Engine engine_;
   ArrayParts parts_ GUARDED_BY(mutex_);
+  const std::unique_ptr<TracedParts> traced_parts_ GUARDED_BY(mutex_);  // null: no trace is wanted
   ArrayControl control_ GUARDED_BY(mutex_);
   ServerMachine machine_ GUARDED_BY(mutex_);
   std::unique_ptr<Transport> transport_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "engine/trace_source.h"
 
 namespace heddle::kvstore::dist {
 
@@ -73,6 +74,7 @@ void StartCall(WorkerLink& link, std::vector<Request> requests, CallEnded ended,
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].token = TokenOf(call->sink(i));
     requests[i].deadline = link.deadline();
+    requests[i].op = engine::TracedOpOfThread();
   }
   link.Submit(requests, out);
 }

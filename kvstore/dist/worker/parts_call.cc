@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "engine/trace_source.h"
 #include "ops/copy.h"
 #include "ops/row_ids.h"
 
@@ -91,6 +92,7 @@ Request& PartsCall::AddRequest(const PlacedPart& part) {
   request.flags = options_.flags;
   request.version = options_.version;
   request.deadline = options_.deadline;
+  request.op = engine::TracedOpOfThread();
   request.what = {NameOf(options_.kind), key_->name()};
   if (options_.rates) {
     request.flags |= kFlagRates;

@@ -65,6 +65,7 @@ void WorkerNode::Meet() {
     placement_.cut_bytes = roster.cut_bytes;
   }
   transport_->SetSelf({Role::kWorker, rank_});
+  trace_.SetPlace({Role::kWorker, rank_}, incarnation_);
   for (const NodeEntry& node : roster.nodes) {
     if (node.node.role == Role::kServer) transport_->Connect(node.node, node.address, deadline);
   }
@@ -108,6 +109,7 @@ void WorkerNode::Serve(Engine& engine) {
       return;
     }
   }
+  trace_.Use(engine::TraceOf(engine));
   if (!engine.AddPoller(*this)) return;
   MutexLock lock(mutex_);
   served_ = &engine;

@@ -1,0 +1,44 @@
+// Records in a trace what a server does with its parts.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <unordered_map>
+
+#include "engine/trace_source.h"
+#include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/protocol/part_store.h"
+#include "kvstore/dist/trace_records.h"
+
+namespace heddle::kvstore::dist {
+
+// Stands before the parts themselves. Calls as those of a PartStore.
+class TracedParts final : public PartStore {
+ public:
+  TracedParts(PartStore& parts, engine::TraceSource trace)
+      : parts_(parts), trace_(std::move(trace)) {}
+
+  void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
+  void Reset(const PartId& id, const Payload& value) override;
+  std::exception_ptr Check(const PartId& id, const Message& message) override {
+    return parts_.Check(id, message);
+  }
+  void Add(const PartId& id, const Message& push, bool first) override;
+  void DropSum(const PartId& id) override;
+  bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;
+  Payload Read(const PartId& id, const Message& pull) override;
+
+  // The end of an update for which Update returned false.
+  void OnUpdated(const PartId& id);
+
+ private:
+  static std::uint64_t Now();
+  void Record(TraceAction action, const PartId& id, std::uint64_t started_ns,
+              const Message* request = nullptr) const;
+
+  PartStore& parts_;
+  const engine::TraceSource trace_;
+  std::unordered_map<PartId, std::uint64_t, PartIdHash> updating_;  // since when
+};
+
+}  // namespace heddle::kvstore::dist
