@@ -1,0 +1,158 @@
+// What a server's machine keeps, and what the files of ServerMachine share: server.cc takes
+// requests in order and answers them, server_rounds.cc sums and updates, server_stores.cc has what
+// is about a whole store, server_describe.cc what people are told.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvstore/dist/protocol/server.h"
+
+namespace heddle::kvstore::dist {
+
+constexpr NodeId WorkerNode(std::int32_t rank) { return {.role = Role::kWorker, .rank = rank}; }
+
+constexpr bool IsPush(Kind kind) { return kind == Kind::kPush || kind == Kind::kPushPull; }
+
+// What a call of PartStore or ServerControl threw, if anything.
+template <class Function>
+std::exception_ptr ErrorOf(Function function) {
+  try {
+    function();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+constexpr std::uint64_t GenerationOf(std::uint64_t version) { return version >> 32; }
+
+// A push that waits for its place in the sum.
+struct ServerMachine::Contribution {
+  Message message;
+  UpdateRates rates = {};
+  std::unique_ptr<ErrorBody> error = nullptr;
+};
+
+// What few ranks of few parts need.
+struct ServerMachine::RankExtra {
+  std::map<std::uint64_t, Message> early;  // by sequence; the first may be the next, blocked
+  std::optional<UpdateRates> rates;        // that the rank sent last
+  std::vector<Message> answers;            // for requests that come again
+  std::optional<std::uint64_t> ask;        // a push that waits for kGrant
+  std::uint64_t ask_bytes = 0;
+  std::uint64_t reserved = 0;  // bytes of a granted push, among Worker::unfinished_bytes
+  bool running = false;        // a control request
+};
+
+// One rank at one part. A server has (ranks x parts) of these, so it is small.
+struct ServerMachine::RankState {
+  std::uint64_t next = 0;    // sequence number
+  std::uint64_t pushes = 0;  // recorded
+  std::uint64_t told = 0;    // complete rounds that the rank knows of
+  // Of the pushes after the last complete round, by their number modulo 2.
+  std::array<std::unique_ptr<Contribution>, kPushesAheadMax> held;
+  std::array<std::uint64_t, kPushesAheadMax> bytes{};
+  std::array<Time, kPushesAheadMax> arrived{};
+  std::unique_ptr<RankExtra> extra;
+  bool blocked = false;   // is among Part::blocked
+  std::uint8_t slow = 0;  // rounds in a row
+
+  RankExtra& Extra() {
+    if (!extra) extra = std::make_unique<RankExtra>();
+    return *extra;
+  }
+};
+
+// A read or a reset until its round is complete.
+struct ServerMachine::Waiting {
+  Message message;
+  std::uint64_t round;
+};
+
+struct ServerMachine::Part {
+  explicit Part(const PartId& part_id, std::size_t num_ranks) : id(part_id), ranks(num_ranks) {}
+
+  RankState& Of(std::int32_t rank) { return ranks[static_cast<std::size_t>(rank)]; }
+  const RankState& Of(std::int32_t rank) const { return ranks[static_cast<std::size_t>(rank)]; }
+  bool control() const { return id.part == kControlPart; }
+  bool Waits() const { return arrived > 0 || !waiting.empty() || !blocked.empty() || updating; }
+
+  PartId id;
+  PartInfo info;
+  bool created = false;
+  bool updating = false;     // between Update and OnUpdated
+  bool sum_begun = false;    // Add has been called
+  std::uint64_t rounds = 0;  // complete; in dist_async: updates
+  // The round in progress: ranks below next_rank are in the sum or do not take part.
+  std::int32_t next_rank = 0;
+  std::int32_t contributions = 0;          // in the sum
+  std::int32_t arrived = 0;                // ranks that have pushed to it
+  UpdateBy by;                             // the highest version so far, and its first rank's rates
+  std::uint64_t version = 0;               // of the last update
+  std::unique_ptr<ErrorBody> round_error;  // of the round in progress
+  std::unique_ptr<ErrorBody> input_error;  // of the last round
+  std::unique_ptr<ErrorBody> update_error;  // until kReset
+  std::unique_ptr<Message> applying;        // dist_async: the push of the update under way
+  std::vector<RankState> ranks;
+  std::vector<Waiting> waiting;       // in the order of arrival
+  std::vector<std::int32_t> blocked;  // ranks whose next request is here, but cannot be taken yet
+  std::optional<Time> waits_since;
+  Time warn_at{0};
+  std::optional<Time> round_ended;
+  bool any_slow = false;  // some RankState::slow is not 0
+};
+
+struct ServerMachine::Generation {
+  OptimizerBody optimizer;
+  std::int32_t rank;  // that came first
+  std::uint64_t version;
+  std::optional<ErrorBody> error = std::nullopt;  // why it cannot be used
+};
+
+struct ServerMachine::Store {
+  std::string type;
+  bool async = false;
+  std::int32_t opened_by = 0;
+  std::vector<Generation> generations;
+
+  bool Knows(std::uint64_t version) const {
+    const std::uint64_t generation = GenerationOf(version);
+    return generation == 0 ||
+           (generation <= generations.size() && version <= generations[generation - 1].version);
+  }
+};
+
+struct ServerMachine::Worker {
+  Incarnation incarnation = 0;
+  std::string address;
+  bool left = false;
+  bool asks = false;  // has reached the byte cap: wants to hear of each complete round
+  std::optional<Time> heard;
+  std::optional<Time> slow_named;
+  std::uint64_t unfinished_bytes = 0;  // recorded or granted, of rounds that are not complete
+  std::vector<Part*> asking;
+  std::vector<AcksBody::Ack> acks;
+};
+
+inline ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) {
+  return workers_[static_cast<std::size_t>(rank)];
+}
+
+inline const ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) const {
+  return workers_[static_cast<std::size_t>(rank)];
+}
+
+inline const ServerMachine::Store* ServerMachine::FindStore(std::uint32_t store) const {
+  const auto found = stores_.find(store);
+  return found == stores_.end() ? nullptr : found->second.get();
+}
+
+}  // namespace heddle::kvstore::dist

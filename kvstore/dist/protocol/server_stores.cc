@@ -1,0 +1,210 @@
+// Requests about a whole store: its type, optimizer, compression, commands and states.
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvstore/dist/protocol/server_state.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+std::string TextOf(const OptimizerBody& optimizer) {
+  std::string text = optimizer.name + "(";
+  for (const auto& [name, value] : optimizer.parameters) {
+    if (text.back() != '(') text += ", ";
+    text += fmt::format("{}={}", name, value);
+  }
+  return text + ")";
+}
+
+// Equal but for the learning rate, which travels with each push.
+bool SameOptimizer(const OptimizerBody& a, const OptimizerBody& b) {
+  const auto sorted = [](const OptimizerBody& body) {
+    auto parameters = body.parameters;
+    std::erase_if(parameters, [](const auto& entry) { return entry.first == "learning_rate"; });
+    std::sort(parameters.begin(), parameters.end());
+    return parameters;
+  };
+  return a.name == b.name && sorted(a) == sorted(b);
+}
+
+}  // namespace
+
+void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, Outputs& out) {
+  std::exception_ptr error;
+  switch (message.kind) {
+    case Kind::kOpenStore:
+      error = ErrorOf([&] { OpenStore(message); });
+      break;
+    case Kind::kSetOptimizer:
+      error = ErrorOf([&] { SetOptimizer(message); });
+      break;
+    case Kind::kSetParameters:
+      error = ErrorOf([&] { SetParameters(message); });
+      break;
+    case Kind::kSetCompression:
+      error = ErrorOf([&] { SetCompression(message); });
+      break;
+    case Kind::kKeys: {
+      Message answer = AnswerTo(message, Kind::kDone);
+      answer.meta = KeysOf(message.part.store);
+      SendAnswer(part, std::move(answer), out);
+      return;
+    }
+    case Kind::kLeave:
+      Left(now, message.rank, out);
+      break;
+    default:
+      StartControl(part, message, out);
+      return;
+  }
+  if (error) {
+    SendError(part, message, ToErrorBody(error), out);
+  } else {
+    SendDone(part, message, out);
+  }
+  DrainStore(now, message.part.store, out);
+}
+
+ServerMachine::Store& ServerMachine::OpenedStore(std::uint32_t store) {
+  const auto found = stores_.find(store);
+  if (found == stores_.end()) {
+    throw InvalidState(fmt::format("store {} is not open: kOpenStore comes first", store));
+  }
+  return *found->second;
+}
+
+void ServerMachine::OpenStore(const Message& message) {
+  OpenStoreBody body;
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the type of a store cannot be read");
+  auto& store = stores_[message.part.store];
+  if (store) {
+    if (store->type == body.type) return;
+    throw InvalidArgument(fmt::format(
+        "store {} is of type '{}', as worker {} has opened it; worker {} opens it with type '{}'",
+        message.part.store, store->type, store->opened_by, message.rank, body.type));
+  }
+  const std::exception_ptr error =
+      ErrorOf([&] { control_.OpenStore(message.part.store, body.type); });
+  if (error) {
+    stores_.erase(message.part.store);
+    std::rethrow_exception(error);
+  }
+  store = std::make_unique<Store>();
+  store->async = body.type.find("async") != std::string::npos;
+  store->type = std::move(body.type);
+  store->opened_by = message.rank;
+}
+
+void ServerMachine::SetOptimizer(const Message& message) {
+  Store& store = OpenedStore(message.part.store);
+  OptimizerBody body;
+  const std::uint64_t generation = GenerationOf(message.version);
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the optimizer cannot be read");
+  if (generation == 0 || generation > store.generations.size() + 1) {
+    throw InvalidArgument(fmt::format("worker {} sets optimizer {} of a store that has had {}",
+                                      message.rank, generation, store.generations.size()));
+  }
+  if (generation <= store.generations.size()) {
+    const Generation& known = store.generations[generation - 1];
+    if (!SameOptimizer(known.optimizer, body)) {
+      throw InvalidArgument(
+          fmt::format("optimizer {} of the store is {}, as worker {} has set it; worker {} sets {}",
+                      generation, TextOf(known.optimizer), known.rank, message.rank, TextOf(body)));
+    }
+    if (known.error) std::rethrow_exception(ToException(*known.error));
+    return;
+  }
+  const std::exception_ptr error =
+      ErrorOf([&] { control_.SetOptimizer(message.part.store, message.version, body); });
+  store.generations.push_back(
+      {.optimizer = std::move(body), .rank = message.rank, .version = message.version});
+  if (!error) return;
+  // Pushes that count on it fail, rather than wait for ever.
+  store.generations.back().error = ToErrorBody(error);
+  std::rethrow_exception(error);
+}
+
+void ServerMachine::SetParameters(const Message& message) {
+  Store& store = OpenedStore(message.part.store);
+  OptimizerBody body;
+  const std::uint64_t generation = GenerationOf(message.version);
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the parameters cannot be read");
+  if (generation == 0 || generation > store.generations.size()) {
+    throw InvalidArgument(
+        fmt::format("worker {} sets parameters of optimizer {} of a store that has had {}",
+                    message.rank, generation, store.generations.size()));
+  }
+  Generation& known = store.generations[generation - 1];
+  if (known.error) std::rethrow_exception(ToException(*known.error));
+  // Pushes of this version go on, with the parameters before if these cannot be set.
+  known.version = std::max(known.version, message.version);
+  control_.SetParameters(message.part.store, message.version, body);
+}
+
+void ServerMachine::SetCompression(const Message& message) {
+  OpenedStore(message.part.store);
+  CompressionBody body;
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the compression cannot be read");
+  control_.SetCompression(message.part.store, body.options);
+}
+
+void ServerMachine::StartControl(Part& part, const Message& message, Outputs& out) {
+  const ControlId id{
+      .store = message.part.store, .rank = message.rank, .sequence = message.sequence};
+  ControlResult result;
+  bool done = true;
+  part.Of(message.rank).Extra().running = true;
+  const std::exception_ptr error = ErrorOf([&] { done = control_.Start(id, message, &result); });
+  if (error) result.error = error;
+  if (done || error) EndControl(part, id, std::move(result), out);
+}
+
+void ServerMachine::OnControlDone(Time /*now*/, const ControlId& id, ControlResult result,
+                                  Outputs& out) {
+  EndControl(PartOf(ControlPart(id.store)), id, std::move(result), out);
+}
+
+void ServerMachine::EndControl(Part& part, const ControlId& id, ControlResult result,
+                               Outputs& out) {
+  part.Of(id.rank).Extra().running = false;
+  const Message request{.rank = id.rank,
+                        .incarnation = WorkerOf(id.rank).incarnation,
+                        .part = part.id,
+                        .sequence = id.sequence};
+  if (result.error) {
+    SendError(part, request, ToErrorBody(result.error), out);
+    return;
+  }
+  Message answer = AnswerTo(request, Kind::kDone);
+  answer.meta = std::move(result.meta);
+  answer.payload = std::move(result.payload);
+  SendAnswer(part, std::move(answer), out);
+}
+
+std::string ServerMachine::KeysOf(std::uint32_t store) const {
+  KeysBody body;
+  for (const auto& [id, part] : parts_) {
+    if (id.store == store && part->created) body.keys.push_back(part->info.key);
+  }
+  std::sort(body.keys.begin(), body.keys.end());
+  body.keys.erase(std::unique(body.keys.begin(), body.keys.end()), body.keys.end());
+  return Encode(body);
+}
+
+// S2: rounds that wait for this rank go on without it.
+void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
+  WorkerOf(rank).left = true;
+  WorkerOf(rank).asking.clear();
+  for (const auto& [id, part] : parts_) {
+    part->Of(rank).slow = 0;
+    if (part->created && !FindStore(id.store)->async) Advance(now, *part, out);
+  }
+}
+
+}  // namespace heddle::kvstore::dist

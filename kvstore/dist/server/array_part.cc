@@ -1,0 +1,136 @@
+#include "kvstore/dist/server/array_part.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "base/check.h"
+#include "ops/cast.h"
+#include "ops/copy.h"
+#include "ops/sum.h"
+
+namespace heddle::kvstore::dist {
+
+namespace {
+
+bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+// The shape of rows [0, rows) of an array of shape `whole`.
+Shape WithRows(const Shape& whole, std::int64_t rows) {
+  std::vector<std::int64_t> dims(whole.begin(), whole.end());
+  dims.at(0) = rows;
+  return Shape(std::span<const std::int64_t>(dims));
+}
+
+}  // namespace
+
+std::int64_t RowElements(const Shape& shape) {
+  std::int64_t elements = 1;
+  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) elements *= shape[axis];
+  return elements;
+}
+
+void CopyOut(const Payload& payload, std::size_t offset, void* out, std::size_t bytes) {
+  auto* to = static_cast<std::byte*>(out);
+  for (std::span<const std::byte> run : payload.runs()) {
+    const std::size_t skipped = std::min(offset, run.size());
+    offset -= skipped;
+    const std::size_t count = std::min(run.size() - skipped, bytes);
+    if (count > 0) ops::Copy(run.data() + skipped, to, count);
+    to += count;
+    bytes -= count;
+    if (bytes == 0) return;
+  }
+  DCHECK(bytes == 0);
+}
+
+const void* InPlace(const Payload& payload, std::size_t alignment) {
+  if (payload.runs().size() != 1) return nullptr;
+  const void* const data = payload.runs()[0].data();
+  return reinterpret_cast<std::uintptr_t>(data) % alignment == 0 ? data : nullptr;
+}
+
+std::exception_ptr Invalid(const std::string& message) {
+  return std::make_exception_ptr(InvalidArgument(message));
+}
+
+RowSparseNDArray ArrayParts::Part::ToRows(const Payload& payload) const {
+  const std::size_t count = payload.bytes() / (sizeof(std::int64_t) + row_bytes());
+  std::vector<std::int64_t> ids(count);
+  CopyOut(payload, 0, ids.data(), count * sizeof(std::int64_t));
+  for (std::int64_t& id : ids) id -= info.begin;
+  RowSparseNDArray array(WithRows(info.shape, extent()), info.dtype, Cpu(), engine);
+  array.SetRowIds(ids);
+  if (count > 0) {
+    CopyOut(payload, count * sizeof(std::int64_t), array.rows(), count * row_bytes());
+  }
+  return array;
+}
+
+void ArrayParts::Part::AddDense(const Payload& payload) {
+  held.push_back(payload);
+  if (Is16Bit(info.dtype) || (sum.empty() && held.size() == 1)) return;
+  RoundSum();
+}
+
+// Adds what is held.
+void ArrayParts::Part::RoundSum() {
+  std::vector<NDArray> copies;
+  std::vector<const void*> inputs;
+  if (!sum.empty()) inputs.push_back(sum.data());
+  for (const Payload& payload : held) {
+    const void* data = InPlace(payload, SizeOf(info.dtype));
+    if (data == nullptr) data = copies.emplace_back(ToArray(payload)).data();
+    inputs.push_back(data);
+  }
+  if (sum.empty()) sum = NewArray(info.dtype);
+  ops::Sum(info.dtype, inputs, sum.data(), static_cast<std::size_t>(extent()));
+  held.clear();
+}
+
+void ArrayParts::Part::AddCodes(const Payload& codes, const Compressor& compressor) {
+  const auto count = static_cast<std::size_t>(extent());
+  std::vector<std::byte> copy;
+  const void* code = InPlace(codes, 1);
+  if (code == nullptr) {
+    copy.resize(codes.bytes());
+    CopyOut(codes, 0, copy.data(), copy.size());
+    code = copy.data();
+  }
+  if (float_sum.empty()) {
+    float_sum = NewArray(DType::kFloat32);
+    compressor.Decompress(code, float_sum.data<float>(), count);
+    return;
+  }
+  const NDArray decoded = NewArray(DType::kFloat32);
+  compressor.Decompress(code, decoded.data<float>(), count);
+  const std::array<const void*, 2> inputs = {float_sum.data(), decoded.data()};
+  ops::Sum(DType::kFloat32, inputs, float_sum.data(), count);
+}
+
+// The sum as a value of its own; nothing is left of it here.
+std::shared_ptr<ArrayParts::Value> ArrayParts::Part::TakeSum() {
+  if (!float_sum.empty()) {
+    NDArray rounded = std::exchange(float_sum, NDArray());
+    if (info.dtype != DType::kFloat32) {
+      const NDArray wide = std::exchange(rounded, NewArray(info.dtype));
+      ops::Cast(DType::kFloat32, wide.data(), info.dtype, rounded.data(),
+                static_cast<std::size_t>(extent()));
+    }
+    return std::make_shared<Value>(std::move(rounded));
+  }
+  if (sum.empty() && held.size() == 1) {
+    const Payload payload = std::move(held[0]);
+    held.clear();
+    if (payload.owned_alone() && InPlace(payload, SizeOf(info.dtype)) != nullptr) {
+      return std::make_shared<Value>(payload);
+    }
+    return std::make_shared<Value>(ToArray(payload));
+  }
+  if (!held.empty()) RoundSum();
+  return std::make_shared<Value>(std::exchange(sum, NDArray()));
+}
+
+}  // namespace heddle::kvstore::dist
