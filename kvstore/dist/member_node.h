@@ -36,7 +36,7 @@ class MemberNode : public Node {
   // After a message of the scheduler, before the role's machine gets it.
   virtual void OnMemberChanged(Time /*now*/, Outputs& /*out*/) REQUIRES(mutex_) {}
   // After every input.
-  virtual void OnInput(Time /*now*/) REQUIRES(mutex_) {}
+  virtual void OnInput(Time /*now*/, const Outputs& /*out*/) REQUIRES(mutex_) {}
 
   std::string DescribeMachines() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -81,7 +81,7 @@ class MemberNode : public Node {
       failed.meta = Encode(*member_->failure());
       role_machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
     }
-    OnInput(now);
+    OnInput(now, out);
   }
 
   Machine& role_machine_ GUARDED_BY(mutex_);

@@ -63,7 +63,7 @@ void Node::Perform(Outputs& out) {
   for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
   for (Outgoing& outgoing : out.messages) {
     const MessageSlice slice(trace_, TraceDirection::kSent, outgoing.to, outgoing.message);
-    transport_->Send(outgoing.to, std::move(outgoing.message));
+    SendMessage(std::move(outgoing));
   }
   for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);
   for (Answer& answer : out.answers) GiveAnswer(std::move(answer));

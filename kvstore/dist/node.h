@@ -67,6 +67,9 @@ class Node : public TransportEvents {
     return nullptr;
   }
   // Without the lock.
+  virtual void SendMessage(Outgoing outgoing) {
+    transport_->Send(outgoing.to, std::move(outgoing.message));
+  }
   virtual void GiveAnswer(Answer /*answer*/) {}
 
   // input(now, outputs), under the lock, and then what it has put out.

@@ -18,6 +18,7 @@
 
 #include "kvstore/dist/protocol/wire.h"
 #include "tests/tools/child_process.h"
+#include "tests/tools/free_port.h"
 
 namespace heddle::tools {
 namespace {
@@ -31,34 +32,6 @@ using Strings = std::vector<std::string>;
 const Strings kScheduler = {HEDDLE_COMMAND, "scheduler"};
 const Strings kServer = {HEDDLE_COMMAND, "server"};
 const Strings kWorker = {DIST_PROGRAM, "dist_sync", "1"};
-
-// A TCP socket on a free port of loopback.
-class Port {
- public:
-  Port() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t bytes = sizeof(address);
-    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), bytes), 0);
-    EXPECT_EQ(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
-    number_ = ntohs(address.sin_port);
-  }
-  ~Port() { close(socket_); }
-  Port(const Port&) = delete;
-  Port& operator=(const Port&) = delete;
-
-  void Listen() const { EXPECT_EQ(listen(socket_, 16), 0); }
-  int Accept() const { return accept(socket_, nullptr, nullptr); }
-  std::string number() const { return std::to_string(number_); }
-
- private:
-  int socket_;
-  int number_;
-};
-
-// A port that nobody uses. Somebody might by the time it is used, which is one in thousands.
-std::string FreePort() { return Port().number(); }
 
 const std::string kSoon = "HEDDLE_CONNECT_DEADLINE_MS=1000";
 

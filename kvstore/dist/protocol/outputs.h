@@ -8,6 +8,7 @@
 #include <heddle/logging.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <utility>
@@ -21,6 +22,9 @@ namespace heddle::kvstore::dist {
 struct Outgoing {
   NodeId to;
   Message message;
+  // Of requests with a payload: the bytes are the program's until the answer of this token is
+  // given.
+  std::uint64_t token = 0;
 };
 
 // The end of something that the program asked a machine for.
@@ -39,7 +43,9 @@ struct Outputs {
   // Peers that are not wanted. After the messages, in order, so that they hear why.
   std::vector<NodeId> disconnects;
 
-  void Send(NodeId to, Message message) { messages.push_back({to, std::move(message)}); }
+  void Send(NodeId to, Message message, std::uint64_t token = 0) {
+    messages.push_back({to, std::move(message), token});
+  }
 };
 
 // Outputs in the memory of those that this thread has used last.

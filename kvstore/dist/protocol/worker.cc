@@ -104,7 +104,7 @@ void WorkerMachine::Pump(Time now, Part& part, Outputs& out) {
     Open& open = part.open[part.sent];
     if (!MaySend(now, part, open, out)) return;
     Number(now, part, open);
-    out.Send(ServerNode(part.server), MessageOf(part, open));
+    SendRequest(part, open, out);
   }
 }
 
@@ -187,6 +187,11 @@ Message WorkerMachine::MessageOf(const Part& part, const Open& open) const {
           .meta = request.meta,
           .payload = request.payload,
           .op = request.op};
+}
+
+void WorkerMachine::SendRequest(const Part& part, const Open& open, Outputs& out) const {
+  const std::uint64_t token = open.request.payload.empty() ? 0 : open.request.token;
+  out.Send(ServerNode(part.server), MessageOf(part, open), token);
 }
 
 // Bytes have come free: the parts that wait for them go on, the longest waiting first.
@@ -284,7 +289,7 @@ void WorkerMachine::Resend(Time now, Part& part, bool all, Outputs& out) {
     Open& open = part.open[i];
     if (open.answered || !due(open.sent)) continue;
     open.sent = now;
-    out.Send(ServerNode(part.server), MessageOf(part, open));
+    SendRequest(part, open, out);
     if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
   }
   // Grants and news of complete rounds may be lost as well.
@@ -560,7 +565,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     if (deadline == Time{0}) continue;
     const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
     if (now >= deadline) {
-      End(open, TimedOut(part, open), {}, out);
+      GiveUp(part, open, i < part.sent, out);
     } else if (now >= ask_at) {
       if (!open.asked_why) AskWhy(part, out);
       open.asked_why = true;
@@ -570,6 +575,34 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     }
   }
   DropTimedOut(part);
+}
+
+// The program takes its arrays back. A request that was sent has its place in the sequence, so
+// should it have to go once more, it goes without them: a push as one that failed, another request
+// as one that changes nothing.
+void WorkerMachine::GiveUp(const Part& part, Open& open, bool sent, Outputs& out) {
+  const std::exception_ptr error = TimedOut(part, open);
+  Request& request = open.request;
+  if (sent && !open.acked && !request.payload.empty()) {
+    request.payload = {};
+    if (IsPush(request.kind)) {
+      request.flags = static_cast<std::uint8_t>((request.flags & ~kFlagRates) | kFlagFailed);
+      request.meta = Encode(ToErrorBody(error));
+    } else {
+      request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
+      request.flags = 0;
+      request.meta.clear();
+    }
+  }
+  End(open, error, {}, out);
+}
+
+void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64_t sequence,
+                              Outputs& out) {
+  Part* const part = FindPart(server, id);
+  if (part == nullptr) return;
+  const Open* const open = FindOpen(*part, sequence);
+  if (open != nullptr && !open->answered) SendRequest(*part, *open, out);
 }
 
 // What was never sent needs no answer; what was sent keeps its place until it is answered.

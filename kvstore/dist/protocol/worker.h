@@ -115,6 +115,9 @@ class WorkerMachine {
               Outputs& out);
   // The connection to the server was cut and stands again: sends again what is unanswered.
   void OnReconnected(Time now, std::int32_t server, Outputs& out);
+  // Nothing of a request whose answer is given, and which had a payload, will arrive: its bytes
+  // were given up before they left. What keeps its place in the sequence goes instead.
+  void OnDropped(std::int32_t server, const PartId& id, std::uint64_t sequence, Outputs& out);
   void OnTime(Time now, Outputs& out);
   // When OnTime wants to be called; earlier does no harm.
   std::optional<Time> next_time() const { return next_time_; }
@@ -187,6 +190,7 @@ class WorkerMachine {
   void Number(Time now, Part& part, Open& open);
   void Ask(Time now, Part& part, Outputs& out);
   Message MessageOf(const Part& part, const Open& open) const;
+  void SendRequest(const Part& part, const Open& open, Outputs& out) const;
   void PumpWaiting(Time now, Server& server, Outputs& out);
   void SendBarriers(Time now, Outputs& out);
   void SendLeaves(Time now, Outputs& out);
@@ -216,6 +220,7 @@ class WorkerMachine {
   void ForEachPart(Function function) const;
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
+  void GiveUp(const Part& part, Open& open, bool sent, Outputs& out);
   void DropTimedOut(Part& part);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;

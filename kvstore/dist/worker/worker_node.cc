@@ -137,7 +137,9 @@ Time WorkerNode::deadline() const {
 void WorkerNode::Submit(std::span<Request> requests, Outputs* out) {
   MutexLock lock(mutex_);
   const Time now = Now();
+  const std::size_t before = out->messages.size();
   for (Request& request : requests) machine_.Submit(now, std::move(request), *out);
+  RegisterSends(*out, before);
   NoteTimeLocked();
 }
 
@@ -147,7 +149,9 @@ void WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {
   NoteTimeLocked();
 }
 
-void WorkerNode::OnInput(Time now) {
+// A message is registered once, by the input that it comes from.
+void WorkerNode::OnInput(Time now, const Outputs& out) {
+  RegisterSends(out, 0);
   if (machine_.left() && !std::exchange(left_, true)) member_->OnLeft(now);
 }
 
@@ -160,8 +164,67 @@ std::shared_ptr<Landing> WorkerNode::FindLanding(NodeId from, const Message& hea
   return sink->LandingFor(header, bytes);
 }
 
+namespace {
+
+bool LendsMemory(const Outgoing& outgoing) {
+  return outgoing.token != 0 &&
+         outgoing.message.meta.size() + outgoing.message.payload.bytes() > Transport::kCopiedMax;
+}
+
+}  // namespace
+
+void WorkerNode::RegisterSends(const Outputs& out, std::size_t from) {
+  for (std::size_t i = from; i < out.messages.size(); ++i) {
+    const Outgoing& outgoing = out.messages[i];
+    if (!LendsMemory(outgoing)) continue;
+    sends_[outgoing.token] = {outgoing.to, outgoing.message.part, outgoing.message.sequence, {}};
+  }
+  sends_open_.store(sends_.size(), std::memory_order_relaxed);
+}
+
+void WorkerNode::SendMessage(Outgoing outgoing) {
+  const bool lends = LendsMemory(outgoing);
+  const PartId part = outgoing.message.part;
+  const std::uint64_t sequence = outgoing.message.sequence;
+  const Transport::SendId id = transport_->Send(outgoing.to, std::move(outgoing.message));
+  if (!lends) return;
+  MutexLock lock(mutex_);
+  const auto found = sends_.find(outgoing.token);
+  // The token may be that of another request by now, and this one be answered.
+  if (found == sends_.end() || !(found->second.part == part) ||
+      found->second.sequence != sequence) {
+    return;
+  }
+  found->second.id = id;
+  send_has_id_.NotifyAll();
+}
+
+// When it returns with `failed`, nothing reads the request's payload any more.
+void WorkerNode::EndSend(std::uint64_t token, bool failed) {
+  // relaxed: an answer comes after the input that its request was registered with
+  if (sends_open_.load(std::memory_order_relaxed) == 0) return;
+  Sending sending;
+  {
+    MutexLock lock(mutex_);
+    auto found = sends_.find(token);
+    if (found == sends_.end()) return;
+    while (failed && !found->second.id) {
+      send_has_id_.Wait(mutex_);
+      found = sends_.find(token);
+    }
+    sending = found->second;
+    sends_.erase(found);
+    sends_open_.store(sends_.size(), std::memory_order_relaxed);
+  }
+  if (!failed || transport_->Revoke(sending.to, *sending.id) != Revoked::kDropped) return;
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) {
+    machine_.OnDropped(sending.to.rank, sending.part, sending.sequence, out);
+  });
+}
+
 void WorkerNode::GiveAnswer(Answer answer) {
   if (answer.token == kLeaveToken) return;
+  EndSend(answer.token, answer.error != nullptr);
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(answer.token));
   sink->OnAnswer(std::move(answer));
 }

@@ -5,12 +5,15 @@
 #include <heddle/engine.h>
 #include <heddle/wait_poller.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kvstore/dist/member_node.h"
@@ -59,13 +62,25 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   void Meet();
 
   // Node
-  void OnInput(Time now) override REQUIRES(mutex_);
+  void OnInput(Time now, const Outputs& out) override REQUIRES(mutex_);
   bool MayBeAwaited() const override REQUIRES(mutex_) {
     return member_->roster() || member_->failure() || machine_.failure();
   }
   std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
                                        std::uint64_t bytes) override REQUIRES(mutex_);
+  void SendMessage(Outgoing outgoing) override;
   void GiveAnswer(Answer answer) override;
+
+  // Sends of the program's own memory: it is given up before the answer is given, if that is an
+  // error. Registered with the request, so that no answer can come before; `id` follows.
+  struct Sending {
+    NodeId to;
+    PartId part;
+    std::uint64_t sequence = 0;
+    std::optional<Transport::SendId> id;
+  };
+  void RegisterSends(const Outputs& out, std::size_t from) REQUIRES(mutex_);
+  void EndSend(std::uint64_t token, bool failed) EXCLUDES(mutex_);
 
   // WaitPoller
   bool RunOne(Clock::time_point until) noexcept override { return transport_->RunOne(until); }
@@ -76,6 +91,9 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   const Incarnation incarnation_;
   std::unique_ptr<Transport> transport_;
   WorkerMachine machine_ GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Sending> sends_ GUARDED_BY(mutex_);  // by token
+  CondVar send_has_id_;
+  std::atomic<std::size_t> sends_open_{0};  // size of sends_
   std::uint32_t stores_ GUARDED_BY(mutex_) = 0;
   Engine* served_ GUARDED_BY(mutex_) = nullptr;
   int served_stores_ GUARDED_BY(mutex_) = 0;

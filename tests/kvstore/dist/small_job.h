@@ -161,6 +161,10 @@ class SmallJob {
        [&](Outputs& out) { workers_[rank]->Barrier(now, token, Time{0}, out); });
     return token;
   }
+  void Dropped(std::int32_t rank, std::uint32_t part, std::int32_t server, std::uint64_t sequence) {
+    Do(WorkerNodeOf(rank),
+       [&](Outputs& out) { workers_[rank]->OnDropped(server, IdOf(part), sequence, out); });
+  }
   std::uint64_t Leave(std::int32_t rank) {
     const std::uint64_t token = ++tokens_;
     Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->Leave(now, token, out); });

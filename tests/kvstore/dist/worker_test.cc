@@ -196,6 +196,38 @@ TEST(WorkerMachine, AtTheDeadlineItSaysWhoIsMissing) {
   EXPECT_EQ(job.ValueOf(next), Values({3}));
 }
 
+// The network has not taken the message yet; the program gets its array back all the same.
+TEST(WorkerMachine, AtTheDeadlineItTakesThePayloadBack) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  const auto push = job.Submit(0, {.kind = Kind::kPush,
+                                   .part = SmallJob::IdOf(0),
+                                   .payload = PayloadOf({100}),
+                                   .deadline = job.now + seconds(2),
+                                   .what = "push key 'a'"});
+  ASSERT_EQ(job.queue.size(), 1u);
+  const std::uint64_t sequence = job.queue.front().message.sequence;
+  job.queue.clear();  // revoked
+  for (int i = 0; i < 2; ++i) job.Advance(seconds(1));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(push)), TimeoutError);
+  job.queue.clear();
+  job.Dropped(0, 0, 0, sequence);
+  ASSERT_EQ(job.queue.size(), 1u);
+  const Message& instead = job.queue.front().message;
+  EXPECT_EQ(instead.sequence, sequence);
+  EXPECT_EQ(instead.flags & kFlagFailed, kFlagFailed);
+  EXPECT_TRUE(instead.payload.empty());
+  // The round has failed, for everyone; the next one is like any other.
+  const auto other = job.PushPull(1, 0, {1});
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(other), AllOf(HasSubstr("push key 'a'"), HasSubstr("within 2.0 s")));
+  job.Push(0, 0, {3});
+  const auto next = job.PushPull(1, 0, {4});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(next), Values({7}));
+}
+
 TEST(WorkerMachine, WhatTimesOutBeforeItIsSentIsNotSent) {
   SmallJob job(2);
   job.Init(0, 0, {0});

@@ -31,7 +31,7 @@ namespace heddle::kvstore::dist {
 class SendQueue {
  public:
   // Meta and payload of a message that is copied into a pack; messages and bytes of a pack.
-  static constexpr std::size_t kSmallMax = 4096;
+  static constexpr std::size_t kSmallMax = Transport::kCopiedMax;
   static constexpr std::size_t kPackMessages = 64;
   static constexpr std::size_t kPackBytes = 16 << 10;
   // What one Fetch gives.
