@@ -132,7 +132,7 @@ TEST_F(TraceWriterTest, RecordsHoldWhatWasGiven) {
   }
   const File file = Parse(path());
   EXPECT_EQ(std::memcmp(file.header.magic, "HEDDLTRC", 8), 0);
-  EXPECT_EQ(file.header.version, 1u);
+  EXPECT_EQ(file.header.version, kTraceVersion);
   EXPECT_EQ(file.header.pid, static_cast<std::uint32_t>(getpid()));
   EXPECT_EQ(file.header.closed, 1u);
   EXPECT_EQ(file.header.dropped, 0u);
