@@ -4,7 +4,9 @@
 #   tools/soak.sh [-t seconds] [-p preset] [-s suite] [gtest filter]
 #
 # -t   how long (default 600)          -p   dev, release, asan or tsan (default dev)
-# -s   engine (default), or dist: schedules of faults over the simulated network, 10 000 a run
+# -s   engine (default); dist: schedules of faults over the simulated network, 10 000 a run; faults:
+#      real processes that are killed and stopped, and a worker that is busy for a minute; memory: one
+#      run that is as long as is asked (1800 for half an hour), in which no role may grow by 1 %
 # The filter defaults to the suite's randomised tests; '*' soaks all of it. Stops at the first
 # failure and prints the command that repeats it. Last line: "soak: <runs> runs, <seconds> s, no failure".
 set -euo pipefail
@@ -18,7 +20,7 @@ while getopts "t:p:s:" option; do
     t) seconds="$OPTARG" ;;
     p) preset="$OPTARG" ;;
     s) suite="$OPTARG" ;;
-    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
   esac
 done
 shift $((OPTIND - 1))
@@ -29,7 +31,15 @@ case "$suite" in
   dist)   target=dist_schedule_test
           program=tests/kvstore/dist/dist_schedule_test
           filter='*WorkersSeeWhatTheModelSays/0' ;;
-  *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+  faults) target=tools_job_test
+          program=tests/tools/tools_job_test
+          filter='*JobFaults*'
+          export HEDDLE_BUSY_SECONDS=60 ;;
+  memory) target=tools_job_test
+          program=tests/tools/tools_job_test
+          filter='JobSoak*'
+          export HEDDLE_SOAK_SECONDS="$seconds" ;;
+  *) sed -n '2,12p' "$0" >&2; exit 2 ;;
 esac
 filter="${1:-$filter}"
 

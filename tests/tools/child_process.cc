@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,21 +18,25 @@ struct Child {
   int output;  // stdout and stderr
 };
 
-Child Start(const std::vector<std::string>& command, const std::vector<std::string>& environment) {
+Child Start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+            const std::string& output_file) {
   std::vector<char*> arguments;
   for (const std::string& argument : command) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   }
   arguments.push_back(nullptr);
   std::array<int, 2> pipe_ends;
-  if (pipe(pipe_ends.data()) != 0) throw std::runtime_error("pipe failed");
+  if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe failed");
+  if (!output_file.empty()) {
+    close(pipe_ends[1]);
+    pipe_ends[1] = open(output_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (pipe_ends[1] < 0) throw std::runtime_error("cannot write " + output_file);
+  }
   const pid_t pid = fork();
   if (pid < 0) throw std::runtime_error("fork failed");
   if (pid == 0) {
     dup2(pipe_ends[1], STDOUT_FILENO);
     dup2(pipe_ends[1], STDERR_FILENO);
-    close(pipe_ends[0]);
-    close(pipe_ends[1]);
     for (const std::string& entry : environment) putenv(const_cast<char*>(entry.c_str()));
     execvp(arguments[0], arguments.data());
     std::perror(arguments[0]);
@@ -39,6 +44,10 @@ Child Start(const std::vector<std::string>& command, const std::vector<std::stri
   }
   close(pipe_ends[1]);
   return {pid, pipe_ends[0]};
+}
+
+int StatusOf(int wait_status) {
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -WTERMSIG(wait_status);
 }
 
 }  // namespace
@@ -49,8 +58,9 @@ ProgramResult RunProgram(const std::vector<std::string>& command,
 }
 
 RunningProgram::RunningProgram(const std::vector<std::string>& command,
-                               const std::vector<std::string>& environment) {
-  const Child child = Start(command, environment);
+                               const std::vector<std::string>& environment,
+                               const std::string& output_file) {
+  const Child child = Start(command, environment, output_file);
   pid_ = child.pid;
   output_ = child.output;
 }
@@ -82,8 +92,16 @@ ProgramResult RunningProgram::Wait() {
   int status = 0;
   waitpid(pid_, &status, 0);
   pid_ = -1;
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  result.status = StatusOf(status);
   return result;
+}
+
+std::optional<int> RunningProgram::Ended() {
+  int status = 0;
+  if (waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
+  close(output_);
+  pid_ = -1;
+  return StatusOf(status);
 }
 
 void RunningProgram::Kill() {

@@ -1,6 +1,7 @@
 // Programs run by tests.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +22,10 @@ ProgramResult RunProgram(const std::vector<std::string>& command,
 // A program that runs until it ends or is killed, at the latest by the destructor.
 class RunningProgram {
  public:
+  // With a file, stdout and stderr go there, and not to the methods that read them.
   explicit RunningProgram(const std::vector<std::string>& command,
-                          const std::vector<std::string>& environment = {});
+                          const std::vector<std::string>& environment = {},
+                          const std::string& output_file = "");
   ~RunningProgram() { Kill(); }
   RunningProgram(const RunningProgram&) = delete;
   RunningProgram& operator=(const RunningProgram&) = delete;
@@ -32,6 +35,8 @@ class RunningProgram {
   // Up to and with the first line that contains `text`; all there is if none does.
   std::string ReadUntil(const std::string& text);
   void Signal(int signal);
+  // Its status, as in ProgramResult, if it has ended. No Wait or Signal after that.
+  std::optional<int> Ended();
   ProgramResult Wait();  // for its end, with what was not read of the output
   void Kill();           // SIGKILL; returns when the process is gone
 

@@ -25,6 +25,7 @@
 
 #include "tests/tools/child_process.h"
 #include "tests/tools/job_lines.h"
+#include "tests/tools/marked_processes.h"
 #include "tests/tools/temp_folder.h"
 
 namespace heddle::tools {
@@ -37,14 +38,6 @@ using ::testing::Not;
 
 constexpr const char* kHeddle = HEDDLE_COMMAND;
 const std::string kProgram = JOB_PROGRAM;
-
-// What can be read of it: a file of /proc may end when its process does.
-std::string ReadFile(const std::string& path) {
-  const std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
 
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines;
@@ -82,13 +75,8 @@ class LaunchTest : public ::testing::Test {
   // Processes of this test's jobs, those of the launcher included, as "pid command".
   Strings Left() const {
     Strings left;
-    std::error_code error;
-    for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
-         entry.increment(error)) {
-      const std::string folder = entry->path().string();
-      const std::string command = ReadFile(folder + "/cmdline");
-      if ((ReadFile(folder + "/environ") + command).find(mark_) == std::string::npos) continue;
-      left.push_back(entry->path().filename().string() + " " + command.c_str());
+    for (const MarkedProcess& process : MarkedProcesses(mark_)) {
+      left.push_back(std::to_string(process.pid) + " " + process.command);
     }
     return left;
   }

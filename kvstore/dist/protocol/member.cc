@@ -104,6 +104,7 @@ void Member::OnTime(Time now, Outputs& out) {
   }
   Message heartbeat = Say(Kind::kHeartbeat);
   heartbeat.sequence = heartbeats_++;
+  tick_at_ = std::min(tick_at_, heard_ + options_.dead_after);  // not up to a heartbeat later
   out.Send(kTheScheduler, std::move(heartbeat));
   if (leaving_) out.Send(kTheScheduler, Say(Kind::kLeaveJob));
   if (roster_) return;

@@ -66,10 +66,27 @@ void WorkerNode::Meet() {
   }
   transport_->SetSelf({Role::kWorker, rank_});
   trace_.SetPlace({Role::kWorker, rank_}, incarnation_);
-  for (const NodeEntry& node : roster.nodes) {
-    if (node.node.role == Role::kServer) transport_->Connect(node.node, node.address, deadline);
-  }
+  ConnectToServers(roster, deadline);
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.OnRoster(now, roster, out); });
+}
+
+// A server may be gone already, which the scheduler knows sooner than the deadline.
+void WorkerNode::ConnectToServers(const RosterBody& roster,
+                                  std::chrono::steady_clock::time_point deadline) {
+  const auto job_failed = [this] {
+    MutexLock lock(mutex_);
+    return member_->failure().has_value();
+  };
+  for (const NodeEntry& node : roster.nodes) {
+    if (node.node.role != Role::kServer) continue;
+    try {
+      transport_->Connect(node.node, node.address, deadline, job_failed);
+    } catch (const NetworkError&) {
+      MutexLock lock(mutex_);
+      ThrowIfFailed(*member_, options_);
+      throw;
+    }
+  }
 }
 
 void WorkerNode::Close() {

@@ -6,6 +6,7 @@
 #include <heddle/wait_poller.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -60,6 +61,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
  private:
   WorkerNode(const DistOptions& options, const TransportFactory& make_transport);
   void Meet();
+  void ConnectToServers(const RosterBody& roster, std::chrono::steady_clock::time_point deadline);
 
   // Node
   void OnInput(Time now, const Outputs& out) override REQUIRES(mutex_);

@@ -421,6 +421,26 @@ TEST_F(SchedulerTest, TheFirstCauseIsNamedEvenIfAnEffectIsReportedFirst) {
   EXPECT_THAT(WhyFailed(), HasSubstr("worker 1"));  // the first failure stays
 }
 
+// Worker 0 ends because it has lost the server, and the scheduler sees that first.
+TEST_F(SchedulerTest, WhoEndsBecauseItHasLostAnotherIsNotTheCause) {
+  StartJob();
+  ReportLost(Worker(1), Server(0));
+  ReportLost(Worker(0), Server(0));
+  Lose(Worker(0));
+  Lose(Worker(1));
+  EXPECT_FALSE(scheduler_->failure());
+  Lose(Server(0));
+  EXPECT_THAT(WhyFailed(), HasSubstr("server 0 at " + Address(3)));
+}
+
+TEST_F(SchedulerTest, ItsWordCountsIfNothingElseIsSeenOfTheOther) {
+  StartJob();
+  ReportLost(Worker(0), Server(0));
+  Lose(Worker(0));
+  Pass(seconds(1), {Worker(1), Server(0)});
+  EXPECT_THAT(WhyFailed(), AllOf(HasSubstr("server 0 at " + Address(3)), HasSubstr("worker 0")));
+}
+
 TEST_F(SchedulerTest, ANodeMayReportItself) {
   StartJob();
   Say(Worker(1), {.kind = Kind::kPeerDown,
@@ -646,6 +666,22 @@ TEST_F(MemberTest, ASilentSchedulerIsNamed) {
   EXPECT_FALSE(member_->failure());
   Pass(seconds(4), /*scheduler_lives=*/false);
   EXPECT_THAT(WhyFailed(), HasSubstr("the scheduler at 10.0.0.100:9: silent for 3.0 s"));
+}
+
+// Wherever its last answer was between two of this node's heartbeats.
+TEST_F(MemberTest, ASilentSchedulerIsNamedAfterThreeSecondsAndNotAHeartbeatLater) {
+  for (const int late_ms : {0, 1, 500, 999}) {
+    Make(Role::kWorker);
+    Join();
+    Hear(Roster());
+    Pass(seconds(2));
+    now_ += milliseconds(late_ms);
+    Hear({.kind = Kind::kHeartbeat});
+    Pass(milliseconds(2999), /*scheduler_lives=*/false);
+    EXPECT_FALSE(member_->failure()) << late_ms;
+    Pass(milliseconds(1), /*scheduler_lives=*/false);
+    EXPECT_TRUE(member_->failure()) << late_ms;
+  }
 }
 
 TEST_F(MemberTest, ALostSchedulerIsNamed) {

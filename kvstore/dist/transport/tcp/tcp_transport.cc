@@ -87,7 +87,8 @@ class TcpTransportImpl final : public TcpTransport {
   std::string address() const override;
   void SetSelf(NodeId self) override;
   bool Rename(NodeId from, NodeId to) override;
-  void Connect(NodeId peer, const std::string& address, Clock::time_point deadline) override;
+  void Connect(NodeId peer, const std::string& address, Clock::time_point deadline,
+               const std::function<bool()>& given_up) override;
   void Disconnect(NodeId peer) override;
   void Close() override;
   TcpStats stats() const override;
@@ -404,7 +405,7 @@ void TcpTransportImpl::Lose(const PeerPtr& peer, const std::string& why) {
 }
 
 void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
-                               Clock::time_point deadline) {
+                               Clock::time_point deadline, const std::function<bool()>& given_up) {
   const auto check_open = [&] {
     if (!closing_.load(std::memory_order_acquire)) return;
     throw NetworkError(
@@ -416,8 +417,8 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
         fmt::format("connect to {} at {}: it is connected", ToString(peer_id), address));
   }
   const ConnectTarget target{
-      .peer = peer_id, .address = address, .deadline = deadline, .cancelled = [this] {
-        return closing_.load(std::memory_order_acquire);
+      .peer = peer_id, .address = address, .deadline = deadline, .cancelled = [&] {
+        return closing_.load(std::memory_order_acquire) || (given_up && given_up());
       }};
   const Identity self = identity();
   HelloBody hello;
