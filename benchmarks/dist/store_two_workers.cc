@@ -29,37 +29,43 @@ using bench::Median;
 
 namespace {
 
+// What a worker sends to each of its servers, and what comes back.
+struct Buffers {
+  explicit Buffers(const std::vector<std::size_t>& bytes) {
+    for (const std::size_t each : bytes) {
+      out.emplace_back(each);
+      in.emplace_back(each);
+    }
+  }
+  std::vector<std::vector<std::byte>> out;
+  std::vector<std::vector<std::byte>> in;
+};
+
 // A worker's connections to a plain server each, over which bytes go there and back at once.
 class PlainWorker {
  public:
   using Servers = std::vector<std::unique_ptr<ServerProcess>>;
 
-  // `bytes`: what to exchange with each server.
-  PlainWorker(const Servers& servers, const PlainOptions& kind,
-              const std::vector<std::size_t>& bytes) {
-    for (std::size_t i = 0; i < servers.size(); ++i) {
-      links_.push_back({.client = ConnectPlain(servers[i]->address(), kind),
-                        .out = std::vector<std::byte>(bytes[i]),
-                        .in = std::vector<std::byte>(bytes[i])});
-    }
+  PlainWorker(const Servers& servers, const PlainOptions& kind, std::shared_ptr<Buffers> buffers)
+      : buffers_(std::move(buffers)) {
+    for (const auto& server : servers) clients_.push_back(ConnectPlain(server->address(), kind));
   }
 
-  void Exchange() {
+  void Exchange() const {
     std::vector<std::jthread> others;
-    for (std::size_t i = 1; i < links_.size(); ++i) {
-      others.emplace_back([this, i] { links_[i].Exchange(); });
+    for (std::size_t i = 1; i < clients_.size(); ++i) {
+      others.emplace_back([this, i] { ExchangeWith(i); });
     }
-    links_[0].Exchange();
+    ExchangeWith(0);
   }
 
  private:
-  struct Link {
-    std::unique_ptr<EchoClient> client;
-    std::vector<std::byte> out;
-    std::vector<std::byte> in;
-    void Exchange() { client->RoundTrip(out, in); }
-  };
-  std::vector<Link> links_;
+  void ExchangeWith(std::size_t server) const {
+    clients_[server]->RoundTrip(buffers_->out[server], buffers_->in[server]);
+  }
+
+  const std::shared_ptr<Buffers> buffers_;  // shared by the kinds of plain sockets
+  std::vector<std::unique_ptr<EchoClient>> clients_;
 };
 
 // What a worker does, by itself: first heddle's task, then one of each kind of plain sockets. Made
@@ -90,8 +96,9 @@ PlainServers MakePlainServers(int servers) {
 }
 
 void Connect(Share& share, const PlainServers& servers, const std::vector<std::size_t>& bytes) {
+  const auto buffers = std::make_shared<Buffers>(bytes);
   for (std::size_t i = 0; i < servers.size(); ++i) {
-    share.plain.push_back(std::make_unique<PlainWorker>(servers[i], kPlainKinds[i], bytes));
+    share.plain.push_back(std::make_unique<PlainWorker>(servers[i], kPlainKinds[i], buffers));
   }
 }
 
