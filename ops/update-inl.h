@@ -133,6 +133,9 @@ struct Element {
   V output[HWY_MAX(kOutputs, 1)];
 };
 
+// Elements that are fetched ahead of those at work.
+constexpr std::size_t kFetchedAhead = 768;
+
 // weight and gradient of T, `state` the weight that is read: the same array, or a master copy.
 template <class F, typename T, typename C = typename F::Number>
 HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C* state,
@@ -141,8 +144,16 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
   C* output_of[HWY_MAX(F::kOutputs, 1)] = {};
   for (int k = 0; k < F::kStates; ++k) state_of[k] = states[k];
   for (int k = 0; k < F::kOutputs; ++k) output_of[k] = outputs[k];
+  // The hardware's prefetchers fall behind where they have to follow several arrays at once.
+  constexpr bool kWeightApart = !std::is_same_v<T, C>;
+  constexpr bool kPrefetches = 2 + F::kStates + kWeightApart >= 3;
   ForEachVector<C>(count, [=](auto d, std::size_t i) HWY_ATTR {
     using V = Lanes<decltype(d)>;
+    if constexpr (kPrefetches) {
+      hwy::Prefetch(state + i + kFetchedAhead);
+      hwy::Prefetch(gradient + i + kFetchedAhead);
+      for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + kFetchedAhead);
+    }
     Element<V, F::kStates, F::kOutputs> e;
     e.weight = V{LoadAs(d, state + i)};
     e.gradient = V{LoadAs(d, gradient + i)};
@@ -154,7 +165,7 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
     }
     if constexpr (F::kWritesWeight) {
       StoreAs<false>(e.weight.v, d, state + i);
-      if constexpr (!std::is_same_v<T, C>) StoreAs<false>(e.weight.v, d, weight + i);
+      if constexpr (kWeightApart) StoreAs<false>(e.weight.v, d, weight + i);
     }
   });
 }
