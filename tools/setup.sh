@@ -2,11 +2,12 @@
 # Installs what heddle is built with, by name: from Debian's packages, and what the Python package needs
 # from PyPI, into a virtual environment in build/venv. Nothing is installed twice.
 #
-#   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks
+#   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks, torch
 #
 #   build        compiler, CMake and the libraries: enough to build, test, and run every program
 #   checks       Clang with its sanitizers, clang-format and clang-tidy
 #   benchmarks   the engines that the benchmarks compare with
+#   torch        PyTorch, for the tests and the example of heddle.torch, which are left out without it: 5 GB
 #
 # Works on Debian 12 as root, or as a user with sudo; needs no answers.
 set -euo pipefail
@@ -35,8 +36,9 @@ for group in "${@:-build}"; do
     build) wanted+=("${build_packages[@]}") ;;
     checks) wanted+=("${checks_packages[@]}") ;;
     benchmarks) wanted+=("${benchmarks_packages[@]}") ;;
+    torch) python_packages+=(torch==2.15.0) ;;
     *)
-      echo "setup: expected the groups build, checks or benchmarks, given '$group'" >&2
+      echo "setup: expected the groups build, checks, benchmarks or torch, given '$group'" >&2
       exit 2
       ;;
   esac
@@ -56,7 +58,7 @@ set_up_python() {
   local venv stamp
   venv="$(cd "$(dirname "$0")/.." && pwd)/build/venv"
   stamp="$venv/installed"
-  if [[ -f "$stamp" && "$(<"$stamp")" == "${python_packages[*]}" ]]; then
+  if [[ -f "$stamp" && "$(<"$stamp") " == "${python_packages[*]} "* ]]; then
     return
   fi
   echo "setup: installing ${python_packages[*]} into build/venv"

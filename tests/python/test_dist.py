@@ -1,48 +1,13 @@
 """Jobs of several processes: one script for all roles."""
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-
-class Job:
-    """Starts the processes of a job on this machine; the environment is that of DMLC launchers."""
-
-    def __init__(self, tmp_path, script, workers=2, servers=1, server_command=None):
-        path = tmp_path / "script.py"
-        path.write_text(textwrap.dedent(script))
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        self.processes = {}
-        for role, count in (("scheduler", 1), ("server", servers), ("worker", workers)):
-            for i in range(count):
-                environment = {**os.environ, "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1",
-                               "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_WORKER": str(workers),
-                               "DMLC_NUM_SERVER": str(servers), "PYTHONPATH": os.pathsep.join(
-                                   [str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-                if role == "worker":
-                    environment["HEDDLE_RANK"] = str(i)
-                command = [sys.executable, str(path)]
-                if role == "server" and server_command:
-                    command = [sys.executable, *server_command]
-                self.processes[f"{role} {i}"] = subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def finish(self, timeout=300):
-        """{name: (status, stdout, stderr)}; kills what does not end."""
-        ended = {}
-        try:
-            for name, process in self.processes.items():
-                output, errors = process.communicate(timeout=timeout)
-                ended[name] = process.returncode, output.strip(), errors
-        finally:
-            for process in self.processes.values():
-                process.kill()
-        return ended
+from jobs import Job
 
 
 SUMS = """

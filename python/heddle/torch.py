@@ -1,0 +1,380 @@
+"""Data-parallel training of PyTorch models through a heddle store.
+
+    >>> store = heddle.kv.create('dist_sync')
+    >>> heddle.torch.broadcast_parameters(model.state_dict(), store)
+    >>> optimizer = heddle.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+    ...                                               model.named_parameters(), store)
+    >>> loss(model(x), y).backward()    # each gradient leaves while the next ones are computed
+    >>> optimizer.step()                # waits for them
+
+heddle orders only its own calls, so this module waits before PyTorch reads or writes memory that is being exchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, Callable, Iterable, Mapping
+
+import torch
+
+from . import kvstore as _kvstore
+from . import nd as _nd
+from . import optimizer as _optimizer
+from .error import InvalidArgument, InvalidState, InvalidType
+
+__all__ = ["DistributedOptimizer", "broadcast_parameters"]
+
+
+class _Shared:
+    """A tensor and the NDArray that stands for it in a store: over the same memory where that is the CPU's and in
+    one piece, else over a copy."""
+
+    __slots__ = ("address", "array", "copy", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        self.copy: "torch.Tensor | None" = None
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            self.copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self.array = _nd.from_dlpack(tensor.detach() if self.copy is None else self.copy)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it still is over this tensor's memory."""
+        return self.tensor is tensor and self.address == tensor.data_ptr()
+
+    def load(self) -> None:
+        """To be called before the store reads."""
+        if self.copy is not None:
+            self.array.wait_to_write()
+            self.copy.copy_(self.tensor.detach())
+
+    def wait(self) -> None:
+        """Waits until the store neither reads nor writes; then the tensor has the values and may be changed."""
+        self.array.wait_to_read()  # raises what went wrong
+        self.array.wait_to_write()
+        if self.copy is not None:
+            self.tensor.detach().copy_(self.copy)
+
+
+class _Exchange:
+    """A parameter on its way through the steps."""
+
+    __slots__ = ("gradient", "key", "parameter", "passes", "priority", "sent", "weight")
+
+    def __init__(self, parameter: torch.Tensor, key: str, priority: int) -> None:
+        self.parameter = parameter
+        self.key = key
+        self.priority = priority
+        self.gradient: "_Shared | None" = None
+        self.weight: "_Shared | None" = None
+        self.passes = 0  # backward passes since the last step
+        self.sent = False  # since the last step
+
+    def shared_gradient(self) -> _Shared:
+        gradient = self.parameter.grad
+        assert gradient is not None
+        if gradient.layout != torch.strided:
+            raise InvalidType(f"DistributedOptimizer: expected a dense gradient of {self.key!r}, got {gradient.layout}")
+        if self.gradient is None or not self.gradient.is_of(gradient):
+            self.gradient = _Shared(gradient)
+        return self.gradient
+
+    def shared_weight(self) -> _Shared:
+        if self.weight is None or not self.weight.is_of(self.parameter):
+            self.weight = _Shared(self.parameter)
+        return self.weight
+
+    def settle(self) -> None:
+        """Waits for what is under way and starts over, also if that failed, which it raises."""
+        self.passes = 0
+        self.sent = False
+        if self.gradient is not None:
+            try:
+                self.gradient.array.wait_to_write()
+            except BaseException:
+                self.gradient = None  # that array stays poisoned
+                raise
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps an optimizer of PyTorch: its gradients go through a store before they count.
+
+    A gradient is pushed as soon as backward has it, those of the first layers with the highest priority. By default
+    the store sums gradients over all workers, `step` takes their average, and `optimizer` updates the weights here.
+    With `store_optimizer` the store updates them, on servers if it has some, and `step` pulls the new weights: the
+    learning rates and weight decays of `optimizer`'s groups count then, all else is `store_optimizer`'s. Stores that
+    update as each push arrives (dist_async) need that.
+
+    optimizer: any of torch.optim.
+    named_parameters: (name, parameter) pairs, as model.named_parameters() gives them; the names are the store's keys,
+        and must be the same at all ranks. The order is that of the layers.
+    store: a store or the name of its type. All ranks make the same calls.
+    store_optimizer: one of heddle.optimizer, without a scheduler: torch.optim.lr_scheduler works on this class.
+    backward_passes_per_step: how many backward passes add up to the gradient that is exchanged.
+    average: whether the sum over workers is divided by their number.
+
+    With several workers each step exchanges all gradients; one that a rank does not have counts as zeros.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer,
+                 named_parameters: "Iterable[tuple[str, torch.Tensor]] | None" = None,
+                 store: "_kvstore.KVStoreBase | str" = "device",
+                 store_optimizer: "_optimizer.Optimizer | None" = None, backward_passes_per_step: int = 1,
+                 average: bool = True) -> None:
+        # Not the base's: the groups are those of `optimizer`.
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidType(f"DistributedOptimizer: expected one of torch.optim, got {type(optimizer).__name__}")
+        if backward_passes_per_step < 1:
+            raise InvalidArgument("DistributedOptimizer: expected a backward_passes_per_step of at least 1, got "
+                                  f"{backward_passes_per_step}")
+        if store_optimizer is not None and store_optimizer.lr_scheduler is not None:
+            raise InvalidArgument("DistributedOptimizer: expected a store_optimizer without a scheduler, got one with: "
+                                  "schedule the rate of the groups by torch.optim.lr_scheduler")
+        self._inner = optimizer
+        self._store: Any = _kvstore.create(store) if isinstance(store, str) else store
+        if store_optimizer is not None and not isinstance(self._store, _kvstore.KVStore):
+            raise InvalidArgument("DistributedOptimizer: expected a store of heddle's own for "
+                                  f"store_optimizer, got {type(self._store).__name__}")
+        if store_optimizer is None and "async" in self._store.type:
+            raise InvalidArgument(f"DistributedOptimizer: a store of type {self._store.type!r} does not sum over "
+                                  "workers: expected store_optimizer=..., which it updates the weights by")
+        self._store_optimizer = store_optimizer
+        self._passes = backward_passes_per_step
+        self._divisor = self._store.num_workers if average else 1
+        self._rates: "list[tuple[float, float | None]]" = []
+        self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
+        self._add(self._names(named_parameters))
+
+    # What optimizers have.
+
+    @property
+    def param_groups(self) -> "list[dict[str, Any]]":
+        """The groups of the wrapped optimizer."""
+        return self._inner.param_groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer; what a store's optimizer keeps, `save_optimizer_states` of the store
+        saves."""
+        return self._inner.state
+
+    @property
+    def defaults(self) -> "dict[str, Any]":
+        """The defaults of the wrapped optimizer's groups."""
+        return self._inner.defaults
+
+    def __getattr__(self, name: str) -> Any:  # hooks of the base
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self._inner!r}, {self._store!r})"
+
+    def state_dict(self) -> "dict[str, Any]":
+        """That of the wrapped optimizer."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: "Mapping[str, Any]") -> None:
+        """Sets that of the wrapped optimizer."""
+        self._inner.load_state_dict(dict(state_dict))
+
+    def add_param_group(self, param_group: "dict[str, Any]") -> None:
+        """Adds a group; its parameters get names by their number."""
+        self._inner.add_param_group(param_group)
+        self._rates = []
+        self._add(self._names(None))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, once their exchanges, if there are any, are over."""
+        for exchange in self._exchanges.values():
+            exchange.settle()
+            if set_to_none:
+                exchange.gradient = None  # or its memory would live on
+        self._inner.zero_grad(set_to_none)
+
+    def step(self, closure: "Callable[[], Any] | None" = None) -> Any:
+        """Exchanges what is not under way yet, waits, and updates the weights, which may be read then. Raises the
+        errors of the exchange; the weights are not updated then."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        try:
+            with torch.no_grad():
+                self._finish()
+        except BaseException:
+            for exchange in self._exchanges.values():
+                with contextlib.suppress(Exception):  # the first says it
+                    exchange.settle()
+            raise
+        for exchange in self._exchanges.values():
+            exchange.settle()
+        return result
+
+    # The exchange.
+
+    def _names(self, named: "Iterable[tuple[str, torch.Tensor]] | None") -> "list[tuple[str, torch.Tensor]]":
+        """The parameters that are not known yet, by name."""
+        grouped = [parameter for group in self.param_groups for parameter in group["params"]]
+        if named is None:
+            found = [(f"parameter.{i}", parameter) for i, parameter in enumerate(grouped)]
+        else:
+            found = list(named)
+            without = len(set(grouped) - {parameter for _, parameter in found})
+            if without:
+                raise InvalidArgument(f"DistributedOptimizer: expected a name for each parameter of the optimizer, got "
+                                      f"none for {without} of {len(grouped)}")
+            if len({name for name, _ in found}) != len(found):
+                raise InvalidArgument("DistributedOptimizer: expected names that differ, got one twice")
+        ours = set(grouped)
+        return [(name, parameter) for name, parameter in found
+                if parameter in ours and parameter not in self._exchanges and parameter.requires_grad]
+
+    def _add(self, named: "list[tuple[str, torch.Tensor]]") -> None:
+        prefix = "" if self._store_optimizer is not None else "gradient."
+        added = []
+        for name, parameter in named:
+            exchange = _Exchange(parameter, prefix + name, -len(self._exchanges))
+            self._exchanges[parameter] = exchange
+            added.append(exchange)
+        if self._store_optimizer is not None:
+            if not self._rates:
+                self._store_optimizer.rescale_grad = self._store_optimizer.rescale_grad / self._divisor
+                self._follow_rates()
+                self._store.set_optimizer(self._store_optimizer)
+            self._start_weights(added)
+        elif isinstance(self._store, _kvstore.KVStore):
+            for exchange in added:
+                self._store.init(exchange.key, _nd.from_dlpack(torch.zeros_like(exchange.parameter, device="cpu")))
+        for exchange in added:
+            _hook(exchange, self)
+
+    def _start_weights(self, added: "list[_Exchange]") -> None:
+        """The store has rank 0's weights, and so does each rank."""
+        for exchange in added:
+            weight = exchange.shared_weight()
+            weight.load()
+            self._store.init(exchange.key, weight.array)
+            self._store.pull(exchange.key, out=weight.array)
+        for exchange in added:
+            exchange.shared_weight().wait()
+
+    def _follow_rates(self) -> None:
+        """Makes the store's optimizer, if it has one, have the rates of the groups."""
+        optimizer = self._store_optimizer
+        if optimizer is None:
+            return
+        rates = [(float(group["lr"]), group.get("weight_decay")) for group in self.param_groups]
+        if rates == self._rates:
+            return
+        highest = max(rate for rate, _ in rates)
+        decays = [decay for _, decay in rates if decay is not None]
+        strongest = max(decays, default=0.0)
+        lr_mult, wd_mult = {}, {}
+        for group, (rate, decay) in zip(self.param_groups, rates):
+            for parameter in group["params"]:
+                if parameter in self._exchanges:
+                    key = self._exchanges[parameter].key
+                    lr_mult[key] = rate / highest if highest else 1.0
+                    wd_mult[key] = decay / strongest if strongest and decay is not None else 1.0
+        optimizer.lr = highest
+        optimizer.set_lr_mult(lr_mult)
+        if decays:
+            optimizer.wd = strongest
+            optimizer.set_wd_mult(wd_mult)
+        self._rates = rates
+
+    def _before_gradient(self, exchange: _Exchange) -> None:
+        """Backward is about to write the gradient."""
+        if exchange.sent:
+            raise InvalidState(f"backward: the gradient of {exchange.key!r} is being exchanged: expected step() or "
+                               f"zero_grad() after {self._passes} backward pass{'es' * (self._passes > 1)} "
+                               "(backward_passes_per_step)")
+        if exchange.gradient is not None:
+            exchange.gradient.array.wait_to_write()
+
+    def _after_gradient(self, exchange: _Exchange) -> None:
+        exchange.passes += 1
+        if exchange.passes == self._passes:
+            self._send(exchange)
+
+    def _send(self, exchange: _Exchange) -> None:
+        self._follow_rates()
+        shared = exchange.shared_gradient()
+        shared.load()
+        if self._store_optimizer is not None:
+            self._store.push(exchange.key, shared.array, priority=exchange.priority)
+        else:
+            self._store.pushpull(exchange.key, shared.array, out=shared.array, priority=exchange.priority)
+        exchange.sent = True
+
+    def _finish(self) -> None:
+        used = []
+        for exchange in self._exchanges.values():
+            if not exchange.sent:
+                if exchange.parameter.grad is None:
+                    if self._store.num_workers == 1:
+                        continue
+                    exchange.parameter.grad = torch.zeros_like(exchange.parameter)
+                self._send(exchange)
+            used.append(exchange)
+        if self._store_optimizer is not None:
+            for exchange in used:
+                self._store.pull(exchange.key, out=exchange.shared_weight().array, priority=exchange.priority)
+            for exchange in used:
+                exchange.shared_weight().wait()
+            return
+        for exchange in used:
+            exchange.shared_gradient().wait()
+        if self._divisor > 1 and used:
+            torch._foreach_div_([exchange.parameter.grad for exchange in used], self._divisor)
+        self._inner.step()
+
+
+def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> None:
+    """Tells the optimizer, as long as it lives, what backward does with a gradient."""
+    reference = weakref.ref(optimizer)
+
+    def before(_: torch.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive._before_gradient(exchange)
+
+    def after(_: torch.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive._after_gradient(exchange)
+
+    exchange.parameter.register_hook(before)
+    exchange.parameter.register_post_accumulate_grad_hook(after)
+
+
+def broadcast_parameters(parameters: "torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]]",
+                         store: "_kvstore.KVStoreBase") -> None:
+    """Gives all ranks the tensors of rank 0. Returns when they are there.
+
+    parameters: a module, its state_dict() or (name, tensor) pairs, of the same names and shapes at all ranks, which
+        make the same calls. A dist store keeps what each call broadcasts.
+    """
+    if isinstance(parameters, torch.nn.Module):
+        parameters = parameters.state_dict()
+    named = parameters.items() if isinstance(parameters, Mapping) else parameters
+    calls = getattr(store, "_broadcasts", 0)
+    store._broadcasts = calls + 1  # type: ignore[attr-defined]  # keys differ from call to call
+    under_way = []
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidType(f"broadcast_parameters: expected tensors, got {type(tensor).__name__} as {name!r}")
+        if tensor.numel() == 0:
+            continue
+        key, shared = f"broadcast.{calls}.{name}", _Shared(tensor)
+        shared.load()
+        store.broadcast(key, shared.array, out=shared.array)
+        under_way.append((key, shared))
+    for key, shared in under_way:
+        shared.wait()
+        if isinstance(store, _kvstore.KVStore) and not store.type.startswith("dist"):
+            store.remove(key)

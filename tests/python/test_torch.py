@@ -1,0 +1,371 @@
+"""heddle.torch: training through a store gives what PyTorch alone gives, and nothing is read or written too early."""
+
+import gc
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: tools/setup.sh torch installs it")
+
+import heddle as mx  # noqa: E402
+import heddle.torch as ht  # noqa: E402
+from jobs import Job  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def make_model():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator))
+            for _ in range(count)]
+
+
+def loss_of(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def groups_of(model):
+    return [{"params": [model[0].weight, model[0].bias], "lr": 0.3, "weight_decay": 0.01},
+            {"params": [model[2].weight, model[2].bias]}]
+
+
+def train(model, optimizer, scheduler=None, steps=12, passes=1):
+    for i in range(steps):
+        optimizer.zero_grad(set_to_none=i % 2 == 0)
+        for batch in batches(passes):
+            loss_of(model, batch).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("store", ["local", "device", "teststore"])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_step_is_that_of_the_wrapped_optimizer(store, passes):
+    """Bit for bit: with one worker the exchange adds nothing. Two groups, a schedule, gradients kept or dropped."""
+    ours, plain = make_model(), make_model()
+    wrapped = ht.DistributedOptimizer(torch.optim.SGD(groups_of(ours), lr=0.2, momentum=0.9), ours.named_parameters(),
+                                      store, backward_passes_per_step=passes)
+    alone = torch.optim.SGD(groups_of(plain), lr=0.2, momentum=0.9)
+    given = train(ours, wrapped, torch.optim.lr_scheduler.StepLR(wrapped, 4, 0.5), passes=passes)
+    expected = train(plain, alone, torch.optim.lr_scheduler.StepLR(alone, 4, 0.5), passes=passes)
+    assert torch.equal(given, expected)
+    assert json.dumps(wrapped.state_dict()["param_groups"]) == json.dumps(alone.state_dict()["param_groups"])
+    state = wrapped.state_dict()
+    del wrapped
+    gc.collect()
+    fresh = ht.DistributedOptimizer(torch.optim.SGD(groups_of(ours), lr=0.2, momentum=0.9), ours.named_parameters(), store)
+    fresh.load_state_dict(state)
+    assert torch.equal(train(ours, fresh, steps=3), train(plain, alone, steps=3))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_store_updates_by_its_optimizer_and_the_rates_of_the_groups(momentum):
+    """SGD's formulas agree, with momentum as long as the rate stays."""
+    ours, plain = make_model(), make_model()
+    wrapped = ht.DistributedOptimizer(torch.optim.SGD(groups_of(ours), lr=0.2), ours.named_parameters(), "device",
+                                      store_optimizer=mx.optimizer.SGD(momentum=momentum))
+    alone = torch.optim.SGD(groups_of(plain), lr=0.2, momentum=momentum)
+    schedules = [None, None] if momentum else [torch.optim.lr_scheduler.StepLR(one, 4, 0.5) for one in (wrapped, alone)]
+    given, expected = train(ours, wrapped, schedules[0]), train(plain, alone, schedules[1])
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes_and_strides_go_through(dtype):
+    parameter = torch.nn.Parameter(torch.ones(3, 4, dtype=dtype).t())  # not in one piece: goes by a copy
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), store="device",
+                                        store_optimizer=mx.optimizer.SGD())
+    (parameter * torch.arange(12, dtype=dtype).reshape(4, 3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(parameter.detach(), 1 - torch.arange(12, dtype=dtype).reshape(4, 3))
+
+
+def test_gradients_are_exchanged_in_place():
+    """No copy: the array that the store sees is over the gradient's memory."""
+    seen = {}
+
+    class Watching(mx.kv.TestStore):
+        def pushpull(self, key, value, out=None, priority=0):
+            seen[key] = numpy.from_dlpack(value).ctypes.data, priority
+            super().pushpull(key, value, out, priority)
+
+    model = make_model()
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), Watching())
+    loss_of(model, batches(1)[0]).backward()
+    assert seen == {f"gradient.{name}": (parameter.grad.data_ptr(), -i)
+                    for i, (name, parameter) in enumerate(model.named_parameters())}
+    optimizer.step()
+
+
+class Slow(mx.kv.TestStore):
+    """Its exchanges wait until `opened` is set; `sums` are what it has read then."""
+
+    def __init__(self):
+        self.opened = threading.Event()
+        self.sums = {}
+
+    def pushpull(self, key, value, out=None, priority=0):
+        self.sums[key] = mx.nd.zeros(value.shape)
+        mx.engine.push(self.opened.wait, reads=[value])
+        gate = mx.nd.zeros((1,))
+        mx.engine.push(self.opened.wait, writes=[gate])
+        mx.engine.push(lambda: None, reads=[gate], writes=[value, gate])  # nothing reads the value before
+        value.copyto(self.sums[key])
+
+
+@pytest.mark.parametrize("overwrite", ["zero_grad", "step"])
+def test_gradients_are_not_rewritten_while_a_slow_exchange_reads_them(overwrite):
+    store, parameter = Slow(), torch.nn.Parameter(torch.ones(5))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), store=store)
+    (parameter * 3).sum().backward()
+    opener = threading.Timer(0.2, store.opened.set)  # if nothing waited, what follows would be over by then
+    opener.start()
+    if overwrite == "zero_grad":
+        optimizer.zero_grad(set_to_none=False)
+        parameter.grad.fill_(7)
+    else:
+        optimizer.step()
+        parameter.grad.fill_(7)
+    assert store.opened.is_set()
+    assert store.sums["gradient.parameter.0"].asnumpy().tolist() == [3] * 5
+    assert parameter.detach().tolist() == ([1] * 5 if overwrite == "zero_grad" else [-0.5] * 5)
+    opener.join()
+
+
+def test_a_backward_pass_too_many_is_refused_before_it_writes():
+    store, parameter = Slow(), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], store)
+    (parameter * 3).sum().backward()
+    with pytest.raises(mx.InvalidState, match="gradient.w.*1 backward pass"):
+        parameter.sum().backward()
+    assert parameter.grad.tolist() == [3, 3]
+    store.opened.set()
+    optimizer.step()
+    parameter.sum().backward()
+
+
+def test_what_cannot_work_is_refused():
+    model = make_model()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(mx.InvalidType, match="torch.optim, got SGD"):
+        ht.DistributedOptimizer(mx.optimizer.SGD(), model.named_parameters())
+    with pytest.raises(mx.InvalidArgument, match="none for 4 of 4"):
+        ht.DistributedOptimizer(plain, [])
+    with pytest.raises(mx.InvalidArgument, match="got one twice"):
+        ht.DistributedOptimizer(plain, [("w", parameter) for parameter in model.parameters()])
+    with pytest.raises(mx.InvalidArgument, match="at least 1, got 0"):
+        ht.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=0)
+    with pytest.raises(mx.InvalidArgument, match="without a scheduler"):
+        ht.DistributedOptimizer(plain, model.named_parameters(), store_optimizer=mx.optimizer.SGD(
+            lr_scheduler=mx.lr_scheduler.FactorScheduler(10)))
+
+    class Async(mx.kv.TestStore):
+        type = "dist_async"
+
+    with pytest.raises(mx.InvalidArgument, match="'dist_async'.*store_optimizer"):
+        ht.DistributedOptimizer(plain, model.named_parameters(), Async())
+    with pytest.raises(mx.InvalidArgument, match="heddle's own for store_optimizer, got TestStore"):
+        ht.DistributedOptimizer(plain, model.named_parameters(), "teststore", store_optimizer=mx.optimizer.SGD())
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters())
+    with pytest.raises(mx.InvalidType, match="dense gradient of 'gradient.weight'"):
+        table(torch.tensor([1])).sum().backward()
+    del optimizer
+
+
+def test_a_failed_exchange_leaves_step_and_the_weights_alone():
+    class Failing(mx.kv.TestStore):
+        broken = True
+
+        def pushpull(self, key, value, out=None, priority=0):
+            def fail():
+                raise ConnectionError("cable")
+            if self.broken:
+                mx.engine.push(fail, reads=[value], writes=[value])
+
+    store, parameter = Failing(), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), store=store)
+    (parameter * 2).sum().backward()
+    with pytest.raises(ConnectionError, match="cable"):
+        optimizer.step()
+    assert parameter.tolist() == [1, 1]
+    store.broken = False
+    optimizer.zero_grad()
+    (parameter * 2).sum().backward()
+    optimizer.step()
+    assert parameter.tolist() == [0, 0]
+
+
+def test_a_dropped_optimizer_leaves_the_model_alone():
+    model, store = make_model(), Slow()
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), store)
+    del optimizer
+    loss_of(model, batches(1)[0]).backward()
+    assert not store.sums
+
+
+def test_groups_can_be_added():
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([first], lr=1.0), store="local",
+                                        store_optimizer=mx.optimizer.SGD())
+    optimizer.add_param_group({"params": [second], "lr": 0.5})
+    (first + second).sum().backward()
+    optimizer.step()
+    assert (first.tolist(), second.tolist()) == ([0, 0], [0.5, 0.5])
+
+
+def test_broadcast_parameters_takes_modules_dictionaries_and_pairs():
+    model, store = make_model(), mx.kv.create("local")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for parameters in (model, model.state_dict(), model.named_parameters()):
+        ht.broadcast_parameters(parameters, store)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert store.keys() == []
+    with pytest.raises(mx.InvalidType, match="got int as 'step'"):
+        ht.broadcast_parameters({"step": 3}, store)
+
+
+def test_loaders_with_workers_run_beside_the_engine():
+    """DataLoader forks: its workers use no heddle, and the parent goes on."""
+    model = make_model()
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), "device")
+    data = torch.utils.data.TensorDataset(torch.randn(64, 6), torch.randint(0, 3, (64,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+
+PREAMBLE = """
+    import json, os, torch, heddle as mx
+    kv = mx.kv.create(STORE)
+    import heddle.torch as ht
+    torch.set_num_threads(1)
+    torch.manual_seed(kv.rank)  # every rank begins elsewhere
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3), torch.nn.Linear(3, 3))
+    ht.broadcast_parameters(model, kv)
+    plain = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3), torch.nn.Linear(3, 3))
+    plain.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(5)
+    def loss_of(model, x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+"""
+
+
+@pytest.mark.parametrize("options", ["", "store_optimizer=mx.optimizer.SGD(momentum=0.9)"])
+def test_two_workers_train_like_one_on_both_halves(tmp_path, options):
+    """Over dist_sync, whoever updates. The last layer is used at rank 0 alone, in half of the steps."""
+    ended = Job(tmp_path, PREAMBLE.replace("STORE", '"dist_sync"') + f"""
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
+                                        model.named_parameters(), kv, {options})
+    alone = torch.optim.SGD(plain.parameters(), lr=0.2, momentum=0.9)
+    for i in range(10):
+        halves = [(torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator))
+                  for _ in range(2)]
+        used = lambda model, rank: model if rank == 0 and i % 2 == 0 else model[:3]
+        optimizer.zero_grad()
+        loss_of(used(model, kv.rank), *halves[kv.rank]).backward()
+        optimizer.step()
+        alone.zero_grad(set_to_none=False)
+        sum(loss_of(used(plain, rank), *half) for rank, half in enumerate(halves)).div(2).backward()
+        alone.step()
+    for ours, expected in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    print("equal")
+    """, servers=2).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "equal"), ended[name]
+
+
+def test_dist_async_applies_every_gradient(tmp_path):
+    """Of a linear loss the gradients are known, so is the end, whatever the order."""
+    ended = Job(tmp_path, """
+    import torch, heddle as mx
+    kv = mx.kv.create("dist_async")
+    import heddle.torch as ht
+    w = torch.nn.Parameter(torch.full((3,), float(kv.rank)))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([w], lr=0.5), [("w", w)], kv,
+                                        store_optimizer=mx.optimizer.SGD(), average=False)
+    for _ in range(8):
+        optimizer.zero_grad()
+        (w * (kv.rank + 1)).sum().backward()
+        optimizer.step()
+    kv.barrier()
+    out = mx.nd.zeros((3,))
+    kv.pull("w", out=out)
+    print(out.asnumpy().tolist())
+    """).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "[-12.0, -12.0, -12.0]"), ended[name]
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_overwriting_right_after_a_push_on_a_slow_link(tmp_path, kind):
+    """The server is stopped while 32 MB are on their way to it, more than the sockets hold; what is written over the
+    gradient then must not arrive."""
+    (tmp_path / "server").write_text("")
+    job = Job(tmp_path, f"""
+    import os, pathlib, signal, threading, time, torch, heddle as mx
+    kv = mx.kv.create({kind!r})
+    import heddle.torch as ht
+    while not (text := pathlib.Path({str(tmp_path / 'server')!r}).read_text()).endswith("."):
+        time.sleep(0.01)
+    server = int(text[:-1])
+    w = torch.nn.Parameter(torch.zeros(8 << 20))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [("w", w)], kv,
+                                        store_optimizer=mx.optimizer.SGD())
+    kv.barrier()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        w.sum().backward()
+        gradient = w.grad
+        threading.Timer(0.5, os.kill, [server, signal.SIGCONT]).start()
+        optimizer.zero_grad(set_to_none=False)
+        gradient.fill_(1000)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    out = mx.nd.zeros(w.shape)
+    kv.pull("w", out=out)
+    print(out.asnumpy().min(), out.asnumpy().max())
+    """, workers=1)
+    (tmp_path / "server").write_text(f"{job.processes['server 0'].pid}.")
+    ended = job.finish()
+    assert ended["worker 0"][:2] == (0, "-1.0 -1.0"), ended["worker 0"]
+
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "torch" / "digits.py"
+
+
+@pytest.mark.parametrize("store", ["device", "dist_sync", "dist_async"])
+def test_the_example_learns_the_digits_as_well_as_pytorch_alone(tmp_path, store):
+    if store == "device":
+        done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True)
+        outputs = [done.stdout]
+    else:
+        ended = Job(tmp_path, f"""
+    import runpy, sys
+    sys.argv = ["digits.py", {store!r}]
+    runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+        """).finish()
+        assert ended["worker 0"][0] == ended["worker 1"][0] == 0, ended
+        outputs = [ended["worker 0"][1], ended["worker 1"][1]]
+    reached = [float(part) for part in re.findall(r"([\d.]+)% of the test", "".join(outputs))]
+    assert len(reached) == len(outputs) + 1 and min(reached) >= 94, outputs
