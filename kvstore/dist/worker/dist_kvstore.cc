@@ -17,8 +17,7 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
     : KVStore(engine), link_(std::move(link)), store_(store) {
   link_->Serve(engine);
   try {
-    CallServersInTurn("opening the store", Kind::kOpenStore,
-                      Encode(OpenStoreBody{std::move(type)}));
+    CallServers("opening the store", Kind::kOpenStore, Encode(OpenStoreBody{std::move(type)}));
   } catch (...) {
     link_->Leave(engine);
     throw;
@@ -49,31 +48,16 @@ Request DistKVStore::ControlRequest(std::string_view what, Kind kind, std::int32
   return request;
 }
 
-std::vector<Request> DistKVStore::ControlRequests(std::string_view what, Kind kind,
-                                                  const std::string& meta,
-                                                  std::uint64_t version) const {
+std::vector<Message> DistKVStore::CallServers(std::string_view what, Kind kind,
+                                              const std::string& meta,
+                                              std::uint64_t version) const {
   std::vector<Request> requests;
   for (std::int32_t server = 0; server < link_->placement().num_servers; ++server) {
     Request& request = requests.emplace_back(ControlRequest(what, kind, server));
     request.version = version;
     request.meta = meta;
   }
-  return requests;
-}
-
-std::vector<Message> DistKVStore::CallServers(std::string_view what, Kind kind,
-                                              const std::string& meta) const {
-  return CallAndWait(engine(), *link_, ControlRequests(what, kind, meta, /*version=*/0));
-}
-
-// For what only one of several workers may get through: server 0 decides whose call came first, and
-// what it refuses no other server hears of.
-void DistKVStore::CallServersInTurn(std::string_view what, Kind kind, const std::string& meta,
-                                    std::uint64_t version) const {
-  std::vector<Request> others = ControlRequests(what, kind, meta, version);
-  CallAndWait(engine(), *link_, {others.front()});
-  others.erase(others.begin());
-  if (!others.empty()) CallAndWait(engine(), *link_, others);
+  return CallAndWait(engine(), *link_, requests);
 }
 
 void DistKVStore::Barrier() { BarrierAndWait(engine(), *link_); }

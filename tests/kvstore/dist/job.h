@@ -33,7 +33,6 @@ struct JobOptions {
   std::int64_t slice_bytes = 64 << 10;
   std::int64_t cut_bound = 30'000;
   ServerController controller = {};
-  std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
 };
 
 class Job {
@@ -120,7 +119,7 @@ class Job {
   }
 
   const JobOptions options_;
-  SimHub hub_{options_.seed};
+  SimHub hub_{kvstore_test::TestSeed()};
   std::string root_;
   std::unique_ptr<SchedulerNode> scheduler_;
   std::vector<std::unique_ptr<ServerNode>> servers_;
