@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/env.h"
+#include "base/job_file.h"
 #include "base/mutex.h"
 #include "engine/trace_source.h"
 #include "kvstore/dist/listen_address.h"
@@ -49,6 +51,7 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   if (options.io_threads > 0) tcp.io_threads = options.io_threads;
   tcp.spin = options.spin;
   tcp.io_cpu = options.io_cpu;
+  tcp.capture = JobFileName(EnvString("HEDDLE_WIRE_CAPTURE", ""));
   return tcp;
 }
 

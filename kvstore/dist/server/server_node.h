@@ -37,8 +37,6 @@ class ServerNode final : private MemberNode<ServerMachine> {
     return member_->failure() || member_->shutdown_wanted();
   }
 
-  void TellWorkers(Outputs& out) const REQUIRES(mutex_);
-
   const DistOptions options_;
   const Incarnation incarnation_;
   Engine engine_;
