@@ -22,14 +22,13 @@ class MemberNode : public Node {
  protected:
   explicit MemberNode(Machine& machine) : role_machine_(machine) {}
 
-  // Connects to the scheduler and joins; what comes of it is in member_. `deadline` is that of the
-  // whole start. Errors as ConnectToScheduler.
+  // Connects to the scheduler and joins; what comes of it is in member_. Errors as
+  // ConnectToScheduler.
   void JoinJob(Transport& transport, const DistOptions& options,
                std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_) {
-    const Time started = deadline.time_since_epoch() - options.connect_deadline;
     ConnectToScheduler(transport, options, deadline);
     Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-      member_->Join(now, out, started);
+      member_->Join(now, out);
       joined_ = true;
     });
   }

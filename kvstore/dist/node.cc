@@ -28,6 +28,7 @@ void Node::Stop() {
     clock_wakes_.NotifyAll();
   }
   if (clock_.joinable()) clock_.join();
+  while (performing_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
   transport_->Close();
 }
 

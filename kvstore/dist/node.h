@@ -7,6 +7,7 @@
 // order; the protocol allows for that.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -45,7 +46,7 @@ class Node : public TransportEvents {
 
   // Before anything comes. `transport` calls this node's events.
   void Start(Transport& transport);
-  // No input comes after it. Not from inside one.
+  // What inputs so far have put out is done; no input comes after it. Not from inside one.
   void Stop();
 
   static Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
@@ -80,8 +81,10 @@ class Node : public TransportEvents {
       MutexLock lock(mutex_);
       input(Now(), *out);
       NoteTimeLocked();
+      performing_.fetch_add(1, std::memory_order_relaxed);
     }
     Perform(*out);
+    performing_.fetch_sub(1, std::memory_order_release);  // pairs with the acquire in Stop
   }
   void NoteTimeLocked() REQUIRES(mutex_);       // after an input
   void Perform(Outputs& out) EXCLUDES(mutex_);  // once
@@ -100,6 +103,9 @@ class Node : public TransportEvents {
   CondVar clock_wakes_;
   Time clock_next_ GUARDED_BY(mutex_){0};  // when the clock looks again
   bool stopping_ GUARDED_BY(mutex_) = false;
+  // Threads that do what an input has put out. A waiter that the input has woken may want to Stop
+  // before it is done.
+  std::atomic<int> performing_{0};
   std::thread clock_;
 };
 

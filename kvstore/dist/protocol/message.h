@@ -34,7 +34,7 @@ enum class Kind : std::uint8_t {
   kRoster = 11,     // all have joined: who they are
   kHeartbeat = 12,  // both ways
   kPeerDown = 13,   // a node has lost another one
-  kJobFailed = 14,  // to all: which node failed, and how
+  kJobFailed = 14,  // to all, and from servers to workers: which node failed, and how
   kBarrier = 15,    // sequence: the how many-th of this worker
   kBarrierDone = 16,
   kLeaveJob = 17,  // a worker's orderly end

@@ -51,9 +51,7 @@ struct Outputs {
 // Outputs in the memory of those that this thread has used last.
 class ReusedOutputs {
  public:
-  ReusedOutputs() {
-    if (Outputs* const spare = Spare()) outputs_ = std::exchange(*spare, {});
-  }
+  ReusedOutputs() : outputs_(std::exchange(Spare(), {})) {}
   ReusedOutputs(const ReusedOutputs&) = delete;
   ReusedOutputs& operator=(const ReusedOutputs&) = delete;
   ~ReusedOutputs() {
@@ -63,7 +61,7 @@ class ReusedOutputs {
     outputs_.answers.clear();
     outputs_.log.clear();
     outputs_.disconnects.clear();
-    if (Outputs* const spare = Spare()) *spare = std::move(outputs_);
+    Spare() = std::move(outputs_);
   }
 
   Outputs& operator*() { return outputs_; }
@@ -71,16 +69,9 @@ class ReusedOutputs {
  private:
   static constexpr std::size_t kKeptMax = 64;
 
-  // Null at the end of the thread: stores may be static variables, whose destructors run later.
-  static Outputs* Spare() {
-    thread_local bool over = false;
-    struct Kept {
-      ~Kept() { over = true; }
-      Outputs outputs;
-    };
-    if (over) return nullptr;
-    thread_local Kept kept;
-    return &kept.outputs;
+  static Outputs& Spare() {
+    thread_local Outputs spare;
+    return spare;
   }
 
   Outputs outputs_;

@@ -290,22 +290,24 @@ void SchedulerMachine::OnPeerDown(Time now, const Node& from, const Message& mes
   if (!Decode(message.meta, &report)) {
     return FailNode(now, from, "its report of a lost peer cannot be read", out);
   }
-  if (failure_) return;
-  // Also of one that has left in order, and then ended badly.
+  if (failure_ || from.presence != Presence::kHere) return;
   if (report.node.role == from.id.role &&
       (report.node.rank == from.id.rank || report.node.rank < 0)) {
-    if (phase_ == Phase::kShuttingDown || from.presence == Presence::kGone) return;
     return FailNode(now, from, report.why, out);
   }
-  if (from.presence != Presence::kHere) return;
   const auto index = IndexOf(report.node);
   if (!index || nodes_[*index].presence != Presence::kHere) return;
   if (phase_ == Phase::kShuttingDown) return;  // servers end
-  const bool known = std::any_of(suspicions_.begin(), suspicions_.end(),
-                                 [&](const Suspicion& s) { return s.node == *index; });
-  if (known) return;
-  suspicions_.push_back({*index, static_cast<std::size_t>(&from - nodes_.data()), report.why,
-                         now + options_.confirm_after});
+  const auto by = static_cast<std::size_t>(&from - nodes_.data());
+  const auto known = std::find_if(suspicions_.begin(), suspicions_.end(),
+                                  [&](const Suspicion& s) { return s.node == *index; });
+  if (known != suspicions_.end()) {
+    if (std::find(known->by.begin(), known->by.end(), by) == known->by.end()) {
+      known->by.push_back(by);
+    }
+    return;
+  }
+  suspicions_.push_back({*index, {by}, report.why, now + options_.confirm_after});
   tick_at_ = std::min(tick_at_, suspicions_.back().due);
 }
 
@@ -314,20 +316,32 @@ void SchedulerMachine::CheckSuspicions(Time now, Outputs& out) {
     if (now < suspicion.due) continue;
     return FailNode(
         now, nodes_[suspicion.node],
-        fmt::format("{} has lost it: {}", NameOf(nodes_[suspicion.by], now), suspicion.why), out);
+        fmt::format("{} has lost it: {}", NameOf(nodes_[suspicion.by.front()], now), suspicion.why),
+        out);
   }
 }
 
 void SchedulerMachine::OnLost(Time now, NodeId peer, const std::string& address,
                               const std::string& why, Outputs& out) {
-  connected_.erase(peer);
   Node* const node = Find(peer);
+  if (connected_.erase(peer) > 0 && node == nullptr) {
+    out.log.emplace_back(
+        LogLevel::kWarning,
+        fmt::format("lost a connection from {}, which had not joined: {}", At(address), why));
+  }
   if (node == nullptr || node->presence == Presence::kGone) return;
   if (node->address.empty()) node->address = address;
   const bool expected = node->presence == Presence::kLeft || failure_ ||
                         (phase_ == Phase::kShuttingDown && node->id.role == Role::kServer);
   node->presence = Presence::kGone;
-  if (!expected) FailNode(now, *node, "its connection was lost: " + why, out);
+  // Who has said that it lost another one has ended because of that: its report is the cause, which
+  // shows in what happens to the other one soon, or is taken for true.
+  const auto by = static_cast<std::size_t>(node - nodes_.data());
+  const bool effect =
+      std::any_of(suspicions_.begin(), suspicions_.end(), [&](const Suspicion& suspicion) {
+        return std::find(suspicion.by.begin(), suspicion.by.end(), by) != suspicion.by.end();
+      });
+  if (!expected && !effect) FailNode(now, *node, "its connection was lost: " + why, out);
   CheckDone(now);
 }
 

@@ -95,8 +95,8 @@ class SchedulerMachine {
   };
   struct Suspicion {  // a kPeerDown about a node that the scheduler has not lost
     std::size_t node;
-    std::size_t by;
-    std::string why;
+    std::vector<std::size_t> by;  // in the order of their reports
+    std::string why;              // as the first one said
     Time due{0};
   };
 

@@ -78,11 +78,13 @@ void ServerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& o
 void ServerMachine::OnLost(Time /*now*/, NodeId peer, const std::string& address,
                            const std::string& why, Outputs& out) {
   if (failure_ || peer.role == Role::kScheduler) return;
-  if (peer.role == Role::kWorker && peer.rank < std::ssize(workers_) && WorkerOf(peer.rank).left) {
-    return;
-  }
+  const bool has_place =
+      peer.role == Role::kWorker && peer.rank >= 0 && peer.rank < std::ssize(workers_);
+  if (has_place && WorkerOf(peer.rank).left) return;
   out.log.emplace_back(LogLevel::kWarning,
-                       fmt::format("lost {} ({}): {}", ToString(peer), address, why));
+                       fmt::format("lost {} ({}){}: {}", ToString(peer), address,
+                                   has_place ? "" : ", which has no place in this job", why));
+  if (!has_place) return;
   out.Send(kTheScheduler,
            {.kind = Kind::kPeerDown,
             .meta = Encode(FailureBody{.node = peer, .address = address, .why = why})});

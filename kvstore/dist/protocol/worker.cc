@@ -343,6 +343,10 @@ void WorkerMachine::OnServerMessage(Time now, std::int32_t server, Message messa
     OnAcks(now, server, message, out);
     return;
   }
+  if (message.kind == Kind::kJobFailed) {
+    OnJobFailed(message, out);
+    return;
+  }
   Part* part = FindPart(server, message.part);
   if (part == nullptr) return;
   switch (message.kind) {
@@ -486,12 +490,9 @@ void WorkerMachine::OnSchedulerMessage(Time now, const Message& message, Outputs
     case Kind::kBarrierDone:
       OnBarrierDone(message.sequence, out);
       break;
-    case Kind::kJobFailed: {
-      FailureBody body;
-      if (!Decode(message.meta, &body)) body.why = "the scheduler's reason cannot be read";
-      Fail(std::move(body), out);
+    case Kind::kJobFailed:
+      OnJobFailed(message, out);
       break;
-    }
     case Kind::kRoster: {
       RosterBody body;
       if (rank_ < 0 && Decode(message.meta, &body)) OnRoster(now, body, out);
@@ -715,6 +716,12 @@ void WorkerMachine::OnLost(Time /*now*/, NodeId peer, const std::string& address
                              .meta = Encode(failure)});
   }
   Fail(std::move(failure), out);
+}
+
+void WorkerMachine::OnJobFailed(const Message& message, Outputs& out) {
+  FailureBody body;
+  if (!Decode(message.meta, &body)) body.why = "the reason cannot be read";
+  Fail(std::move(body), out);
 }
 
 // W5.

@@ -226,6 +226,7 @@ class WorkerMachine {
   void AskWhy(const Part& part, Outputs& out) const;
   std::exception_ptr TimedOut(const Part& part, const Open& open) const;
   void WakeAt(Time time);
+  void OnJobFailed(const Message& message, Outputs& out);
   void Fail(FailureBody failure, Outputs& out);
   std::exception_ptr FailureError(const std::string& what) const;
   std::string NameOf(NodeId node) const;

@@ -72,9 +72,28 @@ void ServerNode::Run() {
   {
     MutexLock lock(mutex_);
     while (!member_->failure() && !member_->shutdown_wanted()) changed_.Wait(mutex_);
-    ThrowIfFailed(*member_, options_);
   }
-  Drive([&](Time, Outputs& out) REQUIRES(mutex_) { member_->ShutDown(out); });
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) {
+    if (member_->failure()) {
+      TellWorkers(out);
+    } else {
+      member_->ShutDown(out);
+    }
+  });
+  MutexLock lock(mutex_);
+  ThrowIfFailed(*member_, options_);
+}
+
+// Why this server ends. A worker that saw it end before it heard from the scheduler would take this
+// server for the cause.
+void ServerNode::TellWorkers(Outputs& out) const {
+  if (!member_->roster()) return;  // nor have they
+  for (const NodeEntry& entry : member_->roster()->nodes) {
+    if (entry.node.role != Role::kWorker) continue;
+    out.Send(entry.node, {.kind = Kind::kJobFailed,
+                          .incarnation = entry.incarnation,
+                          .meta = Encode(*member_->failure())});
+  }
 }
 
 std::string ServerNode::DescribeState() { return DescribeMachines() + engine_.DumpState(); }

@@ -37,6 +37,8 @@ class ServerNode final : private MemberNode<ServerMachine> {
     return member_->failure() || member_->shutdown_wanted();
   }
 
+  void TellWorkers(Outputs& out) const REQUIRES(mutex_);
+
   const DistOptions options_;
   const Incarnation incarnation_;
   Engine engine_;

@@ -104,8 +104,15 @@ class Transport {
   virtual bool Rename(NodeId from, NodeId to) = 0;
   // Connects to `peer`; returns when the handshake is done. NetworkError, or TimeoutError at the
   // deadline, naming peer, address and what came back. Tries again while nobody listens yet.
+  // NetworkError soon after `given_up`, unless empty, returns true, which is asked several times a
+  // second.
   virtual void Connect(NodeId peer, const std::string& address,
-                       std::chrono::steady_clock::time_point deadline) = 0;
+                       std::chrono::steady_clock::time_point deadline,
+                       const std::function<bool()>& given_up) = 0;
+  void Connect(NodeId peer, const std::string& address,
+               std::chrono::steady_clock::time_point deadline) {
+    Connect(peer, address, deadline, nullptr);
+  }
   // Ends the connection to `peer` in order: what is queued is sent first. No OnLost; messages that
   // were on their way from it may still come.
   virtual void Disconnect(NodeId peer) = 0;

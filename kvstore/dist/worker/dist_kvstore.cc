@@ -17,7 +17,8 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
     : KVStore(engine), link_(std::move(link)), store_(store) {
   link_->Serve(engine);
   try {
-    CallServers("opening the store", Kind::kOpenStore, Encode(OpenStoreBody{std::move(type)}));
+    CallServersInTurn("opening the store", Kind::kOpenStore,
+                      Encode(OpenStoreBody{std::move(type)}));
   } catch (...) {
     link_->Leave(engine);
     throw;
@@ -48,16 +49,31 @@ Request DistKVStore::ControlRequest(std::string_view what, Kind kind, std::int32
   return request;
 }
 
-std::vector<Message> DistKVStore::CallServers(std::string_view what, Kind kind,
-                                              const std::string& meta,
-                                              std::uint64_t version) const {
+std::vector<Request> DistKVStore::ControlRequests(std::string_view what, Kind kind,
+                                                  const std::string& meta,
+                                                  std::uint64_t version) const {
   std::vector<Request> requests;
   for (std::int32_t server = 0; server < link_->placement().num_servers; ++server) {
     Request& request = requests.emplace_back(ControlRequest(what, kind, server));
     request.version = version;
     request.meta = meta;
   }
-  return CallAndWait(engine(), *link_, requests);
+  return requests;
+}
+
+std::vector<Message> DistKVStore::CallServers(std::string_view what, Kind kind,
+                                              const std::string& meta) const {
+  return CallAndWait(engine(), *link_, ControlRequests(what, kind, meta, /*version=*/0));
+}
+
+// For what only one of several workers may get through: server 0 decides whose call came first, and
+// what it refuses no other server hears of.
+void DistKVStore::CallServersInTurn(std::string_view what, Kind kind, const std::string& meta,
+                                    std::uint64_t version) const {
+  std::vector<Request> others = ControlRequests(what, kind, meta, version);
+  CallAndWait(engine(), *link_, {others.front()});
+  others.erase(others.begin());
+  if (!others.empty()) CallAndWait(engine(), *link_, others);
 }
 
 void DistKVStore::Barrier() { BarrierAndWait(engine(), *link_); }

@@ -109,8 +109,11 @@ class DistKVStore final : public KVStore {
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
   void WaitForOwnPushes() EXCLUDES(mutex_);
   Request ControlRequest(std::string_view what, Kind kind, std::int32_t server) const;
-  std::vector<Message> CallServers(std::string_view what, Kind kind, const std::string& meta,
-                                   std::uint64_t version = 0) const;
+  std::vector<Message> CallServers(std::string_view what, Kind kind, const std::string& meta) const;
+  void CallServersInTurn(std::string_view what, Kind kind, const std::string& meta,
+                         std::uint64_t version = 0) const;
+  std::vector<Request> ControlRequests(std::string_view what, Kind kind, const std::string& meta,
+                                       std::uint64_t version) const;
 
   const std::shared_ptr<WorkerLink> link_;
   const std::uint32_t store_;

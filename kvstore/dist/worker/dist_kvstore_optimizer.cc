@@ -50,8 +50,8 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
     MutexLock lock(mutex_);
     version = ((version_ >> 32) + 1) << 32;
   }
-  CallServers(fmt::format("set_optimizer {}", optimizer->name()), Kind::kSetOptimizer,
-              Encode(OptimizerBody{std::string(optimizer->name()), parameters}), version);
+  CallServersInTurn(fmt::format("set_optimizer {}", optimizer->name()), Kind::kSetOptimizer,
+                    Encode(OptimizerBody{std::string(optimizer->name()), parameters}), version);
   const auto plan = optimizer->plan();
   MutexLock lock(mutex_);
   version_ = version;
@@ -69,15 +69,11 @@ void DistKVStore::TellParametersLocked(const internal::UpdatePlan& plan, Outputs
   if (told == told_ || link_->rank() != 0) return;
   told_ = std::move(told);
   ++version_;
-  std::vector<Request> requests;
-  for (std::int32_t server = 0; server < link_->placement().num_servers; ++server) {
-    Request& request = requests.emplace_back(
-        ControlRequest("set parameters of the optimizer", Kind::kSetParameters, server));
-    request.version = version_;
-    request.meta = Encode(OptimizerBody{std::string(optimizer_->name()), parameters});
-  }
   StartCall(
-      *link_, std::move(requests), [](std::exception_ptr, std::vector<Message>) {}, out);
+      *link_,
+      ControlRequests("set parameters of the optimizer", Kind::kSetParameters,
+                      Encode(OptimizerBody{std::string(optimizer_->name()), parameters}), version_),
+      [](std::exception_ptr, std::vector<Message>) {}, out);
 }
 
 std::shared_ptr<Optimizer> DistKVStore::OptimizerFor(std::string_view call) const {

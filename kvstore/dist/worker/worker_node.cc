@@ -15,7 +15,6 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr std::uint64_t kLeaveToken = 1;  // no sink has this address
-constexpr auto kExitWait = std::chrono::seconds(1);
 
 WorkerOptions MachineOptions(const DistOptions& options, Incarnation incarnation) {
   WorkerOptions machine;
@@ -67,10 +66,27 @@ void WorkerNode::Meet() {
   }
   transport_->SetSelf({Role::kWorker, rank_});
   trace_.SetPlace({Role::kWorker, rank_}, incarnation_);
-  for (const NodeEntry& node : roster.nodes) {
-    if (node.node.role == Role::kServer) transport_->Connect(node.node, node.address, deadline);
-  }
+  ConnectToServers(roster, deadline);
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.OnRoster(now, roster, out); });
+}
+
+// A server may be gone already, which the scheduler knows sooner than the deadline.
+void WorkerNode::ConnectToServers(const RosterBody& roster,
+                                  std::chrono::steady_clock::time_point deadline) {
+  const auto job_failed = [this] {
+    MutexLock lock(mutex_);
+    return member_->failure().has_value();
+  };
+  for (const NodeEntry& node : roster.nodes) {
+    if (node.node.role != Role::kServer) continue;
+    try {
+      transport_->Connect(node.node, node.address, deadline, job_failed);
+    } catch (const NetworkError&) {
+      MutexLock lock(mutex_);
+      ThrowIfFailed(*member_, options_);
+      throw;
+    }
+  }
 }
 
 void WorkerNode::Close() {
@@ -88,11 +104,9 @@ std::uint32_t WorkerNode::NewStore() {
   return stores_++;
 }
 
-bool WorkerNode::StoreMade() {
+void WorkerNode::StoreMade() {
   MutexLock lock(mutex_);
-  if (stores_ > 0 && stores_alive_ == 0) return false;
   ++stores_alive_;
-  return true;
 }
 
 void WorkerNode::StoreGone(bool orderly) {
@@ -102,26 +116,6 @@ void WorkerNode::StoreGone(bool orderly) {
     if (--stores_alive_ > 0 || !orderly_) return;
   }
   Close();
-}
-
-bool WorkerNode::orderly() {
-  MutexLock lock(mutex_);
-  return orderly_;
-}
-
-void WorkerNode::OnProcessExit(int status) {
-  if (status == 0) return;
-  Drive([&](Time, Outputs& out) REQUIRES(mutex_) {
-    orderly_ = false;
-    member_->Fail(fmt::format("its process exited with status {}", status), out);
-  });
-  transport_->Flush();
-  // The job's failure ends what stores that still live wait for.
-  const auto until = std::chrono::steady_clock::now() + kExitWait;
-  MutexLock lock(mutex_);
-  while (stores_alive_ > 0 && !member_->failure()) {
-    if (!changed_.WaitUntil(mutex_, until)) return;
-  }
 }
 
 void WorkerNode::Serve(Engine& engine) {

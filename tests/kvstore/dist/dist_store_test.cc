@@ -1,6 +1,7 @@
 // The dist stores from the program's side: whole jobs, in one process.
 #include <heddle/error.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <random>
@@ -409,20 +410,45 @@ TEST_P(DistStoreTest, BadInputIsNamedAndChangesNothing) {
   });
 }
 
-TEST_P(DistStoreTest, DifferentOptimizersOfTwoRanksAreAnErrorThatNamesBoth) {
-  std::atomic<int> refused{0};
-  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
-  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine&) {
-    const std::string error =
-        ErrorOf([&] { store.SetOptimizer(MakeOptimizer(rank == 0 ? "sgd" : "adam")); });
-    if (error != "none") {
-      ++refused;
-      EXPECT_NE(error.find("sgd"), std::string::npos) << error;
-      EXPECT_NE(error.find("adam"), std::string::npos) << error;
-    }
-    store.Barrier();
-    EXPECT_GE(refused.load(), 1);
-  });
+// One call wins, on all servers, whatever overtakes what; the others are told of both.
+TEST_P(DistStoreTest, OfDifferentOptimizersOfSeveralRanksTheFirstCountsEverywhere) {
+  constexpr int kWorkers = 3;
+  constexpr std::int64_t kCount = 50'000;
+  const std::array<std::string, kWorkers> names = {"sgd", "adam", "signum"};
+  const auto make = [&](int rank) {
+    return MakeOptimizer(names[static_cast<std::size_t>(rank)], {{"learning_rate", 0.5}});
+  };
+  const std::uint64_t first = kvstore_test::TestSeed();
+  for (std::uint64_t seed = first; seed < first + (GetParam() == Network::kSim ? 20 : 4); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    std::atomic<int> winner{-1};
+    std::array<std::string, kWorkers> errors;
+    Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 3, .seed = seed});
+    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+      std::string& error = errors[static_cast<std::size_t>(rank)];
+      error = ErrorOf([&] { store.SetOptimizer(make(rank)); });
+      if (error == "none") {
+        EXPECT_EQ(winner.exchange(rank), -1) << "two calls won";
+      }
+      store.Barrier();
+      ASSERT_GE(winner.load(), 0) << "no call won";
+      const std::string& won = names[static_cast<std::size_t>(winner.load())];
+      if (error != "none") {
+        EXPECT_NE(error.find(won), std::string::npos) << error;
+        EXPECT_NE(error.find(names[static_cast<std::size_t>(rank)]), std::string::npos) << error;
+        EXPECT_NE(error.find("worker " + std::to_string(winner.load())), std::string::npos)
+            << error;
+        EXPECT_NE(error.find("worker " + std::to_string(rank)), std::string::npos) << error;
+        EXPECT_EQ(ErrorOf([&] { store.SetOptimizer(make(winner.load())); }), "none");
+      }
+      store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+      store.Push("w", ArrayOf(Gradient(rank, 1, kCount), engine));
+      NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      EXPECT_EQ(out.ToVector<float>(),
+                LocalRounds(kWorkers, 1, kCount, DType::kFloat32, make(winner.load()))[0]);
+    });
+  }
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ struct JobOptions {
   std::int64_t slice_bytes = 64 << 10;
   std::int64_t cut_bound = 30'000;
   ServerController controller = {};
+  std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
 };
 
 class Job {
@@ -119,7 +120,7 @@ class Job {
   }
 
   const JobOptions options_;
-  SimHub hub_{kvstore_test::TestSeed()};
+  SimHub hub_{options_.seed};
   std::string root_;
   std::unique_ptr<SchedulerNode> scheduler_;
   std::vector<std::unique_ptr<ServerNode>> servers_;

@@ -421,6 +421,26 @@ TEST_F(SchedulerTest, TheFirstCauseIsNamedEvenIfAnEffectIsReportedFirst) {
   EXPECT_THAT(WhyFailed(), HasSubstr("worker 1"));  // the first failure stays
 }
 
+// Worker 0 ends because it has lost the server, and the scheduler sees that first.
+TEST_F(SchedulerTest, WhoEndsBecauseItHasLostAnotherIsNotTheCause) {
+  StartJob();
+  ReportLost(Worker(1), Server(0));
+  ReportLost(Worker(0), Server(0));
+  Lose(Worker(0));
+  Lose(Worker(1));
+  EXPECT_FALSE(scheduler_->failure());
+  Lose(Server(0));
+  EXPECT_THAT(WhyFailed(), HasSubstr("server 0 at " + Address(3)));
+}
+
+TEST_F(SchedulerTest, ItsWordCountsIfNothingElseIsSeenOfTheOther) {
+  StartJob();
+  ReportLost(Worker(0), Server(0));
+  Lose(Worker(0));
+  Pass(seconds(1), {Worker(1), Server(0)});
+  EXPECT_THAT(WhyFailed(), AllOf(HasSubstr("server 0 at " + Address(3)), HasSubstr("worker 0")));
+}
+
 TEST_F(SchedulerTest, ANodeMayReportItself) {
   StartJob();
   Say(Worker(1), {.kind = Kind::kPeerDown,
@@ -436,15 +456,6 @@ TEST_F(SchedulerTest, ReportsAboutStrangersAndThoseWhoLeftMeanNothing) {
   ReportLost(Worker(-77), Server(0));  // by a stranger
   Pass(seconds(2), {Worker(0), Server(0)});
   EXPECT_FALSE(scheduler_->failure());
-}
-
-// Its process has exited with a status other than 0.
-TEST_F(SchedulerTest, AWorkerMayReportItselfAlsoWhenItHasLeft) {
-  StartJob();
-  Say(Worker(1), Kind::kLeaveJob);
-  Say(Worker(1), {.kind = Kind::kPeerDown,
-                  .meta = Encode(FailureBody{Worker(1), "", "its process exited with status 3"})});
-  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its process exited"));
 }
 
 TEST_F(SchedulerTest, AReportAboutAWorkerThatThenLeavesIsForgotten) {
@@ -657,6 +668,22 @@ TEST_F(MemberTest, ASilentSchedulerIsNamed) {
   EXPECT_THAT(WhyFailed(), HasSubstr("the scheduler at 10.0.0.100:9: silent for 3.0 s"));
 }
 
+// Wherever its last answer was between two of this node's heartbeats.
+TEST_F(MemberTest, ASilentSchedulerIsNamedAfterThreeSecondsAndNotAHeartbeatLater) {
+  for (const int late_ms : {0, 1, 500, 999}) {
+    Make(Role::kWorker);
+    Join();
+    Hear(Roster());
+    Pass(seconds(2));
+    now_ += milliseconds(late_ms);
+    Hear({.kind = Kind::kHeartbeat});
+    Pass(milliseconds(2999), /*scheduler_lives=*/false);
+    EXPECT_FALSE(member_->failure()) << late_ms;
+    Pass(milliseconds(1), /*scheduler_lives=*/false);
+    EXPECT_TRUE(member_->failure()) << late_ms;
+  }
+}
+
 TEST_F(MemberTest, ALostSchedulerIsNamed) {
   Make(Role::kWorker);
   Join();
@@ -688,21 +715,6 @@ TEST_F(MemberTest, AStartThatTakesTooLongSaysWhatTheSchedulerKnows) {
   EXPECT_FALSE(member_->failure());
   Pass(seconds(1));
   EXPECT_THAT(WhyFailed(), HasSubstr("did not begin within 10.0 s: missing: worker 1"));
-}
-
-// Connecting has taken most of the deadline: it does not begin anew.
-TEST_F(MemberTest, TheStartDeadlineCountsFromTheStart) {
-  options_.start_timeout = seconds(10);
-  Make(Role::kWorker);
-  const Time started = now_;
-  now_ += milliseconds(9700);
-  Outputs out;
-  member_->Join(now_, out, started);
-  EXPECT_LE(member_->next_time(), started + seconds(10));
-  Pass(milliseconds(299));
-  EXPECT_FALSE(member_->failure());
-  Pass(milliseconds(1));
-  EXPECT_THAT(WhyFailed(), HasSubstr("did not begin within 10.0 s"));
 }
 
 TEST_F(MemberTest, AWorkerLeavesUntilTheSchedulerHasHeardIt) {
@@ -766,18 +778,6 @@ TEST_F(MemberTest, TellsOfItsOwnEnd) {
   EXPECT_EQ(body.node, Worker(3));
   EXPECT_EQ(body.address, "10.0.0.1:1");
   EXPECT_EQ(body.why, "its program threw std::bad_alloc");
-}
-
-TEST_F(MemberTest, TellsOfABadEndAlsoWhenItHasLeft) {
-  Make(Role::kWorker);
-  Join();
-  Hear(Roster());
-  member_->OnLeft(now_);
-  Hear({.kind = Kind::kDone});
-  ASSERT_TRUE(member_->left());
-  Outputs out;
-  member_->Fail("its process exited with status 3", out);
-  EXPECT_THAT(Kinds(out), ElementsAre(Kind::kPeerDown));
 }
 
 TEST_F(MemberTest, ItsStateIsPutInWords) {

@@ -1,7 +1,6 @@
 // Goal: bytes of strangers, and bad bytes of peers, end a connection with an answer where one can
 // be read, and harm nobody else. Method: plain sockets against a listening transport that serves a
 // worker all the while.
-#include <array>
 #include <random>
 #include <string>
 #include <vector>
@@ -9,11 +8,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "kvstore/dist/transport/tcp/handshake.h"
+#include "tests/kvstore/dist/plain_socket.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
 
@@ -22,64 +21,6 @@ namespace {
 
 using namespace dist;  // NOLINT(google-build-using-namespace)
 using testing::HasSubstr;
-
-class PlainSocket {
- public:
-  explicit PlainSocket(const std::string& address) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    to.sin_port =
-        htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
-    EXPECT_EQ(connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
-  }
-  ~PlainSocket() { close(fd_); }
-  PlainSocket(const PlainSocket&) = delete;
-  PlainSocket& operator=(const PlainSocket&) = delete;
-
-  void Say(std::string_view text) {
-    while (!text.empty()) {
-      const ssize_t bytes = send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
-      if (bytes <= 0) return;  // it has closed already
-      text.remove_prefix(static_cast<std::size_t>(bytes));
-    }
-  }
-  // At most `bytes`; fewer when the other side has closed. Fails after a minute.
-  std::string Hear(std::size_t bytes) {
-    std::string heard;
-    std::array<char, 4096> buffer;
-    while (heard.size() < bytes) {
-      pollfd wait{.fd = fd_, .events = POLLIN, .revents = 0};
-      if (poll(&wait, 1, 60'000) != 1) {
-        ADD_FAILURE() << "no answer and no end";
-        return heard;
-      }
-      const ssize_t got =
-          recv(fd_, buffer.data(), std::min(buffer.size(), bytes - heard.size()), 0);
-      if (got <= 0) return heard;
-      heard.append(buffer.data(), static_cast<std::size_t>(got));
-    }
-    return heard;
-  }
-  std::string HearAll() { return Hear(std::string::npos); }
-
-  // As a worker of the job; leaves the connection behind a right handshake.
-  void ShakeHands(std::int32_t rank, const std::string& job, Link link = Link::kUrgent) {
-    Handshake handshake = Handshake::Connecting(
-        {.node = {Role::kWorker, rank}, .incarnation = 5u + rank, .job_id = job, .token = ""},
-        link);
-    Say(handshake.Start());
-    while (handshake.wanted() > 0) {
-      const std::string heard = Hear(handshake.wanted());
-      ASSERT_FALSE(heard.empty());
-      Say(handshake.Feed(std::as_bytes(std::span(heard))));
-    }
-    ASSERT_EQ(handshake.state(), Handshake::State::kDone) << handshake.why();
-  }
-
- private:
-  const int fd_;
-};
 
 class TcpStrangers : public testing::Test {
  protected:
@@ -112,17 +53,6 @@ class TcpStrangers : public testing::Test {
  private:
   std::size_t served_ = 0;
 };
-
-std::string Preamble() {
-  const auto preamble = EncodePreamble();
-  return {reinterpret_cast<const char*>(preamble.data()), preamble.size()};
-}
-
-std::string HeaderOf(const Message& message) {
-  std::array<std::byte, kHeaderBytes> header;
-  EncodeHeader(message, header);
-  return {reinterpret_cast<const char*>(header.data()), header.size()};
-}
 
 TEST_F(TcpStrangers, ABrowserIsAnswered) {
   PlainSocket browser(address());

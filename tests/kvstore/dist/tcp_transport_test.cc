@@ -526,6 +526,17 @@ TEST(TcpTransport, WhereNobodyListensTheDeadlineEnds) {
   }
 }
 
+TEST(TcpTransport, AConnectionThatNobodyWantsAnyMoreIsGivenUpBeforeTheDeadline) {
+  TcpNode worker(OptionsOf(kWorker0));
+  const std::string address = FreeAddress();
+  try {
+    worker.transport->Connect(kServer0, address, Long(), [] { return true; });
+    FAIL();
+  } catch (const NetworkError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("server 0 at " + address));
+  }
+}
+
 TEST(TcpTransport, TheListenerMayComeLater) {
   const std::string address = FreeAddress();
   TcpNode worker(OptionsOf(kWorker0));

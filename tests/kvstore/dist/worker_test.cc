@@ -171,6 +171,26 @@ TEST(WorkerMachine, AFailedJobFailsEverythingByName) {
               AllOf(HasSubstr("worker 1"), HasSubstr("host:801"), HasSubstr("no sign of life")));
 }
 
+TEST(WorkerMachine, AServerThatEndsBecauseTheJobHasFailedIsNotTheCause) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const auto pull = job.PushPull(0, 0, {1});
+  job.Run();
+  const FailureBody failure{.node = WorkerNodeOf(1), .address = "host:801", .why = "reset"};
+  job.Deliver(
+      {ServerNodeOf(0),
+       WorkerNodeOf(0),
+       {.kind = Kind::kJobFailed, .incarnation = job.IncarnationOf(0), .meta = Encode(failure)}});
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) {
+    job.worker(0).OnLost(job.now, ServerNodeOf(0), "host:900", "it has closed", out);
+  });
+  for (const std::uint64_t token : {pull, job.Pull(0, 0)}) {
+    EXPECT_THAT(job.ErrorOf(token), AllOf(HasSubstr("worker 1"), HasSubstr("host:801")));
+  }
+}
+
 TEST(WorkerMachine, AtTheDeadlineItSaysWhoIsMissing) {
   SmallJob job(3);
   for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});

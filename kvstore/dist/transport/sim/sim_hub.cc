@@ -14,6 +14,9 @@ namespace heddle::kvstore::dist {
 
 namespace {
 
+// How often a node that waits for another one to listen looks whether it still wants to.
+constexpr std::chrono::milliseconds kGivenUpAsked{50};
+
 // Copies the runs of one payload into those of another, which have as many bytes.
 void CopyRuns(std::span<const std::span<const std::byte>> from,
               std::span<const std::span<std::byte>> to) {
@@ -68,8 +71,9 @@ class SimTransport : public Transport {
   void SetSelf(NodeId self) override { hub_.SetSelf(endpoint_, self); }
   bool Rename(NodeId from, NodeId to) override { return hub_.Rename(endpoint_, from, to); }
   void Connect(NodeId peer, const std::string& address,
-               std::chrono::steady_clock::time_point deadline) override {
-    hub_.Connect(endpoint_, peer, address, deadline);
+               std::chrono::steady_clock::time_point deadline,
+               const std::function<bool()>& given_up) override {
+    hub_.Connect(endpoint_, peer, address, deadline, given_up);
   }
   void Disconnect(NodeId peer) override { hub_.Disconnect(endpoint_, peer); }
   void Close() override { hub_.Close(endpoint_); }
@@ -144,15 +148,31 @@ bool SimHub::Rename(std::size_t at, NodeId from, NodeId to) {
 }
 
 void SimHub::Connect(std::size_t from, NodeId peer, const std::string& address,
-                     std::chrono::steady_clock::time_point deadline) {
-  MutexLock lock(mutex_);
-  std::optional<std::size_t> found = FindLocked(address);
-  while (!found) {
-    if (!changed_.WaitUntil(mutex_, deadline) && !FindLocked(address)) {
+                     std::chrono::steady_clock::time_point deadline,
+                     const std::function<bool()>& given_up) {
+  using Clock = std::chrono::steady_clock;
+  const auto listens = [&]() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (!FindLocked(address)) {
+      changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + kGivenUpAsked));
+    }
+    return FindLocked(address).has_value();
+  };
+  while (!listens()) {
+    if (given_up && given_up()) {
+      throw NetworkError(
+          fmt::format("connect to {} at {}: it was given up", ToString(peer), address));
+    }
+    if (Clock::now() >= deadline) {
       throw TimeoutError(
           fmt::format("connect to {} at {}: nobody listens there", ToString(peer), address));
     }
-    found = FindLocked(address);
+  }
+  MutexLock lock(mutex_);
+  const std::optional<std::size_t> found = FindLocked(address);
+  if (!found) {
+    throw NetworkError(
+        fmt::format("connect to {} at {}: it listens no more", ToString(peer), address));
   }
   Endpoint& self = *endpoints_[from];
   Endpoint& other = *endpoints_[*found];

@@ -84,7 +84,8 @@ class SimHub {
   // For SimTransport.
   void Send(std::size_t from, NodeId to, Message message) EXCLUDES(mutex_);
   void Connect(std::size_t from, NodeId peer, const std::string& address,
-               std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_);
+               std::chrono::steady_clock::time_point deadline,
+               const std::function<bool()>& given_up) EXCLUDES(mutex_);
   bool Rename(std::size_t at, NodeId from, NodeId to) EXCLUDES(mutex_);
   void SetSelf(std::size_t at, NodeId self) EXCLUDES(mutex_);
   void Disconnect(std::size_t at, NodeId peer) EXCLUDES(mutex_);

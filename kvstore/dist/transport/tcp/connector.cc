@@ -58,7 +58,7 @@ class Attempts {
   }
   // Throws if it is time to give up.
   void CheckTime() const {
-    if (target_.cancelled()) Refused("the node is closing");
+    if (target_.cancelled()) Refused("it was given up; last seen: " + seen_);
     if (Clock::now() < target_.deadline) return;
     throw TimeoutError(fmt::format("{}: not done by the deadline; last seen: {}", What(), seen_));
   }
