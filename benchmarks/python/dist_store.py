@@ -22,7 +22,7 @@ WORKERS = 2
 
 
 def rounds_of(size, quick):
-    return max(3, min(1000, (1 << 29) // size) // (10 if quick else 1))
+    return max(5, min(300, (1 << 28) // size) // (10 if quick else 1))
 
 
 def time_case(mx, kv, key, size, quick):
