@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
 
@@ -18,6 +19,36 @@ def run_json(command, environment=None):
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr.strip()}")
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_job(programs, environment, workers):
+    """Runs one job of several processes on this machine: programs is {role: command}, each role's once but the
+    worker's `workers` times. Returns the object that worker 0 printed on its last line."""
+    with socket.create_server(("127.0.0.1", 0)) as probe, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = probe.getsockname()[1], other.getsockname()[1]
+    shared = {**os.environ, **environment, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(ports[0]),
+              "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": "1", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(ports[1])}
+    processes = []
+    try:
+        for role, command in programs.items():
+            for rank in range(workers if role == "worker" else 1):
+                own = {"HEDDLE_RANK": str(rank)} if role == "worker" else {}
+                processes.append((role, subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env={**shared, **own, "DMLC_ROLE": role})))
+        outputs = {}
+        for role, process in processes:
+            output, errors = process.communicate(timeout=600)
+            if process.returncode != 0:
+                raise RuntimeError(f"{role}: {' '.join(process.args)}: status {process.returncode}\n{errors.strip()}")
+            outputs.setdefault(role, []).append(output)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(str(error)) from error
+    finally:
+        for _, process in processes:
+            process.kill()
+    return json.loads(outputs["worker"][0].strip().splitlines()[-1])
 
 
 def interleave(programs, reps, measure):

@@ -10,10 +10,11 @@ import subprocess
 
 from compare.bars import median
 from compare.build import ROOT
-from compare.programs import interleave, run_json
+from compare.programs import interleave, run_job, run_json
 
 TARGETS = ["heddle_python"]
 PROGRAM = os.path.join(ROOT, "benchmarks", "python", "store.py")
+TORCH_STEP = os.path.join(ROOT, "benchmarks", "python", "torch_step.py")
 ENVIRONMENT = os.path.join(ROOT, "build", "mxnet")
 PEER = os.path.join(ENVIRONMENT, "bin", "python")
 REQUIREMENTS = ["mxnet==1.9.1", "numpy==1.23.5"]
@@ -31,13 +32,17 @@ def missing(context):
     return [] if found else [f"MXNet ({', '.join(REQUIREMENTS)} from PyPI, with Python 3.11)"]
 
 
+def _ours():
+    python = os.path.join(ROOT, "build", "venv", "bin", "python")
+    return python if os.path.exists(python) else "python3"
+
+
 def programs(context, program):
     """What runs a Python program of benchmarks/python with heddle and, if it is there, with MXNet:
     {name: (command, environment)}."""
-    python = os.path.join(ROOT, "build", "venv", "bin", "python")
     quick = ["--quick"] if context.quick else []
     path = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
-    found = {"heddle": ([python if os.path.exists(python) else "python3", program, "heddle", *quick], path)}
+    found = {"heddle": ([_ours(), program, "heddle", *quick], path)}
     if not missing(context):
         found["mxnet"] = ([PEER, "-W", "ignore", program, "mxnet", *quick], {})
     return found
@@ -66,4 +71,19 @@ def run_store(context):
                                  [run[case] for run in runs["mxnet"]], _bar_of(int(size)))
 
 
-SECTIONS = {"store": run_store}
+def run_torch(context):
+    """A training step of the digits' network on two processes, against DistributedDataParallel on Gloo."""
+    if subprocess.run([_ours(), "-c", "import torch.distributed"], check=False, capture_output=True).returncode != 0:
+        context.report.add_missing("PyTorch (tools/setup.sh torch)")
+        return
+    server = [_ours(), "-m", "heddle.server"]
+    environment = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
+    quick = ["--quick"] if context.quick else []
+    jobs = {"heddle": {"scheduler": server, "server": server, "worker": [_ours(), TORCH_STEP, "heddle", *quick]},
+            "gloo": {"worker": [_ours(), TORCH_STEP, "gloo", *quick]}}
+    steps = interleave(jobs, context.reps, lambda job: run_job(job, environment, workers=2)["step"])
+    context.report.add_ratio("heddle.torch, a step of the digits on 2 processes", steps["heddle"], "us",
+                             "DistributedDataParallel on Gloo", steps["gloo"], 1)
+
+
+SECTIONS = {"store": run_store, "torch": run_torch}
