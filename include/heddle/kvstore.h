@@ -298,7 +298,7 @@ class KVStore {
   bool Contains(const K& key) const {
     return DoContains(KeyRef(key));
   }
-  virtual std::vector<Key> Keys() const;  // in the order of their creation
+  virtual std::vector<Key> Keys() const;  // in the order of their creation; of a job: sorted
 
   // What later pushes do with the sum, in place of replacing the stored value. One thread at a time
   // is in the updater of a key; an exception of it leaves Push. It may read and wait, unless the

@@ -29,10 +29,12 @@ struct StoreSetup {
   std::string store;
   std::string engine;
   int workers;
+  std::string network = {};  // of a dist type: "sim", "tcp"
 };
 
 inline std::string SetupName(const testing::TestParamInfo<StoreSetup>& info) {
-  return info.param.store + "_" + info.param.engine + std::to_string(info.param.workers);
+  const StoreSetup& setup = info.param;
+  return setup.store + setup.network + "_" + setup.engine + std::to_string(setup.workers);
 }
 
 // `store` on every engine.
@@ -155,7 +157,9 @@ void RunTogether(int round, A&& a, B&& b) {
 
 class StoreTest : public testing::TestWithParam<StoreSetup> {
  protected:
-  std::unique_ptr<KVStore> NewStore(const KVStoreOptions& options = {}) {
+  void SetUp() override { store = NewStore(); }
+
+  virtual std::unique_ptr<KVStore> NewStore(const KVStoreOptions& options = {}) {
     return KVStore::Create(GetParam().store, engine, options);
   }
 
@@ -187,7 +191,7 @@ class StoreTest : public testing::TestWithParam<StoreSetup> {
 
   const Shape shape{2, 3};
   Engine engine{OptionsOf(GetParam())};
-  std::unique_ptr<KVStore> store = NewStore();
+  std::unique_ptr<KVStore> store;
 };
 
 }  // namespace heddle::kvstore_test

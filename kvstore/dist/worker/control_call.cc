@@ -50,21 +50,27 @@ class ControlCall {
   const CallEnded ended_;
 };
 
-// Waits for an op that `start` starts, with what it shall call at the end.
+// Waits for an op that `start` starts, with what it shall call at the end. Its error is the
+// caller's alone: a failed op would be told to the engine's next WaitForAll as well.
 std::vector<Message> RunAndWait(Engine& engine, const OpName& name,
                                 std::function<void(CallEnded ended)> start) {
   const Var ended = engine.NewVar("dist.ended");
-  const auto answers = std::make_shared<std::vector<Message>>();
+  struct Outcome {
+    std::exception_ptr error;
+    std::vector<Message> answers;
+  };
+  const auto outcome = std::make_shared<Outcome>();
   engine.PushAsync({.name = name, .writes = {ended}, .lane = Lane::kComm, .start_inline = true},
-                   [start = std::move(start), answers](Completion done) {
-                     start([answers, done = std::move(done)](std::exception_ptr error,
-                                                             std::vector<Message> messages) {
-                       *answers = std::move(messages);
-                       done(std::move(error));
+                   [start = std::move(start), outcome](Completion done) {
+                     start([outcome, done = std::move(done)](std::exception_ptr error,
+                                                             std::vector<Message> answers) {
+                       *outcome = {std::move(error), std::move(answers)};
+                       done();
                      });
                    });
   engine.WaitForVar(ended);
-  return std::move(*answers);
+  if (outcome->error) std::rethrow_exception(outcome->error);
+  return std::move(outcome->answers);
 }
 
 }  // namespace

@@ -55,6 +55,12 @@ class Job {
     for (std::thread& thread : threads_) thread.join();
   }
 
+  // The worker of a rank, which the caller closes. Returns when the job has begun.
+  std::shared_ptr<WorkerNode> Join(int rank) {
+    DistOptions mine = OptionsOf(DistRole::kWorker);
+    mine.rank = rank;
+    return WorkerNode::Join(mine, Factory(DistRole::kWorker));
+  }
   // Runs `body` on a thread for each worker, and returns when all have ended and left.
   void RunWorkers(const std::string& type,
                   const std::function<void(int rank, KVStore& store, Engine& engine)>& body) {
@@ -62,9 +68,7 @@ class Job {
     for (int i = 0; i < options_.num_workers; ++i) {
       workers.emplace_back([&, i] {
         try {
-          DistOptions mine = OptionsOf(DistRole::kWorker);
-          mine.rank = i;
-          const auto node = WorkerNode::Join(mine, Factory(DistRole::kWorker));
+          const auto node = Join(i);
           {
             Engine engine(EngineOptions::FromEnvironment());
             {
