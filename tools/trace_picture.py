@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws a stretch of a trace as SVG, for documents: threads, op bodies, waits and dependency arrows.
+"""Draws a stretch of a trace as SVG, for documents: threads, op bodies, waits and dependency arrows; of a job
+messages, the work on parts, and the arrows of requests.
 
   heddle trace run.trace -o run.json
   tools/trace_picture.py run.json --from-us 5000 --to-us 6000 -o run.svg
@@ -13,7 +14,8 @@ from xml.sax.saxutils import escape
 WIDTH, LEFT, RIGHT, TOP = 1300, 92, 16, 22
 TRACK, GAP, LEGEND_ROW, LEGEND_COLUMN = 46, 44, 20, 170
 COLOURS = ['#3b7dd8', '#d97a2b', '#3a9d5d', '#9063c8', '#c84b5c', '#2f9aa0', '#b08d1e', '#7d8a99',
-           '#d26fae', '#5f6fd0', '#8a5a3c', '#6aa02e']
+           '#d26fae', '#5f6fd0', '#8a5a3c', '#6aa02e', '#1c4e8f', '#8f4312', '#1d6238', '#5b3590', '#8d2334',
+           '#12686e', '#6f580b', '#4a5561', '#93376f', '#323f99', '#f0a35e', '#8fc46a']
 WAIT = '#dcd6c8'
 
 
@@ -22,10 +24,18 @@ def load(path, begin, end):
     with open(path, encoding='utf-8') as file:
         events = json.load(file)['traceEvents']
     slices, names, starts, arrows = {}, {}, {}, []
+    processes = {e['pid']: e['args']['name'].split(' (')[0] for e in events
+                 if e['ph'] == 'M' and e['name'] == 'process_name'}
+    job = len(processes) > 1
     for event in events:
         if event['ph'] == 'M' and event['name'] == 'thread_name':
-            names[event['tid']] = f"{event['args']['name']} {event['tid']}"
+            names[event['tid']] = (f"{processes[event['pid']]}" if job else
+                                   f"{event['args']['name']} {event['tid']}")
+        elif job and event.get('cat') in ('wait', 'dependency'):
+            continue
         elif event['ph'] == 'X' and event['ts'] < end and event['ts'] + event['dur'] > begin:
+            if event['cat'] in ('message', 'part'):  # what happens, whatever the key
+                event['name'] = event['name'].split(" '")[0]
             slices.setdefault(event['tid'], []).append(event)
         elif event['ph'] == 's':
             starts[event['id']] = event
@@ -39,8 +49,9 @@ def load(path, begin, end):
 def draw(slices, names, arrows, begin, end):
     scale = (WIDTH - LEFT - RIGHT) / (end - begin)
     at = lambda us: LEFT + (min(max(us, begin), end) - begin) * scale
-    tracks = {tid: TOP + i * (TRACK + GAP) for i, tid in enumerate(sorted(slices))}
-    kinds = sorted({e['name'] for es in slices.values() for e in es if e['cat'] == 'op'})
+    order = sorted(slices, key=lambda tid: (names.get(tid, ''), tid))
+    tracks = {tid: TOP + i * (TRACK + GAP) for i, tid in enumerate(order)}
+    kinds = sorted({e['name'] for es in slices.values() for e in es if e['cat'] != 'wait'})
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(kinds)}
     axis = TOP + len(tracks) * (TRACK + GAP) + 6
     columns = (WIDTH - LEFT - RIGHT) // LEGEND_COLUMN
@@ -54,11 +65,14 @@ def draw(slices, names, arrows, begin, end):
     for tid, y in tracks.items():
         text(LEFT - 8, y + TRACK / 2 + 4, names.get(tid, str(tid)), ' text-anchor="end"')
         box(LEFT, y, WIDTH - LEFT - RIGHT, TRACK, '#f5f3ee')
-        for event in sorted(slices[tid], key=lambda e: e['cat'] == 'op'):  # waits lie behind
+        # Waits lie behind, and what holds others.
+        for event in sorted(slices[tid], key=lambda e: (e['cat'] != 'wait', -e['dur'])):
             x, x_end = at(event['ts']), at(event['ts'] + event['dur'])
             wait = event['cat'] == 'wait'
-            box(x, y + (0 if wait else 5), max(x_end - x, 0.6), TRACK - (0 if wait else 10),
-                WAIT if wait else colour[event['name']])
+            outer = sum(e['ts'] <= event['ts'] and event['dur'] < e['dur'] and
+                        event['ts'] + event['dur'] <= e['ts'] + e['dur'] for e in slices[tid] if e['cat'] != 'wait')
+            inset = 0 if wait else 5 + 7 * min(outer, 2)
+            box(x, y + inset, max(x_end - x, 0.6), TRACK - 2 * inset, WAIT if wait else colour[event['name']])
             if x_end - x > 7 * len(event['name']):
                 text((x + x_end) / 2, y + TRACK / 2 + 4, event['name'],
                      f' text-anchor="middle" fill="{"#333" if wait else "#fff"}"')

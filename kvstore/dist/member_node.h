@@ -22,13 +22,16 @@ class MemberNode : public Node {
  protected:
   explicit MemberNode(Machine& machine) : role_machine_(machine) {}
 
-  // Connects to the scheduler and joins; what comes of it is in member_. Errors as
-  // ConnectToScheduler.
+  // Connects to the scheduler and joins; what comes of it is in member_. `deadline` is that of the
+  // whole start. Errors as ConnectToScheduler.
   void JoinJob(Transport& transport, const DistOptions& options,
                std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_) {
+    // The scheduler, whose deadline may be the same, shall have the word: it knows who is missing.
+    constexpr Time kSchedulerFirst = std::chrono::milliseconds(500);
+    const Time started = deadline.time_since_epoch() - options.connect_deadline + kSchedulerFirst;
     ConnectToScheduler(transport, options, deadline);
     Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-      member_->Join(now, out);
+      member_->Join(now, out, started);
       joined_ = true;
     });
   }

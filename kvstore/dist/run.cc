@@ -2,11 +2,15 @@
 
 #include <heddle/error.h>
 
+#include <cstdlib>
 #include <exception>
 #include <utility>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include "base/env.h"
+#include "base/job_file.h"
 #include "base/mutex.h"
 #include "engine/trace_source.h"
 #include "kvstore/dist/listen_address.h"
@@ -47,6 +51,7 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   if (options.io_threads > 0) tcp.io_threads = options.io_threads;
   tcp.spin = options.spin;
   tcp.io_cpu = options.io_cpu;
+  tcp.capture = JobFileName(EnvString("HEDDLE_WIRE_CAPTURE", ""));
   return tcp;
 }
 
@@ -62,13 +67,16 @@ TransportFactory TcpTransports(const DistOptions& options) {
 
 namespace {
 
-// The worker that this process is, while it has stores.
+// The worker that this process is. Its node outlives the stores, to tell the job how the process
+// ends.
 class ProcessWorker {
  public:
-  std::shared_ptr<WorkerNode> Get() EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (std::shared_ptr<WorkerNode> node = node_.lock()) return node;
+  // With one more store, for which StoreGone will be called.
+  std::shared_ptr<WorkerNode> Get() EXCLUDES(joining_mutex_, mutex_) {
+    MutexLock joining(joining_mutex_);
     if (joined_) {
+      std::shared_ptr<WorkerNode> node = Present();
+      if (node != nullptr && node->StoreMade()) return node;
       throw InvalidState(
           "this process has left its job: expected all dist stores to be made while one is there");
     }
@@ -80,14 +88,47 @@ class ProcessWorker {
     }
     std::shared_ptr<WorkerNode> node = WorkerNode::Join(options, TcpTransports(options));
     joined_ = true;
-    node_ = node;
+    node->StoreMade();
+    {
+      MutexLock lock(mutex_);
+      node_ = node;
+      process_ = getpid();
+    }
+    // Runs before the destructors of what was made before, such as the default engine.
+    on_exit([](int status, void* self) { static_cast<ProcessWorker*>(self)->OnExit(status); },
+            this);
     return node;
   }
 
+  // After an end without order the connections close at once: that tells the others.
+  void StoreGone(std::shared_ptr<WorkerNode> node, bool orderly) EXCLUDES(mutex_) {
+    node->StoreGone(orderly);
+    if (node->orderly()) return;
+    MutexLock lock(mutex_);
+    node_.reset();
+  }
+
  private:
+  std::shared_ptr<WorkerNode> Present() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return node_;
+  }
+
+  // A forked child is no worker.
+  void OnExit(int status) EXCLUDES(mutex_) {
+    std::shared_ptr<WorkerNode> node;
+    {
+      MutexLock lock(mutex_);
+      if (process_ == getpid()) node = std::exchange(node_, nullptr);
+    }
+    if (node != nullptr) node->OnProcessExit(status);
+  }
+
+  Mutex joining_mutex_;
+  bool joined_ GUARDED_BY(joining_mutex_) = false;
   Mutex mutex_;
-  std::weak_ptr<WorkerNode> node_ GUARDED_BY(mutex_);
-  bool joined_ GUARDED_BY(mutex_) = false;
+  std::shared_ptr<WorkerNode> node_ GUARDED_BY(mutex_);
+  pid_t process_ GUARDED_BY(mutex_) = 0;
 };
 
 ProcessWorker& TheWorker() {
@@ -101,12 +142,11 @@ ProcessWorker& TheWorker() {
 std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine) {
   std::shared_ptr<WorkerNode> node = TheWorker().Get();
   // The last store that holds it leaves the job.
-  const std::shared_ptr<WorkerLink> link(node.get(), [node](WorkerLink*) mutable {
-    std::shared_ptr<WorkerNode> mine = std::move(node);
-    mine->StoreGone(std::uncaught_exceptions() == 0);
+  WorkerNode* const borrowed = node.get();
+  const std::shared_ptr<WorkerLink> link(borrowed, [node](WorkerLink*) mutable {
+    TheWorker().StoreGone(std::move(node), std::uncaught_exceptions() == 0);
   });
-  node->StoreMade();
-  return MakeDistStore(engine, type, link, node->NewStore());
+  return MakeDistStore(engine, type, link, borrowed->NewStore());
 }
 
 }  // namespace heddle::kvstore::dist

@@ -14,6 +14,7 @@ import atexit
 import importlib
 import os
 import sys
+import threading
 import warnings
 import weakref
 from typing import Any, Callable, Literal, TypeVar, overload
@@ -320,6 +321,7 @@ def types() -> list:
 
 _dist_stores: list = []  # weak references
 _uncaught = False
+_exiting: tuple = ()  # the last sys.exit: its status, the frame of the program and where that was, the calling frame
 
 
 def _serve_unless_worker() -> None:
@@ -334,26 +336,48 @@ def _serve_unless_worker() -> None:
 
 
 def _end_in_order() -> None:
-    """Stores leave their job at exit, while there is an engine; but not after an uncaught exception, since an orderly
-    end would tell the others that this worker has finished."""
+    """Stores leave their job at exit, while there is an engine; but not after an uncaught exception or a sys.exit with
+    another status than 0, since an orderly end would tell the others that this worker has finished."""
     if _dist_stores:
         return
-    show = sys.excepthook
+    show, plain_exit = sys.excepthook, sys.exit
 
     def excepthook(kind, value, trace):
         global _uncaught
         _uncaught = True
         show(kind, value, trace)
 
+    # Where nobody catches its SystemExit, the program's frame stays where it is. Frames keep their variables, and so
+    # stores, until `leave` has looked.
+    def exit(status=None, /):
+        global _exiting
+        if threading.current_thread() is threading.main_thread():
+            program = innermost = sys._getframe(1)
+            while program.f_back is not None:
+                program = program.f_back
+            _exiting = (status, program, program.f_lasti, innermost)
+        plain_exit(status)
+
+    def failing_status():
+        if _uncaught:
+            return 1
+        if not _exiting or _exiting[1].f_lasti != _exiting[2] or _exiting[0] is None:
+            return 0
+        return _exiting[0] & 0xFF if isinstance(_exiting[0], int) else 1
+
     def leave():
+        global _exiting
         stores = [store for store in (reference() for reference in _dist_stores) if store is not None]
-        if stores and _uncaught:
+        status = failing_status()
+        if stores and status:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(status)
+        _exiting = ()
         for store in stores:
             store.close()
 
+    sys.exit = exit
     sys.excepthook = excepthook
     atexit.register(leave)
 

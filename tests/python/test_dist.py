@@ -97,6 +97,52 @@ def test_an_uncaught_exception_fails_the_job_by_name(tmp_path):
     assert ended["worker 0"][0] == 1 and "worker 1" in ended["worker 0"][1], ended["worker 0"]
 
 
+@pytest.mark.parametrize("last_line", ["sys.exit(train())", "train()"])
+def test_a_failing_exit_fails_the_job_by_name(tmp_path, last_line):
+    ended = Job(tmp_path, f"""
+        import sys
+        import heddle as mx
+
+        def train():
+            kv = mx.kv.create("dist_sync")
+            kv.init("w", mx.nd.ones((2,)))
+            kv.barrier()
+            if kv.rank == 1:
+                if "{last_line}" == "train()":
+                    sys.exit(3)
+                return 3
+            out = mx.nd.zeros((2,))
+            try:
+                while True:
+                    kv.pushpull("w", mx.nd.ones((2,)), out=out)
+                    out.asnumpy()
+            except mx.Error as error:
+                print(error)
+            return 0
+
+        {last_line}
+    """).finish()
+    assert ended["worker 1"][0] == 3, ended["worker 1"]
+    assert "worker 1" in ended["worker 0"][1], ended["worker 0"]
+    assert ended["scheduler 0"][0] == 1, ended["scheduler 0"]
+
+
+def test_an_exit_that_is_caught_fails_nothing(tmp_path):
+    ended = Job(tmp_path, """
+        import sys
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        def give_up():
+            sys.exit(3)
+        try:
+            give_up()
+        except SystemExit:
+            pass
+        kv.barrier()
+    """).finish()
+    assert all(status == 0 for status, _, _ in ended.values()), ended
+
+
 def test_what_is_missing_is_named(run_python):
     result = run_python("import heddle as mx; mx.kv.create('dist_sync')", DMLC_ROLE="worker")
     assert result.returncode == 1 and "ValueError" not in result.stdout

@@ -1,9 +1,10 @@
 // The traces of a real job, joined: three workers and two servers, as a user runs and reads them.
-#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -206,6 +207,50 @@ TEST_F(JobTrace, BarriersMeetAtTheScheduler) {
   for (const int come : received) {
     for (const int go : done) EXPECT_LE(At(come).start, At(go).start);
   }
+}
+
+// --- captured streams ----------------------------------------------------------------------------
+
+// What wire-dump makes of the streams of all processes. Sent here is received there; of the
+// handshake, where the token is proved, nothing is in any file.
+TEST(WireCapture, StreamsOfAJobAreReadableAndHoldNothingSecret) {
+  const TempFolder folder;
+  const ProgramResult job = RunProgram({kHeddle, "launch", "-n", "1", "-s", "1", "--env",
+                                        "HEDDLE_WIRE_CAPTURE=" + (folder / "job.wire"), "--",
+                                        WORKER_PROGRAM, "train", "2"});
+  ASSERT_EQ(job.status, 0) << job.output;
+  std::map<std::string, std::string> dumps;
+  std::string values_sent, values_received;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "")) {
+    const std::string name = entry.path().filename();
+    EXPECT_EQ(entry.status().permissions(),
+              std::filesystem::perms::owner_read | std::filesystem::perms::owner_write)
+        << name;
+    const ProgramResult dump = RunProgram({kHeddle, "wire-dump", entry.path()});
+    EXPECT_EQ(dump.status, 0) << name << dump.output;
+    for (const char* const kind : {"hello", "challenge", "proof", "welcome"}) {
+      EXPECT_THAT(dump.output, ::testing::Not(HasSubstr(kind))) << name;
+    }
+    dumps[name] = dump.output;
+    if (name.rfind("job.worker0.wire.", 0) == 0 && name.find("server0") != std::string::npos) {
+      (name.ends_with(".sent") ? values_sent : values_received) += dump.output;
+    }
+  }
+  EXPECT_THAT(values_sent, HasSubstr("push"));
+  EXPECT_THAT(values_received, HasSubstr("value"));
+  // The server's connections to the worker: it has accepted them before it knew the rank, or after.
+  std::multiset<std::string> of_worker, of_server;
+  for (const auto& [name, dump] : dumps) {
+    const bool sent = name.ends_with(".sent");
+    if (name.rfind("job.worker0.", 0) == 0 && name.find("server") != std::string::npos && sent) {
+      of_worker.insert(dump);
+    }
+    if (name.rfind("job.server0.", 0) == 0 && name.find("-worker") != std::string::npos && !sent) {
+      of_server.insert(dump);
+    }
+  }
+  EXPECT_FALSE(of_worker.empty());
+  EXPECT_EQ(of_worker, of_server);
 }
 
 }  // namespace

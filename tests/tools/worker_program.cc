@@ -1,6 +1,13 @@
 // A worker of a job that does what a test says:
 //
-//   worker_program train ROUNDS    pushes and pulls two keys in rounds, with an optimizer
+//   worker_program train ROUNDS        pushes and pulls two keys in rounds, with an optimizer
+//   worker_program forever             pushes and pulls; says "started" after the first round
+//   worker_program survive END STATUS  the last rank ends after a round as END says, while the
+//   others
+//                                      go on until their calls fail, and print why
+//
+// END: "exit" calls std::exit with a store that lives, "static" too, but the store is a static
+// variable; "return" drops the store, then returns from main; "throw" lets an exception leave main.
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
@@ -9,6 +16,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 namespace {
@@ -31,19 +39,52 @@ void Train(int rounds) {
   store->Barrier();
 }
 
+void PushPull(heddle::KVStore& store) {
+  const heddle::NDArray value = heddle::NDArray::Zeros({3});
+  store.PushPull("sum", heddle::NDArray::Full({3}, 1), value);
+  value.WaitToRead();
+}
+
+[[noreturn]] void PushPullForever() {
+  const std::unique_ptr<heddle::KVStore> store = heddle::KVStore::Create("dist_sync");
+  store->Init("sum", heddle::NDArray::Zeros({3}));
+  PushPull(*store);
+  std::puts("started");
+  std::fflush(stdout);
+  for (;;) PushPull(*store);
+}
+
+// Returns the status for main, if it comes to that.
+int Survive(const std::string& end, int status) {
+  static std::unique_ptr<heddle::KVStore> of_process;
+  std::unique_ptr<heddle::KVStore> store = heddle::KVStore::Create("dist_sync");
+  store->Init("sum", heddle::NDArray::Zeros({3}));
+  if (store->rank() == store->num_workers() - 1) {
+    PushPull(*store);
+    if (end == "static") of_process = std::move(store);
+    if (end == "exit" || end == "static") std::exit(status);  // NOLINT(concurrency-mt-unsafe)
+    if (end == "throw") throw std::runtime_error("out of luck");
+    store.reset();
+    return status;
+  }
+  try {
+    for (;;) PushPull(*store);
+  } catch (const std::exception& error) {
+    std::printf("worker %d: %s\n", store->rank(), error.what());
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
-  try {
-    if (mode == "train" && argc == 3) {
-      Train(std::atoi(argv[2]));
-      return 0;
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "worker_program: %s\n", error.what());
-    return 1;
+  if (mode == "train" && argc == 3) {
+    Train(std::atoi(argv[2]));
+    return 0;
   }
-  std::fprintf(stderr, "usage: worker_program train ROUNDS\n");
+  if (mode == "forever") PushPullForever();
+  if (mode == "survive" && argc == 4) return Survive(argv[2], std::atoi(argv[3]));
+  std::fprintf(stderr, "usage: worker_program train ROUNDS | forever | survive END STATUS\n");
   return 2;
 }

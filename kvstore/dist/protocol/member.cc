@@ -20,9 +20,13 @@ Message Member::Say(Kind kind) const {
   return {.kind = kind, .rank = self().rank, .incarnation = options_.join.incarnation};
 }
 
-void Member::Join(Time now, Outputs& out) {
-  joined_ = heard_ = now;
+void Member::Join(Time now, Outputs& out, std::optional<Time> started) {
+  started_ = started.value_or(now);
+  heard_ = now;
   tick_at_ = now + options_.heartbeat_every;
+  if (options_.start_timeout > Time{0}) {
+    tick_at_ = std::min(tick_at_, started_ + options_.start_timeout);
+  }
   Message join = Say(Kind::kJoin);
   join.meta = Encode(options_.join);
   out.Send(kTheScheduler, std::move(join));
@@ -109,14 +113,14 @@ void Member::OnTime(Time now, Outputs& out) {
   if (leaving_) out.Send(kTheScheduler, Say(Kind::kLeaveJob));
   if (roster_) return;
   if (options_.start_timeout > Time{0}) {
-    if (now - joined_ >= options_.start_timeout) {
+    if (now - started_ >= options_.start_timeout) {
       return SetFailure(
           kTheScheduler, options_.scheduler_address,
           fmt::format("the job did not begin within {}{}", InSeconds(options_.start_timeout),
                       facts_.empty() ? "" : ": " + facts_));
     }
-    tick_at_ = std::min(tick_at_, joined_ + options_.start_timeout);
-    if (!asked_ && now - joined_ >= options_.start_timeout / 2) {
+    tick_at_ = std::min(tick_at_, started_ + options_.start_timeout);
+    if (!asked_ && now - started_ >= options_.start_timeout / 2) {
       asked_ = true;
       out.Send(kTheScheduler, Say(Kind::kStatus));
     }
@@ -137,7 +141,7 @@ void Member::ShutDown(Outputs& out) {
 }
 
 void Member::Fail(const std::string& why, Outputs& out) {
-  if (over()) return;
+  if (failure_ || shut_down_) return;
   Message report = Say(Kind::kPeerDown);
   report.meta = Encode(FailureBody{self(), options_.join.address, why});
   out.Send(kTheScheduler, std::move(report));
@@ -150,7 +154,7 @@ std::string Member::DescribeState(Time now) const {
     text += fmt::format("  the job has failed: {} at {}: {}\n", ToString(failure_->node),
                         failure_->address, failure_->why);
   } else if (!roster_) {
-    text += fmt::format("  has waited {} for the job to begin\n", InSeconds(now - joined_));
+    text += fmt::format("  has waited {} for the job to begin\n", InSeconds(now - started_));
   } else if (leaving_) {
     text += left_ ? "  has left\n" : "  leaves\n";
   } else if (shutdown_wanted_) {

@@ -20,7 +20,7 @@ struct MemberOptions {
   JoinBody join;                  // who it is
   std::string scheduler_address;  // in messages to people
 
-  // By when the roster must be there, from Join on; 0: it may take forever.
+  // By when the roster must be there, from the start on; 0: it may take forever.
   Time start_timeout = std::chrono::seconds(60);
   Time heartbeat_every = std::chrono::seconds(1);
   Time dead_after = std::chrono::seconds(3);  // of the scheduler's silence
@@ -32,7 +32,8 @@ class Member {
  public:
   explicit Member(MemberOptions options);
 
-  void Join(Time now, Outputs& out);
+  // `started`: when this node began to look for the scheduler; unless said, now.
+  void Join(Time now, Outputs& out, std::optional<Time> started = std::nullopt);
   // From the scheduler. Others' messages are no business of this machine.
   void OnMessage(Time now, const Message& message, Outputs& out);
   // The connection to the scheduler is gone for good.
@@ -46,8 +47,8 @@ class Member {
   void OnLeft(Time now);
   // A server has ended its work, as shutdown_wanted() asks.
   void ShutDown(Outputs& out);
-  // This node cannot go on: tells the scheduler, which fails the job. `why`: "its program threw
-  // std::bad_alloc".
+  // This node cannot go on, or has ended badly after it left: tells the scheduler, which fails the
+  // job. `why`: "its program threw std::bad_alloc".
   void Fail(const std::string& why, Outputs& out);
 
   const std::optional<RosterBody>& roster() const { return roster_; }
@@ -69,7 +70,7 @@ class Member {
   bool over() const { return failure_.has_value() || left_ || shut_down_; }
 
   const MemberOptions options_;
-  Time joined_{0};
+  Time started_{0};
   Time heard_{0};
   Time tick_at_{0};
   std::uint64_t heartbeats_ = 0;

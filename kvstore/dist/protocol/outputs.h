@@ -51,7 +51,9 @@ struct Outputs {
 // Outputs in the memory of those that this thread has used last.
 class ReusedOutputs {
  public:
-  ReusedOutputs() : outputs_(std::exchange(Spare(), {})) {}
+  ReusedOutputs() {
+    if (Outputs* const spare = Spare()) outputs_ = std::exchange(*spare, {});
+  }
   ReusedOutputs(const ReusedOutputs&) = delete;
   ReusedOutputs& operator=(const ReusedOutputs&) = delete;
   ~ReusedOutputs() {
@@ -61,7 +63,7 @@ class ReusedOutputs {
     outputs_.answers.clear();
     outputs_.log.clear();
     outputs_.disconnects.clear();
-    Spare() = std::move(outputs_);
+    if (Outputs* const spare = Spare()) *spare = std::move(outputs_);
   }
 
   Outputs& operator*() { return outputs_; }
@@ -69,9 +71,16 @@ class ReusedOutputs {
  private:
   static constexpr std::size_t kKeptMax = 64;
 
-  static Outputs& Spare() {
-    thread_local Outputs spare;
-    return spare;
+  // Null at the end of the thread: stores may be static variables, whose destructors run later.
+  static Outputs* Spare() {
+    thread_local bool over = false;
+    struct Kept {
+      ~Kept() { over = true; }
+      Outputs outputs;
+    };
+    if (over) return nullptr;
+    thread_local Kept kept;
+    return &kept.outputs;
   }
 
   Outputs outputs_;

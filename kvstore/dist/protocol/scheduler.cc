@@ -290,11 +290,14 @@ void SchedulerMachine::OnPeerDown(Time now, const Node& from, const Message& mes
   if (!Decode(message.meta, &report)) {
     return FailNode(now, from, "its report of a lost peer cannot be read", out);
   }
-  if (failure_ || from.presence != Presence::kHere) return;
+  if (failure_) return;
+  // Also of one that has left in order, and then ended badly.
   if (report.node.role == from.id.role &&
       (report.node.rank == from.id.rank || report.node.rank < 0)) {
+    if (phase_ == Phase::kShuttingDown || from.presence == Presence::kGone) return;
     return FailNode(now, from, report.why, out);
   }
+  if (from.presence != Presence::kHere) return;
   const auto index = IndexOf(report.node);
   if (!index || nodes_[*index].presence != Presence::kHere) return;
   if (phase_ == Phase::kShuttingDown) return;  // servers end

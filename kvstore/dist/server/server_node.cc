@@ -96,7 +96,7 @@ void ServerNode::TellWorkers(Outputs& out) const {
   }
 }
 
-std::string ServerNode::DescribeState() { return DescribeMachines() + engine_.DumpState(); }
+std::string ServerNode::DescribeState() { return DescribeMachines() + "\n" + engine_.DumpState(); }
 
 void ServerNode::OnMemberChanged(Time now, Outputs& out) {
   if (!member_->roster() || std::exchange(has_roster_, true)) return;

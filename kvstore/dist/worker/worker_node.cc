@@ -15,6 +15,7 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr std::uint64_t kLeaveToken = 1;  // no sink has this address
+constexpr auto kExitWait = std::chrono::seconds(1);
 
 WorkerOptions MachineOptions(const DistOptions& options, Incarnation incarnation) {
   WorkerOptions machine;
@@ -104,9 +105,11 @@ std::uint32_t WorkerNode::NewStore() {
   return stores_++;
 }
 
-void WorkerNode::StoreMade() {
+bool WorkerNode::StoreMade() {
   MutexLock lock(mutex_);
+  if (stores_ > 0 && stores_alive_ == 0) return false;
   ++stores_alive_;
+  return true;
 }
 
 void WorkerNode::StoreGone(bool orderly) {
@@ -116,6 +119,26 @@ void WorkerNode::StoreGone(bool orderly) {
     if (--stores_alive_ > 0 || !orderly_) return;
   }
   Close();
+}
+
+bool WorkerNode::orderly() {
+  MutexLock lock(mutex_);
+  return orderly_;
+}
+
+void WorkerNode::OnProcessExit(int status) {
+  if (status == 0) return;
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) {
+    orderly_ = false;
+    member_->Fail(fmt::format("its process exited with status {}", status), out);
+  });
+  transport_->Flush();
+  // The job's failure ends what stores that still live wait for.
+  const auto until = std::chrono::steady_clock::now() + kExitWait;
+  MutexLock lock(mutex_);
+  while (stores_alive_ > 0 && !member_->failure()) {
+    if (!changed_.WaitUntil(mutex_, until)) return;
+  }
 }
 
 void WorkerNode::Serve(Engine& engine) {

@@ -40,9 +40,15 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
 
   // The number of the next store.
   std::uint32_t NewStore();
-  // A store begins. When the last one is gone, the worker closes, unless one was not gone in order.
-  void StoreMade();
+  // A store begins; false: the last one has gone already. When the last one is gone, the worker
+  // closes, unless one was not gone in order.
+  bool StoreMade();
   void StoreGone(bool orderly);
+  // False: it has ended without leaving in order.
+  bool orderly();
+  // The process ends. With a status other than 0 the job is told that this worker has failed, also
+  // if it has left in order; returns when the message has gone.
+  void OnProcessExit(int status);
 
   // For one engine at a time; threads that wait in others get their answers from the transport's
   // own thread.

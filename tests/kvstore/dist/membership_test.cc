@@ -458,6 +458,15 @@ TEST_F(SchedulerTest, ReportsAboutStrangersAndThoseWhoLeftMeanNothing) {
   EXPECT_FALSE(scheduler_->failure());
 }
 
+// Its process has exited with a status other than 0.
+TEST_F(SchedulerTest, AWorkerMayReportItselfAlsoWhenItHasLeft) {
+  StartJob();
+  Say(Worker(1), Kind::kLeaveJob);
+  Say(Worker(1), {.kind = Kind::kPeerDown,
+                  .meta = Encode(FailureBody{Worker(1), "", "its process exited with status 3"})});
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its process exited"));
+}
+
 TEST_F(SchedulerTest, AReportAboutAWorkerThatThenLeavesIsForgotten) {
   StartJob();
   ReportLost(Server(0), Worker(1));
@@ -717,6 +726,21 @@ TEST_F(MemberTest, AStartThatTakesTooLongSaysWhatTheSchedulerKnows) {
   EXPECT_THAT(WhyFailed(), HasSubstr("did not begin within 10.0 s: missing: worker 1"));
 }
 
+// Connecting has taken most of the deadline: it does not begin anew.
+TEST_F(MemberTest, TheStartDeadlineCountsFromTheStart) {
+  options_.start_timeout = seconds(10);
+  Make(Role::kWorker);
+  const Time started = now_;
+  now_ += milliseconds(9700);
+  Outputs out;
+  member_->Join(now_, out, started);
+  EXPECT_LE(member_->next_time(), started + seconds(10));
+  Pass(milliseconds(299));
+  EXPECT_FALSE(member_->failure());
+  Pass(milliseconds(1));
+  EXPECT_THAT(WhyFailed(), HasSubstr("did not begin within 10.0 s"));
+}
+
 TEST_F(MemberTest, AWorkerLeavesUntilTheSchedulerHasHeardIt) {
   Make(Role::kWorker);
   Join();
@@ -778,6 +802,18 @@ TEST_F(MemberTest, TellsOfItsOwnEnd) {
   EXPECT_EQ(body.node, Worker(3));
   EXPECT_EQ(body.address, "10.0.0.1:1");
   EXPECT_EQ(body.why, "its program threw std::bad_alloc");
+}
+
+TEST_F(MemberTest, TellsOfABadEndAlsoWhenItHasLeft) {
+  Make(Role::kWorker);
+  Join();
+  Hear(Roster());
+  member_->OnLeft(now_);
+  Hear({.kind = Kind::kDone});
+  ASSERT_TRUE(member_->left());
+  Outputs out;
+  member_->Fail("its process exited with status 3", out);
+  EXPECT_THAT(Kinds(out), ElementsAre(Kind::kPeerDown));
 }
 
 TEST_F(MemberTest, ItsStateIsPutInWords) {

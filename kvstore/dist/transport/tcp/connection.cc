@@ -45,12 +45,13 @@ void Count(std::atomic<std::uint64_t>& count, std::uint64_t by) {
 
 Connection::Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Link link,
                        std::shared_ptr<BufferPool> pool, const WireLimits& limits,
-                       TcpCounts& counts)
+                       TcpCounts& counts, std::unique_ptr<WireCapture> capture)
     : reactor_(reactor),
       socket_(std::move(socket)),
       fd_(socket_.native_handle()),
       link_(link),
       counts_(counts),
+      capture_(std::move(capture)),
       receiver_(std::move(pool), limits, link == Link::kBulk,
                 {.land = [this](const Message& header,
                                 std::uint64_t bytes) { return events_.sink.land(header, bytes); },
@@ -130,6 +131,9 @@ void Connection::Pump(int calls) {
     const ssize_t bytes = sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
     const int error = errno;
     Count(counts_.writes, 1);
+    if (capture_ != nullptr && bytes > 0) {
+      capture_->Sent(runs.data(), static_cast<std::size_t>(bytes));
+    }
     tx_mutex_.Lock();
     writing_ = false;
     written_.NotifyAll();
@@ -225,6 +229,9 @@ Connection::ReadResult Connection::ReadOnce() {
   const ssize_t bytes = readv(fd_, runs.data(), static_cast<int>(count));
   const int error = errno;
   Count(counts_.reads, 1);
+  if (capture_ != nullptr && bytes > 0) {
+    capture_->Received(runs.data(), static_cast<std::size_t>(bytes));
+  }
   if (bytes > 0) Count(counts_.bytes_received, static_cast<std::uint64_t>(bytes));
   const std::string wrong = receiver_.Commit(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
   if (ended_) return ReadResult::kOver;

@@ -32,6 +32,7 @@
 #include "kvstore/dist/transport/tcp/reactor.h"
 #include "kvstore/dist/transport/tcp/receiver.h"
 #include "kvstore/dist/transport/tcp/send_queue.h"
+#include "kvstore/dist/transport/tcp/wire_capture.h"
 
 namespace heddle::kvstore::dist {
 
@@ -58,7 +59,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   };
 
   Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Link link,
-             std::shared_ptr<BufferPool> pool, const WireLimits& limits, TcpCounts& counts);
+             std::shared_ptr<BufferPool> pool, const WireLimits& limits, TcpCounts& counts,
+             std::unique_ptr<WireCapture> capture = nullptr);
 
   // Begins to receive; once, after which `events` is not touched until Close.
   void Start(Events events);
@@ -102,6 +104,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const int fd_;
   const Link link_;
   TcpCounts& counts_;
+  const std::unique_ptr<WireCapture> capture_;  // null: nothing is captured
 
   // The reactor's.
   Receiver receiver_;

@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "kvstore/dist/protocol/words.h"
 #include "kvstore/dist/transport/tcp/acceptor.h"
 #include "kvstore/dist/transport/tcp/buffer_pool.h"
 #include "kvstore/dist/transport/tcp/connection.h"
@@ -102,6 +103,7 @@ class TcpTransportImpl final : public TcpTransport {
   std::string FindPlace(const HelloBody& hello, const std::string& address, PeerPtr* peer,
                         bool* is_new) REQUIRES(peers_mutex_);
   Reactor& NextReactor() { return *reactors_[next_reactor_++ % reactors_.size()]; }
+  std::unique_ptr<WireCapture> MakeCapture(const Peer& peer, Link link);
   std::shared_ptr<Connection> MakeConnection(const PeerPtr& peer, int fd, Link link)
       REQUIRES(peers_mutex_);
   void Start(const PeerPtr& peer, const std::shared_ptr<Connection>& connection);
@@ -123,6 +125,7 @@ class TcpTransportImpl final : public TcpTransport {
   const std::shared_ptr<BufferPool> pool_;
   TcpCounts counts_;
   std::atomic<SendId> next_send_{1};
+  std::atomic<int> next_capture_{0};
   std::atomic<bool> closing_{false};
 
   // Connections with small messages that wait for company. Whoever adds one flushes it, unless
@@ -323,6 +326,16 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
   return {};
 }
 
+// The number tells connections of peers apart whose rank is not known yet.
+std::unique_ptr<WireCapture> TcpTransportImpl::MakeCapture(const Peer& peer, Link link) {
+  if (options_.capture.empty()) return nullptr;
+  const NodeId id = peer.id.load(std::memory_order_acquire);
+  return std::make_unique<WireCapture>(fmt::format(
+      "{}.{}-{}{}-{}", options_.capture, next_capture_.fetch_add(1, std::memory_order_relaxed),
+      RoleName(id.role), id.rank >= 0 ? std::to_string(id.rank) : "",
+      link == Link::kBulk ? "bulk" : "urgent"));
+}
+
 std::shared_ptr<Connection> TcpTransportImpl::MakeConnection(const PeerPtr& peer, int fd,
                                                              Link link) {
   sockaddr_storage name{};
@@ -330,8 +343,9 @@ std::shared_ptr<Connection> TcpTransportImpl::MakeConnection(const PeerPtr& peer
   getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length);
   tcp::socket socket(peer->reactor.context());
   socket.assign(name.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd);
-  auto connection = std::make_shared<Connection>(peer->reactor, std::move(socket), link, pool_,
-                                                 options_.limits, counts_);
+  auto connection =
+      std::make_shared<Connection>(peer->reactor, std::move(socket), link, pool_, options_.limits,
+                                   counts_, MakeCapture(*peer, link));
   peer->links[IndexOf(link)] = connection;
   return connection;
 }

@@ -51,6 +51,10 @@ struct TcpOptions {
   std::chrono::microseconds spin{0};  // to poll the network, yielding, before sleeping
   int io_cpu = -1;                    // the first own thread runs on this CPU, the next on the next
 
+  // Streams are captured in files whose names begin so: "job.wire.0-server0-bulk.sent". Empty: none
+  // are.
+  std::string capture;
+
   bool bulk_link = true;  // false: one connection a peer that this node connects to
   WireLimits limits;
   std::chrono::milliseconds handshake_limit{10'000};
