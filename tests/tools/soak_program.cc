@@ -1,8 +1,8 @@
 // A worker that uses all that a dist store does, for so long:
 //
-//   soak_program SECONDS
+//   soak_program SECONDS ROUNDS
 //
-// and for some rounds on a machine that is busy otherwise, saying each tenth.
+// and for so many rounds at least, of which it says each tenth.
 // Dense and row-sparse values, lists, small keys, float16, compression, optimizers, dist_async and
 // barriers; what can be known of the values is checked.
 #include <heddle/kvstore.h>
@@ -29,7 +29,6 @@ using heddle::NDArray;
 using heddle::RowSparseNDArray;
 using heddle::Shape;
 
-constexpr long kRoundsMin = 60;
 constexpr std::int64_t kLarge = 300'000;  // cut over the servers
 constexpr std::int64_t kMiddle = 50'000;
 constexpr std::int64_t kSmall = 64;
@@ -143,14 +142,15 @@ class Soak {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: soak_program SECONDS\n");
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: soak_program SECONDS ROUNDS\n");
     return 2;
   }
   try {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[1]));
     Soak soak;
-    while (soak.Round(std::chrono::steady_clock::now() < until || soak.rounds() < kRoundsMin)) {
+    while (soak.Round(std::chrono::steady_clock::now() < until ||
+                      soak.rounds() < std::atol(argv[2]))) {
       if (soak.rounds() % 10 == 0) {
         std::printf("%ld rounds\n", soak.rounds());
         std::fflush(stdout);
