@@ -38,6 +38,14 @@ struct UpdatePlan {
     return (schedule ? RateAt(*schedule, num_update) : learning_rate) *
            MultipliersOf(key).learning_rate;
   }
+  // Whether updates take a pass that sums over the whole array before the last one.
+  bool NeedsNorms() const {
+    KeyUpdate update = {};
+    update.learning_rate = 1;
+    update.step = 1;
+    update.row_length = 1;
+    return rule->Begin(update) > 1;
+  }
   double WeightDecay(KeyRef key) const { return weight_decay * MultipliersOf(key).weight_decay; }
 };
 

@@ -7,9 +7,13 @@
 #include <heddle/key.h>
 #include <heddle/shape.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
@@ -42,6 +46,21 @@ struct UpdateBy {
   UpdateRates rates;
 };
 
+// The array that a part is of: how many of its parts are on this server, and which other servers
+// have some, in order.
+struct WholeArray {
+  std::size_t parts_here = 0;
+  std::vector<std::int32_t> others{};
+};
+// What the passes of the other servers have summed, by server.
+using OthersSums = std::map<std::int32_t, Payload>;
+// How a pass over the parts that are here has ended.
+struct PassResult {
+  std::exception_ptr error{};
+  Payload sums{};     // what the other servers need of it; of the last pass nothing
+  bool last = false;  // the parts are updated
+};
+
 // Calls come one at a time, from the node that runs the machine. Parts are those made by Create.
 // Unless said, a call returns when all is done.
 class PartStore {
@@ -64,6 +83,17 @@ class PartStore {
   // Hands the sum to the updater. False: the update goes on elsewhere, and its end will be told to
   // the machine by OnUpdated; until then no Add, Update, Read or Reset of the part is called.
   virtual bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) = 0;
+  // Whether an update by that version needs sums over the whole array, so that RunPass updates all
+  // of its parts together, in place of Update. The same for all parts of an array.
+  virtual bool UpdatesWhole(const PartId& id, std::uint64_t version) = 0;
+  virtual WholeArray WholeOf(const PartId& id) = 0;
+  // A pass over all parts of an array that are here, whose sums are complete; pass 0 comes first,
+  // and then the next ones until one is the last. `sums`: what the pass before has summed on the
+  // others. False: as Update, and the end will be told by OnPassed, with the first of `parts`.
+  virtual bool RunPass(std::span<const PartId> parts, const UpdateBy& by, int pass, OthersSums sums,
+                       PassResult* result) = 0;
+  // No further pass will come over the array of that part: the update under way is given up.
+  virtual void DropPasses(const PartId& id) = 0;
   // The value, or the rows of `pull`, as `pull` wants them (cast to pull.dtype). It stays as it is
   // now, whatever happens to the part later.
   virtual Payload Read(const PartId& id, const Message& pull) = 0;

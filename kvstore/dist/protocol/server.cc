@@ -44,7 +44,14 @@ ServerMachine::Admission ServerMachine::Admit(const Message& message, Incarnatio
 void ServerMachine::OnRoster(Time now, const RosterBody& roster, Outputs& out) {
   if (!workers_.empty()) return;
   workers_.resize(static_cast<std::size_t>(roster.num_workers));
+  self_ = roster.rank;
+  for (std::int32_t rank = 0; rank < roster.num_servers; ++rank) peers_[rank];
   for (const NodeEntry& entry : roster.nodes) {
+    if (entry.node.role == Role::kServer) {
+      if (const auto peer = peers_.find(entry.node.rank); peer != peers_.end()) {
+        peer->second.incarnation = entry.incarnation;
+      }
+    }
     if (entry.node.role != Role::kWorker || entry.node.rank < 0 ||
         entry.node.rank >= roster.num_workers) {
       continue;
@@ -53,18 +60,21 @@ void ServerMachine::OnRoster(Time now, const RosterBody& roster, Outputs& out) {
     WorkerOf(entry.node.rank).address = entry.address;
   }
   next_check_ = now + options_.warn_after;
-  for (auto& [from, message] : before_roster_) {
-    OnWorkerMessage(now, from, std::move(message), out);
+  for (auto& [from, message] : std::exchange(before_roster_, {})) {
+    OnMessage(now, from, std::move(message), out);
   }
-  before_roster_ = {};
 }
 
 void ServerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& out) {
-  if (from.role == Role::kWorker) {
-    if (!workers_.empty()) {
+  if (from.role != Role::kScheduler) {
+    if (workers_.empty()) {
+      if (before_roster_.size() < kBeforeRosterMax) {
+        before_roster_.emplace_back(from, std::move(message));
+      }
+    } else if (from.role == Role::kWorker) {
       OnWorkerMessage(now, from, std::move(message), out);
-    } else if (before_roster_.size() < kBeforeRosterMax) {
-      before_roster_.emplace_back(from, std::move(message));
+    } else {
+      OnBlockSums(now, from.rank, message, out);
     }
   } else if (message.kind == Kind::kRoster) {
     RosterBody roster;
@@ -78,9 +88,14 @@ void ServerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& o
 void ServerMachine::OnLost(Time /*now*/, NodeId peer, const std::string& address,
                            const std::string& why, Outputs& out) {
   if (failure_ || peer.role == Role::kScheduler) return;
-  const bool has_place =
+  const bool is_worker =
       peer.role == Role::kWorker && peer.rank >= 0 && peer.rank < std::ssize(workers_);
-  if (has_place && WorkerOf(peer.rank).left) return;
+  const bool is_server = peer.role == Role::kServer && peers_.contains(peer.rank);
+  if (is_worker && WorkerOf(peer.rank).left) return;
+  // Servers end when all workers have left, and not at the same time.
+  const auto has_left = [](const Worker& worker) { return worker.left; };
+  if (is_server && std::ranges::all_of(workers_, has_left)) return;
+  const bool has_place = is_worker || is_server;
   out.log.emplace_back(LogLevel::kWarning,
                        fmt::format("lost {} ({}){}: {}", ToString(peer), address,
                                    has_place ? "" : ", which has no place in this job", why));

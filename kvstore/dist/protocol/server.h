@@ -17,6 +17,10 @@
 //   (S5) A push is acknowledged when it is recorded (dist_async: applied), never before.
 //   (S6) Of the ranks that a round waits for, the lowest is let in, however many bytes are held.
 //
+//   (S7) Parts of an array whose update needs sums over all of it are updated together: a pass
+//        begins when all parts that are here have the sum of the same round, and all other servers'
+//        sums of the pass before are here. Sums count for the round and pass that they name.
+//
 // Failure cases: a contribution that failed, or that does not fit the part, takes its place in the
 // round; the round then ends without an update, every pull of it answers the error of the lowest
 // such rank, and the value stands; the next good round cures. A failed update poisons the part
@@ -28,6 +32,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -107,6 +112,10 @@ class ServerMachine {
   void EndTurn(Outputs& out);
   // The end of an update for which PartStore::Update returned false.
   void OnUpdated(Time now, const PartId& part, const std::exception_ptr& error, Outputs& out);
+  // The end of a pass for which PartStore::RunPass returned false.
+  void OnPassed(Time now, const PartId& part, PassResult result, Outputs& out);
+  // A link to another server stands. What is for that server waits until then.
+  void OnLinked(std::int32_t server, Outputs& out);
   // The end of a request for which ServerControl::Start returned false.
   void OnControlDone(Time now, const ControlId& id, ControlResult result, Outputs& out);
   // The connection to `peer` is gone for good. A worker that has left may go; otherwise the
@@ -130,6 +139,14 @@ class ServerMachine {
   // What to do with a request, by its identity alone; `next` is the sequence number that the rank's
   // next request of the part has.
   virtual Admission Admit(const Message& message, Incarnation known, std::uint64_t next) const;
+  // Of which round and pass another server's sums are.
+  struct RoundPass {
+    std::uint64_t round = 0;
+    std::uint64_t pass = 0;
+  };
+  virtual RoundPass PassOf(const Message& sums) const {
+    return {.round = sums.sequence, .pass = sums.version};
+  }
 
  private:
   struct Contribution;
@@ -140,6 +157,8 @@ class ServerMachine {
   struct Generation;
   struct Store;
   struct Worker;
+  struct Peer;
+  struct Whole;
 
   // Requests.
   void OnWorkerMessage(Time now, NodeId from, Message message, Outputs& out);
@@ -165,12 +184,25 @@ class ServerMachine {
   void Advance(Time now, Part& part, Outputs& out);
   void AddContribution(Part& part, std::int32_t rank, Contribution contribution);
   bool Update(Part& part, const UpdateBy& by, std::exception_ptr* error);
-  bool StartUpdate(Part& part);
+  bool StartUpdate(Time now, Part& part, Outputs& out);
   void FinishRound(Time now, Part& part, Outputs& out);
   void AnswerWaiting(Part& part, Outputs& out);
   void AnswerRead(Part& part, const Message& message, Outputs& out);
   void NoteWaiting(Time now, Part& part);
   void NoteSlow(Time now, Part& part, Outputs& out);
+
+  // Updates of whole arrays.
+  Whole& WholeOf(const PartId& id);
+  void JoinWhole(Time now, Part& part, Outputs& out);
+  void SkipWhole(Time now, Part& part, Outputs& out);
+  void ContinueWhole(Time now, Whole& whole, std::uint64_t round, Outputs& out);
+  bool RunWholePass(Whole& whole, std::uint64_t round, PassResult* result);
+  bool TakeWholePass(Time now, Whole& whole, std::uint64_t round, PassResult result, Outputs& out);
+  void EndWhole(Time now, Whole& whole, std::uint64_t round, Outputs& out);
+  void FailWhole(Whole& whole, std::uint64_t round, const ErrorBody& error, Outputs& out);
+  void TellOthers(const Whole& whole, const Message& message, Outputs& out);
+  void OnBlockSums(Time now, std::int32_t from, const Message& message, Outputs& out);
+  std::string DescribeWhole(const Part& part) const;
 
   // Credit.
   void TellComplete(Part& part, std::int32_t rank, Outputs& out);
@@ -211,7 +243,10 @@ class ServerMachine {
   ServerControl& control_;
   std::unordered_map<PartId, std::unique_ptr<Part>, PartIdHash> parts_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Store>> stores_;
-  std::vector<Worker> workers_;  // empty before the roster
+  std::vector<Worker> workers_;                                      // empty before the roster
+  std::int32_t self_ = -1;                                           // likewise not known
+  std::map<std::int32_t, Peer> peers_;                               // other servers
+  std::map<std::pair<std::uint32_t, std::uint64_t>, Whole> wholes_;  // by store and key
   std::vector<std::pair<NodeId, Message>> before_roster_;
   std::vector<std::int32_t> to_acknowledge_;  // ranks with acknowledgements gathered
   std::vector<Time> durations_;               // of one round, for NoteSlow

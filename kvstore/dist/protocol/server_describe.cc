@@ -125,7 +125,8 @@ std::string ServerMachine::DescribePart(Time now, const Part& part) const {
     text += fmt::format(": {} updates done{}", part.rounds,
                         part.updating ? ", one is under way" + since : "");
   } else if (part.updating) {
-    text += fmt::format(": the update of round {} has been under way{}", part.rounds + 1, since);
+    text += fmt::format(": the update of round {} has been under way{}{}", part.rounds + 1, since,
+                        DescribeWhole(part));
   } else {
     text += fmt::format(": round {} has waited{}; arrived: workers {}; missing: workers {}",
                         part.rounds + 1, since, DescribeRanks(now, part, /*arrived=*/true),

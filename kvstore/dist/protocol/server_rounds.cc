@@ -103,6 +103,7 @@ void ServerMachine::AddContribution(Part& part, std::int32_t rank, Contribution 
   const bool first = part.contributions++ == 0;
   if (part.round_error) return;
   if (contribution.error) {
+    part.by.version = std::max(part.by.version, contribution.message.version);
     fail(contribution.error->message);
     return;
   }
@@ -136,7 +137,7 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
       return;
     }
     if (part.contributions == 0) return;  // all have left
-    if (!StartUpdate(part)) return;
+    if (!StartUpdate(now, part, out)) return;
     FinishRound(now, part, out);
   }
 }
@@ -148,14 +149,23 @@ bool ServerMachine::Update(Part& part, const UpdateBy& by, std::exception_ptr* e
   return done;
 }
 
-// False: the update goes on elsewhere.
-bool ServerMachine::StartUpdate(Part& part) {
+// False: the update goes on elsewhere, or the round has ended already.
+bool ServerMachine::StartUpdate(Time now, Part& part, Outputs& out) {
+  const std::uint64_t version = std::max(part.by.version, part.version);
+  const bool whole =
+      part.info.num_parts > 1 && version > 0 && values_.UpdatesWhole(part.id, version);
   part.input_error = std::move(part.round_error);
   if (part.input_error || part.update_error) {
     if (part.sum_begun) values_.DropSum(part.id);
+    if (whole) SkipWhole(now, part, out);
     return true;
   }
-  part.by.version = part.version = std::max(part.by.version, part.version);
+  part.by.version = part.version = version;
+  if (whole) {
+    part.updating = true;
+    JoinWhole(now, part, out);
+    return false;
+  }
   std::exception_ptr error;
   part.updating = !Update(part, part.by, &error);
   if (error) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(error));

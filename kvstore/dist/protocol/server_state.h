@@ -142,6 +142,33 @@ struct ServerMachine::Worker {
   std::vector<AcksBody::Ack> acks;
 };
 
+// Another server.
+struct ServerMachine::Peer {
+  Incarnation incarnation = 0;
+  bool linked = false;
+  std::vector<Message> unsent{};  // until it is
+};
+
+// An array whose parts are updated together.
+struct ServerMachine::Whole {
+  // One that has begun here or on another server, and has not ended here.
+  struct Round {
+    std::vector<Part*> parts{};  // have their sums, and wait for the end of the update
+    std::size_t come = 0;        // those, and those whose round has failed
+    UpdateBy by{};
+    std::uint64_t pass = 0;
+    bool running = false;
+    std::map<std::uint64_t, OthersSums> received{};  // by pass
+    std::unique_ptr<ErrorBody> error = nullptr;
+    bool told = false;  // the others know of the error from here
+  };
+
+  PartId id;
+  std::optional<WholeArray> array{};  // once a part of it is here
+  std::map<std::uint64_t, Round> rounds{};
+  std::uint64_t ended = 0;  // the last one
+};
+
 inline ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) {
   return workers_[static_cast<std::size_t>(rank)];
 }

@@ -48,6 +48,8 @@ std::uint8_t FlagsOf(Kind kind) {
     case Kind::kReset:
     case Kind::kValue:
       return kFlagRowSparse;
+    case Kind::kBlockSums:
+      return kFlagFailed;
     default:
       return 0;
   }

@@ -133,4 +133,10 @@ std::shared_ptr<ArrayParts::Value> ArrayParts::Part::TakeSum() {
   return std::make_shared<Value>(std::exchange(sum, NDArray()));
 }
 
+void ArrayParts::Part::ReadyState(bool multi_precision, std::uint64_t rule_generation) {
+  if (state != nullptr && generation == rule_generation) return;
+  state = std::make_unique<UpdateState>(multi_precision);
+  generation = rule_generation;
+}
+
 }  // namespace heddle::kvstore::dist

@@ -71,6 +71,8 @@ struct ArrayParts::Part {
   void AddCodes(const Payload& codes, const Compressor& compressor);
   void RoundSum();
   std::shared_ptr<Value> TakeSum();
+  // Makes the state that a rule of that generation works with.
+  void ReadyState(bool multi_precision, std::uint64_t rule_generation);
 
   const PartId id;
   const PartInfo info;
@@ -89,6 +91,15 @@ struct ArrayParts::Part {
 
   std::unique_ptr<UpdateState> state;
   std::uint64_t generation = 0;  // of `state`
+};
+
+// An update of a dense part, whose gradient and weight are at hand.
+struct ArrayParts::Begun {
+  Part* part;
+  ArrayUpdate update;
+  const void* gradient;
+  Payload lone;                  // keeps the gradient
+  std::shared_ptr<Value> total;  // or this does
 };
 
 }  // namespace heddle::kvstore::dist

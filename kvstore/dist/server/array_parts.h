@@ -7,12 +7,12 @@
 // Sums. float32, float64 and integers are added as they come; float16 and bfloat16 wait until all
 // are there, since they are added in float32 and rounded once; codes are decoded as they come, and
 // added in float32. The bits are those of a local store that sums the same list.
-// Norms. An optimizer that needs the norm of a whole array updates all parts of it together, once
-// the last has its sum; the block sums are added in the order of the array, so the bits are those
-// of an uncut one. All parts must be here: an array that is cut over several servers, or a key of a
-// dist_async store that is cut at all (its parts may take pushes in different orders), is refused.
-// Threads. Calls come one at a time, under the node's lock. An update of more than kInlineBytes is
-// an op of the engine, which alone touches its part until it has told `updated`.
+// Norms. An optimizer that needs the norm of a whole array updates all parts of it together, pass
+// by pass (RunPass); the block sums, also those of other servers, are added in the order of the
+// array, so the bits are those of an uncut one. A key of a dist_async store that is cut is refused:
+// its parts may take pushes in different orders. Threads. Calls come one at a time, under the
+// node's lock. An update of more than kInlineBytes is an op of the engine, which alone touches its
+// part until it has told `updated`.
 #pragma once
 
 #include <heddle/engine.h>
@@ -44,11 +44,13 @@ class ArrayParts final : public PartStore {
   // Called by a worker of the engine, without any lock, when an update that went on there has
   // ended.
   using Updated = std::function<void(const PartId& id, std::exception_ptr error)>;
+  using Passed = std::function<void(const PartId& id, PassResult result)>;  // likewise, of passes
 
   // What an update touches that is done on the receiving thread: waking another one costs more.
   static constexpr std::int64_t kInlineBytes = 64 << 10;
 
-  ArrayParts(Engine& engine, Updated updated) : engine_(engine), updated_(std::move(updated)) {}
+  ArrayParts(Engine& engine, Updated updated, Passed passed)
+      : engine_(engine), updated_(std::move(updated)), passed_(std::move(passed)) {}
 
   void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
   void Reset(const PartId& id, const Payload& value) override;
@@ -56,6 +58,11 @@ class ArrayParts final : public PartStore {
   void Add(const PartId& id, const Message& push, bool first) override;
   void DropSum(const PartId& id) override;
   bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;
+  bool UpdatesWhole(const PartId& id, std::uint64_t version) override;
+  WholeArray WholeOf(const PartId& id) override;
+  bool RunPass(std::span<const PartId> parts, const UpdateBy& by, int pass, OthersSums sums,
+               PassResult* result) override;
+  void DropPasses(const PartId& id) override { wholes_.erase({id.store, id.key}); }
   Payload Read(const PartId& id, const Message& pull) override;
 
   // How keys are cut, and which stores are asynchronous.
@@ -89,28 +96,26 @@ class ArrayParts final : public PartStore {
     std::shared_ptr<const Compressor> compressor;
     bool async = false;
   };
-  // The parts of an array that wait for the others.
-  struct Together {
-    std::vector<std::shared_ptr<Part>> parts;
-    std::size_t expected = 0;
-  };
   struct Begun;  // an update that has its gradient
+  struct Whole;  // an update of all parts of an array
 
   Part& Find(const PartId& id);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   void Assign(Part& part);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
   Begun Begin(Part& part, const Rule& rule, const UpdateRates& rates) const;
-  bool UpdateTogether(const std::shared_ptr<Part>& part, const Rule& rule, const UpdateRates& rates,
-                      std::exception_ptr* error);
-  void ApplyTogether(std::span<const std::shared_ptr<Part>> parts, const Rule& rule,
-                     const UpdateRates& rates) const;
+  std::vector<PlacedPart> PlaceOf(const Part& part) const;
+  void BeginWhole(Whole& whole) const;
+  void TakeSums(Whole& whole, int pass, const OthersSums& sums) const;
+  PassResult PassOver(Whole& whole, int pass, const OthersSums& sums) const;
 
   Engine& engine_;
   const Updated updated_;
+  const Passed passed_;
   std::unordered_map<PartId, std::shared_ptr<Part>, PartIdHash> parts_;
   std::unordered_map<std::uint32_t, Store> stores_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, Together> together_;  // by store and key
+  // Those under way, by store and key.
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<Whole>> wholes_;
   PlacementOptions placement_;
 };
 

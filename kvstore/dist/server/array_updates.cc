@@ -1,9 +1,6 @@
-// Updates: by the default updater or an optimizer, here or as an op, of one part or of all parts of
-// an array together.
+// Updates of single parts: by the default updater or an optimizer, here or as an op.
 #include <heddle/error.h>
 
-#include <algorithm>
-#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,23 +12,9 @@
 #include "kvstore/optimizer/update_plan.h"
 #include "kvstore/row_sparse_update.h"
 #include "ops/copy.h"
-#include "ops/reduce.h"
 #include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore::dist {
-
-namespace {
-
-// Whether its updates take a pass that sums before the last one.
-bool NeedsNorms(const Optimizer& optimizer) {
-  internal::KeyUpdate update = {};
-  update.learning_rate = 1;
-  update.step = 1;
-  update.row_length = 1;
-  return optimizer.plan()->rule->Begin(update) > 1;
-}
-
-}  // namespace
 
 void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
                               const OptimizerPtr& optimizer, bool keeps_states) {
@@ -39,7 +22,7 @@ void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
   const auto before = rules.lower_bound(version);
   const std::uint64_t last = before == rules.begin() ? 0 : std::prev(before)->second.generation;
   rules[version] = {optimizer, optimizer->plan(), keeps_states ? last : version,
-                    NeedsNorms(*optimizer)};
+                    optimizer->plan()->NeedsNorms()};
 }
 
 const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t version) const {
@@ -66,7 +49,13 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   const std::shared_ptr<Part>& part = found->second;
   const Rule* const rule = RuleOf(id.store, by.version);
   if (rule != nullptr && rule->needs_norms && part->info.num_parts > 1 && !part->info.row_sparse) {
-    return UpdateTogether(part, *rule, by.rates, error);
+    *error = Invalid(fmt::format(
+        "key {}: optimizer {} needs the norm of the whole array, which is cut into parts that "
+        "dist_async updates one by one; a key that is initialised after the optimizer is set is "
+        "not cut",
+        ToString(KeyRef(part->info.key)), rule->optimizer->name()));
+    DropSum(id);
+    return true;
   }
   const std::int64_t bytes =
       part->info.row_sparse ? kInlineBytes + 1 : static_cast<std::int64_t>(part->bytes());
@@ -102,15 +91,6 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   return false;
 }
 
-// An update of a dense part, whose gradient and weight are at hand.
-struct ArrayParts::Begun {
-  Part* part;
-  ArrayUpdate update;
-  const void* gradient;
-  Payload lone;                  // keeps the gradient
-  std::shared_ptr<Value> total;  // or this does
-};
-
 ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRates& rates) const {
   if (part.value->array.empty() || part.value->lent()) {
     NDArray copy = part.NewArray(part.info.dtype);
@@ -135,20 +115,8 @@ ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRa
   return begun;
 }
 
-namespace {
-
-// Makes the state of the part that the rule works with.
-template <class Part>
-void ReadyState(Part& part, bool multi_precision, std::uint64_t generation) {
-  if (part.state != nullptr && part.generation == generation) return;
-  part.state = std::make_unique<UpdateState>(multi_precision);
-  part.generation = generation;
-}
-
-}  // namespace
-
 void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) const {
-  ReadyState(part, rule.plan->multi_precision, rule.generation);
+  part.ReadyState(rule.plan->multi_precision, rule.generation);
   if (part.info.row_sparse) {
     const std::vector<RowSparseNDArray> gradients = std::exchange(part.held_rows, {});
     UpdateArray(part.state->Begin(*rule.plan->rule, part.info.key, part.rows, rates.learning_rate,
@@ -170,94 +138,6 @@ void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) c
     return;
   }
   UpdateElements(begun.update, 0, weight.size(), begun.gradient, weight.data());
-}
-
-// False, as Update does, unless the parts cannot be updated together.
-bool ArrayParts::UpdateTogether(const std::shared_ptr<Part>& part, const Rule& rule,
-                                const UpdateRates& rates, std::exception_ptr* error) {
-  const PartId& id = part->id;
-  const PartInfo& info = part->info;
-  Together& together = together_[{id.store, id.key}];
-  if (together.expected == 0) {
-    const std::vector<PlacedPart> placed =
-        PlaceKey(id.key, info.shape, info.dtype, info.row_sparse, placement_);
-    const bool here = std::ranges::all_of(
-        placed, [&](const PlacedPart& other) { return other.server == placed[0].server; });
-    const bool async = stores_[id.store].async;
-    if (!here || async) {
-      *error = Invalid(fmt::format(
-          "key {}: optimizer {} needs the norm of the whole array, which is cut {}; a larger bound "
-          "of arrays to cut (HEDDLE_BIGARRAY_BOUND) keeps it together",
-          ToString(KeyRef(info.key)), rule.optimizer->name(),
-          here ? "into parts that dist_async updates one by one" : "over several servers"));
-      DropSum(id);
-      return true;
-    }
-    together.expected = placed.size();
-  }
-  together.parts.push_back(part);
-  if (together.parts.size() < together.expected) return false;
-  std::vector<std::shared_ptr<Part>> parts = std::exchange(together.parts, {});
-  std::ranges::sort(parts, {}, [](const auto& each) { return each->id.part; });
-  std::vector<VarRef> vars;
-  for (const auto& each : parts) {
-    if (!each->var) each->var = engine_.NewVar("dist.part");
-    vars.push_back(each->var);
-  }
-  const NoWaitScope no_wait;  // the node's lock is held
-  engine_.Push({.name = "dist.update", .writes = vars}, [this, parts, rule, rates] {
-    const engine::UncheckedScope own;  // the parts are this op's alone
-    std::exception_ptr failure;
-    try {
-      ApplyTogether(parts, rule, rates);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    for (const auto& each : parts) updated_(each->id, failure);
-  });
-  return false;
-}
-
-void ArrayParts::ApplyTogether(std::span<const std::shared_ptr<Part>> parts, const Rule& rule,
-                               const UpdateRates& rates) const {
-  std::vector<Begun> all;
-  for (const auto& part : parts) {
-    ReadyState(*part, rule.plan->multi_precision, rule.generation);
-    all.push_back(Begin(*part, rule, rates));
-  }
-  const std::int64_t elements = parts.back()->info.end;
-  const std::size_t blocks = ops::ReductionBlocks(static_cast<std::size_t>(elements));
-  std::vector<double> block_sums(internal::kUpdateSumsMax * blocks);
-  const auto run_pass = [&] {
-    engine_.ParallelFor(
-        static_cast<std::int64_t>(all.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            const Begun& each = all[static_cast<std::size_t>(i)];
-            const NDArray& weight = each.part->value->array;
-            UpdateElements(each.update, 0, weight.size(), each.gradient, weight.data());
-          }
-        });
-  };
-  for (int pass = 0; pass + 1 < all[0].update.passes; ++pass) {
-    for (Begun& each : all) {
-      each.update.key.pass = pass;
-      const std::int64_t first =
-          each.part->info.begin / static_cast<std::int64_t>(ops::kReductionBlock);
-      for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
-        each.update.run.block_sums[i] = block_sums.data() + i * blocks + first;
-      }
-    }
-    run_pass();
-    for (std::size_t i = 0; i < internal::kUpdateSumsMax; ++i) {
-      const double sum = ops::AddBlocks({block_sums.data() + i * blocks, blocks});
-      for (Begun& each : all) each.update.key.sums[static_cast<std::size_t>(pass)][i] = sum;
-    }
-  }
-  for (Begun& each : all) {
-    each.update.key.pass = each.update.passes - 1;
-    each.update.run.block_sums = {};
-  }
-  run_pass();
 }
 
 }  // namespace heddle::kvstore::dist

@@ -25,14 +25,22 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
       options_(options),
       incarnation_(NewIncarnation()),
       engine_(engine),
-      parts_(engine_,
-             [this](const PartId& id, const std::exception_ptr& error) {
-               Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-                 if (traced_parts_) traced_parts_->OnUpdated(id);
-                 machine_.OnUpdated(now, id, error, out);
-               });
-               OnTurnEnd();
-             }),
+      parts_(
+          engine_,
+          [this](const PartId& id, const std::exception_ptr& error) {
+            Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+              if (traced_parts_) traced_parts_->OnUpdated(id);
+              machine_.OnUpdated(now, id, error, out);
+            });
+            OnTurnEnd();
+          },
+          [this](const PartId& id, PassResult result) {
+            Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+              if (traced_parts_) traced_parts_->OnUpdated(id);
+              machine_.OnPassed(now, id, std::move(result), out);
+            });
+            OnTurnEnd();
+          }),
       traced_parts_(engine.trace_file.empty()
                         ? nullptr
                         : std::make_unique<TracedParts>(parts_, engine::TraceOf(engine_))),
@@ -71,6 +79,12 @@ void ServerNode::Run() {
   JoinJob(*transport_, options_, deadline);
   {
     MutexLock lock(mutex_);
+    while (!member_->failure() && !member_->roster()) changed_.Wait(mutex_);
+    saw_roster_ = true;
+  }
+  ConnectToServers(deadline);
+  {
+    MutexLock lock(mutex_);
     while (!member_->failure() && !member_->shutdown_wanted()) changed_.Wait(mutex_);
   }
   Drive([&](Time, Outputs& out) REQUIRES(mutex_) {
@@ -94,6 +108,39 @@ void ServerNode::TellWorkers(Outputs& out) const {
                           .incarnation = entry.incarnation,
                           .meta = Encode(*member_->failure())});
   }
+}
+
+// To those of a lower rank; the others connect to this one.
+void ServerNode::ConnectToServers(std::chrono::steady_clock::time_point deadline) {
+  RosterBody roster;
+  {
+    MutexLock lock(mutex_);
+    if (member_->failure()) return;
+    roster = *member_->roster();
+  }
+  const auto has_failed = [this] {
+    MutexLock lock(mutex_);
+    return member_->failure().has_value();
+  };
+  for (const NodeEntry& node : roster.nodes) {
+    if (node.node.role != Role::kServer || node.node.rank >= roster.rank) continue;
+    try {
+      transport_->Connect(node.node, node.address, deadline, has_failed);
+    } catch (const Error&) {
+      if (has_failed()) return;  // Run says how
+      throw;
+    }
+    HandleLinked(node.node);
+  }
+}
+
+void ServerNode::HandleLinked(NodeId server) {
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) { machine_.OnLinked(server.rank, out); });
+}
+
+void ServerNode::OnConnected(NodeId peer, Incarnation /*incarnation*/,
+                             const std::string& /*address*/) {
+  if (peer.role == Role::kServer) HandleLinked(peer);
 }
 
 std::string ServerNode::DescribeState() { return DescribeMachines() + "\n" + engine_.DumpState(); }

@@ -4,6 +4,7 @@
 #include <heddle/dist.h>
 #include <heddle/engine.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,8 +35,12 @@ class ServerNode final : private MemberNode<ServerMachine> {
   void OnMemberChanged(Time now, Outputs& out) override REQUIRES(mutex_);
   void OnTurnEnd() override;
   bool MayBeAwaited() const override REQUIRES(mutex_) {
-    return member_->failure() || member_->shutdown_wanted();
+    return member_->failure() || member_->shutdown_wanted() || (has_roster_ && !saw_roster_);
   }
+  void OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
+
+  void ConnectToServers(std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_);
+  void HandleLinked(NodeId server) EXCLUDES(mutex_);
 
   void TellWorkers(Outputs& out) const REQUIRES(mutex_);
 
@@ -48,7 +53,8 @@ class ServerNode final : private MemberNode<ServerMachine> {
   ServerMachine machine_ GUARDED_BY(mutex_);
   std::unique_ptr<Transport> transport_;
   bool has_roster_ GUARDED_BY(mutex_) = false;
-  std::optional<StateOnSignal> state_signal_;  // goes first
+  bool saw_roster_ GUARDED_BY(mutex_) = false;  // Run did
+  std::optional<StateOnSignal> state_signal_;   // goes first
 };
 
 }  // namespace heddle::kvstore::dist

@@ -1,5 +1,7 @@
 #include "kvstore/dist/server/traced_parts.h"
 
+#include <utility>
+
 #include "base/clock.h"
 
 namespace heddle::kvstore::dist {
@@ -56,6 +58,17 @@ bool TracedParts::Update(const PartId& id, const UpdateBy& by, std::exception_pt
     return false;
   }
   Record(TraceAction::kUpdate, id, started);
+  return true;
+}
+
+bool TracedParts::RunPass(std::span<const PartId> parts, const UpdateBy& by, int pass,
+                          OthersSums sums, PassResult* result) {
+  const std::uint64_t started = Now();
+  if (!parts_.RunPass(parts, by, pass, std::move(sums), result)) {
+    updating_[parts.front()] = started;
+    return false;
+  }
+  Record(TraceAction::kUpdate, parts.front(), started);
   return true;
 }
 

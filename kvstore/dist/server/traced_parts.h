@@ -26,9 +26,17 @@ class TracedParts final : public PartStore {
   void Add(const PartId& id, const Message& push, bool first) override;
   void DropSum(const PartId& id) override;
   bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;
+  bool UpdatesWhole(const PartId& id, std::uint64_t version) override {
+    return parts_.UpdatesWhole(id, version);
+  }
+  WholeArray WholeOf(const PartId& id) override { return parts_.WholeOf(id); }
+  bool RunPass(std::span<const PartId> parts, const UpdateBy& by, int pass, OthersSums sums,
+               PassResult* result) override;
+  void DropPasses(const PartId& id) override { parts_.DropPasses(id); }
   Payload Read(const PartId& id, const Message& pull) override;
 
-  // The end of an update for which Update returned false.
+  // The end of an update or a pass for which Update or RunPass returned false; a pass is recorded
+  // as an update of its first part.
   void OnUpdated(const PartId& id);
 
  private:

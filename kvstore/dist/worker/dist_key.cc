@@ -15,10 +15,16 @@ std::int64_t RowSize(const Shape& shape) {
   return size;
 }
 
+PlacementOptions PlacementOf(const WorkerLink& link, bool whole) {
+  PlacementOptions placement = link.placement();
+  placement.whole_keys = whole;
+  return placement;
+}
+
 }  // namespace
 
 DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape,
-                 DType dtype, bool row_sparse)
+                 DType dtype, bool row_sparse, bool whole)
     : link_(std::move(link)),
       store_(store),
       key_(std::move(key)),
@@ -28,7 +34,7 @@ DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key,
       row_sparse_(row_sparse),
       row_size_(RowSize(shape_)),
       name_(std::make_shared<const std::string>(ToString(KeyRef(key_)))),
-      parts_(PlaceKey(id_, shape_, dtype_, row_sparse_, link_->placement())) {}
+      parts_(PlaceKey(id_, shape_, dtype_, row_sparse_, PlacementOf(*link_, whole))) {}
 
 PartInfo DistKey::InfoOf(const PlacedPart& part) const {
   return {key_,       shape_,  dtype_, row_sparse_, static_cast<std::uint32_t>(parts_.size()),

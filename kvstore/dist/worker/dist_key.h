@@ -27,7 +27,7 @@ class PartsCall;
 class DistKey {
  public:
   DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape, DType dtype,
-          bool row_sparse);
+          bool row_sparse, bool whole = false);  // whole: one part, whatever its size
 
   const Key& key() const { return key_; }
   const Shape& shape() const { return shape_; }

@@ -14,7 +14,10 @@ namespace heddle::kvstore::dist {
 
 DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<WorkerLink> link,
                          std::uint32_t store)
-    : KVStore(engine), link_(std::move(link)), store_(store) {
+    : KVStore(engine),
+      link_(std::move(link)),
+      store_(store),
+      async_(type.find("async") != std::string::npos) {
   link_->Serve(engine);
   try {
     CallServersInTurn("opening the store", Kind::kOpenStore,

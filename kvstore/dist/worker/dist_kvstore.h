@@ -117,6 +117,7 @@ class DistKVStore final : public KVStore {
 
   const std::shared_ptr<WorkerLink> link_;
   const std::uint32_t store_;
+  const bool async_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
   std::atomic<std::int64_t> pushed_bytes_{0};
   std::atomic<std::int64_t> pulled_bytes_{0};
@@ -132,6 +133,8 @@ class DistKVStore final : public KVStore {
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
   bool pushed_ GUARDED_BY(mutex_) = false;
+  // Keys to come are not cut: updates need norms of whole arrays, and are not made in rounds.
+  bool whole_keys_ GUARDED_BY(mutex_) = false;
 };
 
 // A store of the job that `link` is part of; `store` counts those of the link. `type` is one of the

@@ -50,7 +50,8 @@ std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key)
 
 KeyPtr DistKVStore::Insert(const PartInfo& info) {
   auto fresh =
-      std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse);
+      std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
+                                /*whole=*/info.num_parts == 1);
   MutexLock lock(mutex_);
   string_keys_ = std::holds_alternative<std::string>(info.key);
   return keys_.emplace(info.key, std::move(fresh)).first->second;
@@ -110,8 +111,10 @@ Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array* value) {
 }
 
 void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
+  bool whole = false;
   {
     MutexLock lock(mutex_);
+    whole = whole_keys_;
     for (const KeyArrays& pair : pairs) {
       CheckKeyKind(call, pair.key, string_keys_);
       if (keys_.find(pair.key) != keys_.end()) ThrowNotNew(call, pair.key);
@@ -129,7 +132,7 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
       using Array = std::decay_t<decltype(value)>;
       constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
       const KeyPtr key = std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(),
-                                                   value.dtype(), kRowSparse);
+                                                   value.dtype(), kRowSparse, whole);
       const Array* const sent = gives_value ? &value : nullptr;
       queued.emplace_back(key->InfoOf(key->parts().front()),
                           QueueValue<Array>(key, Kind::kInit, sent));

@@ -25,7 +25,14 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
   }
   const PushedKind pushed{name, push.key->shape(), push.key->dtype(), row_sparse};
   if (compressor_ != nullptr) CheckCompression(call, pushed, *compressor_);
-  if (plan != nullptr) CheckUpdate(call, pushed, *optimizer_, *plan);
+  if (plan == nullptr) return;
+  CheckUpdate(call, pushed, *optimizer_, *plan);
+  if (async_ && push.key->parts().size() > 1 && !row_sparse && plan->NeedsNorms()) {
+    throw InvalidArgument(fmt::format(
+        "{}: key {}: optimizer {} needs the norm of the whole array: expected a key of a {} store "
+        "that was initialised after SetOptimizer, and so is not cut, got one of {} parts",
+        call, ToString(name), optimizer_->name(), type(), push.key->parts().size()));
+  }
 }
 
 std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call,

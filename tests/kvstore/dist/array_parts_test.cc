@@ -64,12 +64,14 @@ class ArrayPartsTest : public ::testing::Test {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<PartId> ended_;
-  ArrayParts parts_{engine_, [this](const PartId& id, std::exception_ptr error) {
+  ArrayParts parts_{engine_,
+                    [this](const PartId& id, std::exception_ptr error) {
                       EXPECT_EQ(error, nullptr);
                       const std::lock_guard lock(mutex_);
                       ended_.insert(id);
                       changed_.notify_all();
-                    }};
+                    },
+                    /*passed=*/nullptr};
 };
 
 NDArray RandomArray(std::int64_t count, DType dtype, std::mt19937_64& random, Engine& engine) {

@@ -117,43 +117,138 @@ TEST_P(DistStoreTest, OptimizersOnServersHaveTheBitsOfALocalStore) {
   }
 }
 
+// The message of the InvalidArgument that `call` throws.
+template <class Call>
+std::string ErrorOf(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  } catch (const InvalidState& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// However the array is cut: 50'000 elements are 13 blocks, in several parts a server.
 TEST_P(DistStoreTest, NormsAreThoseOfTheWholeArray) {
-  constexpr std::int64_t kCount = 50'000;  // several parts of 16 KiB
+  constexpr std::int64_t kCount = 50'000;
   for (const char* name : {"lamb", "lars", "lans"}) {
-    SCOPED_TRACE(name);
-    const auto make = [&] { return MakeOptimizer(name, {{"learning_rate", 0.5}}); };
-    const auto expected = LocalRounds(2, 4, kCount, DType::kFloat32, make());
-    Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2, .cut_bound = 1'000'000});
-    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
-      const OptimizerPtr optimizer = make();
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      const auto make = [&] {
+        return MakeOptimizer(name, {{"learning_rate", 0.5},
+                                    {"multi_precision", dtype == DType::kFloat16 ? 1.0 : 0.0}});
+      };
+      const auto expected = LocalRounds(2, 4, kCount, dtype, make());
+      for (const int servers : {1, 2, 4}) {
+        for (const std::int64_t cut_bound : {30'000, 1'000'000}) {
+          SCOPED_TRACE(::testing::Message() << name << " " << Name(dtype) << " " << servers
+                                            << " servers, cut bound " << cut_bound);
+          Job job({.network = GetParam(),
+                   .num_workers = 2,
+                   .num_servers = servers,
+                   .cut_bound = cut_bound});
+          job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+            const OptimizerPtr optimizer = make();
+            store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine, dtype));
+            store.SetOptimizer(optimizer);
+            for (int round = 1; round <= 4; ++round) {
+              optimizer->Set("learning_rate", 0.5 / round);
+              store.Push("w", ArrayOf(Gradient(rank, round, kCount), engine, dtype));
+              NDArray out({kCount}, dtype, Cpu(), engine);
+              store.Pull("w", out);
+              ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)])
+                  << "round " << round;
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DistStoreTest, NormsOverServersComeThroughFailedInputsAndManyKeys) {
+  constexpr std::int64_t kCount = 50'000;
+  constexpr int kRounds = 6;
+  const auto make = [] { return MakeOptimizer("lamb", {{"learning_rate", 0.5}}); };
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 3});
+  std::vector<std::vector<float>> expected;  // of the good rounds
+  {
+    Engine engine(EngineOptions::FromEnvironment());
+    const auto store = KVStore::Create("local", engine);
+    store->SetOptimizer(make());
+    store->Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+    for (int round = 1; round <= kRounds; ++round) {
+      if (round != 3) {
+        store->Push("w", {ArrayOf(Gradient(0, round, kCount), engine),
+                          ArrayOf(Gradient(1, round, kCount), engine)});
+      }
+      NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+      store->Pull("w", out);
+      expected.push_back(out.ToVector<float>());
+    }
+  }
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    store.SetOptimizer(make());
+    for (const char* key : {"a", "b", "c"}) {
+      store.Init(key, ArrayOf(Gradient(0, 0, kCount), engine));
+    }
+    for (int round = 1; round <= kRounds; ++round) {
+      std::vector<NDArray> outs;
+      for (const char* key : {"a", "b", "c"}) {
+        const NDArray gradient = ArrayOf(Gradient(rank, round, kCount), engine);
+        if (round == 3 && rank == 1) {
+          engine.Push({.name = "backward", .writes = {gradient.var()}},
+                      [] { throw std::runtime_error("no gradient today"); });
+        }
+        store.Push(key, gradient);
+        outs.emplace_back(Shape{kCount}, DType::kFloat32, Cpu(), engine);
+        store.Pull(key, outs.back());
+      }
+      for (const NDArray& out : outs) {
+        if (round == 3) {
+          EXPECT_THROW(out.WaitToRead(), Error);
+        } else {
+          ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)])
+              << "round " << round;
+        }
+      }
+    }
+    try {
+      engine.WaitForAll();
+    } catch (const std::exception&) {  // the backward ops'
+    }
+  });
+}
+
+TEST_P(DistStoreTest, AsyncKeysAreNotCutIfTheOptimizerNeedsTheirNorms) {
+  constexpr std::int64_t kCount = 50'000;
+  const auto make = [] { return MakeOptimizer("lamb", {{"learning_rate", 0.5}}); };
+  const auto expected = LocalRounds(1, 3, kCount, DType::kFloat32, make());
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_async", [&](int rank, KVStore& store, Engine& engine) {
+    store.Init("cut", ArrayOf(Gradient(0, 0, kCount), engine));
+    const OptimizerPtr optimizer = make();
+    store.SetOptimizer(optimizer);
+    const std::string refused =
+        ErrorOf([&] { store.Push("cut", ArrayOf(Gradient(0, 1, kCount), engine)); });
+    EXPECT_NE(refused.find("key 'cut': optimizer lamb"), std::string::npos) << refused;
+    EXPECT_NE(refused.find("after SetOptimizer"), std::string::npos) << refused;
+    if (rank == 0) {
       store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
-      store.SetOptimizer(optimizer);
-      for (int round = 1; round <= 4; ++round) {
+      for (int round = 1; round <= 3; ++round) {
         optimizer->Set("learning_rate", 0.5 / round);
-        store.Push("w", ArrayOf(Gradient(rank, round, kCount), engine));
+        store.Push("w", ArrayOf(Gradient(0, round, kCount), engine));
         NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
         store.Pull("w", out);
         ASSERT_EQ(out.ToVector<float>(), expected[static_cast<std::size_t>(round - 1)])
             << "round " << round;
       }
-    });
-  }
-}
-
-TEST_P(DistStoreTest, NormsOfAnArrayOverSeveralServersAreRefusedByName) {
-  Job job({.network = GetParam(), .num_workers = 1, .num_servers = 2});
-  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
-    store.SetOptimizer(MakeOptimizer("lamb"));
-    store.Init("w", Filled(engine, 50'000, 1));
-    store.Push("w", Filled(engine, 50'000, 1));
-    NDArray out({50'000}, DType::kFloat32, Cpu(), engine);
-    store.Pull("w", out);
-    try {
-      out.WaitToRead();
-      ADD_FAILURE() << "it has a value";
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("lamb"), std::string::npos) << error.what();
     }
+    store.Barrier();
+    NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    store.Pull("w", out);  // rank 1 asks where it is
+    EXPECT_EQ(out.ToVector<float>(), expected[2]);
   });
 }
 
@@ -369,19 +464,6 @@ TEST_P(DistStoreTest, CommandsRunOnEveryServer) {
     }
     store.Barrier();
   });
-}
-
-// The message of the InvalidArgument that `call` throws.
-template <class Call>
-std::string ErrorOf(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  } catch (const InvalidState& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST_P(DistStoreTest, BadInputIsNamedAndChangesNothing) {

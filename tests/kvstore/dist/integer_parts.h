@@ -10,6 +10,8 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -38,6 +40,13 @@ class IntegerParts : public PartStore {
  public:
   // Decides for each update whether it goes on elsewhere: its end is then to be told by the test.
   std::function<bool(const PartId&)> defer = [](const PartId&) { return false; };
+  // Arrays whose parts are updated together, by a part: the updater adds the sum, and a number that
+  // depends on the sums of all parts, in two passes before the last. None by default.
+  std::function<std::optional<WholeArray>(const PartId&)> whole = [](const PartId&) {
+    return std::nullopt;
+  };
+  // Decides for each pass whether its end is to be told by the test, with EndPass.
+  std::function<bool(const PartId&)> defer_pass = [](const PartId&) { return false; };
   // The error of the next update of a part.
   std::unordered_map<PartId, std::string, PartIdHash> fail_update;
 
@@ -100,6 +109,57 @@ class IntegerParts : public PartStore {
     part.updating = defer(id);
     return !part.updating;
   }
+  bool UpdatesWhole(const PartId& id, std::uint64_t version) override {
+    return version != 0 && whole(id).has_value();
+  }
+  WholeArray WholeOf(const PartId& id) override { return *whole(id); }
+  bool RunPass(std::span<const PartId> ids, const UpdateBy& by, int pass, OthersSums sums,
+               PassResult* result) override {
+    Passing& passing = passing_[ids.front()];
+    std::uint64_t total = passing.mine;
+    for (const auto& [server, payload] : sums) {
+      total += static_cast<std::uint64_t>(ValuesOf(payload).at(0));
+    }
+    passing.result = {};
+    std::uint64_t mine = 0;
+    for (const PartId& id : ids) {
+      Part& part = At(id);
+      if (pass == 0 && (part.updating || !part.sum_begun)) throw InvalidState("not ready");
+      part.updating = true;
+      for (std::size_t i = 0; i < part.sum.size(); ++i) {
+        const auto sum = static_cast<std::uint64_t>(part.sum[i]);
+        mine += pass == 0 ? sum : sum ^ total;
+        if (pass < 2) continue;
+        part.value[i] =
+            static_cast<std::int64_t>(static_cast<std::uint64_t>(part.value[i]) + sum + total);
+      }
+      if (pass < 2) continue;
+      part.updating = part.sum_begun = false;
+      part.by = by;
+      ++part.updates;
+    }
+    if (const auto failure = fail_update.find(ids.front()); failure != fail_update.end()) {
+      passing.result.error = std::make_exception_ptr(InvalidState(failure->second));
+      fail_update.erase(failure);
+    }
+    passing.mine = mine;
+    passing.result.last = pass == 2;
+    if (pass < 2) passing.result.sums = PayloadOf({static_cast<std::int64_t>(mine)});
+    if (defer_pass(ids.front())) return false;
+    *result = EndPass(ids.front());
+    return true;
+  }
+  PassResult EndPass(const PartId& id) {
+    const PassResult result = passing_.at(id).result;
+    if (result.last) passing_.erase(id);
+    return result;
+  }
+  void DropPasses(const PartId& id) override {
+    std::erase_if(passing_, [&](const auto& entry) { return entry.first.key == id.key; });
+    for (auto& [other, part] : parts_) {
+      if (other.key == id.key) part.updating = part.sum_begun = false;
+    }
+  }
   // An update that was deferred is over; the machine is to be told.
   void EndUpdate(const PartId& id) { At(id).updating = false; }
   Payload Read(const PartId& id, const Message& /*pull*/) override {
@@ -113,7 +173,13 @@ class IntegerParts : public PartStore {
     return part;
   }
 
+  struct Passing {
+    std::uint64_t mine = 0;  // the sum of the pass before
+    PassResult result;
+  };
+
   std::unordered_map<PartId, Part, PartIdHash> parts_;
+  std::unordered_map<PartId, Passing, PartIdHash> passing_;  // by the first of the parts
 };
 
 }  // namespace heddle::kvstore::dist

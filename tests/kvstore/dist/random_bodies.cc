@@ -172,7 +172,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kDone, 0, true, "KeysBody"},
     {Kind::kError, 0, false, "ErrorBody"},
     {Kind::kAsk, 0, false, "AskBody"},
-    {Kind::kBlockSums, 0, true, nullptr},
+    {Kind::kBlockSums, kFlagFailed, true, nullptr},
 };
 
 }  // namespace

@@ -50,8 +50,11 @@ struct Plan {
   std::int32_t servers;
   std::int32_t keys;
   bool async = false;
-  bool optimizer = false;                  // the updater adds to the value; else it replaces it
-  std::vector<std::vector<int>> pushes{};  // [worker][key]: how many
+  bool optimizer = false;  // the updater adds to the value; else it replaces it
+  // Keys are parts of arrays that are updated together: of array a those that begin at
+  // a * ArrayKeys(), on as many servers as there are.
+  bool whole = false;
+  std::vector<std::vector<int>> pushes{};             // [worker][key]: how many
   std::vector<std::vector<std::vector<bool>>> bad{};  // [worker][key][push]: its input failed
   SimFaults faults{};
   int cuts = 0;
@@ -71,6 +74,7 @@ struct Plan {
   bool Failed(std::int32_t rank, std::int32_t key, int push) const {
     return bad[rank][key][push - 1];
   }
+  std::int32_t ArrayKeys() const { return whole ? servers + 1 : 1; }
   int Pushes(std::int32_t rank, std::int32_t key) const { return pushes[rank][key]; }
   int RoundsOf(std::int32_t key) const {
     int rounds = 0;
@@ -87,6 +91,10 @@ Plan MakePlan(std::uint64_t seed) {
             .keys = random.Between(2, 4)};
   plan.async = random.Chance(200);
   plan.optimizer = plan.async || random.Chance(500);
+  if (plan.optimizer && !plan.async && random.Chance(400)) {
+    plan.whole = true;
+    plan.keys = plan.ArrayKeys() * random.Between(1, 2);
+  }
   plan.faults.delay_max = microseconds(random.Between(200, 5000));
   plan.defer_updates = random.Chance(300);
   plan.barrier_per_1000 = random.Chance(400) ? 100 : 0;
@@ -98,10 +106,13 @@ Plan MakePlan(std::uint64_t seed) {
     const int rounds = leave_early ? random.Between(kRounds - 10, kRounds) : kRounds;
     plan.pushes.emplace_back(plan.keys, rounds);
     plan.bad.emplace_back(plan.keys, std::vector<bool>(static_cast<std::size_t>(rounds)));
-    for (auto& of_key : plan.bad.back()) {
-      for (std::size_t i = 0; inputs_fail && i < of_key.size(); ++i) {
-        of_key[i] = random.Chance(30);
+    auto& bad = plan.bad.back();
+    for (std::size_t key = 0; key < bad.size(); ++key) {
+      for (std::size_t i = 0; inputs_fail && i < bad[key].size(); ++i) {
+        bad[key][i] = random.Chance(30);
       }
+      // An input fails as a whole.
+      bad[key] = bad[key - key % static_cast<std::size_t>(plan.ArrayKeys())];
     }
   }
   do {
@@ -120,9 +131,12 @@ std::string TextOf(const Plan& plan) {
       "{}: {} workers, {} servers, {} keys, {}; drops {}/1000, doubles {}/1000, {} cuts, {} stale "
       "messages, delays up to {} us, updates {}, at most {} bytes unfinished, pushes",
       plan.async ? "dist_async" : "dist_sync", plan.workers, plan.servers, plan.keys,
-      plan.optimizer ? "values grow" : "values are replaced", plan.faults.drop_per_1000,
-      plan.faults.duplicate_per_1000, plan.cuts, plan.ghosts, plan.faults.delay_max.count() / 1000,
-      plan.defer_updates ? "take time" : "at once", plan.bytes_max);
+      plan.whole       ? "values grow, whole arrays together"
+      : plan.optimizer ? "values grow"
+                       : "values are replaced",
+      plan.faults.drop_per_1000, plan.faults.duplicate_per_1000, plan.cuts, plan.ghosts,
+      plan.faults.delay_max.count() / 1000, plan.defer_updates ? "take time" : "at once",
+      plan.bytes_max);
   for (const auto& of_worker : plan.pushes) text += fmt::format(" {}", of_worker[0]);
   return text;
 }
@@ -132,24 +146,10 @@ class Model {
  public:
   explicit Model(const Plan& plan) {
     for (std::int32_t key = 0; key < plan.keys; ++key) {
-      std::vector<Round> rounds(1);
-      rounds[0].value = {key, 0, 0};
-      for (int round = 1; round <= plan.RoundsOf(key); ++round) {
-        Round next;
-        Value sum{};
-        for (std::int32_t rank = 0; rank < plan.workers; ++rank) {
-          if (plan.Pushes(rank, key) < round) continue;
-          if (plan.Failed(rank, key, round) && next.failed_rank < 0) next.failed_rank = rank;
-          const Value pushed = Pushed(plan.seed, rank, key, round);
-          for (std::size_t i = 0; i < kElements; ++i) sum[i] += pushed[i];
-        }
-        next.value = rounds.back().value;
-        for (std::size_t i = 0; i < kElements && next.failed_rank < 0; ++i) {
-          next.value[i] = (plan.optimizer ? next.value[i] : 0) + sum[i];
-        }
-        rounds.push_back(next);
-      }
-      keys_.push_back(std::move(rounds));
+      keys_.emplace_back(1).front().value = {key, 0, 0};
+    }
+    for (std::int32_t first = 0; first < plan.keys; first += plan.ArrayKeys()) {
+      for (int round = 1; round <= plan.RoundsOf(first); ++round) AddRound(plan, first, round);
     }
   }
 
@@ -162,6 +162,40 @@ class Model {
   }
 
  private:
+  // Of the keys of one array.
+  void AddRound(const Plan& plan, std::int32_t first, int round) {
+    Round next;
+    std::vector<Value> sums;
+    for (std::int32_t key = first; key < first + plan.ArrayKeys(); ++key) {
+      Value& sum = sums.emplace_back();
+      for (std::int32_t rank = 0; rank < plan.workers; ++rank) {
+        if (plan.Pushes(rank, key) < round) continue;
+        if (plan.Failed(rank, key, round) && next.failed_rank < 0) next.failed_rank = rank;
+        const Value pushed = Pushed(plan.seed, rank, key, round);
+        for (std::size_t i = 0; i < kElements; ++i) sum[i] += pushed[i];
+      }
+    }
+    // What IntegerParts does in its two passes.
+    std::array<std::uint64_t, 2> totals{};
+    for (std::size_t pass = 0; plan.whole && pass < totals.size(); ++pass) {
+      for (const Value& sum : sums) {
+        for (const std::int64_t element : sum) {
+          totals[pass] += static_cast<std::uint64_t>(element) ^ (pass == 0 ? 0 : totals[0]);
+        }
+      }
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      auto& rounds = keys_[static_cast<std::size_t>(first) + i];
+      next.value = rounds.back().value;
+      for (std::size_t k = 0; k < kElements && next.failed_rank < 0; ++k) {
+        next.value[k] = static_cast<std::int64_t>(
+            static_cast<std::uint64_t>(plan.optimizer ? next.value[k] : 0) +
+            static_cast<std::uint64_t>(sums[i][k]) + totals[1]);
+      }
+      rounds.push_back(next);
+    }
+  }
+
   std::vector<std::vector<Round>> keys_;
 };
 
@@ -232,12 +266,14 @@ class Schedule {
       server->machine = make_server(options, server->parts, server->control);
       if (plan_.defer_updates) {
         server->parts.defer = [this, rank](const PartId& id) {
-          if (!random_.Chance(500)) return false;
-          deferred_.push_back(id);
-          const Time end = network_.now() + microseconds(random_.Between(1, 3000));
-          network_.SetTimer(ServerNode(rank), end, kUpdatedTimer + deferred_.size() - 1);
-          return true;
+          return Defer(rank, id, /*pass=*/false);
         };
+        server->parts.defer_pass = [this, rank](const PartId& id) {
+          return Defer(rank, id, /*pass=*/true);
+        };
+      }
+      if (plan_.whole) {
+        server->parts.whole = [this, rank](const PartId&) { return WholeAt(rank); };
       }
       servers_.push_back(std::move(server));
     }
@@ -273,6 +309,7 @@ class Schedule {
   // Timers of a server: the end of a turn, OnTime, and the ends of updates.
   static constexpr std::uint64_t kTurnTimer = 0;
   static constexpr std::uint64_t kTimeTimer = 1;
+  static constexpr std::uint64_t kLinkTimer = 100;  // and of links to other servers
   static constexpr std::uint64_t kUpdatedTimer = 1000;
   // Timers of the hub: faults to come.
   static constexpr std::uint64_t kCutTimer = 0;
@@ -283,6 +320,10 @@ class Schedule {
     NoControl control;
     std::unique_ptr<ServerMachine> machine;
     bool turn_open = false;
+  };
+  struct Deferred {
+    PartId id;
+    bool pass;  // of an array, else the update of a part
   };
   struct Asked {  // a request of the program
     Step step;
@@ -306,9 +347,32 @@ class Schedule {
   static Incarnation IncarnationOf(std::int32_t rank) {
     return 0x1000u + static_cast<unsigned>(rank);
   }
-  std::int32_t ServerOf(std::int32_t key) const { return key % plan_.servers; }
-  static PartId IdOf(std::int32_t key) {
-    return {.store = 0, .part = 0, .key = static_cast<std::uint64_t>(key) + 1};
+  static Incarnation ServerIncarnationOf(std::int32_t rank) {
+    return 0x2000u + static_cast<unsigned>(rank);
+  }
+  std::int32_t ServerOf(std::int32_t key) const {
+    return (plan_.whole ? key % plan_.ArrayKeys() : key) % plan_.servers;
+  }
+  PartId IdOf(std::int32_t key) const {
+    return {.store = 0,
+            .part = static_cast<std::uint32_t>(key % plan_.ArrayKeys()),
+            .key = static_cast<std::uint64_t>(key / plan_.ArrayKeys()) + 1};
+  }
+  // The last part of an array lies with the first.
+  WholeArray WholeAt(std::int32_t server) const {
+    WholeArray whole{.parts_here = server == 0 ? 2u : 1u};
+    for (std::int32_t other = 0; other < plan_.servers; ++other) {
+      if (other != server) whole.others.push_back(other);
+    }
+    return whole;
+  }
+
+  bool Defer(std::int32_t server, const PartId& id, bool pass) {
+    if (!random_.Chance(500)) return false;
+    deferred_.push_back({id, pass});
+    const Time end = network_.now() + microseconds(random_.Between(1, 3000));
+    network_.SetTimer(ServerNode(server), end, kUpdatedTimer + deferred_.size() - 1);
+    return true;
   }
 
   void Fail(const std::string& why) {
@@ -329,9 +393,20 @@ class Schedule {
           {WorkerNode(rank), IncarnationOf(rank), fmt::format("worker{}:1", rank)});
     }
     for (std::int32_t rank = 0; rank < plan_.servers; ++rank) {
+      roster.nodes.push_back({ServerNode(rank), ServerIncarnationOf(rank), "server:1"});
+    }
+    for (std::int32_t rank = 0; rank < plan_.servers; ++rank) {
+      roster.rank = rank;
       OnServer(rank, [&](ServerMachine& server, Outputs& out) {
         server.OnRoster(network_.now(), roster, out);
       });
+      for (std::int32_t other = 0; plan_.whole && other < plan_.servers; ++other) {
+        const Time stands = network_.now() + microseconds(random_.Between(1, 20'000));
+        if (other != rank) {
+          network_.SetTimer(ServerNode(rank), stands,
+                            kLinkTimer + static_cast<std::uint64_t>(other));
+        }
+      }
     }
     for (std::int32_t rank = 0; rank < plan_.workers; ++rank) {
       roster.rank = rank;
@@ -367,8 +442,11 @@ class Schedule {
               .meta = Encode(OptimizerBody{.name = "sum"})});
     }
     for (std::int32_t key = 0; key < plan_.keys; ++key) {
-      const PartInfo info{
-          .key = std::int64_t{key}, .shape = {kElements}, .dtype = DType::kInt64, .end = kElements};
+      const PartInfo info{.key = std::int64_t{key},
+                          .shape = {kElements},
+                          .dtype = DType::kInt64,
+                          .num_parts = static_cast<std::uint32_t>(plan_.ArrayKeys()),
+                          .end = kElements};
       Request init{.kind = Kind::kInit,
                    .server = ServerOf(key),
                    .part = IdOf(key),
@@ -490,7 +568,12 @@ class Schedule {
       network_.SetTimer(ServerNode(rank), end, kTurnTimer);
     }
     for (Outgoing& outgoing : out.messages) {
+      // Links between servers lose nothing while they stand: the end of one is the end of the job.
+      SimFaults faults = plan_.faults;
+      if (outgoing.to.role == Role::kServer) faults.drop_per_1000 = 0;
+      network_.set_faults(faults);
       network_.Send(ServerNode(rank), outgoing.to, std::move(outgoing.message));
+      network_.set_faults(plan_.faults);
     }
   }
 
@@ -528,11 +611,27 @@ class Schedule {
     } else if (timer == kTurnTimer) {
       servers_[static_cast<std::size_t>(node.rank)]->turn_open = false;
       OnServer(node.rank, [&](ServerMachine& server, Outputs& out) { server.EndTurn(out); });
-    } else {
-      const PartId id = deferred_[timer - kUpdatedTimer];
-      servers_[static_cast<std::size_t>(node.rank)]->parts.EndUpdate(id);
+    } else if (timer < kUpdatedTimer) {
       OnServer(node.rank, [&](ServerMachine& server, Outputs& out) {
-        server.OnUpdated(now, id, nullptr, out);
+        server.OnLinked(static_cast<std::int32_t>(timer - kLinkTimer), out);
+      });
+    } else {
+      EndDeferred(node.rank, deferred_[timer - kUpdatedTimer]);
+    }
+  }
+
+  void EndDeferred(std::int32_t rank, Deferred deferred) {
+    const Time now = network_.now();
+    IntegerParts& parts = servers_[static_cast<std::size_t>(rank)]->parts;
+    if (deferred.pass) {
+      PassResult result = parts.EndPass(deferred.id);
+      OnServer(rank, [&](ServerMachine& server, Outputs& out) {
+        server.OnPassed(now, deferred.id, std::move(result), out);
+      });
+    } else {
+      parts.EndUpdate(deferred.id);
+      OnServer(rank, [&](ServerMachine& server, Outputs& out) {
+        server.OnUpdated(now, deferred.id, nullptr, out);
       });
     }
   }
@@ -556,7 +655,8 @@ class Schedule {
     ghost.sequence += random_.Below(3);
     ghost.kind = random_.Chance(700) ? Kind::kPush : Kind::kPull;
     ghost.payload = PayloadOf({1, 2, 3});
-    const auto key = static_cast<std::int32_t>(ghost.part.key) - 1;
+    const std::int32_t key = (static_cast<std::int32_t>(ghost.part.key) - 1) * plan_.ArrayKeys() +
+                             static_cast<std::int32_t>(ghost.part.part);
     network_.Send(WorkerNode(rank), ServerNode(ServerOf(key)), std::move(ghost));
   }
 
@@ -734,7 +834,7 @@ class Schedule {
   SimRandom random_;
   std::vector<std::unique_ptr<Server>> servers_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<PartId> deferred_;
+  std::vector<Deferred> deferred_;
   std::vector<std::uint64_t> hub_;  // barriers that each worker has come to
   std::uint64_t hub_done_ = 0;
   std::int32_t left_ = 0;

@@ -85,11 +85,29 @@ class MutantServer : public ServerMachine {
   }
 };
 
+// Servers that take another server's sums for those of whatever pass, or round, comes first.
+template <bool knows_round>
+class SumsMutantServer : public ServerMachine {
+ public:
+  using ServerMachine::ServerMachine;
+
+ protected:
+  RoundPass PassOf(const Message& sums) const override {
+    RoundPass at = ServerMachine::PassOf(sums);
+    if (knows_round) {
+      at.pass = 0;
+    } else {
+      at.round = 1;
+    }
+    return at;
+  }
+};
+
 // The number of schedules until the mutant is found out.
-template <Lack lack>
+template <class Mutant>
 std::uint64_t SchedulesUntilSeen() {
   const MakeServer make = [](ServerOptions options, PartStore& parts, ServerControl& control) {
-    return std::make_unique<MutantServer<lack>>(options, parts, control);
+    return std::make_unique<Mutant>(options, parts, control);
   };
   const std::uint64_t first = std::random_device()();
   std::printf("HEDDLE_TEST_SEED=%llu\n", static_cast<unsigned long long>(first));
@@ -100,13 +118,20 @@ std::uint64_t SchedulesUntilSeen() {
 }
 
 TEST(Schedule, SeesAServerThatDoesNotDeduplicate) {
-  EXPECT_LE(SchedulesUntilSeen<Lack::kDeduplication>(), 1000u);
+  EXPECT_LE(SchedulesUntilSeen<MutantServer<Lack::kDeduplication>>(), 1000u);
 }
 TEST(Schedule, SeesAServerThatDoesNotOrder) {
-  EXPECT_LE(SchedulesUntilSeen<Lack::kOrder>(), 1000u);
+  EXPECT_LE(SchedulesUntilSeen<MutantServer<Lack::kOrder>>(), 1000u);
 }
 TEST(Schedule, SeesAServerThatDoesNotKnowIncarnations) {
-  EXPECT_LE(SchedulesUntilSeen<Lack::kIncarnations>(), 1000u);
+  EXPECT_LE(SchedulesUntilSeen<MutantServer<Lack::kIncarnations>>(), 1000u);
+}
+
+TEST(Schedule, SeesAServerThatDoesNotTellPassesApart) {
+  EXPECT_LE(SchedulesUntilSeen<SumsMutantServer<true>>(), 1000u);
+}
+TEST(Schedule, SeesAServerThatDoesNotTellRoundsOfSumsApart) {
+  EXPECT_LE(SchedulesUntilSeen<SumsMutantServer<false>>(), 1000u);
 }
 
 }  // namespace

@@ -715,5 +715,135 @@ TEST(ServerMachine, ALostWorkerIsReportedUnlessItHasLeft) {
   EXPECT_EQ(failure.node, WorkerNodeOf(1));
 }
 
+// Part 0 of an array on server 0, part 1 on server 1.
+class WholeArrays : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kVersion = std::uint64_t{1} << 32;
+
+  WholeArrays() {
+    for (const std::int32_t server : {0, 1}) {
+      job.parts(server).whole = [server](const PartId&) {
+        return WholeArray{.parts_here = 1, .others = {1 - server}};
+      };
+      for (const std::int32_t rank : {0, 1}) {
+        job.Submit(rank, {.kind = Kind::kSetOptimizer,
+                          .server = server,
+                          .part = ControlPart(0),
+                          .version = kVersion,
+                          .meta = Encode(OptimizerBody{.name = "sum"})});
+        Request init{.kind = Kind::kInit,
+                     .server = server,
+                     .part = PartOf(server),
+                     .flags = rank == 0 ? std::uint8_t{0} : kFlagNoValue,
+                     .meta = Encode(InitBody{{.key = std::string("a"),
+                                              .shape = {2},
+                                              .dtype = DType::kInt64,
+                                              .num_parts = 2,
+                                              .begin = server,
+                                              .end = server + 1}})};
+        if (rank == 0) init.payload = PayloadOf({0});
+        job.Submit(rank, std::move(init));
+      }
+    }
+    job.Run();
+  }
+  static PartId PartOf(std::int32_t server) {
+    return SmallJob::IdOf(static_cast<std::uint32_t>(server));
+  }
+  void Link() {
+    for (const std::int32_t server : {0, 1}) {
+      job.Do(ServerNodeOf(server),
+             [&](Outputs& out) { job.server(server).OnLinked(1 - server, out); });
+    }
+    job.Run();
+  }
+  std::uint64_t Push(std::int32_t rank, std::int32_t server, std::vector<std::int64_t> values) {
+    return job.Submit(rank, {.kind = Kind::kPush,
+                             .server = server,
+                             .part = PartOf(server),
+                             .version = kVersion,
+                             .payload = PayloadOf(std::move(values))});
+  }
+  std::uint64_t Pull(std::int32_t rank, std::int32_t server) {
+    return job.Submit(rank, {.kind = Kind::kPull, .server = server, .part = PartOf(server)});
+  }
+  void PushAll() {
+    for (const std::int32_t server : {0, 1}) {
+      for (const std::int32_t rank : {0, 1}) Push(rank, server, {1 + server});
+    }
+  }
+
+  SmallJob job{2, 2};
+};
+
+TEST_F(WholeArrays, AreUpdatedOnceAllServersHaveTheirSums) {
+  Link();
+  for (const std::int32_t rank : {0, 1}) Push(rank, 0, {1});
+  const auto pull = Pull(0, 0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(pull));
+  EXPECT_THAT(job.server(0).DescribeState(job.now), HasSubstr("it needs sums of server 1"));
+  for (const std::int32_t rank : {0, 1}) Push(rank, 1, {2});
+  job.Run();
+  // Sums 2 and 4: 6 in the first pass, (2 ^ 6) + (4 ^ 6) in the second.
+  EXPECT_EQ(job.ValueOf(pull), Values({2 + 6}));
+  EXPECT_EQ(job.parts(1).At(PartOf(1)).value, Values({4 + 6}));
+}
+
+TEST_F(WholeArrays, WaitForTheLinkBetweenTheirServers) {
+  PushAll();
+  const auto pull = Pull(0, 0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(pull));
+  Link();
+  EXPECT_EQ(job.ValueOf(pull), Values({2 + 6}));
+}
+
+TEST_F(WholeArrays, FailOnAllServersIfTheyFailOnOneUntilAReset) {
+  Link();
+  job.parts(1).fail_update[PartOf(1)] = "out of luck";
+  PushAll();
+  const std::vector<std::uint64_t> pulls = {Pull(0, 0), Pull(1, 1)};
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(pulls[0]), HasSubstr("server 1: out of luck"));
+  EXPECT_THAT(job.ErrorOf(pulls[1]), HasSubstr("out of luck"));
+  for (const std::int32_t server : {0, 1}) {
+    Request reset{.kind = Kind::kReset, .server = server, .part = PartOf(server)};
+    reset.payload = PayloadOf({100});
+    job.Submit(0, std::move(reset));
+  }
+  job.Run();
+  PushAll();
+  const auto cured = Pull(0, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(cured), Values({100 + 2 + 6}));
+}
+
+TEST_F(WholeArrays, FailIfTheRoundOfOnePartFails) {
+  Link();
+  Push(0, 0, {1});
+  Push(1, 0, {1});
+  Push(0, 1, {1, 2, 3});  // does not fit
+  Push(1, 1, {2});
+  const auto pull = Pull(0, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(pull), AllOf(HasSubstr("server 1"), HasSubstr("expected 8 bytes")));
+}
+
+TEST_F(WholeArrays, SumsOfAnEarlierProcessOfAServerChangeNothing) {
+  Link();
+  for (const std::int32_t rank : {0, 1}) Push(rank, 0, {1});
+  const auto pull = Pull(0, 0);
+  job.Run();
+  Message stale{.kind = Kind::kBlockSums, .rank = 1, .incarnation = 5, .part = PartOf(0)};
+  stale.sequence = 1;
+  stale.payload = PayloadOf({1000});
+  job.Deliver({ServerNodeOf(1), ServerNodeOf(0), stale});
+  job.Run();
+  for (const std::int32_t rank : {0, 1}) Push(rank, 1, {2});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({2 + 6}));
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist

@@ -90,6 +90,7 @@ class SmallJob {
           {WorkerNodeOf(rank), worker.incarnation, "host:80" + std::to_string(rank)});
     }
     for (std::int32_t rank = 0; rank < servers; ++rank) {
+      roster.rank = rank;
       Do(ServerNodeOf(rank), [&](Outputs& out) { servers_[rank]->OnRoster(now, roster, out); });
     }
     for (std::int32_t rank = 0; rank < workers; ++rank) {
