@@ -354,6 +354,17 @@ bool Decode(std::string_view meta, TextBody* body) {
   return in.Get(&body->text) && in.Ended();
 }
 
+std::string Encode(const SaveStatesBody& body) {
+  WireWriter out;
+  Put(out, body.after);
+  return out.Take();
+}
+
+bool Decode(std::string_view meta, SaveStatesBody* body) {
+  WireReader in(meta);
+  return Get(in, &body->after) && in.Ended();
+}
+
 std::string Encode(const StatesBody& body) {
   WireWriter out;
   Put(out, body.optimizer);

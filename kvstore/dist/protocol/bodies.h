@@ -137,6 +137,11 @@ struct PartStates {
   };
   std::vector<Array> arrays;
 };
+inline constexpr std::size_t kStatesMetaBytesMax = 512 << 10;  // in one message, unless of one part
+inline constexpr std::uint64_t kStatesPayloadBytesMax = std::uint64_t{256} << 20;
+struct SaveStatesBody {  // kSaveStates: the states of the parts behind that one, in order, as many
+  PartId after;          // as a message takes; without meta: from the first part on
+};
 struct StatesBody {
   OptimizerBody optimizer;
   std::vector<PartStates> parts;
@@ -156,6 +161,7 @@ std::string Encode(const CommandBody& body);
 std::string Encode(const KeysBody& body);
 std::string Encode(const AskBody& body);
 std::string Encode(const TextBody& body);
+std::string Encode(const SaveStatesBody& body);
 std::string Encode(const StatesBody& body);
 
 bool Decode(std::string_view meta, JoinBody* body);
@@ -172,6 +178,7 @@ bool Decode(std::string_view meta, CommandBody* body);
 bool Decode(std::string_view meta, KeysBody* body);
 bool Decode(std::string_view meta, AskBody* body);
 bool Decode(std::string_view meta, TextBody* body);
+bool Decode(std::string_view meta, SaveStatesBody* body);
 bool Decode(std::string_view meta, StatesBody* body);
 
 // The exception that an error becomes, with that message: UnknownKey of kUnknownKey, OpError of

@@ -25,6 +25,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -74,8 +75,10 @@ class ArrayParts final : public PartStore {
                     bool keeps_states);
   void SetCompression(std::uint32_t store, std::shared_ptr<const Compressor> compressor);
 
-  // The optimizer's states of all parts of a store; no update of them goes on.
-  std::pair<StatesBody, Payload> SaveStates(std::uint32_t store) const;
+  // The optimizer's states of the parts of a store behind `after`, as many as fit a message; none:
+  // there are no more. No update of them goes on.
+  std::pair<StatesBody, Payload> SaveStates(std::uint32_t store,
+                                            const std::optional<PartId>& after) const;
   // Takes those that `states` names. InvalidArgument, changing nothing, if they do not fit.
   void LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays);
 

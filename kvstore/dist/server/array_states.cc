@@ -14,11 +14,20 @@
 
 namespace heddle::kvstore::dist {
 
-std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store) const {
+std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store,
+                                                      const std::optional<PartId>& after) const {
+  std::vector<PartId> ids;
+  for (const auto& [id, part] : parts_) {
+    if (id.store == store && part->state != nullptr && (!after || *after < id)) ids.push_back(id);
+  }
+  std::ranges::sort(ids);
   StatesBody body;
   std::vector<NDArray> arrays;
-  for (const auto& [id, part] : parts_) {
-    if (id.store != store || part->state == nullptr) continue;
+  std::size_t meta_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  for (const PartId& id : ids) {
+    if (meta_bytes > kStatesMetaBytesMax / 2 || payload_bytes > kStatesPayloadBytesMax / 2) break;
+    const auto& part = parts_.at(id);
     const UpdateState& state = *part->state;
     PartStates saved;
     saved.part = id;
@@ -30,6 +39,7 @@ std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store) const
       if (source.empty()) return;
       NDArray copy(source.shape(), source.dtype(), Cpu(), engine_);
       ops::Copy(source.const_data(), copy.data(), static_cast<std::size_t>(source.bytes()));
+      payload_bytes += static_cast<std::uint64_t>(source.bytes());
       saved.arrays.push_back({std::move(name), source.dtype(), source.size()});
       arrays.push_back(std::move(copy));
     };
@@ -37,6 +47,7 @@ std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store) const
     for (std::size_t i = 0; i < state.arrays.size(); ++i) {
       save(std::to_string(i), state.arrays[i], state.restored[i]);
     }
+    meta_bytes += Encode(StatesBody{.optimizer = {}, .parts = {saved}}).size();
     body.parts.push_back(std::move(saved));
   }
   auto owner = std::make_shared<const std::vector<NDArray>>(std::move(arrays));

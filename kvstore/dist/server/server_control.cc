@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -101,7 +102,9 @@ void ArrayControl::QueueStates(const ControlId& id, const Message& request) {
     under_lock_([&] {
       try {
         if (request.kind == Kind::kSaveStates) {
-          auto [body, arrays] = parts_.SaveStates(id.store);
+          std::optional<PartId> after;
+          if (SaveStatesBody from; Decode(request.meta, &from)) after = from.after;
+          auto [body, arrays] = parts_.SaveStates(id.store, after);
           result.meta = Encode(body);
           result.payload = std::move(arrays);
           return;

@@ -112,6 +112,7 @@ class DistKVStore final : public KVStore {
   std::vector<Message> CallServers(std::string_view what, Kind kind, const std::string& meta) const;
   void CallServersInTurn(std::string_view what, Kind kind, const std::string& meta,
                          std::uint64_t version = 0) const;
+  std::vector<Message> SavedStates() const;
   std::vector<Request> ControlRequests(std::string_view what, Kind kind, const std::string& meta,
                                        std::uint64_t version) const;
 

@@ -105,6 +105,29 @@ void DistKVStore::WaitForOwnPushes() {
   for (const RowSparseNDArray& array : row_sparse) array.WaitToRead();
 }
 
+// What all servers have, asked for until there is no more.
+std::vector<Message> DistKVStore::SavedStates() const {
+  std::vector<Message> states;
+  std::vector<Request> requests =
+      ControlRequests("save_optimizer_states", Kind::kSaveStates, /*meta=*/{}, /*version=*/0);
+  while (!requests.empty()) {
+    std::vector<Message> answers = CallAndWait(engine(), *link_, requests);
+    std::vector<Request> next;
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+      StatesBody body;
+      if (!Decode(answers[i].meta, &body)) {
+        throw NetworkError("states of the optimizer: an answer cannot be read");
+      }
+      if (body.parts.empty()) continue;
+      next.push_back(requests[i]);
+      next.back().meta = Encode(SaveStatesBody{.after = body.parts.back().part});
+      states.push_back(std::move(answers[i]));
+    }
+    requests = std::move(next);
+  }
+  return states;
+}
+
 void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimizer) {
   const std::shared_ptr<Optimizer> optimizer = OptimizerFor("SaveOptimizerStates");
   WaitForOwnPushes();
@@ -113,7 +136,7 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
   states.optimizer = optimizer->name();
   states.multi_precision = plan->multi_precision;
   if (with_optimizer) states.settings = SettingsOf(*optimizer);
-  states.keys = JoinStates(CallServers("save_optimizer_states", Kind::kSaveStates, {}), engine());
+  states.keys = JoinStates(SavedStates(), engine());
   {
     MutexLock lock(mutex_);
     states.num_update = num_update_;
@@ -137,17 +160,16 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
     if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
     if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
   }
-  const std::vector<ServerStates> cut =
-      CutStates(states.keys, link_->placement().num_servers,
-                [&](const KeyStates& key) -> DistKey& { return *FindKnown(kCall, key.key); });
+  const std::vector<ServerStates> cut = CutStates(
+      states.keys, [&](const KeyStates& key) -> DistKey& { return *FindKnown(kCall, key.key); });
   std::vector<Request> requests;
-  for (std::size_t i = 0; i < cut.size(); ++i) {
+  for (const ServerStates& of_server : cut) {
     Request& request = requests.emplace_back(
-        ControlRequest("load_optimizer_states", Kind::kLoadStates, static_cast<std::int32_t>(i)));
-    request.meta = Encode(cut[i].body);
-    request.payload = cut[i].arrays;
+        ControlRequest("load_optimizer_states", Kind::kLoadStates, of_server.server));
+    request.meta = Encode(of_server.body);
+    request.payload = of_server.arrays;
   }
-  CallAndWait(engine(), *link_, requests);
+  if (!requests.empty()) CallAndWait(engine(), *link_, requests);
   if (states.settings) ApplySettings(*states.settings, *optimizer);
   MutexLock lock(mutex_);
   num_update_ = states.num_update;

@@ -131,14 +131,31 @@ std::vector<KeyStates> JoinStates(const std::vector<Message>& answers, Engine& e
   return states;
 }
 
-std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states, std::int32_t num_servers,
+namespace {
+
+// What one server gets next.
+struct Chunk {
+  StatesBody body;
+  std::size_t meta_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  std::vector<std::span<const std::byte>> runs;
+  std::vector<NDArray> arrays;
+
+  ServerStates Take(std::int32_t server) {
+    Chunk taken = std::exchange(*this, {});
+    return {.server = server,
+            .body = std::move(taken.body),
+            .arrays = Payload(std::make_shared<const std::vector<NDArray>>(std::move(taken.arrays)),
+                              std::move(taken.runs))};
+  }
+};
+
+}  // namespace
+
+std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states,
                                     const std::function<DistKey&(const KeyStates&)>& key_of) {
-  struct Runs {
-    std::vector<std::span<const std::byte>> runs;
-    std::vector<NDArray> arrays;
-  };
-  std::vector<ServerStates> servers(static_cast<std::size_t>(num_servers));
-  std::vector<Runs> runs(servers.size());
+  std::vector<ServerStates> cut;
+  std::map<std::int32_t, Chunk> chunks;  // by server
   for (const KeyStates& states_of_key : states) {
     KeyStates key = states_of_key;
     const DistKey& dist_key = key_of(key);
@@ -148,7 +165,7 @@ std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states, std::i
       part.info = dist_key.InfoOf(placed);
       part.updates = key.step;
       part.numbers.assign(key.numbers.begin(), key.numbers.end());
-      Runs& out = runs[static_cast<std::size_t>(placed.server)];
+      Chunk& out = chunks[placed.server];
       for (std::size_t place = 0; place <= kMaster; ++place) {
         const NDArray& array = ArrayAt(key, place);
         if (array.empty()) continue;
@@ -157,17 +174,21 @@ std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states, std::i
         out.runs.emplace_back(
             At(array, range.begin),
             static_cast<std::size_t>(range.end - range.begin) * SizeOf(array.dtype()));
+        out.payload_bytes += out.runs.back().size();
         out.arrays.push_back(array);
       }
-      servers[static_cast<std::size_t>(placed.server)].body.parts.push_back(std::move(part));
+      out.meta_bytes += Encode(StatesBody{.optimizer = {}, .parts = {part}}).size();
+      out.body.parts.push_back(std::move(part));
+      if (out.meta_bytes > kStatesMetaBytesMax / 2 ||
+          out.payload_bytes > kStatesPayloadBytesMax / 2) {
+        cut.push_back(out.Take(placed.server));
+      }
     }
   }
-  for (std::size_t i = 0; i < servers.size(); ++i) {
-    servers[i].arrays =
-        Payload(std::make_shared<const std::vector<NDArray>>(std::move(runs[i].arrays)),
-                std::move(runs[i].runs));
+  for (auto& [server, chunk] : chunks) {
+    if (!chunk.body.parts.empty()) cut.push_back(chunk.Take(server));
   }
-  return servers;
+  return cut;
 }
 
 }  // namespace heddle::kvstore::dist

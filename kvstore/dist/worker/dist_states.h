@@ -3,6 +3,7 @@
 
 #include <heddle/engine.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -18,12 +19,14 @@ namespace heddle::kvstore::dist {
 // be read.
 std::vector<KeyStates> JoinStates(const std::vector<Message>& answers, Engine& engine);
 
-// What each server gets of `states`; `key_of` knows where the parts of a key are.
+// What the servers get of `states`, in messages that are not too long; `key_of` knows where the
+// parts of a key are.
 struct ServerStates {
+  std::int32_t server = 0;
   StatesBody body;
   Payload arrays;
 };
-std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states, std::int32_t num_servers,
+std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states,
                                     const std::function<DistKey&(const KeyStates&)>& key_of);
 
 }  // namespace heddle::kvstore::dist

@@ -1,6 +1,7 @@
 // The dist stores from the program's side: whole jobs, in one process.
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -442,6 +443,40 @@ TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
     if (rank == 0) store.LoadOptimizerStates(file);
     store.Barrier();
     train(rank, store, engine, optimizer, 4, 6);
+  });
+}
+
+// Parts of one block each, whose states take more than one message allows to say of them.
+TEST_P(DistStoreTest, StatesOfVeryManyPartsAreSavedAndLoaded) {
+  constexpr std::int64_t kCount = 4096 * 12'000;
+  const std::string file = ::testing::TempDir() + "many_states_" +
+                           (GetParam() == Network::kSim ? "sim" : "tcp") + ".safetensors";
+  const OptimizerPtr optimizer = Sgd({.learning_rate = 1, .momentum = 0.5});
+  const auto push = [&](KVStore& store, Engine& engine) {
+    store.Push("w", Filled(engine, kCount, 1));
+    NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    store.Pull("w", out);
+    const std::vector<float> values = out.ToVector<float>();
+    EXPECT_EQ(*std::ranges::min_element(values), *std::ranges::max_element(values));
+    return values[0];
+  };
+  float expected = 0;
+  {
+    Job job({.network = GetParam(), .slice_bytes = 16 << 10, .cut_bound = 1 << 30});
+    job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+      store.SetOptimizer(optimizer);
+      store.Init("w", Filled(engine, kCount, 0));
+      push(store, engine);
+      store.SaveOptimizerStates(file, /*with_optimizer=*/false);
+      expected = push(store, engine);
+    });
+  }
+  Job job({.network = GetParam(), .slice_bytes = 16 << 10, .cut_bound = 1 << 30});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    store.SetOptimizer(optimizer);
+    store.Init("w", Filled(engine, kCount, -1));
+    store.LoadOptimizerStates(file);
+    EXPECT_EQ(push(store, engine), expected);
   });
 }
 

@@ -123,6 +123,7 @@ CommandBody MakeRandom(Random& random, CommandBody*) {
 KeysBody MakeRandom(Random& random, KeysBody*) { return {Some<Key>(random, RandomKey)}; }
 AskBody MakeRandom(Random& random, AskBody*) { return {random()}; }
 TextBody MakeRandom(Random& random, TextBody*) { return {RandomText(random)}; }
+SaveStatesBody MakeRandom(Random& random, SaveStatesBody*) { return {RandomPart(random)}; }
 StatesBody MakeRandom(Random& random, StatesBody*) {
   return {RandomOptimizer(random), Some<PartStates>(random, RandomStates)};
 }
@@ -239,6 +240,7 @@ const std::vector<BodyType>& BodyTypes() {
                                               TypeOf<KeysBody>("KeysBody"),
                                               TypeOf<AskBody>("AskBody"),
                                               TypeOf<TextBody>("TextBody"),
+                                              TypeOf<SaveStatesBody>("SaveStatesBody"),
                                               TypeOf<StatesBody>("StatesBody")};
   return types;
 }
