@@ -134,14 +134,15 @@ std::string ErrorOf(const Call& call) {
 // However the array is cut: 50'000 elements are 13 blocks, in several parts a server.
 TEST_P(DistStoreTest, NormsAreThoseOfTheWholeArray) {
   constexpr std::int64_t kCount = 50'000;
-  for (const char* name : {"lamb", "lars", "lans"}) {
+  for (const std::string name : {"lamb", "lars", "lans"}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      if (dtype == DType::kFloat16 && name != "lamb") continue;  // what differs is master weights
       const auto make = [&] {
         return MakeOptimizer(name, {{"learning_rate", 0.5},
                                     {"multi_precision", dtype == DType::kFloat16 ? 1.0 : 0.0}});
       };
       const auto expected = LocalRounds(2, 4, kCount, dtype, make());
-      for (const int servers : {1, 2, 4}) {
+      for (const int servers : {1, 3}) {
         for (const std::int64_t cut_bound : {30'000, 1'000'000}) {
           SCOPED_TRACE(::testing::Message() << name << " " << Name(dtype) << " " << servers
                                             << " servers, cut bound " << cut_bound);
