@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/access_check.h"
 #include "kvstore/compression/compressor.h"
 
 namespace heddle::kvstore::dist {
@@ -98,6 +99,7 @@ void ArrayControl::QueueCommand(const ControlId& id, const CommandBody& command)
 void ArrayControl::QueueStates(const ControlId& id, const Message& request) {
   const NoWaitScope no_wait;
   engine_.Push({.name = "dist.states", .writes = parts_.VarsOf(id.store)}, [this, id, request] {
+    const engine::UncheckedScope own;  // the states are the parts', whose variables the op has
     ControlResult result;
     under_lock_([&] {
       try {
