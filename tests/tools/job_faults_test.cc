@@ -121,6 +121,7 @@ void JobFaults::OneFault(int signal, Moment moment) {
   const auto struck = Clock::now();
   victim.program->Signal(signal);
   ExpectEnds(job, victim, moment, started, struck);
+  const std::string state = victim.StatusLine("State");
   if (signal == SIGSTOP) {
     // It finds out by itself that it is late.
     victim.program->Signal(SIGCONT);
@@ -128,7 +129,7 @@ void JobFaults::OneFault(int signal, Moment moment) {
   }
   if (HasFailure()) {
     ADD_FAILURE() << "signal " << signal << " to " << victim.name << " after "
-                  << SecondsOf(struck - started) << " s\n"
+                  << SecondsOf(struck - started) << " s, state then:" << state << "\n"
                   << job.Describe();
   }
 }

@@ -18,13 +18,18 @@ std::string JobProcesses::Process::Output() const {
   return content.str();
 }
 
-long JobProcesses::Process::ResidentKiB() const {
-  if (status) return 0;
+std::string JobProcesses::Process::StatusLine(const std::string& name) const {
+  if (status) return {};
   std::ifstream stream("/proc/" + std::to_string(program->pid()) + "/status");
   for (std::string line; std::getline(stream, line);) {
-    if (line.starts_with("VmRSS:")) return std::stol(line.substr(6));
+    if (line.starts_with(name + ":")) return line.substr(name.size() + 1);
   }
-  return 0;
+  return {};
+}
+
+long JobProcesses::Process::ResidentKiB() const {
+  const std::string line = StatusLine("VmRSS");
+  return line.empty() ? 0 : std::stol(line);
 }
 
 JobProcesses::JobProcesses(const JobSpec& spec, std::mt19937_64& random)
@@ -104,8 +109,9 @@ std::string JobProcesses::Describe() {
   std::string text;
   for (const Process& process : processes_) {
     text += "---- " + process.name + ", " +
-            (process.status ? "status " + std::to_string(*process.status) : "running") + "\n" +
-            process.Output();
+            (process.status ? "status " + std::to_string(*process.status)
+                            : "running:" + process.StatusLine("State")) +
+            "\n" + process.Output();
   }
   return text;
 }

@@ -33,6 +33,8 @@ class JobProcesses {
     Clock::time_point ended = {};    // when that was seen
 
     std::string Output() const;
+    // What the system says of it, by the name of the line; empty if it has ended.
+    std::string StatusLine(const std::string& name) const;
     long ResidentKiB() const;  // 0 if it has ended
   };
 
