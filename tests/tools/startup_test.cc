@@ -188,6 +188,8 @@ TEST_F(StrangerTest, WrongCountsAreRefusedNamingBoth) {
 
 TEST_F(StrangerTest, ASecondProcessOfARankIsRefusedAndTheJobGoesOn) {
   RunningProgram first(kWorker, Mine({"HEDDLE_RANK=1"})), second(kWorker, Mine({"HEDDLE_RANK=1"}));
+  // The job must not be over before the later one has come.
+  EXPECT_THAT(scheduler_.ReadUntil("joined already"), HasSubstr("joined already"));
   RunningProgram other(kWorker, Mine({"HEDDLE_RANK=0"})), server(kServer, Mine({}));
   const ProgramResult one = first.Wait(), two = second.Wait();
   EXPECT_EQ(one.status + two.status, 1) << one.output << two.output;
