@@ -153,7 +153,7 @@ class TestLanding : public dist::Landing {
     return false;
   }
   void EndRead() override {
-    ++reads;
+    if (++reads == revoked_after) revoked_ = true;
     mutex_.unlock();
   }
   dist::Payload Finish() override { return PayloadOf(text_); }
@@ -168,6 +168,8 @@ class TestLanding : public dist::Landing {
   }
 
   std::atomic<int> reads{0};
+  // Given up, as by Revoke, once so many reads are done: 0 is never.
+  int revoked_after = 0;
 
  private:
   std::mutex mutex_;
