@@ -6,7 +6,8 @@
 # -t   how long (default 600)          -p   dev, release, asan or tsan (default dev)
 # -s   engine (default); dist: schedules of faults over the simulated network, 10 000 a run; faults:
 #      real processes that are killed and stopped, and a worker that is busy for a minute; memory: one
-#      run that is as long as is asked (1800 for half an hour), in which no role may grow by 1 %
+#      run that is as long as is asked (1800 for half an hour), in which no role may grow by 1 %;
+#      hostile: 100 000 connections that mean harm to each role that listens, while a job runs
 # The filter defaults to the suite's randomised tests; '*' soaks all of it. Stops at the first
 # failure and prints the command that repeats it. Last line: "soak: <runs> runs, <seconds> s, no failure".
 set -euo pipefail
@@ -20,7 +21,7 @@ while getopts "t:p:s:" option; do
     t) seconds="$OPTARG" ;;
     p) preset="$OPTARG" ;;
     s) suite="$OPTARG" ;;
-    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,13p' "$0" >&2; exit 2 ;;
   esac
 done
 shift $((OPTIND - 1))
@@ -39,7 +40,12 @@ case "$suite" in
           program=tests/tools/tools_job_test
           filter='JobSoak*'
           export HEDDLE_SOAK_SECONDS="$seconds" ;;
-  *) sed -n '2,12p' "$0" >&2; exit 2 ;;
+  hostile)
+          target=tools_job_test
+          program=tests/tools/tools_job_test
+          filter='JobHostile*'
+          export HEDDLE_HOSTILE_CONNECTIONS=100000 ;;
+  *) sed -n '2,13p' "$0" >&2; exit 2 ;;
 esac
 filter="${1:-$filter}"
 

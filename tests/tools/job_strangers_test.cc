@@ -7,7 +7,6 @@
 #include <fstream>
 #include <functional>
 #include <random>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "tests/kvstore/dist/plain_socket.h"
 #include "tests/kvstore/support.h"
 #include "tests/tools/job_processes.h"
+#include "tests/tools/job_roles.h"
 #include "tests/tools/temp_folder.h"
 
 namespace heddle::tools {
@@ -39,21 +39,7 @@ class JobStrangers : public ::testing::Test {
               .program = {FAULT_PROGRAM, "dist_sync", folder_ / "end"}},
              random_) {}
 
-  std::string job_id() const { return job_.mark().substr(job_.mark().find('=') + 1); }
-  // "127.0.0.1:4711", as the scheduler knows it.
-  std::string AddressOf(const std::string& name) {
-    if (name == "scheduler") return "127.0.0.1:" + std::to_string(job_.port());
-    Process& scheduler = job_.Find("scheduler");
-    std::smatch match;
-    const std::regex listed(name + R"( \((127\.0\.0\.1:[0-9]+), last heard)");
-    std::string output;
-    EXPECT_TRUE(job_.WaitUntil(Clock::now() + kForever, [&] {
-      scheduler.program->Signal(SIGUSR1);
-      output = scheduler.Output();
-      return std::regex_search(output, match, listed);
-    }));
-    return match[1];
-  }
+  std::string job_id() const { return JobIdOf(job_); }
   // Of a handshake that is right but for what `change` makes wrong.
   std::string Refusal(const std::string& address, const std::function<void(Identity&)>& change) {
     Identity self{
@@ -127,7 +113,7 @@ TEST_F(JobStrangers, HarmNobody) {
   ASSERT_TRUE(job_.WaitForOutput(job_.Find("worker 0"), "joined", until)) << job_.Describe();
   const std::vector<std::string> roles = {"scheduler", "server 0", "server 1"};
   std::vector<std::string> addresses;
-  for (const std::string& role : roles) addresses.push_back(AddressOf(role));
+  for (const std::string& role : roles) addresses.push_back(AddressOf(job_, role));
   std::vector<long> before;
   constexpr int kRounds = 60, kWarmUp = 20;
   for (int round = 0; round < kRounds && !HasFailure(); ++round) {

@@ -24,7 +24,13 @@ using namespace dist;  // NOLINT(google-build-using-namespace)
 
 class PlainSocket {
  public:
-  explicit PlainSocket(const std::string& address) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  // Comes from 127.0.0.`from`.
+  explicit PlainSocket(const std::string& address, int from = 1)
+      : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in self{};
+    self.sin_family = AF_INET;
+    self.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + static_cast<std::uint32_t>(from));
+    EXPECT_EQ(bind(fd_, reinterpret_cast<const sockaddr*>(&self), sizeof self), 0);
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -62,6 +68,11 @@ class PlainSocket {
   }
   std::string HearAll() { return Hear(std::string::npos); }
   int fd() const { return fd_; }
+  // The end of the connection will be a reset, after which the system keeps nothing of it.
+  void EndWithReset() {
+    const linger now{.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd_, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  }
 
   // As a worker of the job; leaves the connection behind a right handshake.
   void ShakeHands(std::int32_t rank, const std::string& job, Link link = Link::kUrgent,

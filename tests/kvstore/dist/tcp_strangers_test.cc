@@ -1,6 +1,9 @@
 // Goal: bytes of strangers, and bad bytes of peers, end a connection with an answer where one can
 // be read, and harm nobody else. Method: plain sockets against a listening transport that serves a
 // worker all the while.
+#include <heddle/logging.h>
+
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -188,6 +191,60 @@ TEST_F(TcpStrangersLimited, StrangersAreFew) {
   EXPECT_EQ(server.transport->stats().strangers_refused, 20u);
   TcpNode late(OptionsOf({Role::kWorker, 1}));
   late.transport->Connect(kServer0, address(), Long());
+}
+
+class TcpStrangersCrowded : public TcpStrangers {
+ protected:
+  TcpStrangersCrowded() : TcpStrangers(CrowdedOptions()) {}
+  static TcpOptions CrowdedOptions() {
+    TcpOptions options = Options();
+    options.handshake_limit = std::chrono::minutes(10);
+    options.strangers_max = 3;
+    return options;
+  }
+};
+
+// Three of one host, which say nothing, stand in the way of one that has just come from another:
+// the oldest of them goes.
+TEST_F(TcpStrangersCrowded, AHostCannotKeepOthersOut) {
+  PlainSocket first(address(), 2);
+  PlainSocket second(address(), 2);
+  PlainSocket third(address(), 2);
+  PlainSocket honest(address(), 3);
+  EXPECT_EQ(first.HearAll(), "");
+  honest.ShakeHands(7, "test");
+  EXPECT_EQ(server.transport->stats().strangers_refused, 1u);
+}
+
+// The same from one host: who is in the midst of a handshake stays for a while, then goes.
+TEST_F(TcpStrangersCrowded, WhoTakesLongGoesWhenOthersWait) {
+  PlainSocket first(address());
+  PlainSocket second(address());
+  PlainSocket third(address());
+  const auto begin = TestClock::now();
+  TcpNode late(OptionsOf({Role::kWorker, 1}));
+  late.transport->Connect(kServer0, address(), Long());  // tries again until then
+  EXPECT_GE(TestClock::now() - begin, std::chrono::milliseconds(900));
+  EXPECT_EQ(first.HearAll(), "");
+}
+
+TEST_F(TcpStrangersCrowded, TheLogStaysShort) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(line);
+  });
+  constexpr std::uint64_t kStrangers = 500;
+  for (std::uint64_t i = 0; i < kStrangers; ++i) {
+    PlainSocket stranger(address());
+    stranger.Say("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stranger.HearAll();
+  }
+  SetLogSink({});
+  EXPECT_EQ(server.transport->stats().strangers_refused, kStrangers);
+  EXPECT_GE(lines.size(), 20u);
+  EXPECT_LT(lines.size(), kStrangers / 4);
 }
 
 // A listener that never answers, as connecting nodes see it.

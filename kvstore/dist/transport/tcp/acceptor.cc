@@ -2,11 +2,11 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <utility>
 
-#include <boost/asio/ip/address.hpp>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -20,6 +20,12 @@ namespace {
 using boost::asio::ip::tcp;
 using boost::system::error_code;
 
+// Who is so young may be an honest process of a large job in the midst of its handshake.
+constexpr std::chrono::seconds kPatience{1};
+constexpr int kLogLinesMax = 20;
+constexpr std::chrono::seconds kLogPeriod{10};
+constexpr const char* kCrowded = "too many connections that have not proved themselves";
+
 std::string AddressText(const tcp::endpoint& endpoint) {
   const std::string host = endpoint.address().to_string();
   return endpoint.address().is_v6() ? fmt::format("[{}]:{}", host, endpoint.port())
@@ -29,18 +35,32 @@ std::string AddressText(const tcp::endpoint& endpoint) {
 }  // namespace
 
 struct Acceptor::Stranger {
-  Stranger(Acceptor& acceptor, tcp::socket accepted, Handshake handshake)
+  Stranger(Acceptor& acceptor, tcp::socket accepted, const tcp::endpoint& from)
       : owner(acceptor),
         socket(std::move(accepted)),
+        host(from.address()),
+        address(AddressText(from)),
         limit(acceptor.reactor_.context(), acceptor.handshake_limit_),
-        handshake(std::move(handshake)) {
-    owner.strangers_.insert(this);
+        handshake(Handshake::Accepting(acceptor.callbacks_.identity())) {
+    owner.strangers_[host].push_back(this);
+    ++owner.stranger_count_;
   }
-  ~Stranger() { owner.strangers_.erase(this); }
+  ~Stranger() { Leave(); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+  // It does not count any more.
+  void Leave() {
+    const auto of_host = owner.strangers_.find(host);
+    if (of_host == owner.strangers_.end()) return;
+    owner.stranger_count_ -= std::erase(of_host->second, this);
+    if (of_host->second.empty()) owner.strangers_.erase(of_host);
+  }
 
   Acceptor& owner;
   tcp::socket socket;
-  std::string address;
+  const boost::asio::ip::address host;
+  const std::string address;
+  const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   boost::asio::steady_timer limit;
   Handshake handshake;
 };
@@ -51,7 +71,8 @@ Acceptor::Acceptor(Reactor& reactor, const TcpOptions& options, Callbacks callba
       handshake_limit_(options.handshake_limit),
       strangers_max_(options.strangers_max),
       acceptor_(reactor.context()),
-      pause_(reactor.context()) {
+      pause_(reactor.context()),
+      log_limit_(kLogLinesMax, kLogPeriod) {
   Listen(options);
   Accept();
 }
@@ -60,9 +81,11 @@ void Acceptor::Close() {
   error_code ignored;
   acceptor_.close(ignored);
   pause_.cancel();
-  for (Stranger* stranger : strangers_) {
-    stranger->limit.cancel();
-    stranger->socket.close(ignored);
+  for (const auto& [host, strangers] : strangers_) {
+    for (Stranger* stranger : strangers) {
+      stranger->limit.cancel();
+      stranger->socket.close(ignored);
+    }
   }
 }
 
@@ -102,7 +125,7 @@ void Acceptor::Listen(const TcpOptions& options) {
 }
 
 void Acceptor::Accept() {
-  acceptor_.async_accept([this](const error_code& error, tcp::socket socket) {
+  acceptor_.async_accept(accepted_from_, [this](const error_code& error, tcp::socket socket) {
     reactor_.Awake();
     if (error == boost::asio::error::operation_aborted) return;
     if (error) {  // out of descriptors, for example: others may close theirs
@@ -114,25 +137,40 @@ void Acceptor::Accept() {
       });
       return;
     }
-    if (strangers_.size() < strangers_max_) {
-      fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
-      error_code ignored;
-      const tcp::endpoint remote = socket.remote_endpoint(ignored);
-      auto stranger = std::make_shared<Stranger>(*this, std::move(socket),
-                                                 Handshake::Accepting(callbacks_.identity()));
-      stranger->address = AddressText(remote);
-      stranger->socket.native_non_blocking(true, ignored);
-      stranger->limit.async_wait([this, stranger](const error_code& aborted) {
-        reactor_.Awake();
-        if (aborted || !stranger->socket.is_open()) return;
-        TurnAway(stranger, "no complete handshake in time");
-      });
-      Receive(std::move(stranger));
-    } else {
-      refused_.fetch_add(1, std::memory_order_relaxed);
-    }
+    OnAccepted(std::move(socket));
     Accept();
   });
+}
+
+void Acceptor::OnAccepted(tcp::socket socket) {
+  if (!MakeRoom(accepted_from_.address())) {
+    NoteRefusal(AddressText(accepted_from_), kCrowded);
+    return;
+  }
+  fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
+  error_code ignored;
+  socket.native_non_blocking(true, ignored);
+  const auto stranger = std::make_shared<Stranger>(*this, std::move(socket), accepted_from_);
+  stranger->limit.async_wait([this, stranger](const error_code& aborted) {
+    reactor_.Awake();
+    if (aborted || !stranger->socket.is_open()) return;
+    TurnAway(*stranger, "no complete handshake in time");
+  });
+  Receive(stranger);
+}
+
+bool Acceptor::MakeRoom(const boost::asio::ip::address& host) {
+  if (stranger_count_ < strangers_max_) return true;
+  const auto crowd = std::max_element(
+      strangers_.begin(), strangers_.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  const auto own = strangers_.find(host);
+  const std::size_t own_count = own == strangers_.end() ? 0 : own->second.size();
+  Stranger& oldest = *crowd->second.front();
+  const bool is_young = std::chrono::steady_clock::now() - oldest.since < kPatience;
+  if (is_young && own_count + 1 >= crowd->second.size()) return false;
+  TurnAway(oldest, kCrowded);
+  return true;
 }
 
 void Acceptor::Receive(std::shared_ptr<Stranger> stranger) {
@@ -156,7 +194,7 @@ void Acceptor::OnReadable(const std::shared_ptr<Stranger>& stranger) {
       return;
     }
     if (bytes <= 0) {
-      TurnAway(stranger, "closed during the handshake");
+      TurnAway(*stranger, "closed during the handshake");
       return;
     }
     const std::string answer =
@@ -170,7 +208,7 @@ void Acceptor::OnReadable(const std::shared_ptr<Stranger>& stranger) {
 void Acceptor::Decide(const std::shared_ptr<Stranger>& stranger) {
   Handshake& handshake = stranger->handshake;
   if (handshake.state() == Handshake::State::kFailed) {
-    TurnAway(stranger, handshake.why());
+    TurnAway(*stranger, handshake.why());
     return;
   }
   error_code ignored;
@@ -179,30 +217,36 @@ void Acceptor::Decide(const std::shared_ptr<Stranger>& stranger) {
   const std::string why = callbacks_.admit(handshake.peer(), stranger->address, fd,
                                            [&handshake] { return handshake.Admit(); });
   if (why.empty()) return;
-  LogRefusal(stranger->address, why);
+  NoteRefusal(stranger->address, why);
   const std::string answer = handshake.Refuse(why);
   send(fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   close(fd);
 }
 
-void Acceptor::TurnAway(const std::shared_ptr<Stranger>& stranger, const std::string& why) {
-  LogRefusal(stranger->address, why);
-  stranger->limit.cancel();
+void Acceptor::TurnAway(Stranger& stranger, const std::string& why) {
+  NoteRefusal(stranger.address, why);
+  stranger.Leave();
+  stranger.limit.cancel();
   error_code ignored;
   // What it has sent and nobody has read would make the close a reset, which may overtake the
   // answer.
-  stranger->socket.shutdown(tcp::socket::shutdown_send, ignored);
+  stranger.socket.shutdown(tcp::socket::shutdown_send, ignored);
   std::array<std::byte, 4096> trash;
   for (int i = 0; i < 16; ++i) {
-    if (recv(stranger->socket.native_handle(), trash.data(), trash.size(), MSG_DONTWAIT) <= 0) {
+    if (recv(stranger.socket.native_handle(), trash.data(), trash.size(), MSG_DONTWAIT) <= 0) {
       break;
     }
   }
-  stranger->socket.close(ignored);
+  stranger.socket.close(ignored);
 }
 
-void Acceptor::LogRefusal(const std::string& address, const std::string& why) {
+void Acceptor::NoteRefusal(const std::string& address, const std::string& why) {
   refused_.fetch_add(1, std::memory_order_relaxed);
+  const auto left_out = log_limit_.Take(std::chrono::steady_clock::now());
+  if (!left_out) return;
+  if (*left_out > 0) {
+    Log(LogLevel::kWarning, "refused {} more connections to {}", *left_out, address_);
+  }
   Log(LogLevel::kWarning, "refused the connection from {} to {}: {}", address, address_, why);
 }
 

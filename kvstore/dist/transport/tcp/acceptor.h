@@ -1,4 +1,11 @@
 // The listening end: accepts, makes strangers prove themselves, and hands over who has.
+//
+// Strangers cost little: there are at most `strangers_max` at a time, each for `handshake_limit`
+// and with one message of the handshake in memory. When there are too many, one goes to make room:
+// the oldest of the host that has most of them, so that a host cannot keep others out; the
+// newcomer, if it is of that host itself and the oldest may still be in the midst of its handshake.
+// The log gets some lines a period about them, and their number.
+//
 // Threads: Close and the destructor after the reactor's end, between them its handlers must run
 // once more (Reactor::RunStopped).
 #pragma once
@@ -8,13 +15,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_set>
+#include <vector>
 
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "base/log_limit.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/reactor.h"
 #include "kvstore/dist/transport/tcp/tcp_transport.h"
@@ -45,11 +55,15 @@ class Acceptor {
 
   void Listen(const TcpOptions& options);
   void Accept();
+  void OnAccepted(boost::asio::ip::tcp::socket socket);
+  // False: there is none for one more of that host.
+  bool MakeRoom(const boost::asio::ip::address& host);
   void Receive(std::shared_ptr<Stranger> stranger);
   void OnReadable(const std::shared_ptr<Stranger>& stranger);
   void Decide(const std::shared_ptr<Stranger>& stranger);
-  void TurnAway(const std::shared_ptr<Stranger>& stranger, const std::string& why);
-  void LogRefusal(const std::string& address, const std::string& why);
+  void TurnAway(Stranger& stranger, const std::string& why);
+  // Counts it, and logs it as far as there is room for it.
+  void NoteRefusal(const std::string& address, const std::string& why);
 
   Reactor& reactor_;
   const Callbacks callbacks_;
@@ -58,7 +72,13 @@ class Acceptor {
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::steady_timer pause_;
   std::string address_;
-  std::unordered_set<Stranger*> strangers_;  // the reactor's
+
+  // The reactor's.
+  boost::asio::ip::tcp::endpoint accepted_from_;
+  std::map<boost::asio::ip::address, std::vector<Stranger*>> strangers_;  // the oldest first
+  std::size_t stranger_count_ = 0;
+  LogLimit log_limit_;
+
   std::atomic<std::uint64_t> refused_{0};
 };
 

@@ -58,7 +58,7 @@ struct TcpOptions {
   bool bulk_link = true;  // false: one connection a peer that this node connects to
   WireLimits limits;
   std::chrono::milliseconds handshake_limit{10'000};
-  std::size_t strangers_max = 64;
+  std::size_t strangers_max = 128;
   std::size_t pool_bytes_max = std::size_t{64} << 20;  // kept for payloads without a landing
 };
 
