@@ -28,6 +28,10 @@ struct alignas(8) NodeId {
   friend auto operator<=>(const NodeId&, const NodeId&) = default;
 };
 
+inline constexpr NodeId kTheScheduler{.role = Role::kScheduler, .rank = 0};
+constexpr NodeId TheServer(std::int32_t rank) { return {.role = Role::kServer, .rank = rank}; }
+constexpr NodeId TheWorker(std::int32_t rank) { return {.role = Role::kWorker, .rank = rank}; }
+
 // "worker 1", "server 0", "the scheduler"; "a worker" while the rank is not known (below 0).
 std::string ToString(NodeId node);
 

@@ -8,12 +8,6 @@
 #include "kvstore/dist/protocol/words.h"
 
 namespace heddle::kvstore::dist {
-namespace {
-
-constexpr NodeId kTheScheduler = {Role::kScheduler, 0};
-
-}  // namespace
-
 Member::Member(MemberOptions options) : options_(std::move(options)) {}
 
 Message Member::Say(Kind kind) const {

@@ -79,6 +79,8 @@ enum class Kind : std::uint8_t {
 // "push", "set_optimizer", ...; empty for what is none of them.
 std::string_view Name(Kind kind);
 
+constexpr bool IsPush(Kind kind) { return kind == Kind::kPush || kind == Kind::kPushPull; }
+
 // Bits of Message::flags.
 inline constexpr std::uint8_t kFlagRowSparse = 1;   // payload: int64 row ids, then the rows
 inline constexpr std::uint8_t kFlagCompressed = 2;  // payload: codes of the store's compression

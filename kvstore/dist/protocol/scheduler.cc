@@ -16,8 +16,6 @@ namespace {
 // A worker that is so many barriers ahead of one that is not done does not follow the protocol.
 constexpr std::uint64_t kBarriersAheadMax = 1 << 16;
 
-constexpr NodeId kTheScheduler = {Role::kScheduler, 0};
-
 // "127.0.0.1:9091", or what stands for it.
 std::string At(const std::string& address) { return address.empty() ? "?" : address; }
 

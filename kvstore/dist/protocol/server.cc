@@ -12,7 +12,6 @@ namespace heddle::kvstore::dist {
 
 namespace {
 
-constexpr NodeId kTheScheduler{.role = Role::kScheduler, .rank = 0};
 constexpr std::size_t kBeforeRosterMax = 1 << 16;  // messages
 constexpr std::size_t kAcksMax = 4096;             // in one message
 
@@ -167,7 +166,7 @@ void ServerMachine::OnRequest(Time now, Message message, Outputs& out) {
           .message = fmt::format("a request of incarnation {:x} of worker {}, which is incarnation "
                                  "{:x} in this job",
                                  message.incarnation, rank, worker.incarnation)});
-      out.Send(WorkerNode(rank), std::move(answer));
+      out.Send(TheWorker(rank), std::move(answer));
       break;
     }
     case Admission::kRepeated:
@@ -361,7 +360,7 @@ void ServerMachine::Repeat(Part& part, const Message& message, Outputs& out) {
   if (state.extra) {
     for (const Message& answer : state.extra->answers) {
       if (answer.sequence == message.sequence) {
-        out.Send(WorkerNode(message.rank), answer);
+        out.Send(TheWorker(message.rank), answer);
         return;
       }
     }
@@ -440,10 +439,10 @@ void ServerMachine::EndTurn(Outputs& out) {
       const auto first = worker.acks.begin() + static_cast<std::ptrdiff_t>(begin);
       const std::size_t count = std::min(kAcksMax, worker.acks.size() - begin);
       body.acks.assign(first, first + static_cast<std::ptrdiff_t>(count));
-      out.Send(WorkerNode(rank), {.kind = Kind::kAcks,
-                                  .rank = rank,
-                                  .incarnation = worker.incarnation,
-                                  .meta = Encode(body)});
+      out.Send(TheWorker(rank), {.kind = Kind::kAcks,
+                                 .rank = rank,
+                                 .incarnation = worker.incarnation,
+                                 .meta = Encode(body)});
     }
     worker.acks.clear();
   }
@@ -478,7 +477,7 @@ void ServerMachine::SendAnswer(Part& part, Message answer, Outputs& out) {
     answers.push_back(answer);
     if (answers.size() > keep) answers.erase(answers.begin());
   }
-  const NodeId to = WorkerNode(answer.rank);
+  const NodeId to = TheWorker(answer.rank);
   out.Send(to, std::move(answer));
 }
 

@@ -6,16 +6,13 @@
 #include <fmt/format.h>
 
 #include "kvstore/dist/protocol/server_state.h"
+#include "kvstore/dist/protocol/words.h"
 
 namespace heddle::kvstore::dist {
 
 namespace {
 
 constexpr std::size_t kShownMax = 16;  // ranks or parts in a text for people
-
-std::string Seconds(Time time) {
-  return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count());
-}
 
 }  // namespace
 
@@ -106,7 +103,7 @@ std::string ServerMachine::DescribeRanks(Time now, const Part& part, bool arrive
     text += fmt::format("{}{}", count == 1 ? "" : ", ", rank);
     if (here) continue;
     text += worker.heard ? fmt::format(" ({}, last request {} ago)", worker.address,
-                                       Seconds(now - *worker.heard))
+                                       InSeconds(now - *worker.heard))
                          : fmt::format(" ({}, never heard)", worker.address);
   }
   if (count > kShownMax) text += fmt::format(" and {} more", count - kShownMax);
@@ -120,7 +117,7 @@ std::string ServerMachine::DescribePart(Time now, const Part& part) const {
   }
   const Store* store = FindStore(part.id.store);
   const std::string since =
-      part.waits_since ? fmt::format(" for {}", Seconds(now - *part.waits_since)) : "";
+      part.waits_since ? fmt::format(" for {}", InSeconds(now - *part.waits_since)) : "";
   if (store->async) {
     text += fmt::format(": {} updates done{}", part.rounds,
                         part.updating ? ", one is under way" + since : "");
@@ -161,11 +158,11 @@ std::string ServerMachine::DescribeState(Time now) const {
   }
   for (std::int32_t rank = 0; rank < std::ssize(workers_); ++rank) {
     const Worker& worker = WorkerOf(rank);
-    text +=
-        fmt::format("\n  worker {} ({}): {}, {} bytes of unfinished rounds{}", rank, worker.address,
-                    worker.heard ? fmt::format("last request {} ago", Seconds(now - *worker.heard))
-                                 : "never heard",
-                    worker.unfinished_bytes, worker.left ? ", has left" : "");
+    text += fmt::format(
+        "\n  worker {} ({}): {}, {} bytes of unfinished rounds{}", rank, worker.address,
+        worker.heard ? fmt::format("last request {} ago", InSeconds(now - *worker.heard))
+                     : "never heard",
+        worker.unfinished_bytes, worker.left ? ", has left" : "");
   }
   std::sort(waiting.begin(), waiting.end(), [](const Part* a, const Part* b) {
     return std::pair(*a->waits_since, a->id) < std::pair(*b->waits_since, b->id);

@@ -271,11 +271,11 @@ void ServerMachine::NoteWaiting(Time now, Part& part) {
 
 void ServerMachine::TellComplete(Part& part, std::int32_t rank, Outputs& out) {
   part.Of(rank).told = part.rounds;
-  out.Send(WorkerNode(rank), {.kind = Kind::kCredit,
-                              .rank = rank,
-                              .incarnation = WorkerOf(rank).incarnation,
-                              .part = part.id,
-                              .version = part.rounds});
+  out.Send(TheWorker(rank), {.kind = Kind::kCredit,
+                             .rank = rank,
+                             .incarnation = WorkerOf(rank).incarnation,
+                             .part = part.id,
+                             .version = part.rounds});
 }
 
 void ServerMachine::OnAsk(const Message& message, Outputs& out) {
@@ -315,11 +315,11 @@ void ServerMachine::Grant(Part& part, std::int32_t rank, Outputs& out) {
   RankExtra& extra = part.Of(rank).Extra();
   std::erase(worker.asking, &part);
   worker.unfinished_bytes += extra.ask_bytes - std::exchange(extra.reserved, extra.ask_bytes);
-  out.Send(WorkerNode(rank), {.kind = Kind::kGrant,
-                              .rank = rank,
-                              .incarnation = worker.incarnation,
-                              .part = part.id,
-                              .sequence = *extra.ask});
+  out.Send(TheWorker(rank), {.kind = Kind::kGrant,
+                             .rank = rank,
+                             .incarnation = worker.incarnation,
+                             .part = part.id,
+                             .sequence = *extra.ask});
   extra.ask.reset();
 }
 

@@ -17,10 +17,6 @@
 
 namespace heddle::kvstore::dist {
 
-constexpr NodeId WorkerNode(std::int32_t rank) { return {.role = Role::kWorker, .rank = rank}; }
-
-constexpr bool IsPush(Kind kind) { return kind == Kind::kPush || kind == Kind::kPushPull; }
-
 // What a call of PartStore or ServerControl threw, if anything.
 template <class Function>
 std::exception_ptr ErrorOf(Function function) {

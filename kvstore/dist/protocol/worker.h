@@ -214,10 +214,13 @@ class WorkerMachine {
   static void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
 
   // Time and failures.
-  template <class Function>
-  void ForEachPart(Function function);
-  template <class Function>
-  void ForEachPart(Function function) const;
+  template <class Machine, class Function>
+  static void ForEachPart(Machine& machine, Function function) {
+    for (auto& [id, part] : machine.parts_) function(part);
+    for (auto& server : machine.servers_) {
+      for (auto& [store, part] : server.control) function(part);
+    }
+  }
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
   void GiveUp(const Part& part, Open& open, bool sent, Outputs& out);

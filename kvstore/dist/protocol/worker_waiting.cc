@@ -1,0 +1,270 @@
+// What does not come: warnings, deadlines, lost peers, and what people are told of it.
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "kvstore/dist/protocol/wire.h"
+#include "kvstore/dist/protocol/words.h"
+#include "kvstore/dist/protocol/worker.h"
+
+namespace heddle::kvstore::dist {
+
+void WorkerMachine::OnTime(Time now, Outputs& out) {
+  if (failure_ || !next_time_ || now < *next_time_) return;
+  next_time_.reset();
+  ForEachPart(*this, [&](Part& part) {
+    if (part.open.empty()) return;
+    CheckOpen(now, part, out);
+    if (options_.resend_after > Time{0}) Resend(now, part, /*all=*/false, out);
+  });
+  CheckBarriers(now, out);
+  SendBarriers(now, out);  // pushes that timed out before they were sent hold up none
+  SendLeaves(now, out);
+}
+
+void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
+  for (std::size_t i = 0; i < part.open.size(); ++i) {
+    Open& open = part.open[i];
+    if (open.ended) continue;
+    if (now >= open.warn_at) {
+      open.warn_at = now + options_.warn_after;
+      Warn(now, part, out);
+    }
+    WakeAt(open.warn_at);
+    const Time deadline = open.request.deadline;
+    if (deadline == Time{0}) continue;
+    const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
+    if (now >= deadline) {
+      GiveUp(part, open, i < part.sent, out);
+    } else if (now >= ask_at) {
+      if (!open.asked_why) AskWhy(part, out);
+      open.asked_why = true;
+      WakeAt(deadline);
+    } else {
+      WakeAt(ask_at);
+    }
+  }
+  DropTimedOut(part);
+}
+
+// The program takes its arrays back. A request that was sent has its place in the sequence, so
+// should it have to go once more, it goes without them: a push as one that failed, another request
+// as one that changes nothing.
+void WorkerMachine::GiveUp(const Part& part, Open& open, bool sent, Outputs& out) {
+  const std::exception_ptr error = TimedOut(part, open);
+  Request& request = open.request;
+  if (sent && !open.acked && !request.payload.empty()) {
+    request.payload = {};
+    if (IsPush(request.kind)) {
+      request.flags = static_cast<std::uint8_t>((request.flags & ~kFlagRates) | kFlagFailed);
+      request.meta = Encode(ToErrorBody(error));
+    } else {
+      request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
+      request.flags = 0;
+      request.meta.clear();
+    }
+  }
+  End(open, error, {}, out);
+}
+
+void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64_t sequence,
+                              Outputs& out) {
+  Part* const part = FindPart(server, id);
+  if (part == nullptr) return;
+  const Open* const open = FindOpen(*part, sequence);
+  if (open != nullptr && !open->answered) SendRequest(*part, *open, out);
+}
+
+// What was never sent needs no answer; what was sent keeps its place until it is answered.
+void WorkerMachine::DropTimedOut(Part& part) {
+  part.open.RemoveFrom(part.sent, [&](const Open& open) {
+    if (open.ended && IsPush(open.request.kind)) --unacknowledged_[open.barriers - barriers_sent_];
+    return open.ended;
+  });
+  if (part.sent == part.open.size()) StopWaitingForBytes(part);
+}
+
+// One request a server, not all that wait for the same reason.
+void WorkerMachine::Warn(Time now, Part& part, Outputs& out) {
+  Server& server = servers_[static_cast<std::size_t>(part.server)];
+  if (server.warned && now - *server.warned < options_.warn_after) return;
+  server.warned = now;
+  if (part.warned) {
+    out.log.emplace_back(
+        LogLevel::kWarning,
+        fmt::format("{} has waited {} for {}, which does not say why",
+                    part.open.front().request.what.text(),
+                    InSeconds(now - part.open.front().submitted), NameOf(TheServer(part.server))));
+  }
+  part.warned = true;
+  AskWhy(part, out);
+}
+
+void WorkerMachine::AskWhy(const Part& part, Outputs& out) const {
+  out.Send(
+      TheServer(part.server),
+      {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation, .part = part.id});
+}
+
+void WorkerMachine::OnFacts(Time now, Part& part, const Message& message, Outputs& out) {
+  TextBody body;
+  if (!Decode(message.meta, &body) || part.open.empty()) return;
+  part.facts = std::move(body.text);
+  if (!part.warned) return;
+  part.warned = false;
+  const Open& open = part.open.front();
+  out.log.emplace_back(
+      LogLevel::kWarning,
+      fmt::format("{} has waited {} for {}: {}", open.request.what.text(),
+                  InSeconds(now - open.submitted), NameOf(TheServer(part.server)), part.facts));
+}
+
+std::exception_ptr WorkerMachine::TimedOut(const Part& part, const Open& open) const {
+  return std::make_exception_ptr(TimeoutError(
+      fmt::format("{}: no answer from {} within {}: {}", open.request.what.text(),
+                  NameOf(TheServer(part.server)), InSeconds(open.request.deadline - open.submitted),
+                  part.facts.empty() ? "it has not said why" : part.facts)));
+}
+
+void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
+  bool ask = false;
+  for (std::uint64_t i = 0; i < barriers_.size(); ++i) {
+    BarrierCall& call = barriers_[i];
+    const std::uint64_t number = barriers_done_ + i;
+    const bool sent = number < barriers_sent_;
+    if (sent && options_.resend_after > Time{0}) {
+      if (now >= call.sent + options_.resend_after) {
+        call.sent = now;
+        out.Send(kTheScheduler, {.kind = Kind::kBarrier,
+                                 .rank = rank_,
+                                 .incarnation = options_.incarnation,
+                                 .sequence = number});
+      }
+      WakeAt(call.sent + options_.resend_after);
+    }
+    if (call.ended) continue;
+    const std::string state = !sent                    ? "earlier pushes are not acknowledged"
+                              : barrier_facts_.empty() ? "not all workers have come"
+                                                       : barrier_facts_;
+    if (now >= call.warn_at) {
+      call.warn_at = now + options_.warn_after;
+      ask = true;
+      out.log.emplace_back(LogLevel::kWarning, fmt::format("barrier {} has waited {}: {}", number,
+                                                           InSeconds(now - call.called), state));
+    }
+    WakeAt(call.warn_at);
+    if (call.deadline == Time{0}) continue;
+    if (now >= call.deadline) {
+      call.ended = true;
+      out.answers.push_back({call.token,
+                             std::make_exception_ptr(TimeoutError(
+                                 fmt::format("barrier {}: not done within {}: {}", number,
+                                             InSeconds(call.deadline - call.called), state))),
+                             {}});
+      continue;
+    }
+    if (now >= call.called + (call.deadline - call.called) / 2 && !call.asked_why) {
+      ask = call.asked_why = true;
+    }
+    WakeAt(call.asked_why ? call.deadline : call.called + (call.deadline - call.called) / 2);
+  }
+  if (ask) {
+    out.Send(kTheScheduler,
+             {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation});
+  }
+}
+
+void WorkerMachine::OnLost(Time /*now*/, NodeId peer, const std::string& address,
+                           const std::string& why, Outputs& out) {
+  if (failure_ || left_) return;
+  FailureBody failure{.node = peer, .address = address, .why = why};
+  if (peer.role != Role::kScheduler) {
+    out.Send(kTheScheduler, {.kind = Kind::kPeerDown,
+                             .rank = rank_,
+                             .incarnation = options_.incarnation,
+                             .meta = Encode(failure)});
+  }
+  Fail(std::move(failure), out);
+}
+
+void WorkerMachine::OnJobFailed(const Message& message, Outputs& out) {
+  FailureBody body;
+  if (!Decode(message.meta, &body)) body.why = "the reason cannot be read";
+  Fail(std::move(body), out);
+}
+
+// W5.
+void WorkerMachine::Fail(FailureBody failure, Outputs& out) {
+  failure_ = std::move(failure);
+  ForEachPart(*this, [&](Part& part) {
+    for (std::size_t i = 0; i < part.open.size(); ++i) {
+      Open& open = part.open[i];
+      if (open.request.kind != Kind::kLeave) {
+        End(open, FailureError(open.request.what.text()), {}, out);
+      }
+    }
+    part.open.clear();
+    part.sent = 0;
+  });
+  for (const BarrierCall& call : barriers_) {
+    if (!call.ended) out.answers.push_back({call.token, FailureError("barrier"), {}});
+  }
+  barriers_.clear();
+  if (leave_token_ && !left_) out.answers.push_back({*leave_token_, FailureError("leave"), {}});
+  next_time_.reset();
+}
+
+std::exception_ptr WorkerMachine::FailureError(const std::string& what) const {
+  return ToException({.code = ErrorBody::Code::kNetwork,
+                      .message = fmt::format("{}: lost {} ({}): {}", what, ToString(failure_->node),
+                                             failure_->address, failure_->why)});
+}
+
+std::string WorkerMachine::NameOf(NodeId node) const {
+  const auto entry = std::find_if(nodes_.begin(), nodes_.end(),
+                                  [&](const NodeEntry& other) { return other.node == node; });
+  if (entry == nodes_.end()) return ToString(node);
+  return fmt::format("{} ({})", ToString(node), entry->address);
+}
+
+std::string WorkerMachine::DescribeState(Time now) const {
+  std::string text = fmt::format("worker {}, incarnation {:x}", rank_, options_.incarnation);
+  if (failure_) {
+    text += fmt::format("\n  failed: lost {} ({}): {}", ToString(failure_->node), failure_->address,
+                        failure_->why);
+  }
+  if (left_) text += "\n  has left";
+  std::size_t open = 0;
+  std::vector<const Part*> waiting;
+  ForEachPart(*this, [&](const Part& part) {
+    open += part.open.size();
+    if (!part.open.empty()) waiting.push_back(&part);
+  });
+  text += fmt::format("\n  {} open requests of {} parts, {} open barriers ({} done)", open,
+                      waiting.size(), barriers_.size(), barriers_done_);
+  std::sort(waiting.begin(), waiting.end(), [](const Part* a, const Part* b) {
+    return a->open.front().submitted < b->open.front().submitted;
+  });
+  constexpr std::size_t kShownMax = 20;
+  for (const Part* part : waiting) {
+    if (part == waiting[std::min(kShownMax, waiting.size() - 1)] && waiting.size() > kShownMax) {
+      text += fmt::format("\n  and {} more", waiting.size() - kShownMax);
+      break;
+    }
+    const Open& first = part->open.front();
+    text += fmt::format(
+        "\n  {} (part {}): since {}, {} of {} requests sent to {}, {} pushes, {} rounds known "
+        "complete{}{}",
+        first.request.what.text(), part->id.part, InSeconds(now - first.submitted), part->sent,
+        part->open.size(), ToString(TheServer(part->server)), part->pushes, part->complete,
+        part->facts.empty() ? "" : ": ", part->facts);
+  }
+  return text;
+}
+
+}  // namespace heddle::kvstore::dist
