@@ -49,18 +49,7 @@ if(heddle_missing)
 endif()
 
 # The optional parts: each sets HEDDLE_<PART>_VERSION, empty if it was not found.
-find_package(CUDAToolkit QUIET)
-set(HEDDLE_CUDA_VERSION "${CUDAToolkit_VERSION}")
-
-find_path(HEDDLE_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-find_library(HEDDLE_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
-set(HEDDLE_NCCL_VERSION "")
-if(HEDDLE_NCCL_INCLUDE_DIR AND HEDDLE_NCCL_LIBRARY)
-  file(STRINGS "${HEDDLE_NCCL_INCLUDE_DIR}/nccl.h" version_parts
-       REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) [0-9]+")
-  string(REGEX MATCHALL "[0-9]+" version_parts "${version_parts}")
-  list(JOIN version_parts "." HEDDLE_NCCL_VERSION)
-endif()
+include(HeddleCuda)
 
 # The Python package needs an interpreter with its headers, and nanobind. tools/setup.sh puts both
 # into a virtual environment, which is taken unless another interpreter is named.

@@ -8,6 +8,9 @@ option(HEDDLE_BUILD_PYTHON "Build the Python package, if Python and nanobind are
 option(HEDDLE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_DCHECKS "Check invariants at run time (DCHECK)" OFF)
 option(HEDDLE_WARNINGS_AS_ERRORS "Stop at the first warning" ${PROJECT_IS_TOP_LEVEL})
+set(WITH_CUDA "AUTO" CACHE STRING "Build for CUDA GPUs: ON, OFF, or AUTO: if nvcc 12 or newer is there")
+set(WITH_NCCL "AUTO" CACHE STRING "Build with NCCL: ON, OFF, or AUTO: if it is there and CUDA is built in")
+set_property(CACHE WITH_CUDA WITH_NCCL PROPERTY STRINGS AUTO ON OFF)
 set(HEDDLE_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 
 if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -21,22 +24,23 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # one set of objects makes both librari
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_COMPILE_WARNING_AS_ERROR ${HEDDLE_WARNINGS_AS_ERRORS})
 
-add_compile_options(-Wall -Wextra $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra>"
+                    $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  add_compile_options(-Wthread-safety)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-Wthread-safety>)
 else()
   # Nobody replaces heddle's functions at load time; without this, position-independent code may not
   # inline its own. Clang assumes it anyway.
-  add_compile_options(-fno-semantic-interposition)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fno-semantic-interposition>)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # GCC 12 reports overlapping copies inside std::string that cannot happen (GCC bug 105651).
-    add_compile_options(-Wno-restrict)
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-Wno-restrict>)
   endif()
 endif()
 
 if(HEDDLE_SANITIZE)
-  add_compile_options(-fsanitize=${HEDDLE_SANITIZE} -fno-sanitize-recover=all
-                      -fno-omit-frame-pointer)
+  set(flags -fsanitize=${HEDDLE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${flags}>")
   add_link_options(-fsanitize=${HEDDLE_SANITIZE})
 endif()
 

@@ -10,6 +10,9 @@ target_link_libraries(heddle_internal INTERFACE fmt::fmt spdlog::spdlog TBB::tbb
                                                 nlohmann_json::nlohmann_json Threads::Threads Boost::headers
                                                 OpenSSL::Crypto)
 target_compile_definitions(heddle_internal INTERFACE $<$<BOOL:${HEDDLE_DCHECKS}>:HEDDLE_DCHECKS>)
+# The static runtime finds the driver when it is first called: programs start where there is none.
+set(heddle_cuda_libraries $<$<BOOL:${WITH_CUDA}>:CUDA::cudart_static>)
+target_link_libraries(heddle_internal INTERFACE ${heddle_cuda_libraries})
 
 configure_file("${PROJECT_SOURCE_DIR}/base/build_info.h.in"
                "${PROJECT_BINARY_DIR}/generated/base/build_info.h" @ONLY)
@@ -33,15 +36,18 @@ endfunction()
 # How tests are compiled: what they test is optimised, they themselves would only take longer to
 # compile. One that runs longer than it compiles sets COMPILE_OPTIONS of its source.
 function(heddle_test_options target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O0;-g1>)
+  target_compile_options(${target} PRIVATE
+    "$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:-O0;-g1>")
 endfunction()
 
 # heddle_kernel_options(<target>)
 # How sources with SIMD kernels are compiled.
 function(heddle_kernel_options target)
   target_compile_options(${target} PRIVATE
-    -ffp-contract=off    # the same bits on targets with and without fused multiply-add
-    -falign-loops=64)    # sums of what lies in the first-level cache lose 20% without
+    # The same bits on targets with and without fused multiply-add, and on GPUs.
+    $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off> $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>
+    # Sums of what lies in the first-level cache lose 20% without.
+    $<$<COMPILE_LANGUAGE:CXX>:-falign-loops=64>)
   # A target is compiled where it differs from its neighbour: SSSE3 alone is rare (such a machine takes
   # the portable fallback), and what AVX3_DL has beyond AVX3 no kernel uses.
   set(disabled "HWY_SSSE3|HWY_AVX3_DL")
@@ -50,7 +56,8 @@ function(heddle_kernel_options target)
     string(APPEND disabled "|HWY_SSE4|HWY_AVX3")
   else()
     # Unrolls the arrays of vectors into registers.
-    target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
+    target_compile_options(${target} PRIVATE
+      $<$<AND:$<NOT:$<CONFIG:Debug>>,$<COMPILE_LANGUAGE:CXX>>:-O3>)
   endif()
   target_compile_definitions(${target} PRIVATE "HWY_DISABLED_TARGETS=(${disabled})")
 endfunction()
@@ -67,7 +74,8 @@ function(heddle_bundle_libraries)
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
     target_compile_features(${target} PUBLIC cxx_std_20)
     target_link_libraries(${target} PRIVATE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
-                                            Threads::Threads Boost::headers OpenSSL::Crypto)
+                                            Threads::Threads Boost::headers OpenSSL::Crypto
+                                            ${heddle_cuda_libraries})
     set_target_properties(${target} PROPERTIES OUTPUT_NAME heddle EXPORT_NAME ${target}
                                                VERSION ${PROJECT_VERSION}
                                                SOVERSION ${PROJECT_VERSION_MAJOR}
@@ -82,6 +90,7 @@ function(heddle_add_executable name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE heddle::heddle heddle_internal ${arg_LIBS})
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)  # .cu sources need no other linker
 endfunction()
 
 # heddle_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <seconds>]

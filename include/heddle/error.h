@@ -59,6 +59,17 @@ class IoError : public Error {
   using Error::Error;
 };
 
+// A call of the CUDA runtime failed, or a GPU reported an error. The message names what was being
+// done and the error as CUDA does.
+class CudaError : public Error {
+ public:
+  CudaError(const std::string& message, int code) : Error(message), code_(code) {}
+  int code() const { return code_; }  // a cudaError_t
+
+ private:
+  int code_;
+};
+
 // A peer of a distributed job could not be reached, refused, or was lost. The message names role,
 // rank and address, and what came back.
 class NetworkError : public Error {

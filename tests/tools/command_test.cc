@@ -102,6 +102,9 @@ TEST(DoctorCommand, SaysWhatItFound) {
   EXPECT_THAT(result.output, HasSubstr(std::string(kVersion)));
   for (const BuildPart& part : kOptionalParts) {
     EXPECT_THAT(result.output, HasSubstr(std::string(part.name)));
+    if (part.name == "CUDA" && part.version == "off") {
+      EXPECT_THAT(result.output, HasSubstr("WITH_CUDA"));  // why there are no GPUs
+    }
   }
   EXPECT_THAT(result.output, HasSubstr("HEDDLE_NUM_WORKERS=3"));
   EXPECT_THAT(result.output, HasSubstr("No problems found."));

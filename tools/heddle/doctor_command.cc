@@ -17,6 +17,7 @@
 
 #include "base/build_info.h"
 #include "base/cpu_count.h"
+#include "base/gpus.h"
 #include "kvstore/dist/config.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/program_path.h"
@@ -60,6 +61,17 @@ void PrintCpus() {
     Line("by affinity", std::to_string(CPU_COUNT(&set)));
   }
   Line("with the cgroup quota", std::to_string(AvailableCpus()));
+}
+
+void PrintGpus() {
+  const GpuList list = ListGpus();
+  fmt::print("GPUs\n");
+  if (list.gpus.empty()) Line("none", list.why_none);
+  for (std::size_t id = 0; id < list.gpus.size(); ++id) {
+    const GpuInfo& gpu = list.gpus[id];
+    Line(fmt::format("gpu({})", id), fmt::format("{}, {} MiB, compute capability {}.{}", gpu.name,
+                                                 gpu.memory_bytes >> 20, gpu.major, gpu.minor));
+  }
 }
 
 bool IsKnown(std::string_view name) {
@@ -144,6 +156,7 @@ void CheckDist(int& problems) {
 void Run() {
   PrintBuild();
   PrintCpus();
+  PrintGpus();
   int problems = 0;
   PrintVariables(problems);
   CheckEngine(problems);
