@@ -137,20 +137,33 @@ HWY_INLINE void SumStreaming(Wide wide, One one, std::span<const void* const> in
   SumRest(wide, one, inputs, out, i, count);
 }
 
-// The same as SumCached for a number of inputs that the compiler knows, vector by vector: what lies
-// in the first-level cache is summed up to 30% faster.
-template <class Wide, class One, typename T, std::size_t kInputs>
+// Elements that are fetched ahead of those at work.
+constexpr std::size_t kFetchedAhead = 1536;
+
+// The same as SumCached or SumStreaming for a number of inputs that the compiler knows, vector by
+// vector: what lies in the first-level cache is summed up to 30% faster, what streams from memory
+// up to twice as fast.
+template <bool kStream, class Wide, class One, typename T, std::size_t kInputs>
 void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
+  // Many instructions an element hide from the processor which lines come next.
+  constexpr bool kFetches = kStream && sizeof(T) < sizeof(float);
   const Wide wide{};
   const T* in[kInputs];
   for (std::size_t k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(inputs[k]);
   const auto sum_vector = [&](std::size_t i) HWY_ATTR {
+    if constexpr (kFetches) {
+      for (std::size_t k = 0; k < kInputs; ++k) hwy::Prefetch(in[k] + i + kFetchedAhead);
+    }
     auto sum = wide.Load(in[0] + i);
     for (std::size_t k = 1; k < kInputs; ++k) sum = wide.Add(sum, wide.Load(in[k] + i));
-    wide.template Store<false>(sum, out + i);
+    wide.template Store<kStream>(sum, out + i);
   };
   const std::size_t lanes = wide.lanes();
   std::size_t i = 0;
+  if constexpr (kStream) {
+    i = SumSteps<1, false>(One{}, inputs, out, 0,
+                           ElementsToAlignment(out, lanes * sizeof(T), count));
+  }
   if constexpr (kInputs <= 8) {  // more fill the processor's window by themselves
     for (; i + 4 * lanes <= count; i += 4 * lanes) {
       sum_vector(i);
@@ -160,48 +173,21 @@ void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
     }
   }
   for (; i + lanes <= count; i += lanes) sum_vector(i);
+  if constexpr (kStream) hwy::FlushStream();
   if (i != count) SumSteps<1, false>(One{}, inputs, out, i, count);
 }
 
 template <typename T>
 using SumFixedFunction = void (*)(std::span<const void* const>, T*, std::size_t);
-template <class Wide, class One, typename T, std::size_t... kIndices>
+template <bool kStream, class Wide, class One, typename T, std::size_t... kIndices>
 constexpr auto MakeSumFixed(std::index_sequence<kIndices...>) {
   return std::array<SumFixedFunction<T>, sizeof...(kIndices)>{
-      &SumFixed<Wide, One, T, kIndices + 2>...};
+      &SumFixed<kStream, Wide, One, T, kIndices + 2>...};
 }
 // SumFixed of 2, 3, ... 16 inputs.
-template <class Wide, class One, typename T>
-inline constexpr auto kSumFixed = MakeSumFixed<Wide, One, T>(std::make_index_sequence<15>());
-
-void SumFloat(std::span<const void* const> inputs, float* out, std::size_t count, bool streaming) {
-  using Wide = LaneSum<float, hn::ScalableTag<float>>;
-  using One = LaneSum<float, hn::CappedTag<float, 1>>;
-  constexpr auto& kFixed = kSumFixed<Wide, One, float>;
-  if (streaming) {
-    SumStreaming<8>(Wide{}, One{}, inputs, out, count);
-  } else if (inputs.size() - 2 < kFixed.size()) {
-    kFixed[inputs.size() - 2](inputs, out, count);
-  } else {
-    SumCached(Wide{}, One{}, inputs, out, count);
-  }
-}
-
-void SumBFloat16(std::span<const void* const> inputs, BFloat16* out, std::size_t count,
-                 bool streaming) {
-  using Wide = WideBFloat16Sum;
-  using One = LaneSum<BFloat16, hn::CappedTag<float, 1>>;
-  constexpr auto& kFixed = kSumFixed<Wide, One, BFloat16>;
-  if (streaming && inputs.size() <= 4) {
-    SumStreaming<4>(Wide{}, One{}, inputs, out, count);
-  } else if (streaming) {  // long runs of many inputs measured 10% slower
-    SumStreaming<1>(Wide{}, One{}, inputs, out, count);
-  } else if (inputs.size() - 2 < kFixed.size()) {
-    kFixed[inputs.size() - 2](inputs, out, count);
-  } else {
-    SumCached(Wide{}, One{}, inputs, out, count);
-  }
-}
+template <bool kStream, class Wide, class One, typename T>
+inline constexpr auto kSumFixed =
+    MakeSumFixed<kStream, Wide, One, T>(std::make_index_sequence<15>());
 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, T* out,
@@ -211,6 +197,29 @@ HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, 
   } else {
     SumCached(wide, one, inputs, out, count);
   }
+}
+
+template <class Wide, class One, typename T>
+HWY_INLINE void SumCommon(std::span<const void* const> inputs, T* out, std::size_t count,
+                          bool streaming) {
+  if (inputs.size() < 2 || inputs.size() > 16) {
+    SumAny(Wide{}, One{}, inputs, out, count, streaming);
+  } else if (streaming && Wide{}.lanes() * sizeof(T) >= 16) {
+    kSumFixed<true, Wide, One, T>[inputs.size() - 2](inputs, out, count);
+  } else {
+    kSumFixed<false, Wide, One, T>[inputs.size() - 2](inputs, out, count);
+  }
+}
+
+void SumFloat(std::span<const void* const> inputs, float* out, std::size_t count, bool streaming) {
+  SumCommon<LaneSum<float, hn::ScalableTag<float>>, LaneSum<float, hn::CappedTag<float, 1>>>(
+      inputs, out, count, streaming);
+}
+
+void SumBFloat16(std::span<const void* const> inputs, BFloat16* out, std::size_t count,
+                 bool streaming) {
+  SumCommon<WideBFloat16Sum, LaneSum<BFloat16, hn::CappedTag<float, 1>>>(inputs, out, count,
+                                                                         streaming);
 }
 
 void SumOthers(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
