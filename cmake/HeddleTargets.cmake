@@ -46,6 +46,8 @@ function(heddle_kernel_options target)
   target_compile_options(${target} PRIVATE
     # The same bits on targets with and without fused multiply-add, and on GPUs.
     $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off> $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>
+    # What converts elements is constexpr, and so need not be written twice.
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
     # Sums of what lies in the first-level cache lose 20% without.
     $<$<COMPILE_LANGUAGE:CXX>:-falign-loops=64>)
   # A target is compiled where it differs from its neighbour: SSSE3 alone is rare (such a machine takes

@@ -2,17 +2,16 @@
 #pragma once
 
 #include <heddle/dtype.h>
-#include <heddle/error.h>
 
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include "base/check.h"
-
 namespace heddle::ops {
+
+namespace internal {
+[[noreturn]] void FailDispatch(const char* expected);  // a fault of the caller: aborts
+}  // namespace internal
 
 // Returns f(std::type_identity<T>{}) with the T of `dtype`: float, double, Float16, BFloat16, a
 // fixed width integer or bool. Elements of bool arrays are bytes: read and write them as
@@ -39,7 +38,7 @@ decltype(auto) DispatchDType(DType dtype, F&& f) {
     case DType::kBool:
       return std::forward<F>(f)(std::type_identity<bool>{});
   }
-  internal::CheckFailed(__FILE__, __LINE__, "dtype is one of DType");
+  internal::FailDispatch("dtype is one of DType");
 }
 
 // The same for the floating types only. The caller has made sure that IsFloating(dtype).
@@ -55,25 +54,15 @@ decltype(auto) DispatchFloating(DType dtype, F&& f) {
     case DType::kBFloat16:
       return std::forward<F>(f)(std::type_identity<BFloat16>{});
     default:
-      internal::CheckFailed(__FILE__, __LINE__, "IsFloating(dtype)");
+      internal::FailDispatch("IsFloating(dtype)");
   }
 }
 
 // Throws InvalidArgument, naming the kernel and the dtype, unless IsFloating(dtype).
-inline void RequireFloating(std::string_view kernel, DType dtype) {
-  if (!IsFloating(dtype)) {
-    throw InvalidArgument(
-        fmt::format("{}: expected a floating dtype, got {}", kernel, Name(dtype)));
-  }
-}
+void RequireFloating(std::string_view kernel, DType dtype);
 
 // Throws InvalidArgument, naming the kernel and the dtype, unless it is float16 or bfloat16.
-inline void Require16BitFloat(std::string_view kernel, DType dtype) {
-  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
-    throw InvalidArgument(
-        fmt::format("{}: expected float16 or bfloat16, got {}", kernel, Name(dtype)));
-  }
-}
+void Require16BitFloat(std::string_view kernel, DType dtype);
 
 // The type that elements of type T are computed in.
 template <typename T>

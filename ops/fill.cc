@@ -65,13 +65,16 @@ struct UnsignedOf<8> {
 
 }  // namespace
 
-void Fill(DType dtype, Scalar value, void* out, std::size_t count, StoreMode mode) {
-  const std::uint64_t pattern = DispatchDType(dtype, [&](auto type) -> std::uint64_t {
+std::uint64_t FillPattern(DType dtype, Scalar value) {
+  return DispatchDType(dtype, [&](auto type) -> std::uint64_t {
     using T = typename decltype(type)::type;
     return std::bit_cast<typename UnsignedOf<sizeof(T)>::type>(value.As<T>());
   });
+}
+
+void Fill(DType dtype, Scalar value, void* out, std::size_t count, StoreMode mode) {
   HWY_DYNAMIC_DISPATCH(FillForTarget)
-  (pattern, SizeOf(dtype), out, count, UseStreaming(mode, count * SizeOf(dtype)));
+  (FillPattern(dtype, value), SizeOf(dtype), out, count, UseStreaming(mode, count * SizeOf(dtype)));
 }
 
 }  // namespace heddle::ops

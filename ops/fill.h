@@ -4,6 +4,7 @@
 #include <heddle/dtype.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "ops/convert.h"
 #include "ops/store_mode.h"
@@ -16,5 +17,8 @@ namespace heddle::ops {
 // Threads: any; calls on disjoint outputs may run together.
 void Fill(DType dtype, Scalar value, void* out, std::size_t count,
           StoreMode mode = StoreMode::kAuto);
+
+// The bits of one such element; those above it are zeros.
+std::uint64_t FillPattern(DType dtype, Scalar value);
 
 }  // namespace heddle::ops

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "base/check.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/sum.cc"
 #include <hwy/foreach_target.h>

@@ -1,0 +1,29 @@
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/quantise.h"
+#include "ops/cuda/quantise_plan.h"
+
+namespace heddle::ops::cuda {
+
+void QuantiseTwoBit(float threshold, DType dtype, std::span<const QuantiseTask> tasks,
+                    Stream stream) {
+  PlanQuantise<2>(threshold, dtype, tasks,
+                  [&](const auto& table) { LaunchTable("quantise (two-bit)", table, stream); });
+}
+
+void QuantiseOneBit(float threshold, DType dtype, std::span<const QuantiseTask> tasks,
+                    Stream stream) {
+  PlanQuantise<1>(threshold, dtype, tasks,
+                  [&](const auto& table) { LaunchTable("quantise (one-bit)", table, stream); });
+}
+
+void DequantiseTwoBit(float threshold, std::span<const DequantiseTask> tasks, Stream stream) {
+  PlanDequantise<2>(threshold, tasks,
+                    [&](const auto& table) { LaunchTable("dequantise (two-bit)", table, stream); });
+}
+
+void DequantiseOneBit(std::span<const DequantiseTask> tasks, Stream stream) {
+  PlanDequantise<1>(0, tasks,
+                    [&](const auto& table) { LaunchTable("dequantise (one-bit)", table, stream); });
+}
+
+}  // namespace heddle::ops::cuda

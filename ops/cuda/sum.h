@@ -1,0 +1,30 @@
+// ops/sum.h on a GPU.
+#pragma once
+
+#include <heddle/dtype.h>
+
+#include <cstddef>
+#include <span>
+
+#include "ops/cuda/stream.h"
+
+namespace heddle::ops::cuda {
+
+inline constexpr std::size_t kSumInputsMax = 288;
+
+struct SumTask {
+  std::span<const void* const> inputs;  // read before the call returns
+  void* out;
+  std::size_t count;
+};
+
+// out[i] = inputs[0][i] + inputs[1][i] + ... for each task, as ops::Sum adds: the same bits (of a
+// NaN, only that it is one).
+//
+// Shapes:   arrays as of ops::Sum, in memory that the stream's device reaches. Outputs of different
+//           tasks do not overlap, nor an output with another task's input.
+// Errors:   InvalidArgument for no or more than kSumInputsMax inputs; CudaError if a launch fails.
+// Cost:     one pass over the inputs; a launch for each 48 tasks, or 288 inputs.
+void Sum(DType dtype, std::span<const SumTask> tasks, Stream stream);
+
+}  // namespace heddle::ops::cuda

@@ -1,0 +1,124 @@
+// Quantising as a GPU's threads do it, against the CPU's kernels: codes, residuals and values bit
+// by bit.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/quantise_plan.h"
+#include "ops/quantise.h"
+#include "tests/ops/cuda/emulated_launch.h"
+#include "tests/ops/ops_testing.h"
+
+namespace heddle::ops::cuda {
+namespace {
+
+class EmulatedQuantise : public KernelTest {
+ protected:
+  std::size_t RandomCountOfBlocks() { return Below(6) == 0 ? Below(20000) : RandomCount(); }
+
+  template <int kBits, typename T>
+  void CompareWithCpu(std::size_t count, std::size_t offset) {
+    constexpr auto kCodeBytes = kBits == 2 ? &TwoBitCodeBytes : &OneBitCodeBytes;
+    const float threshold = Below(2) == 0 ? 0.5F : 1.25F;
+    Array<T> gradient(count, offset);
+    Array<float> residual(count, Below(4) == 0 ? Below(8) : offset);
+    Randomize(gradient, random_);
+    Randomize(residual, random_);
+    if (count > 0)
+      residual[Below(count)] = threshold;  // with a gradient of 0: the threshold itself
+    Array<float> expected_residual(count);
+    expected_residual.CopyFrom(residual);
+    Array<std::uint8_t> code(kCodeBytes(count), Below(3));
+    Array<std::uint8_t> expected_code(code.size());
+
+    (kBits == 2 ? &ops::QuantiseTwoBit : &ops::QuantiseOneBit)(
+        threshold, kDTypeOf<T>, gradient.data(), expected_residual.data(), expected_code.data(),
+        count);
+    const QuantiseTask task{gradient.data(), residual.data(), code.data(), count};
+    PlanQuantise<kBits>(threshold, kDTypeOf<T>, {&task, 1}, launch_);
+    ExpectSame(code, expected_code, "code");
+    ExpectSame(residual, expected_residual, "residual");
+
+    Randomize(code, random_);  // any bits, also those that quantising never writes
+    Array<float> out(count, Below(2) * Below(8));
+    Array<float> expected(count);
+    if constexpr (kBits == 2) {
+      ops::DequantiseTwoBit(threshold, code.data(), expected.data(), count);
+    } else {
+      ops::DequantiseOneBit(code.data(), expected.data(), count);
+    }
+    const DequantiseTask back{code.data(), out.data(), count};
+    PlanDequantise<kBits>(threshold, {&back, 1}, launch_);
+    ExpectSame(out, expected, "value");
+  }
+
+  int launches_ = 0;
+  const EmulatedLaunch launch_{&launches_};
+};
+
+TEST_F(EmulatedQuantise, HasTheBitsOfTheCpu) {
+  for (int round = 0; round < 40; ++round) {
+    const std::size_t count = RandomCountOfBlocks();
+    const std::size_t offset = Below(2) * Below(8);
+    CompareWithCpu<2, float>(count, offset);
+    CompareWithCpu<2, Float16>(count, offset);
+    CompareWithCpu<2, BFloat16>(count, offset);
+    CompareWithCpu<1, float>(count, offset);
+    CompareWithCpu<1, Float16>(count, offset);
+    CompareWithCpu<1, BFloat16>(count, offset);
+  }
+}
+
+TEST_F(EmulatedQuantise, LaysBitsOutAsDocumented) {
+  alignas(16) float gradient[4] = {0.6F, -0.7F, 0.1F, 0.5F};
+  alignas(16) float residual[4] = {};
+  std::uint8_t code[4] = {9, 9, 9, 9};
+  const QuantiseTask task{gradient, residual, code, 4};
+  PlanQuantise<2>(0.5F, DType::kFloat32, {&task, 1}, launch_);
+  EXPECT_EQ(code[0], 0xE3);
+  EXPECT_EQ(code[1] | code[2] | code[3], 0);
+}
+
+TEST_F(EmulatedQuantise, ManySmallArraysTakeFewLaunches) {
+  std::vector<std::unique_ptr<Array<float>>> gradients;
+  std::vector<std::unique_ptr<Array<float>>> residuals;
+  std::vector<std::unique_ptr<Array<std::uint8_t>>> codes;
+  std::vector<QuantiseTask> tasks;
+  for (int i = 0; i < 161; ++i) {
+    const std::size_t count = 1 + Below(300);
+    gradients.push_back(std::make_unique<Array<float>>(count));
+    residuals.push_back(std::make_unique<Array<float>>(count));
+    codes.push_back(std::make_unique<Array<std::uint8_t>>(TwoBitCodeBytes(count)));
+    Randomize(*gradients.back(), random_);
+    tasks.push_back(
+        {gradients.back()->data(), residuals.back()->data(), codes.back()->data(), count});
+    std::fill_n(residuals.back()->data(), count, 0.0F);
+  }
+  PlanQuantise<2>(0.5F, DType::kFloat32, tasks, launch_);
+  EXPECT_LE(launches_, 3);
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    Array<std::uint8_t> expected(codes[i]->size());
+    Array<float> residual(tasks[i].count);
+    std::fill_n(residual.data(), residual.size(), 0.0F);
+    ops::QuantiseTwoBit(0.5F, DType::kFloat32, tasks[i].gradient, residual.data(), expected.data(),
+                        tasks[i].count);
+    ExpectSame(*codes[i], expected, "array " + std::to_string(i));
+  }
+}
+
+TEST_F(EmulatedQuantise, AnotherDTypeIsAnErrorThatNamesIt) {
+  std::uint8_t code = 9;
+  const QuantiseTask task{nullptr, nullptr, &code, 4};
+  try {
+    PlanQuantise<2>(0.5F, DType::kFloat64, {&task, 1}, launch_);
+    FAIL() << "no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "quantise: expected float32, float16 or bfloat16, got float64");
+  }
+  EXPECT_EQ(launches_, 0);
+}
+
+}  // namespace
+}  // namespace heddle::ops::cuda
