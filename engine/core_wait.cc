@@ -10,7 +10,6 @@
 
 namespace heddle::internal {
 
-using engine::Pause;
 using engine::tls_context;
 
 namespace {

@@ -11,8 +11,6 @@
 
 namespace heddle::internal {
 
-using engine::Pause;
-
 namespace {
 
 // A worker that was woken for a few ops returns the CPU soon: it is often that of the thread that

@@ -8,17 +8,9 @@
 #include <thread>
 
 #include "base/mutex.h"
+#include "base/pause.h"
 
 namespace heddle::engine {
-
-// Tells the processor that this is a spin loop; 40 to 140 cycles.
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-#endif
-}
 
 class CAPABILITY("mutex") TrackerLock {
  public:

@@ -49,6 +49,7 @@ TcpOptions OptionsOf(NodeId self, std::chrono::microseconds spin) {
   options.listen = self == kServer;
   options.reception = self == kServer ? Reception::kThread : Reception::kCallersFirst;
   options.spin = spin;
+  options.shared_memory = false;
   return options;
 }
 

@@ -23,6 +23,7 @@ DistOptions OptionsOf(DistRole role, const JobShape& shape, int scheduler_port) 
   options.num_workers = shape.workers;
   options.num_servers = shape.servers;
   options.spin = shape.spin;
+  options.shared_memory = shape.shared_memory;
   return options;
 }
 

@@ -20,6 +20,7 @@ struct JobShape {
   int workers = 1;
   int servers = 1;
   std::chrono::microseconds spin{0};  // of workers and servers, before sleeping
+  bool shared_memory = false;         // else TCP, also on one host
 };
 
 // A worker of a job with a store dist_sync; it leaves in order.

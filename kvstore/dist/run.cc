@@ -49,6 +49,7 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   }
   tcp.reception = is_worker ? Reception::kCallersFirst : Reception::kThread;
   if (options.io_threads > 0) tcp.io_threads = options.io_threads;
+  tcp.shared_memory = options.shared_memory;
   tcp.spin = options.spin;
   tcp.io_cpu = options.io_cpu;
   tcp.capture = JobFileName(EnvString("HEDDLE_WIRE_CAPTURE", ""));

@@ -28,6 +28,7 @@ inline std::vector<StoreSetup> ConformanceSetups() {
     for (const char* const network : {"sim", "tcp"})
       setups.push_back({type, "threaded", 2, network});
   }
+  setups.push_back({"dist_sync", "threaded", 2, "shm"});
   return setups;
 }
 
@@ -35,15 +36,17 @@ inline std::vector<StoreSetup> ConformanceSetups() {
 class ConformanceTest : public StoreTest {
  protected:
   bool is_dist() const { return !GetParam().network.empty(); }
+  kvstore::dist::Network network() const {
+    if (GetParam().network == "sim") return kvstore::dist::Network::kSim;
+    if (GetParam().network == "tcp") return kvstore::dist::Network::kTcp;
+    return kvstore::dist::Network::kSharedMemory;
+  }
 
   std::unique_ptr<KVStore> NewStore(const KVStoreOptions& options = {}) override {
     if (!is_dist()) return StoreTest::NewStore(options);
     if (job_ == nullptr) {
       job_ = std::make_unique<kvstore::dist::Job>(kvstore::dist::JobOptions{
-          .network = GetParam().network == "sim" ? kvstore::dist::Network::kSim
-                                                 : kvstore::dist::Network::kTcp,
-          .num_servers = 2,
-          .controller = [](int, std::string_view) {}});
+          .network = network(), .num_servers = 2, .controller = [](int, std::string_view) {}});
       worker_ = job_->Join(0);
     }
     return kvstore::dist::MakeDistStore(engine, GetParam().store, worker_, worker_->NewStore());

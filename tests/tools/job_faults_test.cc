@@ -59,7 +59,7 @@ class JobFaults : public ::testing::Test {
     job.num_servers = 1 + Below(4);
     job.program = {FAULT_PROGRAM, Below(3) == 0 ? "dist_async" : "dist_sync",
                    std::to_string(cycles)};
-    job.environment = {"HEDDLE_NUM_WORKERS=2"};
+    job.environment = {"HEDDLE_NUM_WORKERS=2", "HEDDLE_SHARED_MEMORY=" + std::to_string(Below(2))};
     return job;
   }
 

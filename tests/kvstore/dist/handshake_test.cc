@@ -137,6 +137,39 @@ TEST(Handshake, ProofsAreGoodOnce) {
   EXPECT_EQ(mirrored.state(), State::kFailed);
 }
 
+MeetingName SomeMeeting() {
+  MeetingName meeting{};
+  meeting[5] = std::byte{9};
+  return meeting;
+}
+
+TEST(Handshake, WhetherMemoryIsSharedIsToldAndProved) {
+  for (const bool shares : {false, true}) {
+    for (const bool changed : {false, true}) {
+      Handshake connecting = Handshake::Connecting(Of(kWorker2), Link::kBulk, SomeMeeting());
+      Handshake accepting = Handshake::Accepting(Of(kServer1));
+      Give(Give(Give(connecting.Start(), accepting), connecting), accepting);
+      EXPECT_EQ(accepting.peer().meeting, SomeMeeting());
+      EXPECT_EQ(connecting.peer().meeting, MeetingName{});
+      std::string welcome = accepting.Admit(shares);
+      if (changed) welcome.back() ^= 1;
+      Give(welcome, connecting);
+      EXPECT_EQ(connecting.state(), changed ? State::kFailed : State::kDone);
+      if (!changed) {
+        EXPECT_EQ(connecting.shares(), shares);
+      }
+    }
+  }
+}
+
+TEST(Handshake, MemoryThatNobodyAskedForIsRefused) {
+  Ends ends = Make(Of(kWorker2), Of(kServer1));
+  Give(Give(Give(ends.connecting.Start(), ends.accepting), ends.connecting), ends.accepting);
+  Give(ends.accepting.Admit(true), ends.connecting);
+  EXPECT_EQ(ends.connecting.state(), State::kFailed);
+  EXPECT_THAT(ends.connecting.why(), HasSubstr("shared memory that nobody asked for"));
+}
+
 TEST(Handshake, ABrowserGetsAPage) {
   Handshake accepting = Handshake::Accepting(Of(kServer1));
   const std::string answer = Give("GET / HTTP/1.1\r\nHost: a\r\n\r\n", accepting);

@@ -24,7 +24,7 @@
 
 namespace heddle::kvstore::dist {
 
-enum class Network { kSim, kTcp };
+enum class Network { kSim, kTcp, kSharedMemory };
 
 struct JobOptions {
   Network network = Network::kSim;
@@ -99,10 +99,11 @@ class Job {
     options.num_servers = options_.num_servers;
     options.slice_bytes = options_.slice_bytes;
     options.cut_bound = options_.cut_bound;
+    options.shared_memory = options_.network == Network::kSharedMemory;
     return options;
   }
   TransportFactory Factory(DistRole role) {
-    if (options_.network == Network::kTcp) return TcpTransports(OptionsOf(role));
+    if (options_.network != Network::kSim) return TcpTransports(OptionsOf(role));
     const NodeId self{static_cast<Role>(role), role == DistRole::kScheduler ? 0 : -1};
     return [this, self](TransportEvents& events, Incarnation incarnation) {
       return hub_.MakeTransport({.self = self,

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/env.h"
 #include "kvstore/dist/transport/tcp/tcp_transport.h"
 
 namespace heddle::kvstore::dist_test {
@@ -40,6 +41,7 @@ inline dist::TcpOptions OptionsOf(NodeId self, Reception reception = Reception::
   options.job_id = "test";
   options.listen = self.role != Role::kWorker;
   options.reception = reception;
+  options.shared_memory = EnvBool("HEDDLE_SHARED_MEMORY", true);  // both are tested
   return options;
 }
 

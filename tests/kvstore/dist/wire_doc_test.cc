@@ -18,6 +18,7 @@
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/protocol/wire.h"
+#include "kvstore/dist/transport/tcp/handshake.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
@@ -108,6 +109,16 @@ TEST_F(WireDoc, ThePreambleIsTheOneThatIsSent) {
   const auto preamble = EncodePreamble();
   ASSERT_EQ(blocks_["preamble"].size(), kPreambleBytes);
   EXPECT_EQ(std::memcmp(blocks_["preamble"].data(), preamble.data(), kPreambleBytes), 0);
+}
+
+TEST_F(WireDoc, TheHelloHasAllItsFields) {
+  const std::vector<Row>& rows = tables_["offset, bytes, hello, challenge"];
+  std::size_t end = 0;
+  for (const Row& row : rows) {
+    EXPECT_EQ(std::stoul(row[0]), end) << row[2];
+    end += std::stoul(row[1]);
+  }
+  EXPECT_EQ(Encode(HelloBody{.node = {Role::kWorker, 0}}).size(), end);
 }
 
 TEST_F(WireDoc, TheHeaderHasEachFieldAtItsPlace) {

@@ -215,7 +215,7 @@ void Acceptor::Decide(const std::shared_ptr<Stranger>& stranger) {
   stranger->limit.cancel();
   const int fd = stranger->socket.release(ignored);
   const std::string why = callbacks_.admit(handshake.peer(), stranger->address, fd,
-                                           [&handshake] { return handshake.Admit(); });
+                                           [&](bool shares) { return handshake.Admit(shares); });
   if (why.empty()) return;
   NoteRefusal(stranger->address, why);
   const std::string answer = handshake.Refuse(why);

@@ -37,8 +37,9 @@ class Acceptor {
     std::function<Identity()> identity;
     // Who has proved itself, on descriptor `fd`. Returns why it is refused all the same. Empty: it
     // is admitted, has been sent what `welcome` returns, and the descriptor is the callee's.
+    // `shares`: memory was left at its meeting point.
     std::function<std::string(const HelloBody& peer, const std::string& address, int fd,
-                              const std::function<std::string()>& welcome)>
+                              const std::function<std::string(bool shares)>& welcome)>
         admit;
   };
 

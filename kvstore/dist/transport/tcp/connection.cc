@@ -21,7 +21,10 @@ constexpr std::size_t kRunsOfWrite = 256;
 // With little unsent data in the socket it stays in the cache, and what is urgent overtakes.
 constexpr int kUnsentBytes = 16 << 10;
 
-std::string SystemText(int error) { return std::generic_category().message(error); }
+std::string SystemText(int error) {
+  if (error == EPROTO) return "it has broken the rules of the memory that it shares";
+  return std::generic_category().message(error);
+}
 
 void SetOption(int fd, int level, int name, int value, const char* text) {
   if (setsockopt(fd, level, name, &value, sizeof value) != 0) {
@@ -43,12 +46,13 @@ void Count(std::atomic<std::uint64_t>& count, std::uint64_t by) {
 
 }  // namespace
 
-Connection::Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Link link,
+Connection::Connection(Reactor& reactor, Channel channel, Link link,
                        std::shared_ptr<BufferPool> pool, const WireLimits& limits,
                        TcpCounts& counts, std::unique_ptr<WireCapture> capture)
     : reactor_(reactor),
-      socket_(std::move(socket)),
-      fd_(socket_.native_handle()),
+      socket_(reactor.context()),
+      fd_(channel.socket.get()),
+      rings_(std::move(channel.rings)),
       link_(link),
       counts_(counts),
       capture_(std::move(capture)),
@@ -60,8 +64,14 @@ Connection::Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Li
                        Count(counts_.messages_received, 1);
                        return !ended_ && events_.sink.deliver(std::move(message)) && !ended_;
                      }}) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof name;
+  getsockname(fd_, reinterpret_cast<sockaddr*>(&name), &length);
+  socket_.assign(boost::asio::generic::stream_protocol(name.ss_family, 0),
+                 channel.socket.Release());
   boost::system::error_code ignored;
   socket_.native_non_blocking(true, ignored);
+  if (rings_ != nullptr) return;
   SetOption(fd_, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
   if (link == Link::kBulk) {
     SetOption(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes, "TCP_NOTSENT_LOWAT");
@@ -71,6 +81,14 @@ Connection::Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Li
 void Connection::Start(Events events) {
   events_ = std::move(events);
   ArmRead();
+  if (rings_ != nullptr) BeAttended();
+}
+
+void Connection::BeAttended() {
+  boost::asio::post(reactor_.context(), [self = shared_from_this()] {
+    self->reactor_.Awake();
+    if (!self->ended_) self->reactor_.Attend(self);
+  });
 }
 
 // ---- Sending
@@ -94,7 +112,7 @@ bool Connection::Send(Transport::SendId id, Message message, std::function<void(
     }
   }
   Release(std::move(dropped));
-  if (idle) Pump(kCallsOfSender);
+  if (idle) PumpAsSender();
   return false;
 }
 
@@ -109,27 +127,33 @@ bool Connection::SendSmall(const Message& message, bool now) {
     waits = idle && !full && !now && queue_.only_packed() == 1;
     now = idle && (full || now);
   }
-  if (now) Pump(kCallsOfSender);
+  if (now) PumpAsSender();
   return waits;
 }
 
-void Connection::Pump(int calls) {
+void Connection::PumpAsSender() {
+  if (rings_ == nullptr) {
+    Pump(kCallsOfSender);
+  } else if (Pump(kCallsWithRings)) {
+    BeAttended();
+  }
+}
+
+bool Connection::Pump(int calls) {
+  bool left_rest = false;
   SendQueue::Ended ended;
   tx_mutex_.Lock();
-  while (!writing_ && !tx_closed_ && !queue_.empty()) {
+  while (!writing_ && !tx_closed_ && !queue_.empty() && !wants_room_) {
     if (calls-- == 0) {
-      ArmWriteLocked();
+      LeaveRestLocked();
+      left_rest = true;
       break;
     }
     std::array<iovec, kRunsOfWrite> runs;
     const std::size_t count = queue_.Fetch(runs.data(), runs.size());
     writing_ = true;
     tx_mutex_.Unlock();
-    msghdr header{};
-    header.msg_iov = runs.data();
-    header.msg_iovlen = count;
-    const ssize_t bytes = sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    const int error = errno;
+    const auto [bytes, error] = Transmit(runs.data(), count);
     Count(counts_.writes, 1);
     if (capture_ != nullptr && bytes > 0) {
       capture_->Sent(runs.data(), static_cast<std::size_t>(bytes));
@@ -141,8 +165,7 @@ void Connection::Pump(int calls) {
       Count(counts_.bytes_sent, static_cast<std::uint64_t>(bytes));
       queue_.Advance(static_cast<std::size_t>(bytes), &ended);
     } else if (error == EAGAIN || error == EWOULDBLOCK) {
-      ArmWriteLocked();
-      break;
+      if (ArmWriteLocked()) break;
     } else if (error != EINTR) {
       FailLocked(SystemText(error), &ended);
     }
@@ -153,11 +176,46 @@ void Connection::Pump(int calls) {
   }
   tx_mutex_.Unlock();
   Release(std::move(ended));
+  return left_rest;
 }
 
-void Connection::ArmWriteLocked() {
+Connection::Transferred Connection::Transmit(iovec* runs, std::size_t count) {
+  if (rings_ != nullptr) return OverRings(rings_->Write(runs, count));
+  msghdr header{};
+  header.msg_iov = runs;
+  header.msg_iovlen = count;
+  const ssize_t bytes = sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return {bytes, errno};
+}
+
+Connection::Transferred Connection::OverRings(std::optional<SharedRings::Moved> moved) const {
+  if (!moved) return {-1, EPROTO};
+  // If the peer has gone, the reactor finds out.
+  if (moved->wake_peer) send(fd_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return moved->bytes > 0 ? Transferred{static_cast<ssize_t>(moved->bytes), 0}
+                          : Transferred{-1, EAGAIN};
+}
+
+bool Connection::ArmWriteLocked() {
+  if (rings_ != nullptr) {
+    if (!rings_->AwaitRoom(RoomOf(link_))) return false;
+    write_armed_ = true;
+    wants_room_ = true;
+    return true;
+  }
+  LeaveRestLocked();
+  return true;
+}
+
+// The reactor goes on: it does look, or is told to.
+void Connection::LeaveRestLocked() {
+  if (rings_ != nullptr) {
+    write_armed_ = true;
+    wants_room_ = true;
+    return;
+  }
   if (std::exchange(write_armed_, true)) return;
-  socket_.async_wait(boost::asio::ip::tcp::socket::wait_write,
+  socket_.async_wait(Socket::wait_write,
                      [self = shared_from_this()](const boost::system::error_code& error) {
                        self->reactor_.Awake();
                        {
@@ -193,28 +251,71 @@ void Connection::FinishSending() {
     MutexLock lock(tx_mutex_);
     finishing_ = true;
   }
-  Pump(kCallsOfSender);
+  PumpAsSender();
 }
 
 // ---- Receiving
 
 void Connection::OnReadable() {
-  for (int i = 0; i < kReadsOfTurn; ++i) {
-    const ReadResult result = ReadOnce();
-    if (result == ReadResult::kOver) return;
-    Pump(1);
-    if (result == ReadResult::kDrained) {
-      ArmRead();
-      return;
-    }
-    events_.between_reads();
-    if (ended_) return;
-  }
+  const ReadResult result = ReadTurn();
+  if (result == ReadResult::kDrained) ArmRead();
+  if (result != ReadResult::kMore) return;
   // Others have their turn first.
   boost::asio::post(reactor_.context(), [self = shared_from_this()] {
     self->reactor_.Awake();
     if (!self->ended_) self->OnReadable();
   });
+}
+
+Connection::ReadResult Connection::ReadTurn() {
+  for (int i = 0; i < kReadsOfTurn; ++i) {
+    const ReadResult result = ReadOnce();
+    if (result == ReadResult::kOver) return result;
+    Pump(1);
+    if (result == ReadResult::kDrained) return result;
+    events_.between_reads();
+    if (ended_) return ReadResult::kOver;
+  }
+  return ReadResult::kMore;
+}
+
+void Connection::OnBell() {
+  std::array<std::byte, 256> bells;  // one will do, however often it rang
+  const ssize_t bytes = recv(fd_, bells.data(), bells.size(), MSG_DONTWAIT);
+  hung_up_ = bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EINTR);
+  if (!hung_up_) ArmRead();
+  reactor_.Attend(shared_from_this());
+  Look();
+}
+
+bool Connection::Look() {
+  const bool wrote = wants_room_.load(std::memory_order_relaxed) && GoOnWriting();
+  if (!hung_up_ && !rings_->HasBytes()) return wrote;
+  ReadTurn();
+  return true;
+}
+
+bool Connection::GoOnWriting() {
+  {
+    MutexLock lock(tx_mutex_);
+    if (!wants_room_ || !rings_->HasRoom(RoomOf(link_))) return false;
+    write_armed_ = false;
+    wants_room_ = false;
+  }
+  Pump(1);
+  return true;
+}
+
+bool Connection::Arm() {
+  if (wants_room_.load(std::memory_order_relaxed)) {
+    MutexLock lock(tx_mutex_);
+    if (wants_room_ && !rings_->AwaitRoom(RoomOf(link_))) return false;
+  }
+  // In the midst of a long payload one wake-up for much of it.
+  const std::uint64_t rest = receiver_.rest();
+  static_assert(kWakeBytes <= RingBytesOf(Link::kBulk) / 2);  // else the peer might wait for room
+  const bool long_rest = link_ == Link::kBulk && rest > 0;
+  return !hung_up_ && rings_->AwaitBytes(long_rest ? std::min(rest, kWakeBytes) : 1);
 }
 
 void Connection::Poll() {
@@ -226,8 +327,7 @@ Connection::ReadResult Connection::ReadOnce() {
   const std::size_t count = receiver_.Prepare(runs.data(), runs.size());
   std::size_t wanted = 0;
   for (std::size_t i = 0; i < count; ++i) wanted += runs[i].iov_len;
-  const ssize_t bytes = readv(fd_, runs.data(), static_cast<int>(count));
-  const int error = errno;
+  const auto [bytes, error] = Receive(runs.data(), count);
   Count(counts_.reads, 1);
   if (capture_ != nullptr && bytes > 0) {
     capture_->Received(runs.data(), static_cast<std::size_t>(bytes));
@@ -264,6 +364,15 @@ Connection::ReadResult Connection::ReadOnce() {
   return ReadResult::kOver;
 }
 
+Connection::Transferred Connection::Receive(const iovec* runs, std::size_t count) {
+  if (rings_ != nullptr) {
+    const Transferred received = OverRings(rings_->Read(runs, count));
+    return hung_up_ && received.error == EAGAIN ? Transferred{} : received;
+  }
+  const ssize_t bytes = readv(fd_, runs, static_cast<int>(count));
+  return {bytes, errno};
+}
+
 void Connection::End(bool clean, const std::string& why) {
   ended_ = true;
   events_.ended(clean, why);
@@ -272,22 +381,25 @@ void Connection::End(bool clean, const std::string& why) {
 void Connection::ArmRead() {
   // In the midst of a long payload one wake-up for much of it.
   const std::uint64_t rest = receiver_.rest();
-  const int mark =
-      link_ == Link::kBulk && rest > 0 ? static_cast<int>(std::min(rest, kWakeBytes)) : 1;
+  const int mark = link_ == Link::kBulk && rest > 0 && rings_ == nullptr
+                       ? static_cast<int>(std::min(rest, kWakeBytes))
+                       : 1;
   if (mark != low_water_mark_) {
     low_water_mark_ = mark;
     SetOption(fd_, SOL_SOCKET, SO_RCVLOWAT, mark, "SO_RCVLOWAT");
   }
   MutexLock lock(tx_mutex_);
-  socket_.async_wait(boost::asio::ip::tcp::socket::wait_read,
+  socket_.async_wait(Socket::wait_read,
                      [self = shared_from_this()](const boost::system::error_code& error) {
                        self->reactor_.Awake();
-                       if (!error && !self->ended_) self->OnReadable();
+                       if (error || self->ended_) return;
+                       self->rings_ == nullptr ? self->OnReadable() : self->OnBell();
                      });
 }
 
 void Connection::Close() {
   ended_ = true;
+  if (rings_ != nullptr) reactor_.Forget(this);
   SendQueue::Ended ended;
   {
     MutexLock lock(tx_mutex_);

@@ -1,8 +1,11 @@
-// One TCP connection to a peer, behind its handshake.
+// One connection to a peer, behind its handshake.
 //
 // Asio tells when the socket is ready; reading and writing are own loops of readv and sendmsg of up
 // to 128 KiB a call, in turn: with more a call an urgent message on the other connection waits
-// longer for its turn.
+// longer for its turn. With a peer of this host the bytes go through rings in shared memory
+// (shm/shared_rings.h) in place of the socket, which then is a Unix one: a byte through it, the
+// *bell*, wakes the other side, and its end is the end of the peer, known by the system whatever it
+// died of.
 //
 // Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
 //   (C1) One thread at a time writes: writing_ is true from the fetch to the report of what was
@@ -12,8 +15,10 @@
 //        pumps), tx_closed_, or all there is is an open pack (its Flush is on the way).
 //   So whoever queues behind a writer may leave: nothing is left behind. A writer that has had
 //   enough arms the wait.
+//   (C3) With rings write_armed_ is wants_room_, during which nobody writes: the reactor attends to
+//        this connection, or a wish for room is left in the rings, so that the bell will ring.
 // Receiving happens in the reactor's handlers, hence one after another (R1 in reactor.h).
-//   (C3) SO_RCVLOWAT is set only by the reactor, just before the wait for reading is armed, to what
+//   (C4) SO_RCVLOWAT is set only by the reactor, just before the wait for reading is armed, to what
 //        is missing of the payload or less; and nobody but the handler of that wait reads while the
 //        mark is above 1. Otherwise a read could take what the mark waits for.
 // Ending. The socket is closed in the reactor, or after the reactor's end, and not while writing_.
@@ -23,11 +28,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 
 #include "base/mutex.h"
+#include "kvstore/dist/transport/shm/meeting.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/reactor.h"
 #include "kvstore/dist/transport/tcp/receiver.h"
@@ -40,14 +47,19 @@ namespace heddle::kvstore::dist {
 struct TcpCounts {
   std::atomic<std::uint64_t> messages_sent{0};
   std::atomic<std::uint64_t> bytes_sent{0};  // headers included, handshakes not
-  std::atomic<std::uint64_t> writes{0};      // calls to the system
+  std::atomic<std::uint64_t> writes{0};      // calls to the system, or to the rings
   std::atomic<std::uint64_t> messages_received{0};
   std::atomic<std::uint64_t> bytes_received{0};
   std::atomic<std::uint64_t> reads{0};
 };
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class Connection : public Attended, public std::enable_shared_from_this<Connection> {
  public:
+  // Of the rings of each link, in each direction.
+  static constexpr std::size_t RingBytesOf(Link link) {
+    return link == Link::kBulk ? std::size_t{1} << 20 : std::size_t{256} << 10;
+  }
+
   // Called in the reactor.
   struct Events {
     Receiver::Sink sink;
@@ -58,8 +70,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     std::function<void()> between_reads;
   };
 
-  Connection(Reactor& reactor, boost::asio::ip::tcp::socket socket, Link link,
-             std::shared_ptr<BufferPool> pool, const WireLimits& limits, TcpCounts& counts,
+  Connection(Reactor& reactor, Channel channel, Link link, std::shared_ptr<BufferPool> pool,
+             const WireLimits& limits, TcpCounts& counts,
              std::unique_ptr<WireCapture> capture = nullptr);
 
   // Begins to receive; once, after which `events` is not touched until Close.
@@ -70,7 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] bool Send(Transport::SendId id, Message message, std::function<void()> sent,
                           bool now) EXCLUDES(tx_mutex_);
   Revoked Revoke(Transport::SendId id) EXCLUDES(tx_mutex_);
-  void Flush() EXCLUDES(tx_mutex_) { Pump(kCallsOfSender); }
+  void Flush() EXCLUDES(tx_mutex_) { PumpAsSender(); }
   // Sends what is queued, then tells the peer that this was all. Nothing can be sent any more.
   void FinishSending() EXCLUDES(tx_mutex_);
 
@@ -80,28 +92,56 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // In the reactor or after its end: drops all; no events any more.
   void Close() EXCLUDES(tx_mutex_);
 
+  // Attended, with rings.
+  bool Look() override EXCLUDES(tx_mutex_);
+  bool Arm() override EXCLUDES(tx_mutex_);
+
  private:
+  using Socket = boost::asio::generic::stream_protocol::socket;
+
   // System calls a turn. A sender leaves the rest of much to the reactor, which writes and reads in
-  // turn: else the peer's answers would pile up there.
+  // turn: else the peer's answers would pile up there. It fills a ring, since the peer may take all
+  // of it before this process' reactor runs.
   static constexpr int kCallsOfSender = 1;
+  static constexpr int kCallsWithRings = 8;
   static constexpr int kReadsOfTurn = 4;
   // SO_RCVLOWAT in the midst of a payload, at most.
   static constexpr std::uint64_t kWakeBytes = 256 << 10;
+  // Of a full ring, before it is written to again: one wake-up for several writes.
+  static constexpr std::size_t RoomOf(Link link) { return RingBytesOf(link) / 4; }
 
   enum class ReadResult { kMore, kDrained, kOver };
+  // As of a call to the system.
+  struct Transferred {
+    ssize_t bytes = 0;
+    int error = 0;
+  };
 
+  // With rings, from any thread.
+  void BeAttended();
   void OnReadable();
+  void OnBell();
+  ReadResult ReadTurn();
+  Transferred Receive(const iovec* runs, std::size_t count);
   ReadResult ReadOnce();
   void End(bool clean, const std::string& why);
   void ArmRead();
   bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
-  void Pump(int calls) EXCLUDES(tx_mutex_);
-  void ArmWriteLocked() REQUIRES(tx_mutex_);
+  void PumpAsSender() EXCLUDES(tx_mutex_);
+  // At most so many calls. True: the rest is left to the reactor.
+  bool Pump(int calls) EXCLUDES(tx_mutex_);
+  Transferred Transmit(iovec* runs, std::size_t count);
+  Transferred OverRings(std::optional<SharedRings::Moved> moved) const;
+  // False: there is room already.
+  bool ArmWriteLocked() REQUIRES(tx_mutex_);
+  void LeaveRestLocked() REQUIRES(tx_mutex_);
+  bool GoOnWriting() EXCLUDES(tx_mutex_);
   void FailLocked(const std::string& why, SendQueue::Ended* ended) REQUIRES(tx_mutex_);
 
   Reactor& reactor_;
-  boost::asio::ip::tcp::socket socket_;  // its waits are armed under tx_mutex_
+  Socket socket_;  // its waits are armed under tx_mutex_
   const int fd_;
+  const std::unique_ptr<SharedRings> rings_;  // null: the bytes go through the socket
   const Link link_;
   TcpCounts& counts_;
   const std::unique_ptr<WireCapture> capture_;  // null: nothing is captured
@@ -111,12 +151,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Events events_;
   bool ended_ = false;
   int low_water_mark_ = 1;
+  bool hung_up_ = false;  // with rings: the peer has ended; what is in its ring is still read
 
   Mutex tx_mutex_;
   CondVar written_;
   SendQueue queue_ GUARDED_BY(tx_mutex_);
   bool writing_ GUARDED_BY(tx_mutex_) = false;
   bool write_armed_ GUARDED_BY(tx_mutex_) = false;
+  std::atomic<bool> wants_room_{false};  // written under tx_mutex_
   bool finishing_ GUARDED_BY(tx_mutex_) = false;
   bool tx_closed_ GUARDED_BY(tx_mutex_) = false;
   std::string tx_error_ GUARDED_BY(tx_mutex_);  // why sending failed

@@ -19,6 +19,8 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include "base/log.h"
+
 namespace heddle::kvstore::dist {
 namespace {
 
@@ -37,13 +39,13 @@ class Attempts {
   Attempts(const ConnectTarget& target, const Identity& self, Link link)
       : target_(target), self_(self), link_(link) {}
 
-  int Run(HelloBody* peer) {
+  Channel Run(HelloBody* peer) {
     const auto [host, port] = SplitAddress();
     for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kPauseMax)) {
       const std::vector<tcp::endpoint> endpoints = Resolve(host, port);
       for (const tcp::endpoint& endpoint : endpoints) {
-        const std::optional<int> fd = Try(endpoint, peer);
-        if (fd) return *fd;
+        std::optional<Channel> channel = Try(endpoint, peer);
+        if (channel) return *std::move(channel);
       }
       Sleep(pause);
     }
@@ -122,8 +124,19 @@ class Attempts {
     }
   }
 
-  // A descriptor; nothing if it is worth another try. Throws if it is not.
-  std::optional<int> Try(const tcp::endpoint& endpoint, HelloBody* peer) {
+  // Nothing if the system does not allow it, or nobody wants it.
+  std::optional<MeetingPoint> Meeting() const {
+    if (!target_.shared_memory) return std::nullopt;
+    try {
+      return std::make_optional<MeetingPoint>();
+    } catch (const NetworkError& error) {
+      Log(LogLevel::kDebug, "{}: without shared memory: {}", What(), error.what());
+      return std::nullopt;
+    }
+  }
+
+  // Nothing if it is worth another try. Throws if it is not.
+  std::optional<Channel> Try(const tcp::endpoint& endpoint, HelloBody* peer) {
     boost::asio::io_context context(1);
     tcp::socket socket(context);
     error_code error;
@@ -141,14 +154,22 @@ class Attempts {
     fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
     socket.native_non_blocking(true, error);
     seen_ = "it listens, but has not answered the handshake";
-    Handshake handshake = Handshake::Connecting(self_, link_);
+    std::optional<MeetingPoint> meeting = Meeting();
+    Handshake handshake =
+        Handshake::Connecting(self_, link_, meeting ? meeting->name() : MeetingName{});
     if (!Shake(context, socket, handshake)) return std::nullopt;
     *peer = handshake.peer();
     if (peer->node.role != target_.peer.role ||
         (peer->node.rank != -1 && peer->node.rank != target_.peer.rank)) {
       Refused(fmt::format("{} listens there", ToString(peer->node)));
     }
-    return socket.release(error);
+    if (!handshake.shares()) return Channel{UniqueFd(socket.release(error)), nullptr};
+    try {
+      return meeting->Take();
+    } catch (const NetworkError& failed) {
+      Refused(fmt::format("{}; without shared memory (HEDDLE_SHARED_MEMORY=0) it would go on",
+                          failed.what()));
+    }
   }
 
   // False: it is worth another try.
@@ -188,7 +209,7 @@ class Attempts {
 
 }  // namespace
 
-int ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer) {
+Channel ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer) {
   return Attempts(target, self, link).Run(peer);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/transport/shm/meeting.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 
 namespace heddle::kvstore::dist {
@@ -16,12 +17,13 @@ struct ConnectTarget {
   std::chrono::steady_clock::time_point deadline;
   // True once nobody wants the connection any more.
   std::function<bool()> cancelled;
+  bool shared_memory = true;  // with a peer on this host
 };
 
-// A connected socket behind its handshake; the descriptor is the caller's. As long as nobody
-// listens, or the listener vanishes, it tries again. InvalidArgument for an address that is none;
-// NetworkError if the peer refuses, or is not who is wanted; TimeoutError at the deadline, with
-// what was seen last; all name peer and address.
-int ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer);
+// A connected channel behind its handshake. As long as nobody listens, or the listener vanishes, it
+// tries again. InvalidArgument for an address that is none; NetworkError if the peer refuses, or is
+// not who is wanted; TimeoutError at the deadline, with what was seen last; all name peer and
+// address.
+Channel ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer);
 
 }  // namespace heddle::kvstore::dist

@@ -17,7 +17,11 @@
 namespace heddle::kvstore::dist {
 namespace {
 
-constexpr std::size_t kHelloBytes = 1 + 4 + 8 + 1 + 1 + 2 * sizeof(Digest);
+constexpr std::size_t kDigestsBytes = 2 * sizeof(Digest) + sizeof(MeetingName);
+constexpr std::size_t kHelloBytes = 1 + 4 + 8 + 1 + 1 + kDigestsBytes;
+// What a welcome says besides the proof.
+constexpr std::string_view kNotShared{"\0", 1};
+constexpr std::string_view kShared{"\1", 1};
 
 std::string_view AsText(const Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
@@ -64,30 +68,37 @@ std::string Encode(const HelloBody& body) {
   writer.Put(body.has_token);
   for (const std::byte byte : body.job) writer.Put(static_cast<std::uint8_t>(byte));
   for (const std::byte byte : body.nonce) writer.Put(static_cast<std::uint8_t>(byte));
+  for (const std::byte byte : body.meeting) writer.Put(static_cast<std::uint8_t>(byte));
   return writer.Take();
 }
 
 bool Decode(std::string_view meta, HelloBody* body) {
   if (meta.size() != kHelloBytes) return false;
-  WireReader reader(meta.substr(0, kHelloBytes - 2 * sizeof(Digest)));
+  WireReader reader(meta.substr(0, kHelloBytes - kDigestsBytes));
   reader.GetEnum(&body->node.role, Role::kWorker, Role::kScheduler);
   reader.Get(&body->node.rank);
   reader.Get(&body->incarnation);
   reader.GetEnum(&body->link, Link::kUrgent, Link::kBulk);
   reader.Get(&body->has_token);
-  const auto digests = std::as_bytes(std::span(meta).last(2 * sizeof(Digest)));
-  std::copy_n(digests.begin(), sizeof(Digest), body->job.begin());
-  std::copy_n(digests.begin() + sizeof(Digest), sizeof(Digest), body->nonce.begin());
+  auto digests = std::as_bytes(std::span(meta).last(kDigestsBytes));
+  const auto take = [&digests](auto& digest) {
+    std::copy_n(digests.begin(), digest.size(), digest.begin());
+    digests = digests.subspan(digest.size());
+  };
+  take(body->job);
+  take(body->nonce);
+  take(body->meeting);
   return reader.Ended() && body->node.rank >= -1;
 }
 
-Handshake::Handshake(const Identity& self, Link link, bool connecting)
-    : self_(self), connecting_(connecting) {
+Handshake::Handshake(const Identity& self, Link link, const MeetingName& meeting, bool connecting)
+    : self_(self), connecting_(connecting), meeting_(meeting) {
   HelloBody hello{.node = self.node,
                   .incarnation = self.incarnation,
                   .link = link,
                   .has_token = !self.token.empty(),
-                  .job = Sha256(self.job_id)};
+                  .job = Sha256(self.job_id),
+                  .meeting = meeting};
   CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(hello.nonce.data()), sizeof(Digest)) == 1,
         "no random numbers");
   own_hello_ = Encode(hello);
@@ -156,15 +167,25 @@ std::string Handshake::OnMessage() {
   if (!hello_received_) {
     return connecting_ ? OnHello(Kind::kChallenge, {}) : OnHello(Kind::kHello, PreambleText());
   }
+  return OnProof();
+}
+
+std::string Handshake::OnProof() {
   const Kind expected = connecting_ ? Kind::kWelcome : Kind::kProof;
   if (message_.kind != expected) {
     return Fail(fmt::format("expected a {}, given a {}", Name(expected), Name(message_.kind)));
   }
-  const Digest proof = Proof(!connecting_);
-  if (message_.meta.size() != proof.size() ||
-      CRYPTO_memcmp(message_.meta.data(), proof.data(), proof.size()) != 0) {
+  const std::string_view meta = message_.meta;
+  const std::string_view said = meta.substr(std::min(meta.size(), sizeof(Digest)));
+  const Digest proof = Proof(!connecting_, said);
+  if (meta.size() < proof.size() || CRYPTO_memcmp(meta.data(), proof.data(), proof.size()) != 0) {
     return Fail("wrong token (HEDDLE_TOKEN, HEDDLE_TOKEN_FILE)");
   }
+  shares_ = connecting_ && said == kShared;
+  if (connecting_ ? !shares_ && said != kNotShared : !said.empty()) {
+    return Fail(fmt::format("a {} that cannot be understood", Name(expected)));
+  }
+  if (shares_ && meeting_ == MeetingName{}) return Fail("shared memory that nobody asked for");
   state_ = connecting_ ? State::kDone : State::kAdmit;
   return {};
 }
@@ -180,7 +201,7 @@ std::string Handshake::OnHello(Kind expected, std::string answer_if_right) {
   peer_hello_ = std::move(message_.meta);
   const std::string wrong = CheckPeer();
   if (!wrong.empty()) return Fail(wrong);
-  if (connecting_) return Frame(Kind::kProof, std::string(AsText(Proof(true))));
+  if (connecting_) return Frame(Kind::kProof, std::string(AsText(Proof(true, {}))));
   preamble_sent_ = true;
   return answer_if_right + Frame(Kind::kChallenge, own_hello_);
 }
@@ -197,11 +218,11 @@ std::string Handshake::CheckPeer() const {
   return {};
 }
 
-Digest Handshake::Proof(bool of_connecting) const {
+Digest Handshake::Proof(bool of_connecting, std::string_view said) const {
   const std::string& connecting_hello = connecting_ ? own_hello_ : peer_hello_;
   const std::string& accepting_hello = connecting_ ? peer_hello_ : own_hello_;
-  const std::string text = fmt::format("heddle {} {}{}", of_connecting ? "connects" : "accepts",
-                                       connecting_hello, accepting_hello);
+  const std::string text = fmt::format("heddle {} {}{}{}", of_connecting ? "connects" : "accepts",
+                                       connecting_hello, accepting_hello, said);
   Digest digest;
   unsigned int bytes = 0;
   CHECK(HMAC(EVP_sha256(), self_.token.data(), static_cast<int>(self_.token.size()),
@@ -211,10 +232,11 @@ Digest Handshake::Proof(bool of_connecting) const {
   return digest;
 }
 
-std::string Handshake::Admit() {
+std::string Handshake::Admit(bool shares) {
   CHECK(state_ == State::kAdmit);
   state_ = State::kDone;
-  return Frame(Kind::kWelcome, std::string(AsText(Proof(false))));
+  const std::string_view said = shares ? kShared : kNotShared;
+  return Frame(Kind::kWelcome, fmt::format("{}{}", AsText(Proof(false, said)), said));
 }
 
 std::string Handshake::Refuse(const std::string& why) { return Fail(why); }

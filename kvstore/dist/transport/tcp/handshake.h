@@ -4,12 +4,14 @@
 //   preamble, kHello{who, nonce}         ->
 //                                        <-   preamble, kChallenge{who, nonce}
 //   kProof{HMAC}                         ->
-//                                        <-   kWelcome{HMAC}
+//                                        <-   kWelcome{HMAC, shares}
 //
-// The HMACs (SHA-256) have the job's token as key and cover a label of the side and both bodies
-// before, hence both nonces: neither can be replayed, nor sent back to its sender. In place of any
-// message either side may say kRefused, with the reason in words, and close. A job without a token
-// goes through the same steps with an empty key, which proves nothing.
+// The HMACs (SHA-256) have the job's token as key and cover a label of the side, both bodies
+// before, hence both nonces, and what else the message says: neither can be replayed, nor sent back
+// to its sender. Who connects may name a place where peers of the same host can leave shared memory
+// (shm/meeting.h); `shares` says that the peer has done so, and all messages go that way. In place
+// of any message either side may say kRefused, with the reason in words, and close. A job without a
+// token goes through the same steps with an empty key, which proves nothing.
 //
 // No sockets here: bytes in, bytes out. Before the peer has proved itself it costs kBytesMax at
 // most. Neither the token nor what is made from it is ever put in words.
@@ -20,10 +22,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/wire.h"
+#include "kvstore/dist/transport/shm/meeting.h"
 
 namespace heddle::kvstore::dist {
 
@@ -42,6 +46,7 @@ struct HelloBody {  // kHello, kChallenge
   bool has_token = false;
   Digest job{};  // SHA-256 of the job's id
   Digest nonce{};
+  MeetingName meeting{};  // zero in a kChallenge, and where there is none
 };
 
 std::string Encode(const HelloBody& body);
@@ -66,8 +71,10 @@ class Handshake {
   // What is buffered of a peer.
   static constexpr std::size_t kBytesMax = 8 << 10;
 
-  static Handshake Connecting(const Identity& self, Link link) { return {self, link, true}; }
-  static Handshake Accepting(const Identity& self) { return {self, Link::kUrgent, false}; }
+  static Handshake Connecting(const Identity& self, Link link, const MeetingName& meeting = {}) {
+    return {self, link, meeting, true};
+  }
+  static Handshake Accepting(const Identity& self) { return {self, Link::kUrgent, {}, false}; }
 
   // What is to be sent before anything comes.
   std::string Start();
@@ -75,7 +82,8 @@ class Handshake {
   std::size_t wanted() const;
   // Takes bytes; returns what is to be sent.
   std::string Feed(std::span<const std::byte> bytes);
-  std::string Admit();
+  // `shares`: this end has left memory at the peer's meeting point.
+  std::string Admit(bool shares = false);
   std::string Refuse(const std::string& why);
 
   State state() const { return state_; }
@@ -85,20 +93,25 @@ class Handshake {
   bool refused_by_peer() const { return refused_by_peer_; }
   // From kAdmit or kDone on.
   const HelloBody& peer() const { return peer_; }
+  // Connecting, from kDone on: the peer has left memory at the meeting point.
+  bool shares() const { return shares_; }
 
  private:
-  Handshake(const Identity& self, Link link, bool connecting);
+  Handshake(const Identity& self, Link link, const MeetingName& meeting, bool connecting);
 
   std::string OnPreamble();
   std::string OnHeader();
   std::string OnMessage();
   std::string OnHello(Kind expected, std::string answer_if_right);
+  std::string OnProof();
   std::string CheckPeer() const;
-  Digest Proof(bool of_connecting) const;
+  // `said`: what the message says besides.
+  Digest Proof(bool of_connecting, std::string_view said) const;
   std::string Fail(const std::string& why);
 
   const Identity self_;
   const bool connecting_;
+  const MeetingName meeting_;
   std::string own_hello_;   // the encoded body
   std::string peer_hello_;  // likewise
   HelloBody peer_;
@@ -112,6 +125,7 @@ class Handshake {
   std::string part_received_;
   Message message_;
   bool hello_received_ = false;
+  bool shares_ = false;
 };
 
 }  // namespace heddle::kvstore::dist

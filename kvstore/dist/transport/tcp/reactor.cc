@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/pause.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -100,7 +101,7 @@ bool Reactor::MustNotSleep(bool own_thread) {
 void Reactor::Turn(Clock::time_point until, bool own_thread) {
   const Leading leading(*this);
   const bool spins = options_.spin.count() > 0;
-  if (!MustNotSleep(own_thread) && !(spins && Spin())) {
+  if (!Look() && !MustNotSleep(own_thread) && !(spins && Spin()) && ArmAttended()) {
     const auto begin = spins ? Clock::now() : Clock::time_point{};
     sleeping_.store(true, std::memory_order_seq_cst);
     std::size_t handled = 0;
@@ -112,12 +113,51 @@ void Reactor::Turn(Clock::time_point until, bool own_thread) {
   options_.flush();
 }
 
-// True: a handler has run.
+void Reactor::Attend(std::shared_ptr<Attended> attended) {
+  if (std::find(attended_.begin(), attended_.end(), attended) == attended_.end()) {
+    attended_.push_back(std::move(attended));
+  }
+}
+
+void Reactor::Forget(const Attended* attended) {
+  for (auto& each : attended_) {
+    if (each.get() == attended) each = nullptr;
+  }
+}
+
+bool Reactor::Look() {
+  bool found = false;
+  // By index: who looks may attend and forget others.
+  for (std::size_t i = 0; i < attended_.size(); ++i) {
+    const std::shared_ptr<Attended> attended = attended_[i];
+    if (attended != nullptr && attended->Look()) found = true;
+  }
+  std::erase(attended_, nullptr);
+  if (!found) {
+    looks_in_a_row_ = 0;
+  } else if (++looks_in_a_row_ == kLooksInARow) {
+    looks_in_a_row_ = 0;
+    context_.poll();
+  }
+  return found;
+}
+
+bool Reactor::ArmAttended() {
+  std::erase_if(attended_, [](const auto& each) { return each == nullptr || each->Arm(); });
+  return attended_.empty();
+}
+
+// True: something has come, and was handled.
 bool Reactor::Spin() {
   if (spin_misses_ >= kSpinMisses) return false;
   const auto end = Clock::now() + options_.spin;
   do {
-    if (context_.poll_one() > 0) {
+    bool found = context_.poll_one() > 0;
+    for (int i = 0; i < kLooksPerYield && !found && !attended_.empty(); ++i) {
+      found = Look();
+      Pause();
+    }
+    if (found) {
       spin_misses_ = 0;
       return true;
     }
@@ -175,7 +215,7 @@ void Reactor::Stop() {
 
 void Reactor::RunStopped(Clock::time_point until) {
   const Leading leading(*this);
-  context_.run_one_until(until);
+  if (!Look() && ArmAttended()) context_.run_one_until(until);
   context_.poll();
   options_.flush();
 }
@@ -206,7 +246,8 @@ void Reactor::Run() {
       const Leading leading(*this);
       bool more = true;
       while (more) {
-        more = context_.poll() > 0 && !caller_waits_.load(std::memory_order_relaxed);
+        more = Look() || context_.poll() > 0;
+        more = more && !caller_waits_.load(std::memory_order_relaxed);
         options_.flush();
       }
     } else {

@@ -16,6 +16,7 @@
 //        reasons (all sequentially consistent): one of them sees the other.
 //   (R3) With kCallersFirst, as long as lead_ is kNobody, the own thread looks around within
 //        kNapMax.
+//   (R4) What is attended is armed before the leader sleeps, and not attended from then on.
 // An interrupt that another caller than the one meant has taken is made up for: no sleep of a
 // caller is longer than kSleepMax.
 #pragma once
@@ -24,7 +25,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -34,6 +37,17 @@
 namespace heddle::kvstore::dist {
 
 enum class Reception { kCallersOnly, kCallersFirst, kThread };
+
+// What no call to the system tells of, as that bytes have come through shared memory. The reactor
+// looks itself, for as long as its leader is awake. Methods are called in the reactor.
+class Attended {
+ public:
+  virtual ~Attended() = default;
+  // Handles some of what has come; false: nothing had.
+  virtual bool Look() = 0;
+  // From now on a handler runs, and calls Attend, when something comes. False: something has.
+  virtual bool Arm() = 0;
+};
 
 class Reactor {
  public:
@@ -62,6 +76,10 @@ class Reactor {
   // Whether what waits for company on this thread's account will be flushed within kNapMax, or at
   // the end of the handler that this thread is in.
   bool FlushesSoon();
+  // In the reactor, or after its end. Who is attended stays so until it is armed or forgotten.
+  void Attend(std::shared_ptr<Attended> attended);
+  void Forget(const Attended* attended);
+
   // First in each handler: the leader does not sleep any more.
   void Awake() { sleeping_.store(false, std::memory_order_relaxed); }
   // Ends the own thread and lets no caller lead any more; returns when nobody does. Not by the
@@ -76,6 +94,9 @@ class Reactor {
   static constexpr std::chrono::milliseconds kCallersLinger{1};
   static constexpr std::chrono::milliseconds kSleepMax{10};
   static constexpr int kSpinMisses = 3;
+  // Looks in a row that found something, before handlers have their turn.
+  static constexpr int kLooksInARow = 16;
+  static constexpr int kLooksPerYield = 32;
 
   enum class Lead { kNobody, kCaller, kOwnThread, kStopped };
 
@@ -89,6 +110,10 @@ class Reactor {
   // Runs what is ready, or sleeps until something is.
   void Turn(Clock::time_point until, bool own_thread);
   bool MustNotSleep(bool own_thread);
+  // At all that is attended. True: something had come.
+  bool Look();
+  // False: something has come, and the leader must not sleep.
+  bool ArmAttended();
   bool Spin();
   void Wake();
   void Run();  // the own thread
@@ -116,7 +141,10 @@ class Reactor {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> caller_waits_{false};  // callers_waiting_ > 0
 
-  int spin_misses_ = 0;  // the leader's
+  // The leader's.
+  int spin_misses_ = 0;
+  int looks_in_a_row_ = 0;
+  std::vector<std::shared_ptr<Attended>> attended_;  // null: forgotten while all are gone through
   std::thread thread_;
 };
 

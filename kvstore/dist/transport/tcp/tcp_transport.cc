@@ -16,7 +16,6 @@
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -32,7 +31,6 @@ namespace heddle::kvstore::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using boost::asio::ip::tcp;
 using boost::system::error_code;
 
 // When one connection of a peer has ended in order, the other one follows within this.
@@ -99,12 +97,14 @@ class TcpTransportImpl final : public TcpTransport {
 
   Identity identity() const;
   std::string Admit(const HelloBody& hello, const std::string& address, int fd,
-                    const std::function<std::string()>& welcome);
+                    const std::function<std::string(bool shares)>& welcome);
+  // Through shared memory, if the peer is on this host and both ends want it.
+  std::optional<Channel> ShareMemory(const HelloBody& hello, const std::string& address) const;
   std::string FindPlace(const HelloBody& hello, const std::string& address, PeerPtr* peer,
                         bool* is_new) REQUIRES(peers_mutex_);
   Reactor& NextReactor() { return *reactors_[next_reactor_++ % reactors_.size()]; }
   std::unique_ptr<WireCapture> MakeCapture(const Peer& peer, Link link);
-  std::shared_ptr<Connection> MakeConnection(const PeerPtr& peer, int fd, Link link)
+  std::shared_ptr<Connection> MakeConnection(const PeerPtr& peer, Channel channel, Link link)
       REQUIRES(peers_mutex_);
   void Start(const PeerPtr& peer, const std::shared_ptr<Connection>& connection);
   std::array<std::shared_ptr<Connection>, kLinks> LinksOf(const PeerPtr& peer) const
@@ -173,7 +173,7 @@ TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
       Acceptor::Callbacks{.identity = [this] { return identity(); },
                           .admit =
                               [this](const HelloBody& hello, const std::string& address, int fd,
-                                     const std::function<std::string()>& welcome) {
+                                     const std::function<std::string(bool shares)>& welcome) {
                                 return Admit(hello, address, fd, welcome);
                               }});
 }
@@ -301,8 +301,21 @@ std::string TcpTransportImpl::FindPlace(const HelloBody& hello, const std::strin
   return {};
 }
 
+std::optional<Channel> TcpTransportImpl::ShareMemory(const HelloBody& hello,
+                                                     const std::string& address) const {
+  if (!options_.shared_memory || hello.meeting == MeetingName{}) return std::nullopt;
+  try {
+    return MeetAt(hello.meeting, Connection::RingBytesOf(hello.link));
+  } catch (const NetworkError& error) {
+    Log(LogLevel::kDebug, "{} at {}: without shared memory: {}", ToString(hello.node), address,
+        error.what());
+    return std::nullopt;
+  }
+}
+
 std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& address, int fd,
-                                    const std::function<std::string()>& welcome) {
+                                    const std::function<std::string(bool shares)>& welcome) {
+  std::optional<Channel> shared = ShareMemory(hello, address);
   PeerPtr peer;
   bool is_new = false;
   std::shared_ptr<Connection> connection;
@@ -311,9 +324,11 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
     std::string why = FindPlace(hello, address, &peer, &is_new);
     if (!why.empty()) return why;
     // Before anybody can send on it. A few bytes on a new connection: there is room.
-    const std::string text = welcome();
+    const std::string text = welcome(shared.has_value());
     send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    connection = MakeConnection(peer, fd, hello.link);
+    Channel channel{.socket = UniqueFd(fd), .rings = nullptr};
+    if (shared) channel = *std::move(shared);
+    connection = MakeConnection(peer, std::move(channel), hello.link);
     if (is_new) {
       peers_.emplace(peer->id.load(std::memory_order_relaxed), peer);
       open_.push_back(peer);
@@ -336,15 +351,10 @@ std::unique_ptr<WireCapture> TcpTransportImpl::MakeCapture(const Peer& peer, Lin
       link == Link::kBulk ? "bulk" : "urgent"));
 }
 
-std::shared_ptr<Connection> TcpTransportImpl::MakeConnection(const PeerPtr& peer, int fd,
+std::shared_ptr<Connection> TcpTransportImpl::MakeConnection(const PeerPtr& peer, Channel channel,
                                                              Link link) {
-  sockaddr_storage name{};
-  socklen_t length = sizeof name;
-  getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length);
-  tcp::socket socket(peer->reactor.context());
-  socket.assign(name.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd);
   auto connection =
-      std::make_shared<Connection>(peer->reactor, std::move(socket), link, pool_, options_.limits,
+      std::make_shared<Connection>(peer->reactor, std::move(channel), link, pool_, options_.limits,
                                    counts_, MakeCapture(*peer, link));
   peer->links[IndexOf(link)] = connection;
   return connection;
@@ -431,21 +441,17 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
         fmt::format("connect to {} at {}: it is connected", ToString(peer_id), address));
   }
   const ConnectTarget target{
-      .peer = peer_id, .address = address, .deadline = deadline, .cancelled = [&] {
-        return closing_.load(std::memory_order_acquire) || (given_up && given_up());
-      }};
+      .peer = peer_id,
+      .address = address,
+      .deadline = deadline,
+      .cancelled =
+          [&] { return closing_.load(std::memory_order_acquire) || (given_up && given_up()); },
+      .shared_memory = options_.shared_memory};
   const Identity self = identity();
   HelloBody hello;
-  const int urgent = ConnectTo(target, self, Link::kUrgent, &hello);
-  int bulk = -1;
-  if (options_.bulk_link) {
-    try {
-      bulk = ConnectTo(target, self, Link::kBulk, &hello);
-    } catch (...) {
-      close(urgent);
-      throw;
-    }
-  }
+  Channel urgent = ConnectTo(target, self, Link::kUrgent, &hello);
+  std::optional<Channel> bulk;
+  if (options_.bulk_link) bulk = ConnectTo(target, self, Link::kBulk, &hello);
   std::vector<std::shared_ptr<Connection>> connections;
   const auto peer = std::make_shared<Peer>(NextReactor(), peer_id, hello.incarnation, address);
   bool refused = false;
@@ -454,13 +460,11 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
     refused = closing_.load(std::memory_order_acquire) || !peers_.emplace(peer_id, peer).second;
     if (!refused) {
       open_.push_back(peer);
-      connections.push_back(MakeConnection(peer, urgent, Link::kUrgent));
-      if (bulk >= 0) connections.push_back(MakeConnection(peer, bulk, Link::kBulk));
+      connections.push_back(MakeConnection(peer, std::move(urgent), Link::kUrgent));
+      if (bulk) connections.push_back(MakeConnection(peer, *std::move(bulk), Link::kBulk));
     }
   }
   if (refused) {
-    close(urgent);
-    if (bulk >= 0) close(bulk);
     check_open();
     throw InvalidState(
         fmt::format("connect to {} at {}: connected meanwhile", ToString(peer_id), address));

@@ -1,4 +1,4 @@
-// The transport of production: TCP, by Boost.Asio.
+// The transport of production: TCP, by Boost.Asio; shared memory between processes of one host.
 //
 // Two connections a peer: one for messages of more than 64 KiB, one for all others, so that what is
 // urgent or small does not queue behind what is long. On each of them messages leave by priority.
@@ -55,7 +55,8 @@ struct TcpOptions {
   // are.
   std::string capture;
 
-  bool bulk_link = true;  // false: one connection a peer that this node connects to
+  bool shared_memory = true;  // with peers of this host
+  bool bulk_link = true;      // false: one connection a peer that this node connects to
   WireLimits limits;
   std::chrono::milliseconds handshake_limit{10'000};
   std::size_t strangers_max = 128;
