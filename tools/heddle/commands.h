@@ -11,6 +11,7 @@ namespace heddle::tools {
 // callback is printed as "heddle: <message>" and makes the exit status 1.
 void AddBenchCommand(CLI::App& app);
 void AddDoctorCommand(CLI::App& app);
+void AddKeepCommand(CLI::App& app);    // its exit status is that of its part of a job
 void AddLaunchCommand(CLI::App& app);  // its exit status is that of the job
 void AddSchedulerCommand(CLI::App& app);
 void AddServerCommand(CLI::App& app);

@@ -6,8 +6,9 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <csignal>
 #include <cstring>
-#include <map>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,11 +18,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/parse.h"
+
 namespace heddle::tools {
 namespace {
 
 // For the last output of a job that was interrupted to be taken by a reader who may be gone.
 constexpr std::chrono::seconds kLastOutputTime{1};
+// For what runs on other hosts to be killed by its keepers there.
+constexpr std::chrono::seconds kPartKillTime{5};
 
 bool SameFile(int a, int b) {
   struct stat of_a, of_b;
@@ -37,15 +42,19 @@ FileDescriptor ChildSignals() {
   return FileDescriptor(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
+std::string HostName() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
 }  // namespace
 
-JobKeeper::JobKeeper(Job job, FileDescriptor signals, FileDescriptor listener,
-                     std::string root_host, int root_port)
-    : job_(std::move(job)),
-      root_host_(std::move(root_host)),
-      root_port_(root_port),
+JobKeeper::JobKeeper(std::vector<Task> tasks, const KeeperOptions& options,
+                     std::vector<FileDescriptor> signals)
+    : tasks_(std::move(tasks)),
+      options_(options),
       signals_(std::move(signals)),
-      listener_(std::move(listener)),
       child_ended_(ChildSignals()),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
@@ -56,83 +65,82 @@ JobKeeper::JobKeeper(Job job, FileDescriptor signals, FileDescriptor listener,
 
 int JobKeeper::Run() {
   StartAll();
-  // What is asked to stop has its time, also what outlives the role's first process.
+  // What is asked to stop has its time, also what outlives the first process of its task.
   while (AnyLeft() || (phase_ == Phase::kStopping && has_children_)) Step();
-  // What the roles have left behind.
+  // What the tasks have left behind.
   if (!KillDescendants()) Say("some processes of the job cannot be killed");
   DrainOutput();
   return status_;
 }
 
 void JobKeeper::StartAll() {
-  Start({.role = DistRole::kScheduler}, listener_.get());
-  listener_.Close();
-  for (int rank = 0; rank < job_.num_servers; ++rank) {
-    Start({.role = DistRole::kServer, .rank = rank}, -1);
-  }
-  for (int rank = 0; rank < job_.num_workers; ++rank) {
-    Start({.role = DistRole::kWorker,
-           .rank = rank,
-           .local_rank = rank,
-           .local_size = job_.num_workers},
-          -1);
+  for (Task& task : std::exchange(tasks_, {})) {
+    if (phase_ != Phase::kRunning) return;  // an earlier one could not be started
+    Start(std::move(task));
   }
 }
 
-void JobKeeper::Start(const Place& place, int inherited_fd) {
-  if (phase_ != Phase::kRunning) return;  // an earlier one could not be started
-  const std::string name = PlaceName(place), prefix = fmt::format("[{}] ", name);
-  Command command = {.arguments = CommandOf(job_, place.role),
-                     .environment = FullEnvironment(place),
-                     .inherited_fd = inherited_fd};
-  if (inherited_fd >= 0) {
-    command.environment.push_back(fmt::format("HEDDLE_LISTEN_FD={}", inherited_fd));
-  }
+void JobKeeper::Start(Task task) {
+  constexpr int kNotFound = 127, kCannotRun = 126;  // as shells have it
+  task.command.has_input = !task.input.empty();
   StartedProcess started;
   try {
-    started = StartProcess(command);
+    started = StartProcess(task.command);
   } catch (const Error& error) {
-    Say(fmt::format("{}: {}", name, error.what()));
-    return Fail(1);
+    return Fail(1, fmt::format("{}: {}", task.name, error.what()));
   }
   if (started.pid < 0) {
-    constexpr int kNotFound = 127, kCannotRun = 126;  // as shells have it
-    Say(fmt::format("{}: cannot run '{}': {}", name, command.arguments[0],
-                    std::strerror(started.error)));
-    return Fail(started.error == ENOENT ? kNotFound : kCannotRun);
+    return Fail(started.error == ENOENT ? kNotFound : kCannotRun,
+                fmt::format("{}: cannot run '{}': {}", task.name, task.command.arguments[0],
+                            std::strerror(started.error)));
   }
-  roles_.push_back({.place = place,
-                    .pid = started.pid,
-                    .out = LineSource(std::move(started.out), prefix, out_),
-                    .err = LineSource(std::move(started.err), prefix, *err_sink_)});
+  std::unique_ptr<LineSink> in;
+  if (started.in) {
+    in = std::make_unique<LineSink>(started.in.get());
+    in->AppendBytes(task.input);
+  }
+  processes_.push_back({.name = task.name,
+                        .works = task.works,
+                        .stop_signal = task.stop_signal,
+                        .pid = started.pid,
+                        .in_fd = std::move(started.in),
+                        .in = std::move(in),
+                        .out = Source(task, std::move(started.out), out_),
+                        .err = Source(task, std::move(started.err), *err_sink_)});
 }
 
-std::vector<std::string> JobKeeper::FullEnvironment(const Place& place) const {
-  std::map<std::string, std::string, std::less<>> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::size_t end = text.find('=');
-    if (end != std::string_view::npos) variables.emplace(text.substr(0, end), text.substr(end + 1));
+LineSource JobKeeper::Source(const Task& task, FileDescriptor fd, LineSink& sink) {
+  if (!task.is_carrier) return {std::move(fd), fmt::format("[{}] ", task.name), sink};
+  return {std::move(fd),
+          [this, name = task.name](std::string_view line, LineSink& to) {
+            ShowCarried(name, line, to);
+          },
+          sink};
+}
+
+void JobKeeper::ShowCarried(const std::string& carrier, std::string_view line, LineSink& sink) {
+  if (line.starts_with(kFailureMark)) {
+    const std::size_t end = line.find("] ");
+    const std::optional<int> status =
+        end == std::string_view::npos
+            ? std::nullopt
+            : ParseWhole<int>(line.substr(kFailureMark.size(), end - kFailureMark.size()));
+    if (status) return Fail(*status, line.substr(end + 2));
   }
-  for (const auto& [name, value] : EnvironmentOf(job_, place, root_host_, root_port_)) {
-    variables.insert_or_assign(name, value);
-  }
-  std::vector<std::string> environment;
-  for (const auto& [name, value] : variables) {
-    if (value.empty() && IsOfLauncher(name)) continue;
-    environment.push_back(fmt::format("{}={}", name, value));
-  }
-  return environment;
+  // What has no name in front is the carrier's own.
+  sink.Append(line.starts_with("[") ? "" : fmt::format("[{}] ", carrier), line);
 }
 
 void JobKeeper::Step() {
-  std::vector<pollfd> waits = {{.fd = child_ended_.get(), .events = POLLIN, .revents = 0},
-                               {.fd = signals_.get(), .events = POLLIN, .revents = 0}};
-  for (const LineSink* const sink : {&out_, &err_}) {
+  std::vector<pollfd> waits = {{.fd = child_ended_.get(), .events = POLLIN, .revents = 0}};
+  for (const FileDescriptor& fd : signals_) {
+    waits.push_back({.fd = fd.get(), .events = POLLIN, .revents = 0});
+  }
+  for (const LineSink* const sink : Sinks()) {
     if (!sink->empty()) waits.push_back({.fd = sink->fd(), .events = POLLOUT, .revents = 0});
   }
-  for (const Role& role : roles_) {
-    for (const LineSource* const source : {&role.out, &role.err}) {
+  for (const Process& process : processes_) {
+    for (const LineSource* const source : {&process.out, &process.err}) {
       if (!source->open() || source->sink().full()) continue;
       waits.push_back({.fd = source->fd(), .events = POLLIN, .revents = 0});
     }
@@ -153,31 +161,43 @@ int JobKeeper::PollTimeoutMs() const {
 }
 
 void JobKeeper::ReadOutput() {
-  for (Role& role : roles_) {
-    if (!role.out.sink().full()) role.out.ReadSome();
-    if (!role.err.sink().full()) role.err.ReadSome();
+  for (Process& process : processes_) {
+    if (!process.out.sink().full()) process.out.ReadSome();
+    if (!process.err.sink().full()) process.err.ReadSome();
   }
 }
 
 void JobKeeper::WriteOutput() {
-  out_.WriteSome();
-  err_.WriteSome();
+  for (LineSink* const sink : Sinks()) sink->WriteSome();
+}
+
+std::vector<LineSink*> JobKeeper::Sinks() {
+  std::vector<LineSink*> sinks = {&out_, &err_};
+  for (const Process& process : processes_) {
+    if (process.in != nullptr) sinks.push_back(process.in.get());
+  }
+  return sinks;
 }
 
 void JobKeeper::ReadSignals() {
-  pollfd ready = {.fd = signals_.get(), .events = POLLIN, .revents = 0};
-  if (!signals_ || poll(&ready, 1, 0) <= 0) return;
-  unsigned char signal = 0;
-  if (read(signals_.get(), &signal, 1) == 1) return OnSignal(signal);
-  signals_.Close();
-  interrupted_ = true;
-  if (phase_ == Phase::kRunning || phase_ == Phase::kLingering) Stop(SIGTERM);
+  for (FileDescriptor& fd : signals_) {
+    pollfd ready = {.fd = fd.get(), .events = POLLIN, .revents = 0};
+    if (!fd || poll(&ready, 1, 0) <= 0) continue;
+    unsigned char signal = 0;
+    if (read(fd.get(), &signal, 1) == 1) {
+      OnSignal(signal);
+      continue;
+    }
+    fd.Close();
+    interrupted_ = true;
+    if (phase_ == Phase::kRunning || phase_ == Phase::kLingering) Stop(SIGTERM);
+  }
 }
 
 void JobKeeper::OnSignal(int signal) {
   interrupted_ = true;
   if (status_ == 0) status_ = 128 + signal;
-  if (phase_ == Phase::kStopping) return OnDeadline();  // the user is in a hurry
+  if (phase_ == Phase::kStopping) return Kill();  // the user is in a hurry
   if (phase_ != Phase::kKilled) Stop(signal == SIGINT ? SIGINT : SIGTERM);
 }
 
@@ -187,24 +207,29 @@ void JobKeeper::ReapAll() {
   int wait_status = 0;
   pid_t pid = 0;
   while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
-    const auto role =
-        std::find_if(roles_.begin(), roles_.end(), [pid](const Role& r) { return r.pid == pid; });
-    if (role != roles_.end()) OnEnd(*role, wait_status);  // else an orphan that we adopted
+    const auto process = std::find_if(processes_.begin(), processes_.end(),
+                                      [pid](const Process& p) { return p.pid == pid; });
+    if (process != processes_.end()) OnEnd(*process, wait_status);  // else an adopted orphan
   }
   has_children_ = pid == 0;
 }
 
-void JobKeeper::OnEnd(Role& role, int wait_status) {
-  const pid_t pid = std::exchange(role.pid, -1);
+void JobKeeper::OnEnd(Process& process, int wait_status) {
+  const pid_t pid = std::exchange(process.pid, -1);
+  process.in.reset();
+  process.in_fd.Close();
+  // A part that has failed has said more than its carrier's status.
+  while (process.err.ReadSome()) continue;
   if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) return;
   if (ExitStatus(wait_status) != 0) {
-    Say(fmt::format("{} (process {}) {}; stopping the job", PlaceName(role.place), pid,
-                    DescribeStatus(wait_status)));
-    return Fail(ExitStatus(wait_status));
+    return Fail(
+        ExitStatus(wait_status),
+        fmt::format("{} (process {}{}) {}; stopping the job", process.name, pid,
+                    options_.is_part ? " on " + HostName() : "", DescribeStatus(wait_status)));
   }
-  if (phase_ == Phase::kRunning && !AnyLeft(DistRole::kWorker)) {
+  if (phase_ == Phase::kRunning && !AnyWorks()) {
     phase_ = Phase::kLingering;
-    deadline_ = Clock::now() + job_.linger;
+    deadline_ = Clock::now() + options_.linger;
   }
 }
 
@@ -213,46 +238,76 @@ void JobKeeper::OnDeadline() {
     Say(
         fmt::format("all workers have ended, but not all of the other processes within {} ms; "
                     "stopping them",
-                    job_.linger.count()));
+                    options_.linger.count()));
     return Stop(SIGTERM);
   }
-  phase_ = Phase::kKilled;
-  deadline_ = Clock::time_point::max();
-  SignalRoles(SIGKILL);
+  Kill();
 }
 
 void JobKeeper::Stop(int signal) {
   phase_ = Phase::kStopping;
-  deadline_ = Clock::now() + job_.grace;
-  SignalRoles(signal);
+  deadline_ = Clock::now() + options_.grace;
+  SignalAll(signal);
 }
 
-void JobKeeper::Fail(int status) {
+// The keeper of a part kills at the second signal that it gets; its carrier is left the time for
+// that.
+void JobKeeper::Kill() {
+  const bool again = std::exchange(phase_, Phase::kKilled) == Phase::kKilled;
+  deadline_ = again ? Clock::time_point::max() : Clock::now() + kPartKillTime;
+  for (Process& process : processes_) {
+    if (process.pid < 0) continue;
+    if (process.in != nullptr && !again) {
+      process.in->AppendBytes(std::string(1, static_cast<char>(SIGTERM)));
+    } else {
+      kill(-process.pid, SIGKILL);
+    }
+  }
+  WriteOutput();
+}
+
+void JobKeeper::Fail(int status, std::string_view what) {
+  if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) return;
+  if (options_.is_part) {
+    err_sink_->Append(fmt::format("{}{}] ", kFailureMark, status), what);
+    err_sink_->WriteSome();
+  } else {
+    Say(what);
+  }
   if (status_ == 0) status_ = status;
   Stop(SIGTERM);
 }
 
-// To the whole groups: a role may be a script that waits for the program. A group whose first
+// To the whole groups: a task may be a script that waits for the program. A group whose first
 // process has ended is left alone, for its number may be another group's by now; what is left of it
 // is killed in the end.
-void JobKeeper::SignalRoles(int signal) {
-  for (const Role& role : roles_) {
-    if (role.pid < 0) continue;
-    kill(-role.pid, signal);
-    kill(-role.pid, SIGCONT);  // one that was stopped must run to end
+void JobKeeper::SignalAll(int signal) {
+  for (Process& process : processes_) {
+    if (process.pid < 0) continue;
+    if (process.in != nullptr) {
+      process.in->AppendBytes(std::string(1, static_cast<char>(signal)));
+      process.in->WriteSome();
+      continue;
+    }
+    kill(-process.pid, process.stop_signal != 0 ? process.stop_signal : signal);
+    kill(-process.pid, SIGCONT);  // one that was stopped must run to end
   }
 }
 
-bool JobKeeper::AnyLeft(std::optional<DistRole> role) const {
-  return std::any_of(roles_.begin(), roles_.end(), [role](const Role& r) {
-    return r.pid >= 0 && (!role || r.place.role == *role);
-  });
+bool JobKeeper::AnyLeft() const {
+  return std::any_of(processes_.begin(), processes_.end(),
+                     [](const Process& process) { return process.pid >= 0; });
+}
+
+bool JobKeeper::AnyWorks() const {
+  return std::any_of(processes_.begin(), processes_.end(),
+                     [](const Process& process) { return process.pid >= 0 && process.works; });
 }
 
 void JobKeeper::DrainOutput() {
   // Nobody writes any more, so what is there is all.
-  for (Role& role : roles_) {
-    for (LineSource* const source : {&role.out, &role.err}) {
+  for (Process& process : processes_) {
+    for (LineSource* const source : {&process.out, &process.err}) {
       while (source->ReadSome()) continue;
       source->Finish();
     }

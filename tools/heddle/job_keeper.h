@@ -9,12 +9,18 @@
 //   - Both adopt orphans: what the roles leave behind becomes the keeper's child, and the
 //     launcher's when the keeper is killed, to be killed too. So grandchildren that leave their
 //     process group or session are found as well.
-//   - A role dies with the keeper in any case (PR_SET_PDEATHSIG), should both be killed at once.
+//   - A process dies with the keeper in any case (PR_SET_PDEATHSIG), should both be killed at once.
+//
+// Where a job has other hosts, each of them has such a pair too (`heddle keep`), for its part of
+// the job, and what this one starts are the *carriers* that bring it there: ssh, mpirun, srun. The
+// stdin of a carrier tells a part's keeper what to run (JobPart), then is its pipe: more signals,
+// and its end tells that the other side has died. What the processes there write comes back with
+// their names in front already. A line that begins with kFailureMark is the part's keeper's own,
+// which no program can write: it says at once what has failed, while the part still ends.
 #pragma once
 
 #include <chrono>
-#include <csignal>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,74 +28,102 @@
 #include <sys/types.h>
 
 #include "tools/heddle/file_descriptor.h"
-#include "tools/heddle/launcher.h"
 #include "tools/heddle/line_relay.h"
 #include "tools/heddle/process_tree.h"
 
 namespace heddle::tools {
 
 // Threads: the process has one.
+// What a line of a part's keeper begins with that tells of a failure: the mark, the status, "] ".
+inline constexpr std::string_view kFailureMark = "[failed ";
+
+// Something that a keeper runs.
+struct Task {
+  std::string name;  // "worker 1", "workers on node7"
+  Command command;
+  bool works = true;        // the job ends when all that work have
+  bool is_carrier = false;  // what it writes has names in front
+  std::string input = {};   // of a carrier that signals reach by its stdin: what comes before them
+  int stop_signal = 0;      // of others: in place of the signal that asks to stop; 0: that one
+};
+
+struct KeeperOptions {
+  std::chrono::milliseconds grace, linger;  // as Job's
+  bool is_part = false;                     // tells of failures to the keeper of the whole
+};
+
+// Runs tasks to their end, in a keeper of their own that this process watches, and returns the
+// exit status (see Launcher::Run). `signals`: a descriptor whose bytes are signals that ask to
+// stop, as does its end; -1: none. Throws IoError if nothing was started.
+int KeepTasks(std::vector<Task> tasks, const KeeperOptions& options, int signals = -1);
+
+// Threads: the process has one.
 class JobKeeper {
  public:
-  // `signals`: the pipe's end; each byte is the number of a signal that asks to stop. `listener`:
-  // the socket on which the scheduler is to listen at `root_port`; it becomes the scheduler's.
-  JobKeeper(Job job, FileDescriptor signals, FileDescriptor listener, std::string root_host,
-            int root_port);
+  // `signals`: each byte is the number of a signal that asks to stop; their end does too.
+  JobKeeper(std::vector<Task> tasks, const KeeperOptions& options,
+            std::vector<FileDescriptor> signals);
 
-  // Runs the job to its end and returns its exit status (see Launcher::Run).
+  // Runs the job to its end and returns its exit status.
   int Run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Role {
-    Place place;
+  struct Process {
+    std::string name;
+    bool works;
+    int stop_signal;
     pid_t pid;  // -1: has ended
+    FileDescriptor in_fd;
+    std::unique_ptr<LineSink> in;  // null: it gets signals by kill
     LineSource out, err;
   };
 
-  // How far the job is. A phase ends by itself when no role is left.
+  // How far the job is. A phase ends by itself when no process is left.
   enum class Phase {
-    kRunning,    // some worker runs
-    kLingering,  // all workers have ended well; the others may end by themselves until deadline_
+    kRunning,    // something works
+    kLingering,  // all that works has ended well; the others may end by themselves until deadline_
     kStopping,   // all were asked to end; killed at deadline_
-    kKilled,
+    kKilled,     // carriers have until deadline_ to bring that to the other hosts
   };
 
   void StartAll();
-  void Start(const Place& place, int inherited_fd);
-  std::vector<std::string> FullEnvironment(const Place& place) const;
+  void Start(Task task);
+  LineSource Source(const Task& task, FileDescriptor fd, LineSink& sink);
+  void ShowCarried(const std::string& carrier, std::string_view line, LineSink& sink);
 
   void Step();  // waits for something to happen, and handles it
   int PollTimeoutMs() const;
   void ReadOutput();
   void WriteOutput();
+  std::vector<LineSink*> Sinks();
   void ReadSignals();
   void OnSignal(int signal);
   void ReapAll();
-  void OnEnd(Role& role, int wait_status);
+  void OnEnd(Process& process, int wait_status);
   void OnDeadline();
   void Stop(int signal);
-  void Fail(int status);
-  void SignalRoles(int signal);
-  bool AnyLeft(std::optional<DistRole> role = std::nullopt) const;
+  void Kill();
+  void Fail(int status, std::string_view what);
+  void SignalAll(int signal);
+  bool AnyLeft() const;
+  bool AnyWorks() const;
   void DrainOutput();
   void Say(std::string_view text);
 
-  const Job job_;
-  const std::string root_host_;
-  const int root_port_;
-  FileDescriptor signals_;      // closed: the launcher has died
-  FileDescriptor listener_;     // closed once the scheduler has it
-  FileDescriptor child_ended_;  // a signalfd for SIGCHLD
+  std::vector<Task> tasks_;  // until they are started
+  const KeeperOptions options_;
+  std::vector<FileDescriptor> signals_;  // closed: who would send them has died
+  FileDescriptor child_ended_;           // a signalfd for SIGCHLD
   LineSink out_, err_;
   LineSink* err_sink_;  // &out_ if both are one file, so that lines of the two do not mix
-  std::vector<Role> roles_;
-  bool has_children_ = false;  // roles or orphans, when last looked
+  std::vector<Process> processes_;
+  bool has_children_ = false;  // processes or orphans, when last looked
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_ = Clock::time_point::max();
   int status_ = 0;            // of the first failure
-  bool interrupted_ = false;  // by a signal, or the launcher's death
+  bool interrupted_ = false;  // by a signal, or the other side's death
 };
 
 }  // namespace heddle::tools

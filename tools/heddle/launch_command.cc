@@ -5,6 +5,7 @@
 #include <climits>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/env.h"
 #include "tools/heddle/commands.h"
+#include "tools/heddle/hosts.h"
 #include "tools/heddle/launcher.h"
 
 namespace heddle::tools {
@@ -23,7 +26,11 @@ struct LaunchArguments {
   int num_workers = 0;
   int num_servers = 0;  // 0: as many as workers
   std::string launcher = "local";
+  std::string root_host;
   int root_port = 0;
+  std::string hosts, hosts_file;
+  std::vector<std::string> launcher_arguments;
+  std::string heddle, folder;
   std::vector<std::string> environment;
   bool all_roles = false;
   std::string scheduler_command, server_command;
@@ -35,17 +42,24 @@ std::vector<Variable> ParseVariables(const std::vector<std::string>& texts) {
   std::vector<Variable> variables;
   for (const std::string& text : texts) {
     const std::size_t end = text.find('=');
-    if (end == std::string::npos || end == 0) {
-      throw InvalidArgument(fmt::format("--env: expected NAME=VALUE, given '{}'", text));
+    const std::optional<std::string> here =
+        end == std::string::npos ? EnvString(text.c_str()) : std::nullopt;
+    if (end == 0 || (end == std::string::npos && !here)) {
+      throw InvalidArgument(
+          fmt::format("--env: expected NAME=VALUE, or the NAME of a variable that is set here, "
+                      "given '{}'",
+                      text));
     }
     if (IsOfLauncher(text.substr(0, end))) {
       throw InvalidArgument(
           fmt::format("--env {}: launch sets this variable itself, for each process", text));
     }
-    variables.emplace_back(text.substr(0, end), text.substr(end + 1));
+    variables.emplace_back(text.substr(0, end), here ? *here : text.substr(end + 1));
   }
   return variables;
 }
+
+std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::round<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
@@ -53,27 +67,61 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 
 // What a role runs that is no worker.
 std::vector<std::string> RoleCommand(const LaunchArguments& arguments, const std::string& given,
-                                     const char* subcommand) {
+                                     const std::string& heddle, const char* subcommand) {
   if (!given.empty()) return {"/bin/sh", "-c", given};
   if (arguments.all_roles) return arguments.program;
-  return {std::filesystem::read_symlink("/proc/self/exe").string(), subcommand};
+  return {heddle, subcommand};
+}
+
+std::vector<Host> GivenHosts(const LaunchArguments& arguments) {
+  if (!arguments.hosts.empty()) return ParseHosts(arguments.hosts);
+  if (!arguments.hosts_file.empty()) return ReadHostsFile(arguments.hosts_file);
+  return {};
 }
 
 Job MakeJob(const LaunchArguments& arguments) {
   Job job;
   job.num_workers = arguments.num_workers;
   job.num_servers = arguments.num_servers > 0 ? arguments.num_servers : arguments.num_workers;
-  job.scheduler = RoleCommand(arguments, arguments.scheduler_command, "scheduler");
-  job.server = RoleCommand(arguments, arguments.server_command, "server");
+  job.heddle = arguments.heddle.empty() ? ThisProgram() : arguments.heddle;
+  // The scheduler runs on this machine.
+  job.scheduler = RoleCommand(arguments, arguments.scheduler_command, ThisProgram(), "scheduler");
+  job.server = RoleCommand(arguments, arguments.server_command, job.heddle, "server");
   job.worker = arguments.program;
   job.environment = ParseVariables(arguments.environment);
+  job.root_host = arguments.root_host;
   job.root_port = arguments.root_port;
+  job.hosts = GivenHosts(arguments);
+  job.launcher_arguments = arguments.launcher_arguments;
+  job.folder =
+      arguments.folder.empty() ? std::filesystem::current_path().string() : arguments.folder;
   constexpr int kIdBytes = 8, kTokenBytes = 32;
   job.id = RandomName(kIdBytes);
   job.token = RandomName(kTokenBytes);
   job.grace = Milliseconds(arguments.grace_s);
   job.linger = Milliseconds(arguments.linger_s);
   return job;
+}
+
+// Of launchers that start processes on several machines.
+void AddPlaceOptions(CLI::App& launch, LaunchArguments& arguments) {
+  CLI::Option* const hosts = launch.add_option("--hosts", arguments.hosts,
+                                               "Machines: node1,node2 (a name twice: 2 slots)");
+  launch
+      .add_option("--hosts-file", arguments.hosts_file,
+                  "File with a machine a line: its name, then slots=4 if it has more than one")
+      ->excludes(hosts);
+  launch.add_option("--root-host", arguments.root_host,
+                    "Address of this machine for the scheduler (the one that the hosts reach)");
+  launch
+      .add_option("--launcher-arg", arguments.launcher_arguments,
+                  "Argument for the program that starts processes (ssh, mpirun, ...); may be "
+                  "repeated")
+      ->allow_extra_args(false);
+  launch.add_option("--heddle", arguments.heddle,
+                    "The heddle command on those machines (where this one is)");
+  launch.add_option("--folder", arguments.folder,
+                    "Where the processes run on those machines (the folder here)");
 }
 
 }  // namespace
@@ -97,8 +145,10 @@ void AddLaunchCommand(CLI::App& app) {
       ->check(CLI::Range(1, 65535));
   launch
       ->add_option("--env", arguments->environment,
-                   "NAME=VALUE for the environment of all processes; may be repeated")
+                   "NAME=VALUE for the environment of all processes, or NAME to hand one on; may "
+                   "be repeated")
       ->allow_extra_args(false);
+  AddPlaceOptions(*launch, *arguments);
   launch->add_flag("--all-roles", arguments->all_roles,
                    "Run the program as scheduler and servers too");
   launch->add_option("--scheduler-command", arguments->scheduler_command,

@@ -7,14 +7,19 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 namespace heddle::tools {
 
 std::unique_ptr<Launcher> MakeLocalLauncher();  // local_launcher.cc
+std::unique_ptr<Launcher> MakeMpiLauncher();    // parallel_launcher.cc
+std::unique_ptr<Launcher> MakeSlurmLauncher();  // parallel_launcher.cc
+std::unique_ptr<Launcher> MakeSshLauncher();    // remote_shell_launcher.cc
 
 namespace {
 
@@ -24,7 +29,10 @@ struct LauncherEntry {
 };
 
 // Sorted by name.
-constexpr LauncherEntry kLaunchers[] = {{"local", &MakeLocalLauncher}};
+constexpr LauncherEntry kLaunchers[] = {{"local", &MakeLocalLauncher},
+                                        {"mpi", &MakeMpiLauncher},
+                                        {"slurm", &MakeSlurmLauncher},
+                                        {"ssh", &MakeSshLauncher}};
 
 // What a launcher decides for each process. Those that it does not set in a process are removed
 // from what the process inherits.
@@ -86,6 +94,30 @@ std::vector<Variable> EnvironmentOf(const Job& job, const Place& place,
   return variables;
 }
 
+std::vector<std::string> InheritedEnvironment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; *entry != nullptr; ++entry) entries.emplace_back(*entry);
+  return entries;
+}
+
+std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
+                                         const std::string& root_host, int root_port) {
+  std::map<std::string, std::string, std::less<>> variables;
+  for (const std::string& text : InheritedEnvironment()) {
+    const std::size_t end = text.find('=');
+    if (end != std::string::npos) variables.emplace(text.substr(0, end), text.substr(end + 1));
+  }
+  for (const auto& [name, value] : EnvironmentOf(job, place, root_host, root_port)) {
+    variables.insert_or_assign(name, value);
+  }
+  std::vector<std::string> environment;
+  for (const auto& [name, value] : variables) {
+    if (value.empty() && IsOfLauncher(name)) continue;
+    environment.push_back(fmt::format("{}={}", name, value));
+  }
+  return environment;
+}
+
 bool IsOfLauncher(std::string_view variable) {
   return std::find(kVariablesOfLaunchers.begin(), kVariablesOfLaunchers.end(), variable) !=
          kVariablesOfLaunchers.end();
@@ -103,6 +135,18 @@ std::vector<std::string_view> LauncherNames() {
   std::vector<std::string_view> names;
   for (const LauncherEntry& entry : kLaunchers) names.push_back(entry.name);
   return names;
+}
+
+std::string QuotedForShell(std::string_view text) {
+  std::string quoted = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted.push_back(c);
+    }
+  }
+  return quoted + "'";
 }
 
 std::string RandomName(int bytes) {

@@ -15,6 +15,14 @@ namespace heddle::tools {
 
 using Variable = std::pair<std::string, std::string>;  // name, value
 
+// A machine on which processes of a job run, as its launcher calls it.
+struct Host {
+  std::string name;
+  int slots = 1;  // of these are given to it before the next host gets any; then all get as many
+
+  bool operator==(const Host&) const = default;
+};
+
 // A job as the user wants it.
 struct Job {
   int num_workers = 1;
@@ -22,8 +30,14 @@ struct Job {
   // What the processes run, program and arguments.
   std::vector<std::string> scheduler, server, worker;
   std::vector<Variable> environment;  // for all of them, on top of their launcher's
+  std::string root_host;              // where the scheduler listens; "": as the launcher finds best
   int root_port = 0;                  // 0: any free one
   std::string id, token;
+  // For launchers that start processes elsewhere.
+  std::vector<Host> hosts;  // in the order of ranks; none: as the launcher finds
+  std::vector<std::string> launcher_arguments;  // for the program that it starts them with
+  std::string heddle;                           // this command's path there
+  std::string folder;                           // where the processes run
   // Between the signal that asks processes to end and the one that ends them.
   std::chrono::milliseconds grace{2'000};
   // How long servers and scheduler may take to end once all workers have.
@@ -47,6 +61,12 @@ const std::vector<std::string>& CommandOf(const Job& job, DistRole role);
 std::vector<Variable> EnvironmentOf(const Job& job, const Place& place,
                                     const std::string& root_host, int root_port);
 
+std::vector<std::string> InheritedEnvironment();  // of this process, "NAME=value"
+
+// All of a process that is started on this machine: what it inherits and the above, "NAME=value".
+std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
+                                         const std::string& root_host, int root_port);
+
 // The names above that a launcher sets and a user may therefore not.
 bool IsOfLauncher(std::string_view variable);
 
@@ -63,6 +83,9 @@ class Launcher {
 // Throws InvalidArgument, listing the known names.
 std::unique_ptr<Launcher> MakeLauncher(std::string_view name);
 std::vector<std::string_view> LauncherNames();  // sorted
+
+// As one word of a shell's command line.
+std::string QuotedForShell(std::string_view text);
 
 // `bytes` random bytes in hexadecimal, nobody can guess them.
 std::string RandomName(int bytes);

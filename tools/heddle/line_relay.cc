@@ -15,6 +15,10 @@ void LineSink::Append(std::string_view prefix, std::string_view line) {
   text_.append(prefix).append(line).push_back('\n');
 }
 
+void LineSink::AppendBytes(std::string_view bytes) {
+  if (!reader_gone_) text_.append(bytes);
+}
+
 void LineSink::WriteSome() {
   std::size_t written = 0;
   // A pipe that is ready takes PIPE_BUF bytes without blocking. The descriptor is left in its
@@ -52,16 +56,16 @@ bool LineSource::ReadSome() {
 void LineSource::TakeLines() {
   std::size_t begin = 0;
   for (std::size_t end; (end = partial_.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    sink_->Append(prefix_, std::string_view(partial_).substr(begin, end - begin));
+    show_(std::string_view(partial_).substr(begin, end - begin), *sink_);
   }
   partial_.erase(0, begin);
   if (partial_.size() < kLineBytesMax) return;
-  sink_->Append(prefix_, partial_);
+  show_(partial_, *sink_);
   partial_.clear();
 }
 
 void LineSource::Finish() {
-  if (!partial_.empty()) sink_->Append(prefix_, partial_);
+  if (!partial_.empty()) show_(partial_, *sink_);
   partial_.clear();
   fd_.Close();
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@ class LineSink {
   explicit LineSink(int fd) : fd_(fd) {}
 
   void Append(std::string_view prefix, std::string_view line);  // adds the line's end
+  void AppendBytes(std::string_view bytes);
   // Writes some of it, if the descriptor takes any at once. When the reader has gone, drops it all,
   // and what comes later.
   void WriteSome();
@@ -39,9 +41,19 @@ class LineSink {
 // What one process writes to one descriptor.
 class LineSource {
  public:
+  // What becomes of a line.
+  using Show = std::function<void(std::string_view line, LineSink& sink)>;
+
   // `fd` does not block. The sink outlives this.
+  LineSource(FileDescriptor fd, Show show, LineSink& sink)
+      : fd_(std::move(fd)), show_(std::move(show)), sink_(&sink) {}
   LineSource(FileDescriptor fd, std::string prefix, LineSink& sink)
-      : fd_(std::move(fd)), prefix_(std::move(prefix)), sink_(&sink) {}
+      : LineSource(
+            std::move(fd),
+            [prefix = std::move(prefix)](std::string_view line, LineSink& to) {
+              to.Append(prefix, line);
+            },
+            sink) {}
 
   // Reads what is there, some of it at a time. At the end closes, and shows a last line that has no
   // end. False if there is nothing now.
@@ -60,7 +72,7 @@ class LineSource {
   void TakeLines();
 
   FileDescriptor fd_;
-  std::string prefix_;  // "[worker 1] "
+  Show show_;
   LineSink* sink_;
   std::string partial_;  // a line whose end has not come
 };

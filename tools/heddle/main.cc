@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   heddle::tools::AddBenchCommand(app);
   heddle::tools::AddDoctorCommand(app);
+  heddle::tools::AddKeepCommand(app);
   heddle::tools::AddLaunchCommand(app);
   heddle::tools::AddSchedulerCommand(app);
   heddle::tools::AddServerCommand(app);

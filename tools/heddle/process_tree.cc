@@ -49,17 +49,16 @@ void ResetSignals() {
 }
 
 // The new process between fork and exec; returns only if it cannot go on, with errno set.
-void BecomeProgram(const Command& command, pid_t parent, int null, int out, int err) {
+void BecomeProgram(const Command& command, pid_t parent, int in, int out, int err) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before the line above.
   if (getppid() != parent) _exit(EXIT_FAILURE);
   ResetSignals();
-  if (dup2(null, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
-      dup2(err, STDERR_FILENO) < 0) {
+  if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 || dup2(err, STDERR_FILENO) < 0) {
     return;
   }
-  if (command.inherited_fd >= 0 && fcntl(command.inherited_fd, F_SETFD, 0) != 0) return;
+  if (command.inherited && fcntl(command.inherited.get(), F_SETFD, 0) != 0) return;
   std::vector<char*> environment = Pointers(command.environment);
   environ = environment.data();  // execvp looks for the program in its PATH
   execvp(command.arguments[0].c_str(), Pointers(command.arguments).data());
@@ -109,14 +108,21 @@ Pipe::Pipe() {
 }
 
 StartedProcess StartProcess(const Command& command) {
-  const FileDescriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!null) ThrowErrno("/dev/null");
+  FileDescriptor in, to_in;
+  if (command.has_input) {
+    Pipe pipe;
+    in = std::move(pipe.read);
+    to_in = std::move(pipe.write);
+  } else {
+    in = FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!in) ThrowErrno("/dev/null");
+  }
   Pipe out, err, failure;  // `failure` closes when the program runs, or tells why it does not
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) ThrowErrno(fmt::format("cannot start '{}'", command.arguments[0]));
   if (pid == 0) {
-    BecomeProgram(command, parent, null.get(), out.write.get(), err.write.get());
+    BecomeProgram(command, parent, in.get(), out.write.get(), err.write.get());
     const int error = errno;
     if (write(failure.write.get(), &error, sizeof(error)) < 0) _exit(EXIT_FAILURE);
     _exit(EXIT_FAILURE);
@@ -130,6 +136,7 @@ StartedProcess StartProcess(const Command& command) {
   }
   started.error = 0;
   started.pid = pid;
+  started.in = std::move(to_in);
   started.out = std::move(out.read);
   started.err = std::move(err.read);
   fcntl(started.out.get(), F_SETFL, O_NONBLOCK);

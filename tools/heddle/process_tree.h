@@ -21,18 +21,20 @@ struct Pipe {
 struct Command {
   std::vector<std::string> arguments;    // [0]: the program, looked for in PATH
   std::vector<std::string> environment;  // all of it, "NAME=value"
-  int inherited_fd = -1;                 // stays open in the program, under the same number
+  FileDescriptor inherited = {};         // stays open in the program, under the same number
+  bool has_input = false;                // its stdin is a pipe, and not empty
 };
 
 struct StartedProcess {
   pid_t pid = -1;
+  FileDescriptor in;        // of a program with input
   FileDescriptor out, err;  // what it writes; never block
   int error = 0;            // errno if the program could not be run; then there is no process
 };
 
-// Runs a program in a process group of its own, with an empty stdin. It is killed when the calling
-// thread's process dies, whenever that is. Signals that the caller blocks or ignores are neither in
-// the program. Throws IoError if there are no more processes or descriptors.
+// Runs a program in a process group of its own, with an empty stdin or a pipe. It is killed when
+// the calling thread's process dies, whenever that is. Signals that the caller blocks or ignores
+// are neither in the program. Throws IoError if there are no more processes or descriptors.
 StartedProcess StartProcess(const Command& command);
 
 // From now on a process whose parent has died becomes a child of this one, if this one is its

@@ -1,0 +1,263 @@
+// What every launcher promises that starts processes on other machines (docs/launching.md), with
+// the programs that it uses running for real. A launcher whose programs are not installed is
+// skipped.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/tools/child_process.h"
+#include "tests/tools/marked_processes.h"
+#include "tests/tools/site.h"
+#include "tests/tools/temp_folder.h"
+
+namespace heddle::tools {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using Strings = std::vector<std::string>;
+
+constexpr const char* kHeddle = HEDDLE_COMMAND;
+constexpr const char* kProgram = JOB_PROGRAM;
+constexpr const char* kWorker = WORKER_PROGRAM;
+
+class RemoteLaunchTest : public ::testing::TestWithParam<SiteEntry> {
+ protected:
+  void SetUp() override {
+    const std::string missing = MissingProgram(GetParam().programs);
+    if (!missing.empty()) {
+      GTEST_SKIP() << missing << " is not installed: tools/setup.sh " << GetParam().group;
+    }
+    site_ = TheSite(GetParam());
+  }
+
+  // Tests share it: daemons take their time to start.
+  static Site* TheSite(const SiteEntry& entry) {
+    std::unique_ptr<Site>& site = sites_[entry.launcher];
+    if (site == nullptr) site = entry.make();
+    return site.get();
+  }
+  static void TearDownTestSuite() { sites_.clear(); }
+
+  Strings Launch(const Strings& options, const Strings& program) const {
+    Strings command = {kHeddle, "launch", "--env", "MARK=" + mark_};
+    for (const Strings& more : {site_->LaunchOptions(), options, Strings{"--"}, program}) {
+      command.insert(command.end(), more.begin(), more.end());
+    }
+    return site_->Around(command);
+  }
+  ProgramResult RunLaunch(const Strings& options, const Strings& program) const {
+    return RunProgram(Launch(options, program), site_->Environment());
+  }
+  static Strings Shell(const std::string& script) { return {"/bin/sh", "-c", script}; }
+
+  // Of this test's jobs, once they have had the time to go.
+  Strings LeftInTheEnd() const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    Strings left;
+    do {
+      left.clear();
+      for (const MarkedProcess& process : MarkedProcesses(mark_)) {
+        left.push_back(std::to_string(process.pid) + " " + process.command);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } while (!left.empty() && std::chrono::steady_clock::now() < deadline);
+    return left;
+  }
+
+  const std::string mark_ = "mark_" + std::to_string(getpid()) + "_" + std::to_string(std::rand());
+  Site* site_ = nullptr;
+
+ private:
+  static inline std::map<std::string, std::unique_ptr<Site>> sites_;
+};
+
+// Servers and scheduler that are not there for the program's sake.
+const Strings kNoServers = {"--scheduler-command", "true", "--server-command", "true"};
+
+Strings With(Strings options, const Strings& more) {
+  options.insert(options.end(), more.begin(), more.end());
+  return options;
+}
+
+std::map<std::string, Strings> LinesByProcess(const std::string& output) {
+  std::map<std::string, Strings> lines;
+  std::istringstream stream(output);
+  for (std::string line; std::getline(stream, line);) {
+    const std::size_t end = line.find("] ");
+    if (end != std::string::npos) lines[line.substr(1, end - 1)].push_back(line.substr(end + 2));
+  }
+  return lines;
+}
+
+TEST_P(RemoteLaunchTest, AJobTrains) {
+  const ProgramResult result = RunLaunch({"-n", "3", "-s", "2"}, {kWorker, "train", "3"});
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
+
+TEST_P(RemoteLaunchTest, EachProcessKnowsItsPlace) {
+  const ProgramResult result =
+      RunLaunch(With({"-n", "3"}, kNoServers),
+                Shell("echo $HEDDLE_RANK of $HEDDLE_JOB_WORKERS, here $HEDDLE_LOCAL_RANK of "
+                      "$HEDDLE_LOCAL_SIZE, $DMLC_ROLE"));
+  ASSERT_EQ(result.status, 0) << result.output;
+  auto lines = LinesByProcess(result.output);
+  const bool two = site_->num_hosts() == 2;  // then workers 0 and 1 on the first
+  EXPECT_EQ(lines["worker 0"],
+            Strings{two ? "0 of 3, here 0 of 2, worker" : "0 of 3, here 0 of 3, worker"});
+  EXPECT_EQ(lines["worker 1"],
+            Strings{two ? "1 of 3, here 1 of 2, worker" : "1 of 3, here 1 of 3, worker"});
+  EXPECT_EQ(lines["worker 2"],
+            Strings{two ? "2 of 3, here 0 of 1, worker" : "2 of 3, here 2 of 3, worker"});
+}
+
+TEST_P(RemoteLaunchTest, VariablesArgumentsAndFolderArePassedOn) {
+  const TempFolder folder;
+  setenv("HEDDLE_WARNING_MS", "77777", 1);
+  setenv("HANDED_ON", "this ' one \" $HOME", 1);
+  const ProgramResult result = RunLaunch(
+      With({"-n", "1", "--env", "HANDED_ON", "--env", "GIVEN=a=b c", "--folder", folder / ""},
+           kNoServers),
+      Shell("echo \"$HEDDLE_WARNING_MS|$HANDED_ON|$GIVEN\"; pwd; echo 'two  spaces'"));
+  unsetenv("HEDDLE_WARNING_MS");
+  unsetenv("HANDED_ON");
+  EXPECT_EQ(result.status, 0) << result.output;
+  std::string path = folder / "";
+  path.pop_back();
+  EXPECT_EQ(LinesByProcess(result.output)["worker 0"],
+            (Strings{"77777|this ' one \" $HOME|a=b c", path, "two  spaces"}));
+}
+
+// Of nothing that runs while the job does: not of ours, nor of what carries it to its hosts.
+TEST_P(RemoteLaunchTest, TheTokenIsInNoCommandLine) {
+  RunningProgram launcher(
+      Launch({"-n", "2", "-s", "2"}, Shell("echo token=$HEDDLE_TOKEN; sleep 1000")),
+      site_->Environment());
+  const std::string line = launcher.ReadUntil("token=");
+  std::string token = line.substr(line.rfind("token=") + 6);
+  token.pop_back();
+  ASSERT_EQ(token.size(), 64u) << line;
+  int looked_at = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string command = ReadFile(entry.path().string() + "/cmdline");
+    EXPECT_THAT(command, Not(HasSubstr(token)));
+    if (command.find(kHeddle) != std::string::npos) ++looked_at;
+  }
+  EXPECT_GE(looked_at, 4) << "launcher, scheduler and servers at least";
+  launcher.Signal(SIGTERM);
+  EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
+
+TEST_P(RemoteLaunchTest, TheFirstFailuresStatusIsTheLaunchersAndNothingIsLeft) {
+  // Worker 0 would live for ever, with descendants that are hard to find.
+  const TempFolder folder;
+  RunProgram({"mkfifo", folder / "ready"});
+  const ProgramResult result =
+      RunLaunch(With({"-n", "2", "--grace", "0.1"}, kNoServers),
+                Shell("if [ $HEDDLE_RANK = 0 ]; then " + std::string(kProgram) + " tree > " +
+                      folder / "ready" + "; fi; read line < " + folder / "ready" + "; exit 7"));
+  EXPECT_EQ(result.status, 7) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("[launch] worker 1 (process "),
+                                   HasSubstr("exited with status 7; stopping the job")));
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
+
+TEST_P(RemoteLaunchTest, AKilledWorkerIsNamedWithItsSignal) {
+  const ProgramResult result =
+      RunLaunch({"-n", "2", "-s", "1"}, Shell("if [ $HEDDLE_RANK = 1 ]; then kill -KILL $$; fi; "
+                                              "sleep 1000"));
+  EXPECT_EQ(result.status, 128 + SIGKILL);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("worker 1"), HasSubstr("signal 9 (Killed)")));
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
+
+TEST_P(RemoteLaunchTest, ProgramsThatCannotBeRunAreNamed) {
+  const ProgramResult result = RunLaunch(With({"-n", "2"}, kNoServers), {"no-such-program"});
+  EXPECT_EQ(result.status, 127) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("'no-such-program'"), HasSubstr("No such file")));
+}
+
+TEST_P(RemoteLaunchTest, AFolderThatIsNotThereIsNamed) {
+  const ProgramResult result =
+      RunLaunch(With({"-n", "1", "--folder", "/no/such/folder"}, kNoServers), {"true"});
+  EXPECT_EQ(result.status, 1) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("'/no/such/folder'"), HasSubstr("--folder")));
+}
+
+class RemoteLaunchSignalTest : public RemoteLaunchTest {
+ protected:
+  // A job whose workers have stubborn trees below them is ended by a signal to its launcher.
+  void EndBy(int signal) {
+    RunningProgram launcher(
+        Launch(With({"-n", "2", "--grace", "0.1"}, kNoServers), {kProgram, "tree"}),
+        site_->Environment());
+    launcher.ReadUntil("ready");
+    launcher.ReadUntil("ready");
+    EXPECT_GE(MarkedProcesses(mark_).size(), 10u) << "the test would see nothing";
+    launcher.Signal(signal);
+    const ProgramResult result = launcher.Wait();
+    EXPECT_EQ(result.status, signal == SIGKILL ? -SIGKILL : 128 + signal) << result.output;
+    EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+  }
+};
+
+TEST_P(RemoteLaunchSignalTest, ToldToEndItLeavesNothing) { EndBy(SIGTERM); }
+TEST_P(RemoteLaunchSignalTest, KilledItLeavesNothing) {
+  if (site_->Around({}) != Strings{}) GTEST_SKIP() << "killed would be what is around the launcher";
+  EndBy(SIGKILL);
+}
+
+std::string NameOfSite(const ::testing::TestParamInfo<SiteEntry>& info) {
+  return info.param.launcher;
+}
+INSTANTIATE_TEST_SUITE_P(Launchers, RemoteLaunchTest, ::testing::ValuesIn(Sites()), NameOfSite);
+INSTANTIATE_TEST_SUITE_P(Launchers, RemoteLaunchSignalTest, ::testing::ValuesIn(Sites()),
+                         NameOfSite);
+
+// What is ssh's own.
+
+TEST(SshLaunch, AHostThatCannotBeReachedIsNamedWithSshsReason) {
+  if (!MissingProgram({"ssh"}).empty()) GTEST_SKIP() << "ssh is not installed";
+  const std::string port = FreePort();
+  const ProgramResult result =
+      RunProgram({kHeddle, "launch", "-n", "1", "--launcher", "ssh", "--hosts", "127.0.0.1",
+                  "--launcher-arg=-p", "--launcher-arg=" + port, "--", "true"});
+  EXPECT_EQ(result.status, 255);
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("s on 127.0.0.1] ssh: connect to host 127.0.0.1 port " + port),
+                    HasSubstr("Connection refused")));
+}
+
+TEST(SshLaunch, WithoutHostsItSaysHowToNameThem) {
+  const ProgramResult result =
+      RunProgram({kHeddle, "launch", "-n", "1", "--launcher", "ssh", "--", "true"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("--hosts"), HasSubstr("--hosts-file")));
+}
+
+TEST(SlurmLaunch, OutsideOfAnAllocationItSaysHowToGetOne) {
+  const ProgramResult result =
+      RunProgram({kHeddle, "launch", "-n", "1", "--launcher", "slurm", "--", "true"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("SLURM_JOB_ID"), HasSubstr("salloc")));
+}
+
+}  // namespace
+}  // namespace heddle::tools
