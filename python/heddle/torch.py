@@ -61,22 +61,27 @@ class _Shared:
 class _Exchange:
     """A parameter on its way through the steps."""
 
-    __slots__ = ("gradient", "key", "parameter", "passes", "priority", "sent", "weight")
+    __slots__ = ("gradient", "key", "parameter", "parcel", "passes", "priority", "sent", "weight")
 
     def __init__(self, parameter: torch.Tensor, key: str, priority: int) -> None:
         self.parameter = parameter
         self.key = key
         self.priority = priority
+        self.parcel: "_Parcel | None" = None
         self.gradient: "_Shared | None" = None
         self.weight: "_Shared | None" = None
         self.passes = 0  # backward passes since the last step
-        self.sent = False  # since the last step
+        self.sent = False  # since the last step: the parcel may have it
 
-    def shared_gradient(self) -> _Shared:
+    def dense_gradient(self) -> torch.Tensor:
         gradient = self.parameter.grad
         assert gradient is not None
         if gradient.layout != torch.strided:
             raise InvalidType(f"DistributedOptimizer: expected a dense gradient of {self.key!r}, got {gradient.layout}")
+        return gradient
+
+    def shared_gradient(self) -> _Shared:
+        gradient = self.dense_gradient()
         if self.gradient is None or not self.gradient.is_of(gradient):
             self.gradient = _Shared(gradient)
         return self.gradient
@@ -98,11 +103,106 @@ class _Exchange:
                 raise
 
 
+# Bytes of a gradient that travels with others, since its message costs more than its bytes, and of a full parcel.
+_SMALL_BYTES = 32 << 10
+_PARCEL_BYTES = 256 << 10
+
+
+class _Parcel:
+    """Gradients that travel under one key: a large one alone and from its own memory, or small ones of neighbouring
+    layers in a copy."""
+
+    __slots__ = ("_flat", "_views", "key", "members", "missing", "priority", "sent")
+
+    def __init__(self, members: "list[_Exchange]") -> None:
+        others = len(members) - 1
+        self.key = members[0].key + (f" and {others} more" if others else "")
+        self.members = members
+        self.priority = max(member.priority for member in members)
+        self.missing = len(members)  # gradients that backward has not written since the last step
+        self.sent = False  # since the last step
+        self._flat: "_Shared | None" = None
+        self._views: "list[torch.Tensor]" = []
+        for member in members:
+            member.parcel = self
+
+    def load(self) -> _nd.NDArray:
+        """The array that the store reads, and may write until `unload`."""
+        if len(self.members) == 1:
+            shared = self.members[0].shared_gradient()
+            shared.load()
+            return shared.array
+        gradients = [None if member.parameter.grad is None else member.dense_gradient() for member in self.members]
+        if self._flat is None:
+            first = self.members[0].parameter
+            sizes = [member.parameter.numel() for member in self.members]
+            flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+            self._flat = _Shared(flat)
+            self._views = [view.view_as(member.parameter) for view, member in zip(flat.split(sizes), self.members)]
+        self._flat.array.wait_to_write()
+        for view, gradient in zip(self._views, gradients):
+            if gradient is None:
+                view.zero_()
+        _copy(self._views, gradients)
+        self._flat.load()
+        return self._flat.array
+
+    def unload(self) -> "list[torch.Tensor]":
+        """Waits for the store; returns the gradients, which have its values."""
+        if len(self.members) == 1:
+            self.members[0].shared_gradient().wait()
+        else:
+            assert self._flat is not None
+            self._flat.wait()
+            _copy([member.parameter.grad for member in self.members], self._views)
+        return [member.parameter.grad for member in self.members if member.parameter.grad is not None]
+
+    def settle(self) -> None:
+        """As _Exchange.settle, of all members."""
+        self.missing = len(self.members)
+        self.sent = False
+        for member in self.members:
+            member.settle()
+        if self._flat is not None:
+            try:
+                self._flat.array.wait_to_write()
+            except BaseException:
+                self._flat = None  # that array stays poisoned
+                raise
+
+
+def _copy(to: "list[torch.Tensor | None]", values: "list[torch.Tensor | None]") -> None:
+    """Of the pairs that are whole."""
+    pairs = [(target, value) for target, value in zip(to, values) if target is not None and value is not None]
+    if pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs)))
+
+
+def _pack(exchanges: "list[_Exchange]", together: bool) -> "list[_Parcel]":
+    """The parcels of these parameters, in the order of the layers."""
+    parcels: "list[list[_Exchange]]" = []
+    open_parcels: "dict[tuple[torch.dtype, torch.device], tuple[list[_Exchange], int]]" = {}
+    for exchange in exchanges:
+        parameter = exchange.parameter
+        size, kind = parameter.numel() * parameter.element_size(), (parameter.dtype, parameter.device)
+        members, filled = open_parcels.get(kind, ([], _PARCEL_BYTES))
+        if not together or size > _SMALL_BYTES:
+            parcels.append([exchange])
+        elif filled + size > _PARCEL_BYTES:
+            parcels.append([exchange])
+            open_parcels[kind] = parcels[-1], size
+        else:
+            members.append(exchange)
+            open_parcels[kind] = members, filled + size
+    return [_Parcel(members) for members in parcels]
+
+
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer of PyTorch: its gradients go through a store before they count.
 
     A gradient is pushed as soon as backward has it, those of the first layers with the highest priority. By default
-    the store sums gradients over all workers, `step` takes their average, and `optimizer` updates the weights here.
+    the store sums gradients over all workers, `step` takes their average, and `optimizer` updates the weights here;
+    small gradients of neighbouring layers (at most 32 KiB each) travel together, once backward has the last of them.
     With `store_optimizer` the store updates them, on servers if it has some, and `step` pulls the new weights: the
     learning rates and weight decays of `optimizer`'s groups count then, all else is `store_optimizer`'s. Stores that
     update as each push arrives (dist_async) need that.
@@ -145,6 +245,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._divisor = self._store.num_workers if average else 1
         self._rates: "list[tuple[float, float | None]]" = []
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
+        self._parcels: "list[_Parcel]" = []
         self._add(self._names(named_parameters))
 
     # What optimizers have.
@@ -189,9 +290,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, once their exchanges, if there are any, are over."""
-        for exchange in self._exchanges.values():
-            exchange.settle()
-            if set_to_none:
+        for parcel in self._parcels:
+            parcel.settle()
+        if set_to_none:
+            for exchange in self._exchanges.values():
                 exchange.gradient = None  # or its memory would live on
         self._inner.zero_grad(set_to_none)
 
@@ -206,12 +308,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 self._finish()
         except BaseException:
-            for exchange in self._exchanges.values():
+            for parcel in self._parcels:
                 with contextlib.suppress(Exception):  # the first says it
-                    exchange.settle()
+                    parcel.settle()
             raise
-        for exchange in self._exchanges.values():
-            exchange.settle()
+        for parcel in self._parcels:
+            parcel.settle()
         return result
 
     # The exchange.
@@ -240,6 +342,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             exchange = _Exchange(parameter, prefix + name, -len(self._exchanges))
             self._exchanges[parameter] = exchange
             added.append(exchange)
+        parcels = _pack(added, together=self._store_optimizer is None)
+        self._parcels += parcels
         if self._store_optimizer is not None:
             if not self._rates:
                 self._store_optimizer.rescale_grad = self._store_optimizer.rescale_grad / self._divisor
@@ -247,8 +351,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._store.set_optimizer(self._store_optimizer)
             self._start_weights(added)
         elif isinstance(self._store, _kvstore.KVStore):
-            for exchange in added:
-                self._store.init(exchange.key, _nd.from_dlpack(torch.zeros_like(exchange.parameter, device="cpu")))
+            for parcel in parcels:
+                size = sum(member.parameter.numel() for member in parcel.members)
+                first = parcel.members[0].parameter
+                shape = first.shape if len(parcel.members) == 1 else (size,)
+                self._store.init(parcel.key, _nd.from_dlpack(torch.zeros(shape, dtype=first.dtype)))
         for exchange in added:
             _hook(exchange, self)
 
@@ -298,39 +405,48 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _after_gradient(self, exchange: _Exchange) -> None:
         exchange.passes += 1
-        if exchange.passes == self._passes:
-            self._send(exchange)
-
-    def _send(self, exchange: _Exchange) -> None:
-        self._follow_rates()
-        shared = exchange.shared_gradient()
-        shared.load()
-        if self._store_optimizer is not None:
-            self._store.push(exchange.key, shared.array, priority=exchange.priority)
-        else:
-            self._store.pushpull(exchange.key, shared.array, out=shared.array, priority=exchange.priority)
+        if exchange.passes < self._passes:
+            return
         exchange.sent = True
+        parcel = exchange.parcel
+        assert parcel is not None
+        parcel.missing -= 1
+        if parcel.missing == 0:
+            self._send(parcel)
+
+    def _send(self, parcel: _Parcel) -> None:
+        self._follow_rates()
+        with torch.no_grad():
+            array = parcel.load()
+        if self._store_optimizer is not None:
+            self._store.push(parcel.key, array, priority=parcel.priority)
+        else:
+            self._store.pushpull(parcel.key, array, out=array, priority=parcel.priority)
+        parcel.sent = True
 
     def _finish(self) -> None:
         used = []
-        for exchange in self._exchanges.values():
-            if not exchange.sent:
-                if exchange.parameter.grad is None:
-                    if self._store.num_workers == 1:
-                        continue
-                    exchange.parameter.grad = torch.zeros_like(exchange.parameter)
-                self._send(exchange)
-            used.append(exchange)
+        for parcel in self._parcels:
+            if not parcel.sent:
+                parameters = [member.parameter for member in parcel.members]
+                if self._store.num_workers > 1:
+                    for parameter in parameters:
+                        if parameter.grad is None:
+                            parameter.grad = torch.zeros_like(parameter)
+                elif all(parameter.grad is None for parameter in parameters):
+                    continue
+                self._send(parcel)
+            used.append(parcel)
         if self._store_optimizer is not None:
-            for exchange in used:
-                self._store.pull(exchange.key, out=exchange.shared_weight().array, priority=exchange.priority)
-            for exchange in used:
-                exchange.shared_weight().wait()
+            weights = [member.shared_weight() for parcel in used for member in parcel.members]
+            for parcel, weight in zip(used, weights):
+                self._store.pull(parcel.key, out=weight.array, priority=parcel.priority)
+            for weight in weights:
+                weight.wait()
             return
-        for exchange in used:
-            exchange.shared_gradient().wait()
-        if self._divisor > 1 and used:
-            torch._foreach_div_([exchange.parameter.grad for exchange in used], self._divisor)
+        gradients = [gradient for parcel in used for gradient in parcel.unload()]
+        if self._divisor > 1 and gradients:
+            torch._foreach_div_(gradients, self._divisor)
         self._inner.step()
 
 

@@ -96,21 +96,56 @@ def test_other_dtypes_and_strides_go_through(dtype):
     assert torch.equal(parameter.detach(), 1 - torch.arange(12, dtype=dtype).reshape(4, 3))
 
 
-def test_gradients_are_exchanged_in_place():
-    """No copy: the array that the store sees is over the gradient's memory."""
+def test_large_gradients_are_exchanged_in_place_and_small_ones_together():
+    """No copy of a large one: the array that the store sees is over the gradient's memory."""
     seen = {}
 
     class Watching(mx.kv.TestStore):
         def pushpull(self, key, value, out=None, priority=0):
-            seen[key] = numpy.from_dlpack(value).ctypes.data, priority
+            seen[key] = numpy.from_dlpack(value).ctypes.data, value.shape, priority
             super().pushpull(key, value, out, priority)
 
-    model = make_model()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 5))
+    first, _, second, _ = model.parameters()
     optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), Watching())
-    loss_of(model, batches(1)[0]).backward()
-    assert seen == {f"gradient.{name}": (parameter.grad.data_ptr(), -i)
-                    for i, (name, parameter) in enumerate(model.named_parameters())}
+    model(torch.ones(4, 6)).sum().backward()
+    assert seen.pop("gradient.0.bias and 1 more")[1:] == ((2005,), -1)
+    assert seen == {"gradient.0.weight": (first.grad.data_ptr(), (2000, 6), 0),
+                    "gradient.2.weight": (second.grad.data_ptr(), (5, 2000), -2)}
     optimizer.step()
+
+
+class Doubling(mx.kv.TestStore):
+    """As if there were another worker with the same gradients."""
+
+    def pushpull(self, key, value, out=None, priority=0):
+        (value * 2).copyto(out)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_travels_together_comes_back_to_its_parameters(seed):
+    """Shapes, dtypes and strides at random, some without a gradient, over several steps."""
+    random = numpy.random.default_rng(seed)
+    parameters, expected, used = [], [], []
+    for _ in range(20):
+        shape = [int(size) for size in random.integers(1, 30, random.integers(0, 4))]
+        dtype = [torch.float32, torch.float64][random.integers(2)]
+        parameters.append(torch.nn.Parameter(torch.tensor(random.integers(0, 9, shape)).to(dtype).t()
+                                             if len(shape) == 2 else torch.tensor(random.integers(0, 9, shape)).to(dtype)))
+        expected.append(parameters[-1].detach().clone())
+        used.append(random.random() < 0.8)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), store=Doubling())
+    for step in range(3):
+        factors = [torch.tensor(random.integers(0, 9, parameter.shape)) for parameter in parameters]
+        sum((parameter * factor).sum().double() for parameter, factor, is_used in zip(parameters, factors, used)
+            if is_used).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=bool(step % 2))
+        for value, factor, is_used, parameter in zip(expected, factors, used, parameters):
+            if is_used:
+                value -= 2 * factor
+            assert torch.equal(parameter.detach(), value)
+            assert is_used or parameter.grad is None
 
 
 class Slow(mx.kv.TestStore):
