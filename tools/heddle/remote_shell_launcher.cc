@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/env.h"
 #include "tools/heddle/hosts.h"
 #include "tools/heddle/job_keeper.h"
 #include "tools/heddle/job_part.h"
@@ -18,6 +19,9 @@ namespace {
 
 // The command up to the host. Nobody is there to type a password, and nothing needs a terminal.
 const std::vector<std::string> kSsh = {"ssh", "-T", "-o", "BatchMode=yes"};
+
+// Part of the job that this process belongs to, so that its limits and its end count there too.
+const std::vector<std::string> kQrsh = {"qrsh", "-inherit"};
 
 class RemoteShellLauncher final : public Launcher {
  public:
@@ -59,5 +63,14 @@ class RemoteShellLauncher final : public Launcher {
 }  // namespace
 
 std::unique_ptr<Launcher> MakeSshLauncher() { return std::make_unique<RemoteShellLauncher>(kSsh); }
+
+std::unique_ptr<Launcher> MakeSgeLauncher() {
+  if (!EnvString("PE_HOSTFILE")) {
+    throw InvalidArgument(
+        "launcher sge starts processes on the hosts of a parallel job of Grid Engine: expected to "
+        "be inside one (PE_HOSTFILE is not set): qsub -pe NAME SLOTS -b y heddle launch ...");
+  }
+  return std::make_unique<RemoteShellLauncher>(kQrsh);
+}
 
 }  // namespace heddle::tools
