@@ -7,6 +7,10 @@
 
 #include "engine/op.h"
 
+namespace heddle::engine {
+class GpuQueue;
+}
+
 namespace heddle::internal {
 
 // One reference is the engine's, until the op has finished; the others are Completion handles.
@@ -16,6 +20,7 @@ struct alignas(engine::kBlockAlign) AsyncState {
     kClaimed = 1,   // some call has won and writes `error`
     kCalled = 2,    // `error` is final
     kBodyDone = 4,  // the body has returned and its captures are gone
+    kHeld = 8,      // a GPU op that waits for a place on its stream
   };
 
   std::atomic<std::uint32_t> refs{1};
@@ -25,7 +30,9 @@ struct alignas(engine::kBlockAlign) AsyncState {
   Op* op;
   std::exception_ptr error;
   AsyncState* next_completed = nullptr;  // in EngineCore::completed_
-  std::size_t in_flight_index = 0;       // in EngineCore::in_flight_; guarded by the engine's lock
+  // In EngineCore::in_flight_, or gpu_in_flight_; guarded by the engine's lock.
+  std::size_t in_flight_index = 0;
+  engine::GpuQueue* gpu_queue = nullptr;  // of a GPU op that is ready; guarded by the engine's lock
 };
 
 }  // namespace heddle::internal

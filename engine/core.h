@@ -47,6 +47,7 @@
 
 #include "base/mutex.h"
 #include "engine/async_state.h"
+#include "engine/gpu/gpu_queues.h"
 #include "engine/inbox.h"
 #include "engine/op.h"
 #include "engine/ready_queue.h"
@@ -78,6 +79,9 @@ class EngineCore {
   NewOp BeginPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                   bool async, PushMode mode);
   void CommitPush(Op* op) noexcept;
+  NewOp BeginGpuPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
+                     PushMode mode);
+  void CommitGpuPush(Op* op) noexcept;
   void AbandonPush(Op* op) noexcept;
   void WaitForVar(const Var& var, std::optional<Deadline> deadline);
   void WaitForReadsAndWrites(const Var& var, std::optional<Deadline> deadline);
@@ -225,13 +229,15 @@ class EngineCore {
     return inbox_.LooseTail() - released_published_.load(std::memory_order_relaxed) >=
            static_cast<std::uint64_t>(options_.max_pending_ops);
   }
+  NewOp EnterAndMake(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
+                     bool async, PushMode mode);
   bool EnterBound(std::int64_t bytes, PushMode mode);
   bool HasRoomLocked(std::int64_t bytes) REQUIRES(lock_);
   bool OnlyCompletionsHelpLocked() REQUIRES(lock_);
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                    bool async);
   void ReturnBytes(std::int64_t bytes) noexcept EXCLUDES(lock_);
-  void PublishOp(Op* op) noexcept;
+  void PublishOp(Op* op, engine::MessageKind kind) noexcept;
   std::uint64_t EnterInbox(Op* op) noexcept;
   void CommitInline(Op* op) noexcept;
   bool RegisterThroughLocked(const Op* op, std::uint64_t ticket) REQUIRES(lock_);
@@ -269,6 +275,19 @@ class EngineCore {
     return epoch == current_epoch_ ? open_epoch_ : closed_epochs_[epoch - base_epoch_];
   }
   void AdvanceEpochsLocked() REQUIRES(lock_);
+
+  // core_gpu.cc
+  [[noreturn]] static void ThrowNotACpu(const OpOptions& options);
+  void CheckGpu(const OpOptions& options) const;
+  void RegisterGpuLocked(Op* op) REQUIRES(lock_);
+  void PushReadyGpuLocked(Op* op) REQUIRES(lock_);
+  void PushGrantedLocked(Op* op) REQUIRES(lock_) {
+    op->on_gpu() ? PushReadyGpuLocked(op) : PushReadyLocked(op);
+  }
+  void ExecuteGpuLocked(Executor& executor, Op* op) REQUIRES(lock_);
+  void FinishGpuLocked(Op* op) REQUIRES(lock_);
+  void ReleasePlaceLocked(engine::GpuQueue& queue) REQUIRES(lock_);
+  static bool IsHeld(Op* op);
 
   // core_workers.cc
   void RunWorker();
@@ -428,7 +447,8 @@ class EngineCore {
   int poller_users_ GUARDED_BY(lock_) = 0;          // threads that may be calling a poller
   Executor* executor_list_ GUARDED_BY(lock_) = nullptr;
   std::vector<Job*> jobs_ GUARDED_BY(lock_);
-  std::vector<Op*> in_flight_ GUARDED_BY(lock_);  // async, body returned, not completed
+  std::vector<Op*> in_flight_ GUARDED_BY(lock_);      // async, body returned, not completed
+  std::vector<Op*> gpu_in_flight_ GUARDED_BY(lock_);  // the same of GPUs: their events come anyway
   VarState* vars_ GUARDED_BY(lock_) = nullptr;
   std::vector<FailureRecord*> failures_ GUARDED_BY(lock_);    // that anything still refers to
   std::vector<FailureRecord*> unreported_ GUARDED_BY(lock_);  // for WaitForAll; also listed above
@@ -449,6 +469,8 @@ class EngineCore {
   std::vector<SeededEpoch> seeded_ready_ GUARDED_BY(lock_);  // few: the epochs with ready ops
   std::size_t seeded_count_ GUARDED_BY(lock_) = 0;           // ops in them
   std::vector<Op*> seeded_completions_ GUARDED_BY(lock_);
+
+  std::unique_ptr<engine::GpuQueues> gpu_;  // constant until Stop has drained
 
   Mutex lookout_mutex_;
   CondVar lookout_wake_;

@@ -25,6 +25,10 @@ void EngineCore::ForEachOpLocked(Visit&& visit) {
     once(executor->current);
   }
   for (Op* op : in_flight_) once(op);
+  for (Op* op : gpu_in_flight_) once(op);
+  if (gpu_ != nullptr) {
+    gpu_->ForEach([&](engine::GpuQueue& queue) { queue.held.ForEach(once); });
+  }
   for (Op* op : seeded_completions_) once(op);
   for (const SeededEpoch& epoch : seeded_ready_)
     std::for_each(epoch.ops.begin(), epoch.ops.end(), once);
@@ -80,7 +84,9 @@ std::string EngineCore::DescribeLocked(Op* op) {
   const bool in_flight = op->started && op->async &&
                          std::find(in_flight_.begin(), in_flight_.end(), op) != in_flight_.end();
   const char* state = op->blocked > 0 ? "blocked"
+                      : IsHeld(op)    ? "ready, held back: its stream is full"
                       : !op->started  ? "ready"
+                      : op->issued    ? "issued"
                       : in_flight     ? "waiting for its completion"
                                       : "running";
   return fmt::format("#{} '{}' {} priority {}, {}{}{}{}", op->ticket, op->name,

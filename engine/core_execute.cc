@@ -64,6 +64,9 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
       if (tracker_.Register(op)) ready = op;
       break;
     }
+    case MessageKind::kGpuOp:
+      RegisterGpuLocked(static_cast<Op*>(message.address));
+      break;
     case MessageKind::kDropped: {
       ReleaseFromBoundLocked(/*bytes=*/0);
       auto* var = static_cast<VarState*>(message.address);
@@ -109,7 +112,9 @@ void EngineCore::TakeCompletionsLocked() {
   }
   while (oldest != nullptr) {
     Op* op = std::exchange(oldest, oldest->next_completed)->op;
-    if (kind_ == Kind::kSeeded) {
+    if (op->on_gpu()) {
+      FinishGpuLocked(op);  // in the order of their events, on the seeded engine too
+    } else if (kind_ == Kind::kSeeded) {
       seeded_completions_.push_back(op);
     } else {
       FinishInFlightLocked(op);
@@ -123,7 +128,7 @@ Op* EngineCore::PickLocked(Executor& executor) {
   while (tracker_.has_more_to_grant()) {
     tracker_.GrantMore([this](Op* op) {
       lock_.AssertHeld();
-      PushReadyLocked(op);
+      PushGrantedLocked(op);
     });
     if (!ready_.empty()) break;
   }
@@ -196,6 +201,10 @@ void EngineCore::DrainIfUrgentLocked() {
 
 // Runs the body of `op` without the lock, then finishes it.
 void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
+  if (op->on_gpu()) [[unlikely]] {
+    ExecuteGpuLocked(executor, op);
+    return;
+  }
   FailureRecord* poison = tracker_.PoisonOf(op);
   if (poison != nullptr) ++poison->refs;
   op->started = true;
@@ -318,27 +327,32 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
     ++failed_;
     ++failure->refs;
   }
-  tracker_.Finish(
-      op, failure,
-      [&](Op* ready) {
-        lock_.AssertHeld();
-        if (executor != nullptr && executor->keeps_candidate && executor->candidate == nullptr) {
-          executor->candidate = ready;
-        } else {
-          PushReadyLocked(ready);
-        }
-      },
-      [&](VarState* var) {
-        lock_.AssertHeld();
-        WakeWaitersLocked([var](const Waiter& waiter) {
-          return waiter.kind == WaitKind::kVar && waiter.var == var &&
-                 static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
-        });
-      },
-      [&](VarState* var) {
-        lock_.AssertHeld();
-        FreeVarLocked(var);
-      });
+  const auto on_ready = [&](Op* ready) {
+    lock_.AssertHeld();
+    if (ready->on_gpu()) {
+      PushReadyGpuLocked(ready);
+    } else if (executor != nullptr && executor->keeps_candidate && executor->candidate == nullptr) {
+      executor->candidate = ready;
+    } else {
+      PushReadyLocked(ready);
+    }
+  };
+  const auto on_write = [&](VarState* var) {
+    lock_.AssertHeld();
+    WakeWaitersLocked([var](const Waiter& waiter) {
+      return waiter.kind == WaitKind::kVar && waiter.var == var &&
+             static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
+    });
+  };
+  const auto on_idle = [&](VarState* var) {
+    lock_.AssertHeld();
+    FreeVarLocked(var);
+  };
+  if (op->on_gpu()) [[unlikely]] {
+    tracker_.FinishGpu(op, failure, on_ready, on_write, on_idle);
+  } else {
+    tracker_.Finish(op, failure, on_ready, on_write, on_idle);
+  }
   if (failure != nullptr) engine::Tracker::Unref(failure);
   ++done_;
   const std::uint32_t epoch = op->epoch;

@@ -20,6 +20,8 @@ using engine::tls_context;
 namespace {
 
 constexpr int kWorkersMax = 1024;
+constexpr int kIssuedAheadMax = 1 << 16;
+constexpr int kStreamsMax = 64;
 constexpr int kNoMoreWorkers = 1 << 20;  // more than any engine may have
 
 EngineOptions Resolve(EngineOptions options) {
@@ -36,6 +38,14 @@ EngineOptions Resolve(EngineOptions options) {
   check(options.max_pending_bytes >= 1, "max_pending_bytes", options.max_pending_bytes,
         "at least 1");
   check(options.ageing >= 0, "ageing", options.ageing, "at least 0");
+  check(options.gpu.issued_ahead >= 1 && options.gpu.issued_ahead <= kIssuedAheadMax,
+        "gpu.issued_ahead", options.gpu.issued_ahead, "1 to 65536");
+  for (const GpuLaneOptions& lane : options.gpu.lanes) {
+    check(lane.streams >= 1 && lane.streams <= kStreamsMax, "gpu.lanes[].streams", lane.streams,
+          "1 to 64");
+    check(lane.urgent_streams >= 0 && lane.urgent_streams <= kStreamsMax,
+          "gpu.lanes[].urgent_streams", lane.urgent_streams, "0 to 64");
+  }
   check(options.watchdog.count() >= 0, "watchdog", options.watchdog.count(), "at least 0 ms");
   if (options.num_workers == 0) options.num_workers = std::min(AvailableCpus(), kWorkersMax);
   return options;
@@ -57,7 +67,8 @@ EngineCore::EngineCore(EngineOptions options)
       kind_(ParseKind(options_.type)),
       mode_(Mode::kNap),
       ready_(options_.ageing),
-      random_(options_.seed) {
+      random_(options_.seed),
+      gpu_(std::make_unique<engine::GpuQueues>(options_)) {
   if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
   if (kind_ == Kind::kThreaded) {
     const auto run_worker = [this] { RunWorker(); };
@@ -121,6 +132,7 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   host_.reset();
+  gpu_.reset();
   // The last workers and the lookout may have changed the mode, and pushers relied on them.
   mode_.store(Mode::kStopped, std::memory_order_seq_cst);
   EmptyInboxAfterStop();
@@ -246,7 +258,7 @@ EngineStats EngineCore::stats() {
       .pushed = pushed_,
       .done = done_,
       .failed = failed_,
-      .running = static_cast<std::uint64_t>(executing_) + in_flight_.size(),
+      .running = static_cast<std::uint64_t>(executing_) + in_flight_.size() + gpu_in_flight_.size(),
       .pending_bytes = static_cast<std::uint64_t>(pending_bytes_.load(std::memory_order_relaxed)),
       .late_completions = late_completions_.load(std::memory_order_relaxed)};
 }

@@ -224,7 +224,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       if (AwaitPublishedLocked()) continue;
     } else if (HasPlaceLocked()) {
       Op* op = HolderOf(var);
-      if (op != nullptr && !op->started) {
+      if (op != nullptr && !op->started && !IsHeld(op)) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
         if (!HasPassed(deadline)) continue;

@@ -26,6 +26,12 @@ NewOp BeginPush(EngineCore& core, const OpOptions& options, std::size_t body_byt
 }
 void CommitPush(EngineCore& core, Op* op) noexcept { core.CommitPush(op); }
 void AbandonPush(EngineCore& core, Op* op) noexcept { core.AbandonPush(op); }
+NewOp BeginGpuPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
+                   BodyFunction function, PushMode mode) {
+  return core.BeginGpuPush(options, body_bytes, function, mode);
+}
+void CommitGpuPush(EngineCore& core, Op* op) noexcept { core.CommitGpuPush(op); }
+GpuStream StreamOf(AsyncState* async) noexcept { return async->gpu_queue->stream(); }
 
 void ThrowNullBody(const OpOptions& options) {
   throw InvalidArgument(
@@ -61,6 +67,8 @@ EngineOptions EngineOptions::FromEnvironment() {
   options.watchdog =
       std::chrono::milliseconds(EnvInt("HEDDLE_WATCHDOG_MS", options.watchdog.count(), 0));
   options.check_access = EnvBool("HEDDLE_CHECK_ACCESS", options.check_access);
+  options.gpu.issued_ahead =
+      static_cast<int>(EnvInt("HEDDLE_GPU_ISSUED_AHEAD", options.gpu.issued_ahead, 1, 1 << 16));
   options.trace_file = JobFileName(EnvString("HEDDLE_TRACE", options.trace_file));
   options.trace_bytes_max = EnvInt("HEDDLE_TRACE_BYTES_MAX", options.trace_bytes_max, 1);
   return options;

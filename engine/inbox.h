@@ -22,6 +22,7 @@ namespace heddle::engine {
 enum class MessageKind : std::uint8_t {
   kOp = 0,       // an Op to register
   kDropped = 1,  // a VarState whose last handle is gone
+  kGpuOp = 2,    // an Op of a GPU to register
 };
 
 class Inbox {

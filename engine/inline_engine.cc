@@ -90,7 +90,7 @@ Op* EngineCore::PickSeededLocked(Executor& executor) {
     while (tracker_.has_more_to_grant()) {
       tracker_.GrantMore([this](Op* op) {
         lock_.AssertHeld();
-        PushReadyLocked(op);
+        PushGrantedLocked(op);
       });
     }
     std::uint64_t choices = seeded_completions_.size();
@@ -138,7 +138,7 @@ void EngineCore::CommitSerial(Op* op) noexcept {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) TracePush(*trace, op);
   }
   if (op->priority > 0) urgent_.store(true, std::memory_order_relaxed);
-  inbox_.Publish(op->ticket, op, MessageKind::kOp);
+  inbox_.Publish(op->ticket, op, op->on_gpu() ? MessageKind::kGpuOp : MessageKind::kOp);
   if (!runs) return;
   Executor executor;
   const ExecutorLink link(*this, executor);

@@ -11,9 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "engine/block_pool.h"
+#include "engine/gpu/gpu_var.h"
 
 namespace heddle::engine {
 
@@ -82,7 +84,8 @@ struct OpExtension {
 
 namespace heddle::internal {
 
-// Constant once pushed, except `blocked`, `started` and the accesses, which the tracker owns.
+// Constant once pushed, except `blocked`, `started`, `issued` and the accesses, which the tracker
+// owns.
 struct alignas(engine::kBlockAlign) Op {
   BodyFunction function;
   const char* name;
@@ -101,6 +104,7 @@ struct alignas(engine::kBlockAlign) Op {
   bool run_when_poisoned : 1;
   bool clears_error : 1;
   bool start_inline : 1;
+  bool issued : 1;  // of a GPU op: its body has returned
   std::uint8_t block_class : 4;
 
   static constexpr std::size_t kHeaderBytes = 40;
@@ -118,6 +122,7 @@ struct alignas(engine::kBlockAlign) Op {
   }
   AsyncState* async_state() { return async ? extension()->async : nullptr; }
   std::int64_t temporary_bytes() { return extended ? extension()->temporary_bytes : 0; }
+  bool on_gpu() const { return device_type == DeviceType::kGpu; }
   Device device() const { return {device_type, device_id}; }
 
   static constexpr std::size_t Bytes(std::size_t accesses, bool extended, std::size_t body_bytes) {
@@ -151,9 +156,13 @@ struct alignas(engine::kNoSharing) VarState {
   // Invariants, true whenever the tracker's lock is free:
   //   (V1) A granted writer is alone: writer != null implies readers == 0.
   //   (V2) Accesses are granted in push order; only neighbouring reads are granted together.
+  //        Except among GPU ops: one is granted as soon as those before it are issued (V4).
   //   (V3) If the queue is not empty, its front cannot be granted yet, or `granting` says that the
   //   tracker
   //        is in the midst of granting a long run of reads.
+  //   (V4) While issued GPU ops hold the variable, `writer` is the last granted writer, GpuVar
+  //        counts the writers before it, and readers of several writes are counted together. An op
+  //        of a CPU is granted only when no writer is left, and a writing one when nobody is.
   Op* writer = nullptr;       // granted
   Op* reader_hint = nullptr;  // one of the granted readers, if known
   engine::AccessRef head;     // waiting accesses, oldest first
@@ -162,8 +171,9 @@ struct alignas(engine::kNoSharing) VarState {
   std::uint32_t writes_registered = 0;  // fences included; wraps
   std::uint32_t writes_finished = 0;
   bool granting = false;
-  bool dropped = false;       // no handle is left: freed when idle
-  std::uint16_t waiters = 0;  // threads that wait for a write, saturated count kept by the tracker
+  bool dropped : 1 = false;    // no handle is left: freed when idle
+  bool gpu_holds : 1 = false;  // issued GPU ops hold the variable
+  std::uint16_t waiters = 0;   // threads that wait for a write, saturated count kept by the tracker
   std::atomic<std::uint64_t> version{0};
   engine::FailureRecord* failure = nullptr;
 
@@ -172,8 +182,9 @@ struct alignas(engine::kNoSharing) VarState {
   std::uint64_t id = 0;
   VarState* previous = nullptr;  // all variables of the engine
   VarState* next = nullptr;
-  const std::string* name = nullptr;  // null: unnamed
-  std::uint64_t made_by = kNoTicket;  // of the op whose body made it
+  const std::string* name = nullptr;    // null: unnamed
+  std::uint64_t made_by = kNoTicket;    // of the op whose body made it
+  std::unique_ptr<engine::GpuVar> gpu;  // null: no GPU op has named it
 
   static constexpr std::uint64_t kNoTicket = ~std::uint64_t{0};
 

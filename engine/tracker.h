@@ -42,6 +42,76 @@ class Tracker {
     return nullptr;
   }
 
+  // Register for an op of a GPU.
+  template <class OnReady>
+  [[nodiscard]] bool RegisterGpu(Op* op, OnReady&& on_ready) {
+    const std::uint32_t count = op->access_count;
+    op->blocked = static_cast<std::uint16_t>(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (Append(op, i)) --op->blocked;
+    }
+    const bool ready = op->blocked == 0;
+    for (std::uint32_t i = 0; i < count && !ready; ++i) {
+      if (!op->access(i).granted()) GrantEarly(op->access(i).var(), on_ready);
+    }
+    return ready;
+  }
+
+  // PoisonOf for a GPU op that is about to be issued: as if all issued before it had finished.
+  FailureRecord* PoisonAtIssue(Op* op) const {
+    if ((poisoned_vars_ == 0 && frontiers_ == 0) || op->run_when_poisoned) return nullptr;
+    for (std::uint32_t i = 0; i < op->access_count; ++i) {
+      const Access& access = op->access(i);
+      if (access.mode() == AccessMode::kWrite) continue;
+      const GpuVar* gpu = access.var()->gpu.get();
+      const bool ahead = gpu != nullptr && gpu->issued_writes > 0;
+      if (FailureRecord* poison = ahead ? gpu->frontier : access.var()->failure) return poison;
+    }
+    return nullptr;
+  }
+
+  // Adds what `op`, about to be issued on `queue`, has to wait for on the device.
+  static void CollectMarks(Op* op, const GpuQueue* queue, std::vector<GpuMark>* marks);
+
+  // `op` has been issued, and ends at `mark`; `failure` says why its launch failed, null if it did
+  // not. on_ready(op) gets each GPU op that may be issued now.
+  template <class OnReady>
+  void Issued(Op* op, const GpuMark& mark, FailureRecord* failure, OnReady&& on_ready) {
+    op->issued = true;
+    for (std::uint32_t i = 0; i < op->access_count; ++i) MarkIssued(op->access(i), mark, failure);
+    for (std::uint32_t i = 0; i < op->access_count; ++i) GrantEarly(op->access(i).var(), on_ready);
+  }
+
+  // Finish for an issued GPU op.
+  template <class OnReady, class OnWrite, class OnIdle>
+  void FinishGpu(Op* op, FailureRecord* failure, OnReady&& on_ready, OnWrite&& on_write,
+                 OnIdle&& on_idle) {
+    for (std::uint32_t i = 0; i < op->access_count; ++i) {
+      const Access& access = op->access(i);
+      VarState* var = access.var();
+      if (access.mode() == AccessMode::kRead) {
+        DCHECK(var->readers > 0);
+        --var->readers;
+        if (var->reader_hint == op) var->reader_hint = nullptr;
+      } else {
+        if (var->writer == op) {
+          var->writer = nullptr;
+        } else {
+          --var->gpu->stacked;  // a later GPU op writes it too
+        }
+        ++var->writes_finished;
+        // release; pairs with the acquire in Engine::version
+        var->version.store(var->version.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_release);
+        if (failure != nullptr || var->failure != nullptr) SetFailure(var, failure);
+      }
+      UnmarkIssued(access);
+      if (var->writer == nullptr && var->head && !var->granting) Grant(var, on_ready);
+      if (access.is_write() && var->waiters > 0) on_write(var);
+      if (var->dropped && var->Idle()) on_idle(var);
+    }
+  }
+
   // Leaves the queues. What it wrote becomes poisoned by `failure`, or cured if that is null.
   // on_ready(op) gets each op that may run now, on_write(var) each variable with waiters that had a
   // write finished, on_idle(var) each dropped variable whose last access this was.
@@ -56,7 +126,11 @@ class Tracker {
         DCHECK(var->readers > 0 && var->writer == nullptr);  // V1
         --var->readers;
         if (var->reader_hint == op) var->reader_hint = nullptr;
-        if (var->readers == 0 && var->head && !var->granting) Grant(var, on_ready);
+        if (var->readers == 0) {
+          if (var->head && !var->granting) Grant(var, on_ready);
+        } else if (var->gpu_holds) [[unlikely]] {
+          GrantEarly(var, on_ready);
+        }
       } else {
         DCHECK(var->writer == op && var->readers == 0);  // V1
         var->writer = nullptr;
@@ -157,7 +231,38 @@ class Tracker {
     }
   }
 
+  // Grants waiting GPU ops whose predecessors on `var` are all issued GPU ops (V4).
+  template <class OnReady>
+  void GrantEarly(VarState* var, OnReady&& on_ready) {
+    while (var->head && var->head.op()->on_gpu() && !var->granting) {
+      const AccessRef ref = var->head;
+      Op* op = ref.op();
+      Access& access = op->access(ref.index());
+      GpuVar* gpu = var->gpu.get();
+      if (gpu == nullptr) return;
+      if (access.is_write()) {
+        const auto holders = static_cast<std::int64_t>(var->readers) + gpu->stacked +
+                             static_cast<std::int64_t>(var->writer != nullptr);
+        if (gpu->issued != holders) return;
+        gpu->stacked += static_cast<int>(var->writer != nullptr);
+        var->writer = op;
+      } else {
+        if (var->writer != nullptr && !var->writer->issued) return;
+        ++var->readers;
+        var->reader_hint = op;
+      }
+      var->head = access.next;
+      access.set_granted();
+      if (--op->blocked == 0) on_ready(op);
+    }
+  }
+
+  void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure);
+  void UnmarkIssued(const Access& access);
+  void SetFrontier(GpuVar* gpu, FailureRecord* failure);
+
   std::size_t poisoned_vars_ = 0;
+  std::size_t frontiers_ = 0;  // GpuVar::frontier that are not null
   std::vector<VarState*> granting_;
 };
 

@@ -13,6 +13,7 @@
 #include <heddle/completion.h>
 #include <heddle/device.h>
 #include <heddle/error.h>
+#include <heddle/gpu.h>
 #include <heddle/var.h>
 #include <heddle/wait_poller.h>
 
@@ -31,8 +32,13 @@
 
 namespace heddle {
 
-// Lanes of a device. CPU workers serve all lanes in one order; GPUs have a stream for each.
-enum class Lane : std::uint8_t { kNormal, kCopy, kComm };
+namespace internal {
+class GpuDriver;
+}
+
+// Lanes of a device. CPU workers serve all lanes in one order; GPUs have streams for each. kCopy is
+// for copies within and into a device, kCopyOut for those out of it, which run beside them.
+enum class Lane : std::uint8_t { kNormal, kCopy, kComm, kCopyOut };
 
 // The name of a kind of op, for errors and traces. A string literal is kept by address; any other
 // string is interned for the life of the process, so use a bounded set of names.
@@ -109,13 +115,16 @@ struct EngineOptions {
   // An op whose body touches an NDArray that the op does not declare, or writes one that it
   // declares as read only, fails with AccessError. Costs time: for tests and for hunting bugs.
   bool check_access = false;
+  GpuOptions gpu = {};
+  // Null: CUDA, if it is built in. Tests put a simulated device here.
+  std::shared_ptr<internal::GpuDriver> gpu_driver = nullptr;
   std::string trace_file;  // empty: no trace
   std::int64_t trace_bytes_max = std::int64_t{256} << 20;
 
   // The defaults, changed by HEDDLE_ENGINE, HEDDLE_NUM_WORKERS, HEDDLE_WORKER_HOST (tbb, threads),
   // HEDDLE_SEED, HEDDLE_MAX_PENDING_OPS, HEDDLE_MAX_PENDING_BYTES, HEDDLE_AGEING,
-  // HEDDLE_WATCHDOG_MS, HEDDLE_CHECK_ACCESS, HEDDLE_TRACE and HEDDLE_TRACE_BYTES_MAX. Throws
-  // InvalidArgument naming a variable that does not parse.
+  // HEDDLE_WATCHDOG_MS, HEDDLE_CHECK_ACCESS, HEDDLE_GPU_ISSUED_AHEAD, HEDDLE_TRACE and
+  // HEDDLE_TRACE_BYTES_MAX. Throws InvalidArgument naming a variable that does not parse.
   static EngineOptions FromEnvironment();
 };
 
@@ -151,16 +160,21 @@ struct NewOp {
   void* storage;
 };
 // Validates the options and waits for room. Bodies up to kBodyBytesMax bytes are stored in the op.
+enum class BodyKind { kSync, kAsync, kGpu };
 NewOp BeginPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
                 BodyFunction function, bool async, PushMode mode);
 void CommitPush(EngineCore& core, Op* op) noexcept;
+NewOp BeginGpuPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
+                   BodyFunction function, PushMode mode);
+void CommitGpuPush(EngineCore& core, Op* op) noexcept;
+GpuStream StreamOf(AsyncState* async) noexcept;  // of a GPU op whose body runs
 void AbandonPush(EngineCore& core, Op* op) noexcept;
 [[noreturn]] void ThrowNullBody(const OpOptions& options);
 
 inline constexpr std::size_t kBodyBytesMax = 256;
 
 // How a body of type Body lies in an op: in place, or behind a pointer if large or over-aligned.
-template <class Body, bool kAsync>
+template <class Body, BodyKind kKind>
 struct StoredBody {
   static constexpr bool kInPlace = sizeof(Body) <= kBodyBytesMax && alignof(Body) <= alignof(void*);
   static constexpr std::size_t kBytes = kInPlace ? sizeof(Body) : sizeof(Body*);
@@ -189,9 +203,11 @@ struct StoredBody {
     Destroyer destroyer{storage, kInPlace ? std::launder(static_cast<Body*>(storage))
                                           : *static_cast<Body**>(storage)};
     if (action == BodyAction::kDrop) return;
-    if constexpr (kAsync) {
+    if constexpr (kKind == BodyKind::kAsync) {
       RetainAsync(async);
       (*destroyer.body)(Completion::Adopt(async));
+    } else if constexpr (kKind == BodyKind::kGpu) {
+      (*destroyer.body)(StreamOf(async));
     } else {
       (*destroyer.body)();
     }
@@ -222,22 +238,37 @@ class Engine {
   // InvalidState (stopped). Nothing is queued then.
   template <class F>
   void Push(const OpOptions& options, F&& body) {
-    Enqueue<F, false>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+    Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
   }
   // Like Push, but returns false instead of waiting for room.
   template <class F>
   [[nodiscard]] bool TryPush(const OpOptions& options, F&& body) {
-    return Enqueue<F, false>(options, std::forward<F>(body), internal::PushMode::kTry);
+    return Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kTry);
   }
   // Queues body(completion): the op finishes when the body has returned and the completion was
   // called.
   template <class F>
   void PushAsync(const OpOptions& options, F&& body) {
-    Enqueue<F, true>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+    Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
   }
   template <class F>
   [[nodiscard]] bool TryPushAsync(const OpOptions& options, F&& body) {
-    return Enqueue<F, true>(options, std::forward<F>(body), internal::PushMode::kTry);
+    return Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kTry);
+  }
+  // Queues body(GpuStream) for options.device, a gpu(i). The body runs on a thread of the engine,
+  // as soon as the ops before it on its variables have finished or, if of GPUs, have been issued;
+  // it issues work on the stream, which waits for theirs, and returns without waiting for it. The
+  // op finishes when all that it issued is done. An exception of the body, or a launch that failed,
+  // fails it; an error that the device reports later fails it, all that comes after it and all
+  // other ops of that device, for good. start_inline has no effect.
+  // Errors: as Push; InvalidArgument for a device that is not a GPU or not there.
+  template <class F>
+  void PushGpu(const OpOptions& options, F&& body) {
+    Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  }
+  template <class F>
+  [[nodiscard]] bool TryPushGpu(const OpOptions& options, F&& body) {
+    return Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kTry);
   }
 
   // Returns when all writes of `var` that were pushed before are done, and throws the error of the
@@ -294,17 +325,34 @@ class Engine {
   void StopTrace();
 
  private:
-  template <class F, bool kAsync>
+  static constexpr internal::BodyKind kSync = internal::BodyKind::kSync;
+  static constexpr internal::BodyKind kAsync = internal::BodyKind::kAsync;
+  static constexpr internal::BodyKind kGpu = internal::BodyKind::kGpu;
+
+  template <class Body, internal::BodyKind kKind>
+  static constexpr bool Takes() {
+    if constexpr (kKind == kAsync) return std::is_invocable_v<Body&, Completion>;
+    if constexpr (kKind == kGpu) return std::is_invocable_v<Body&, GpuStream>;
+    return std::is_invocable_v<Body&>;
+  }
+
+  template <class F, internal::BodyKind kKind>
   bool Enqueue(const OpOptions& options, F&& body, internal::PushMode mode) {
     using Body = std::decay_t<F>;
-    using Stored = internal::StoredBody<Body, kAsync>;
-    static_assert(kAsync ? std::is_invocable_v<Body&, Completion> : std::is_invocable_v<Body&>,
-                  "Push takes a body(), PushAsync a body(heddle::Completion)");
+    using Stored = internal::StoredBody<Body, kKind>;
+    static_assert(Takes<Body, kKind>(),
+                  "Push takes a body(), PushAsync a body(heddle::Completion), PushGpu a "
+                  "body(heddle::GpuStream)");
     if constexpr (requires { body == nullptr; }) {
       if (body == nullptr) internal::ThrowNullBody(options);
     }
-    const internal::NewOp fresh =
-        internal::BeginPush(*core_, options, Stored::kBytes, &Stored::Invoke, kAsync, mode);
+    internal::NewOp fresh;
+    if constexpr (kKind == kGpu) {
+      fresh = internal::BeginGpuPush(*core_, options, Stored::kBytes, &Stored::Invoke, mode);
+    } else {
+      fresh = internal::BeginPush(*core_, options, Stored::kBytes, &Stored::Invoke, kKind == kAsync,
+                                  mode);
+    }
     if (fresh.op == nullptr) return false;
     if constexpr (Stored::kInPlace && std::is_nothrow_constructible_v<Body, F&&>) {
       Stored::Construct(fresh.storage, std::forward<F>(body));
@@ -316,7 +364,11 @@ class Engine {
         throw;
       }
     }
-    internal::CommitPush(*core_, fresh.op);
+    if constexpr (kKind == kGpu) {
+      internal::CommitGpuPush(*core_, fresh.op);
+    } else {
+      internal::CommitPush(*core_, fresh.op);
+    }
     return true;
   }
 

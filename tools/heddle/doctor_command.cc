@@ -27,12 +27,20 @@ namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
 // distributed jobs.
-constexpr std::array<std::string_view, 13> kVariables = {
-    "HEDDLE_AGEING",          "HEDDLE_CHECK_ACCESS",    "HEDDLE_CPU_ALLOCATOR",
-    "HEDDLE_CPU_MEMORY_MAX",  "HEDDLE_ENGINE",          "HEDDLE_MAX_PENDING_BYTES",
-    "HEDDLE_MAX_PENDING_OPS", "HEDDLE_NUM_WORKERS",     "HEDDLE_SEED",
-    "HEDDLE_TRACE",           "HEDDLE_TRACE_BYTES_MAX", "HEDDLE_WATCHDOG_MS",
-    "HEDDLE_WORKER_HOST"};
+constexpr std::array<std::string_view, 14> kVariables = {"HEDDLE_AGEING",
+                                                         "HEDDLE_CHECK_ACCESS",
+                                                         "HEDDLE_CPU_ALLOCATOR",
+                                                         "HEDDLE_CPU_MEMORY_MAX",
+                                                         "HEDDLE_ENGINE",
+                                                         "HEDDLE_GPU_ISSUED_AHEAD",
+                                                         "HEDDLE_MAX_PENDING_BYTES",
+                                                         "HEDDLE_MAX_PENDING_OPS",
+                                                         "HEDDLE_NUM_WORKERS",
+                                                         "HEDDLE_SEED",
+                                                         "HEDDLE_TRACE",
+                                                         "HEDDLE_TRACE_BYTES_MAX",
+                                                         "HEDDLE_WATCHDOG_MS",
+                                                         "HEDDLE_WORKER_HOST"};
 
 void Line(std::string_view label, std::string_view value) {
   fmt::print("  {:<22}{}\n", label, value);

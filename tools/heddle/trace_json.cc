@@ -44,6 +44,8 @@ std::string_view LaneName(Lane lane) {
       return "copy";
     case Lane::kComm:
       return "comm";
+    case Lane::kCopyOut:
+      return "copy_out";
   }
   return "unknown";
 }

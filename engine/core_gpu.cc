@@ -1,0 +1,150 @@
+// Ops of GPUs: registered, issued and finished. gpu/gpu_queues.h has the design.
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "engine/core.h"
+
+namespace heddle::internal {
+
+using engine::GpuMark;
+using engine::GpuQueue;
+using engine::ThreadContext;
+using engine::tls_context;
+
+void EngineCore::ThrowNotACpu(const OpOptions& options) {
+  throw InvalidArgument(
+      fmt::format("push of op '{}': device {}, expected cpu(i) with i >= 0 (PushGpu takes gpu(i))",
+                  options.name.c_str(), ToString(options.device)));
+}
+
+void EngineCore::CheckGpu(const OpOptions& options) const {
+  const Device device = options.device;
+  if (device.type != DeviceType::kGpu || device.id < 0) {
+    throw InvalidArgument(fmt::format("push of GPU op '{}': device {}, expected gpu(i) with i >= 0",
+                                      options.name.c_str(), ToString(device)));
+  }
+  if (gpu_ != nullptr && device.id < gpu_->device_count()) return;
+  throw InvalidArgument(fmt::format("push of GPU op '{}': {}", options.name.c_str(),
+                                    gpu_ != nullptr ? gpu_->WhyNoGpu(device.id) : "stopped"));
+}
+
+void EngineCore::RegisterGpuLocked(Op* op) {
+  if (!op->child) op->epoch = current_epoch_;
+  Epoch& epoch = EpochLocked(op->epoch);
+  ++epoch.pending;
+  epoch.children -= op->child;
+  ++pushed_;
+  const auto on_ready = [this](Op* ready) {
+    lock_.AssertHeld();
+    PushReadyGpuLocked(ready);
+  };
+  if (tracker_.RegisterGpu(op, on_ready)) on_ready(op);
+}
+
+// Gives `op` its stream, and a place on it (G3) or holds it back.
+void EngineCore::PushReadyGpuLocked(Op* op) {
+  AsyncState* async = op->async_state();
+  GpuQueue& queue = gpu_->QueueOf(*op);
+  async->gpu_queue = &queue;
+  if (queue.ahead < options_.gpu.issued_ahead) {
+    ++queue.ahead;
+    PushReadyLocked(op);
+  } else {
+    async->flags.fetch_or(AsyncState::kHeld, std::memory_order_relaxed);
+    queue.held.Push(op);
+  }
+}
+
+bool EngineCore::IsHeld(Op* op) {
+  return op->on_gpu() &&
+         (op->async_state()->flags.load(std::memory_order_relaxed) & AsyncState::kHeld) != 0;
+}
+
+// An op has left `queue`: the most urgent one that is held back takes its place.
+void EngineCore::ReleasePlaceLocked(GpuQueue& queue) {
+  if (queue.held.empty()) {
+    --queue.ahead;
+    return;
+  }
+  Op* next = queue.held.Pop();
+  next->async_state()->flags.fetch_and(~std::uint32_t{AsyncState::kHeld},
+                                       std::memory_order_relaxed);
+  PushReadyLocked(next);
+}
+
+// Issues `op` without the lock; then the GPU ops behind it may be issued too.
+void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
+  AsyncState* async = op->async_state();
+  GpuQueue& queue = *async->gpu_queue;
+  const FailureRecord* poison = tracker_.PoisonAtIssue(op);
+  const std::exception_ptr skipped = poison != nullptr ? poison->error : nullptr;
+  thread_local std::vector<GpuMark> waits;  // keeps its memory; bodies issue nothing themselves
+  waits.clear();
+  engine::Tracker::CollectMarks(op, &queue, &waits);
+  op->started = true;
+  executor.current = op;
+  ++executor.ran;
+  executor_ran_ += executor.keeps_candidate;
+  ++executing_;
+  lock_.unlock();
+
+  engine::TraceWriter* trace = kTracing ? trace_.load(std::memory_order_acquire) : nullptr;
+  const std::int64_t started_ns = trace != nullptr ? SteadyNowNs() : 0;
+  ThreadContext& context = tls_context;
+  const ThreadContext outer = context;
+  context.core = this;
+  context.op = op;
+  context.children = 0;
+  const auto [mark, error] =
+      gpu_->Issue(queue, waits, async, skipped, [&](std::exception_ptr failed) {
+        try {
+          op->function(op->body(), failed != nullptr ? BodyAction::kDrop : BodyAction::kRun, async);
+        } catch (...) {
+          failed = std::current_exception();
+        }
+        return failed;
+      });
+  const std::int64_t children = context.children;
+  context = outer;
+  if (trace != nullptr) {
+    const auto outcome = skipped != nullptr ? engine::TraceOutcome::kSkipped
+                         : error != nullptr ? engine::TraceOutcome::kFailed
+                                            : engine::TraceOutcome::kOk;
+    trace->OnRun(op->ticket, static_cast<std::uint64_t>(started_ns),
+                 static_cast<std::uint64_t>(SteadyNowNs()), outcome);
+  }
+
+  lock_.lock();
+  executor.current = nullptr;
+  --executing_;
+  if (children > 0) EpochLocked(op->epoch).children += children;
+  ReleaseFromBoundLocked(op->temporary_bytes());
+  FailureRecord* failure = error != nullptr ? RecordFailureLocked(op, error) : nullptr;
+  tracker_.Issued(op, mark, failure, [this](Op* ready) {
+    lock_.AssertHeld();
+    PushReadyGpuLocked(ready);
+  });
+  async->in_flight_index = gpu_in_flight_.size();
+  gpu_in_flight_.push_back(op);
+  // acq_rel: acquires the error from the reaper, or releases this issue to it
+  if ((async->flags.fetch_or(AsyncState::kBodyDone, std::memory_order_acq_rel) &
+       AsyncState::kCalled) != 0) {
+    FinishGpuLocked(op);
+  }
+}
+
+// The event of `op` has happened: it and all that it waited for are done.
+void EngineCore::FinishGpuLocked(Op* op) {
+  AsyncState* async = op->async_state();
+  gpu_in_flight_[async->in_flight_index] = gpu_in_flight_.back();
+  gpu_in_flight_[async->in_flight_index]->async_state()->in_flight_index = async->in_flight_index;
+  gpu_in_flight_.pop_back();
+  GpuQueue& queue = *async->gpu_queue;
+  // What it read may have failed after it was issued.
+  FailureRecord* failure =
+      async->error != nullptr ? RecordFailureLocked(op, async->error) : tracker_.PoisonOf(op);
+  FinishLocked(nullptr, op, failure);
+  ReleasePlaceLocked(queue);
+}
+
+}  // namespace heddle::internal

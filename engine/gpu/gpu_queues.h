@@ -1,0 +1,184 @@
+// The streams of one engine: what is issued on them, and the thread that sees it finish.
+//
+// DESIGN. A GPU op is an asynchronous op: its body issues work on a stream, and its completion is
+// called when an event recorded behind that work has happened. Between the two the tracker lets GPU
+// ops that follow on the same variables be issued too (Tracker::Issued); they wait for the events
+// of their predecessors on the device.
+//
+//   issue:  the executor that picked the op makes the stream wait for its marks, runs the body,
+//           records an event and leaves both in the stream's GpuQueue.
+//   finish: one thread, the reaper, asks the oldest event of each stream. While nothing happens it
+//           polls for some microseconds, then has the driver signal it, and sleeps.
+//
+// Invariants:
+//   (G1) A queue's numbers rise in the order in which its events were recorded.
+//   (G2) An op finishes after all that were issued before it on its stream, and after all marks
+//        that it waited for, whatever order the reaper sees the events in.
+//   (G3) At most issued_ahead ops of a stream are ready or issued; the others are held back.
+#pragma once
+
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/gpu/driver.h"
+#include "engine/gpu/gpu_var.h"
+#include "engine/op.h"
+#include "engine/ready_queue.h"
+
+namespace heddle::engine {
+
+using internal::GpuDriver;
+
+class GpuQueues;
+
+// One stream.
+class GpuQueue {
+ public:
+  GpuQueue(GpuQueues& owner, int device, bool urgent, int priority, const EngineOptions& options)
+      : owner_(owner),
+        device_(device),
+        urgent_(urgent),
+        priority_(priority),
+        held(options.ageing),
+        issued_(static_cast<std::size_t>(options.gpu.issued_ahead)) {}
+
+  int device() const { return device_; }
+  // Made by the first Issue.
+  GpuStream stream() const { return {device_, stream_}; }
+  // Have the ops up to `number` finished?
+  bool HasFinished(std::uint64_t number) const {
+    return finished_.load(std::memory_order_acquire) >= number;
+  }
+
+ private:
+  friend class GpuQueues;
+
+  struct Issued {
+    internal::AsyncState* async = nullptr;
+    GpuDriver::Event event = nullptr;  // null: nothing to wait for, recording it failed
+    std::exception_ptr error;          // of the launch
+    std::vector<GpuMark> waits;
+  };
+
+  Issued& At(std::uint64_t number) REQUIRES(mutex_) { return issued_[number % issued_.size()]; }
+
+  GpuQueues& owner_;
+  const int device_;
+  const bool urgent_;
+  const int priority_;
+
+ public:
+  // Guarded by the tracker's lock; see G3.
+  int ahead = 0;
+  ReadyQueue held;
+
+ private:
+  Mutex mutex_;  // held while an event is recorded or asked for, not while a body runs
+  GpuDriver::Stream stream_ = nullptr;  // written once, before the first body runs
+  std::vector<GpuDriver::Event> free_events_ GUARDED_BY(mutex_);
+  std::vector<Issued> issued_ GUARDED_BY(mutex_);  // by number, a ring
+  std::uint64_t last_ GUARDED_BY(mutex_) = 0;      // the number of the op issued last
+  // Written under mutex_. release; pairs with the acquire in HasFinished
+  std::atomic<std::uint64_t> finished_{0};
+
+  // The reaper's, for its signals.
+  GpuDriver::Stream signal_stream_ = nullptr;
+  std::atomic<bool> signal_comes_{false};
+};
+
+class GpuQueues {
+ public:
+  explicit GpuQueues(const EngineOptions& options);
+  ~GpuQueues();  // nothing is issued any more
+  GpuQueues(const GpuQueues&) = delete;
+  GpuQueues& operator=(const GpuQueues&) = delete;
+
+  int device_count() const { return static_cast<int>(devices_.size()); }
+  std::string WhyNoGpu(int id) const { return driver_->WhyNoGpu(id); }
+
+  // The stream for `op`: of those of its lane and urgency the one with the fewest ops ahead. Under
+  // the tracker's lock.
+  GpuQueue& QueueOf(const internal::Op& op);
+  // Visits every queue of the devices that were ever named.
+  template <class Visit>
+  void ForEach(Visit&& visit) {
+    for (const auto& device : devices_) {
+      // acquire; pairs with the release in Open
+      if (!device->opened.load(std::memory_order_acquire)) continue;
+      for (const auto& queue : device->queues) visit(*queue);
+    }
+  }
+
+  // Issues an op: the stream waits for `waits`, `body` runs unless `skipped` says why not. Its
+  // completion will be called. Returns its place and why it failed, so far.
+  struct Result {
+    GpuMark mark;
+    std::exception_ptr error;
+  };
+  template <class Body>
+  Result Issue(GpuQueue& queue, const std::vector<GpuMark>& waits, internal::AsyncState* async,
+               std::exception_ptr skipped, Body&& body) {
+    int outer = 0;
+    std::exception_ptr error = Begin(queue, waits, &outer);
+    const bool entered = error == nullptr;
+    if (error == nullptr) error = skipped;
+    error = body(error);
+    if (entered && error == nullptr) error = LaunchError();
+    const GpuMark mark = End(queue, waits, async, entered, error);
+    if (entered) driver_->Leave(outer);
+    return {mark, error};
+  }
+
+ private:
+  using Stream = GpuDriver::Stream;
+  using Event = GpuDriver::Event;
+  static constexpr std::size_t kLanes = 4;
+
+  struct DeviceQueues {
+    // Made once, under the tracker's lock, when an op first names the device; the reaper reads them
+    // once `opened` says so.
+    std::vector<std::unique_ptr<GpuQueue>> queues;
+    std::size_t first[kLanes + 1] = {};  // of each lane: its streams, then its urgent ones
+    std::atomic<bool> opened{false};
+    Mutex mutex;
+    std::exception_ptr error GUARDED_BY(mutex);  // it has failed
+    std::atomic<bool> failed{false};
+  };
+
+  void Open(int id);
+  std::exception_ptr Begin(GpuQueue& queue, const std::vector<GpuMark>& waits, int* outer);
+  void MakeStream(GpuQueue& queue);
+  std::exception_ptr LaunchError() noexcept;
+  GpuMark End(GpuQueue& queue, const std::vector<GpuMark>& waits, internal::AsyncState* async,
+              bool entered, std::exception_ptr& error) noexcept;
+  std::exception_ptr ErrorOf(DeviceQueues& device);
+  void Fail(int id, std::exception_ptr error);
+
+  void Reap();
+  bool FinishSome();
+  bool FinishFront(GpuQueue& queue);
+  void AskForSignals();
+  static void OnSignal(void* queue);
+  bool SignalComes(const GpuQueue& queue);
+  void Wake();
+
+  const EngineOptions& options_;
+  const std::shared_ptr<GpuDriver> driver_;
+  std::vector<std::unique_ptr<DeviceQueues>> devices_;
+
+  std::atomic<std::int64_t> unfinished_{0};
+  std::atomic<bool> asleep_{false};
+  Mutex reaper_mutex_;
+  CondVar reaper_wake_;
+  bool woken_ GUARDED_BY(reaper_mutex_) = false;
+  bool stop_ GUARDED_BY(reaper_mutex_) = false;
+  std::thread reaper_;  // started by the first Open
+};
+
+}  // namespace heddle::engine

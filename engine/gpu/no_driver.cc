@@ -1,0 +1,33 @@
+// GPUs in a build without CUDA: there are none, so nothing but the first two calls ever comes.
+#include "base/check.h"
+#include "base/gpus.h"
+#include "engine/gpu/driver.h"
+
+namespace heddle::internal {
+namespace {
+
+class NoDriver final : public GpuDriver {
+ public:
+  int device_count() const override { return 0; }
+  std::string WhyNoGpu(int id) const override { return heddle::WhyNoGpu(id); }
+  int Enter(int) override { Unreachable(); }
+  void Leave(int) noexcept override { Unreachable(); }
+  Stream NewStream(bool, int) override { Unreachable(); }
+  Event NewEvent() override { Unreachable(); }
+  void Free(int, Stream) noexcept override { Unreachable(); }
+  void FreeEvent(int, Event) noexcept override { Unreachable(); }
+  void Record(Event, Stream) override { Unreachable(); }
+  void Wait(Stream, Event) override { Unreachable(); }
+  State Query(Event) noexcept override { Unreachable(); }
+  void Signal(Stream, void (*)(void*), void*) override { Unreachable(); }
+  void CheckLaunches() override { Unreachable(); }
+
+ private:
+  [[noreturn]] static void Unreachable() { CHECK(false, "a GPU is used in a build without CUDA"); }
+};
+
+}  // namespace
+
+std::shared_ptr<GpuDriver> DefaultGpuDriver() { return std::make_shared<NoDriver>(); }
+
+}  // namespace heddle::internal

@@ -1,0 +1,295 @@
+// What the engine promises of GPU ops, on simulated devices. Kernels that must not end yet wait for
+// a latch; each wait has a deadline, so that what hangs fails.
+#include <heddle/engine.h>
+
+#include <atomic>
+#include <chrono>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/sim_gpu.h"
+#include "tests/engine/support.h"
+
+namespace heddle::engine_test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kSoon{60};
+
+class GpuTest : public testing::Test {
+ protected:
+  EngineOptions Options() {
+    EngineOptions options;
+    options.num_workers = 2;
+    options.worker_host = WorkerHost::kThreads;
+    options.gpu_driver = gpu_;
+    return options;
+  }
+
+  std::shared_ptr<SimGpu> gpu_ = std::make_shared<SimGpu>(3, BaseSeed());
+};
+
+TEST_F(GpuTest, ADependentIsIssuedWhileItsPredecessorStillRuns) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  std::latch issued{2};
+  int value = 0, copy = 0, other = 0;
+  engine.PushGpu({.name = "long", .writes = {x}, .device = Gpu(0)}, [&](GpuStream stream) {
+    SimGpu::Launch(stream, [&] {
+      issued.wait();  // for ever, if the two below waited for this one on the host
+      value = 7;
+    });
+  });
+  engine.PushGpu({.name = "other stream",
+                  .reads = {x},
+                  .writes = {y},
+                  .device = Gpu(0),
+                  .lane = Lane::kCopyOut},
+                 [&](GpuStream stream) {
+                   SimGpu::Launch(stream, [&] { copy = value; });
+                   issued.count_down();
+                 });
+  engine.PushGpu({.name = "other device", .reads = {x, y}, .writes = {y}, .device = Gpu(1)},
+                 [&](GpuStream stream) {
+                   SimGpu::Launch(stream, [&] { other = value + copy; });
+                   issued.count_down();
+                 });
+  engine.WaitForVar(y, kSoon);
+  EXPECT_EQ(other, 14);
+}
+
+TEST_F(GpuTest, ACpuOpAndTheVersionWaitForTheEvent) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  std::latch end{1};
+  std::latch launched{1};
+  bool kernel_done = false;
+  bool seen = false;
+  engine.PushGpu({.name = "kernel", .writes = {x}, .device = Gpu(0)}, [&](GpuStream stream) {
+    SimGpu::Launch(stream, [&] {
+      end.wait();
+      kernel_done = true;
+    });
+    launched.count_down();
+  });
+  engine.Push({.name = "reader", .reads = {x}}, [&] { seen = kernel_done; });
+  launched.wait();
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(1)), TimeoutError);
+  EXPECT_EQ(engine.version(x), 0u);
+  EXPECT_THAT(engine.DumpState(), HasSubstr("'kernel' gpu(0) priority 0, issued writes [x]"));
+  EXPECT_THAT(engine.DumpState(), HasSubstr("'reader' cpu(0) priority 0, blocked reads [x]"));
+  end.count_down();
+  engine.WaitForAll(kSoon);
+  EXPECT_TRUE(seen);
+  EXPECT_EQ(engine.version(x), 1u);
+}
+
+// A write waits for all reads, of CPUs and GPUs, and for nothing else.
+TEST_F(GpuTest, AWriteIsIssuedBehindReadersOnGpusAndWaitsForThoseOnCpus) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  std::latch cpu_may_end{1}, gpu_may_end{1};
+  std::atomic<bool> cpu_read{false}, gpu_read{false};
+  bool both = false;
+  engine.PushGpu({.name = "gpu reader", .reads = {x}, .device = Gpu(0)}, [&](GpuStream stream) {
+    SimGpu::Launch(stream, [&] {
+      gpu_may_end.wait();
+      gpu_read = true;
+    });
+  });
+  engine.Push({.name = "cpu reader", .reads = {x}}, [&] {
+    cpu_may_end.wait();
+    cpu_read = true;
+  });
+  engine.PushGpu({.name = "writer", .writes = {x}, .device = Gpu(1)}, [&](GpuStream stream) {
+    both = cpu_read;
+    SimGpu::Launch(stream, [&] { both = both && gpu_read; });
+    gpu_may_end.count_down();  // the reader on the GPU still runs when this is issued
+  });
+  cpu_may_end.count_down();
+  engine.WaitForVar(x, kSoon);
+  EXPECT_TRUE(both);
+}
+
+TEST_F(GpuTest, BeyondThoseIssuedAheadTheMostUrgentIsNext) {
+  EngineOptions options = Options();
+  options.gpu.issued_ahead = 2;
+  options.num_workers = 1;
+  Engine engine(options);
+  std::latch end{1};
+  std::mutex mutex;
+  std::vector<int> order;
+  std::vector<Var> vars;
+  const auto push = [&](int priority, bool waits) {
+    vars.push_back(engine.NewVar());
+    engine.PushGpu({.name = "op", .writes = {vars.back()}, .device = Gpu(0), .priority = priority},
+                   [&, priority, waits](GpuStream stream) {
+                     if (waits) SimGpu::Launch(stream, [&] { end.wait(); });
+                     const std::lock_guard lock(mutex);
+                     order.push_back(priority);
+                   });
+  };
+  push(0, true);
+  push(-1, false);
+  while (engine.stats().running < 2) std::this_thread::yield();  // both places are taken
+  for (const int priority : {-5, -3, -9, -4}) push(priority, false);
+  EXPECT_THAT(engine.DumpState(), HasSubstr("held back"));
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_THAT(order, ElementsAre(0, -1));
+  }
+  end.count_down();
+  engine.WaitForAll(kSoon);
+  EXPECT_THAT(order, ElementsAre(0, -1, -3, -4, -5, -9));
+}
+
+TEST_F(GpuTest, AFailedLaunchPoisonsBeforeItsDependentsAreIssued) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  std::latch end{1};
+  bool ran = false;
+  engine.PushGpu({.name = "before", .writes = {x}, .device = Gpu(0)},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+  engine.PushGpu({.name = "bad", .reads = {x}, .writes = {x}, .device = Gpu(0)},
+                 [](GpuStream) { SimGpu::FailLaunch("cudaErrorInvalidConfiguration"); });
+  engine.PushGpu({.name = "after", .reads = {x}, .writes = {y}, .device = Gpu(1)},
+                 [&](GpuStream) { ran = true; });
+  end.count_down();
+  EXPECT_THAT(MessageOf<CudaError>([&] { engine.WaitForVar(y, kSoon); }),
+              HasSubstr("cudaErrorInvalidConfiguration"));
+  EXPECT_FALSE(ran);
+  EXPECT_EQ(engine.FailureOf(y)->op, "bad");
+  EXPECT_EQ(engine.FailureOf(y)->var, "x");
+  EXPECT_EQ(engine.version(x), 2u);
+  // The device is as good as before, and an overwrite cures.
+  engine.PushGpu({.name = "cure", .writes = {y}, .device = Gpu(0)}, [](GpuStream) {});
+  engine.WaitForVar(y, kSoon);
+  EXPECT_THROW(engine.WaitForAll(kSoon), CudaError);
+  engine.WaitForAll(kSoon);  // once
+}
+
+TEST_F(GpuTest, AnErrorThatTheDeviceReportsPoisonsWhatWasIssuedAndFailsTheDevice) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  std::latch issued{1};
+  bool cpu_ran = false;
+  engine.PushGpu({.name = "bad", .writes = {x}, .device = Gpu(0)}, [&](GpuStream stream) {
+    SimGpu::Launch(stream, [&] {
+      issued.wait();
+      throw 1;
+    });
+  });
+  // Issued on another device before anything is known of the error.
+  engine.PushGpu({.name = "elsewhere", .reads = {x}, .writes = {y}, .device = Gpu(1)},
+                 [&](GpuStream) { issued.count_down(); });
+  engine.Push({.name = "cpu", .reads = {y}}, [&] { cpu_ran = true; });
+  for (const Var& var : {x, y}) {
+    EXPECT_THAT(MessageOf<CudaError>([&] { engine.WaitForVar(var, kSoon); }),
+                HasSubstr("cudaErrorIllegalAddress"));
+    EXPECT_EQ(engine.FailureOf(var)->op, "bad");
+    EXPECT_EQ(engine.version(var), 1u);
+  }
+  bool ran = false;
+  engine.PushGpu({.name = "too late", .writes = {z}, .device = Gpu(0)},
+                 [&](GpuStream) { ran = true; });
+  EXPECT_THROW(engine.WaitForVar(z, kSoon), CudaError);
+  EXPECT_FALSE(ran);
+  engine.PushGpu({.name = "on a good one", .writes = {y}, .device = Gpu(1)},
+                 [&](GpuStream) { ran = true; });
+  engine.WaitForVar(y, kSoon);
+  EXPECT_TRUE(ran);
+  EXPECT_FALSE(cpu_ran);
+}
+
+TEST_F(GpuTest, ADeviceThatNobodyNamesIsLeftAlone) {
+  Engine engine(Options());
+  EXPECT_EQ(gpu_->devices_entered(), std::set<int>{});
+  const Var x = engine.NewVar();
+  engine.PushGpu({.writes = {x}, .device = Gpu(1)}, [](GpuStream) {});
+  engine.WaitForAll(kSoon);
+  EXPECT_EQ(gpu_->devices_entered(), std::set<int>{1});
+}
+
+TEST_F(GpuTest, TheSteadyStateMakesNoStreamsOrEvents) {
+  Engine engine(Options());
+  const Var x = engine.NewVar(), y = engine.NewVar();
+  const auto run = [&] {
+    for (int i = 0; i < 60; ++i) {
+      engine.PushGpu({.reads = {x}, .writes = {x}, .device = Gpu(0)}, [](GpuStream) {});
+      engine.PushGpu({.reads = {x}, .writes = {y}, .device = Gpu(0), .lane = Lane::kCopyOut},
+                     [](GpuStream) {});
+    }
+    engine.WaitForAll(kSoon);
+  };
+  run();
+  const int ahead = engine.options().gpu.issued_ahead;
+  EXPECT_LE(gpu_->streams_made(), 4);  // two, and the reaper's two
+  EXPECT_LE(gpu_->events_made(), 2 * ahead);
+  run();
+  EXPECT_LE(gpu_->streams_made(), 4);
+  EXPECT_LE(gpu_->events_made(), 2 * ahead);
+}
+
+TEST_F(GpuTest, ABodyMayPushAndItsCapturesGoWhenItHasReturned) {
+  Engine engine(Options());
+  const Var x = engine.NewVar();
+  auto capture = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = capture;
+  std::atomic<int> ran{0};
+  engine.PushGpu({.writes = {x}, .device = Gpu(0)},
+                 [&engine, &ran, x, capture = std::move(capture)](GpuStream stream) {
+                   engine.PushGpu({.writes = {x}, .device = Gpu(2)}, [&](GpuStream) { ++ran; });
+                   SimGpu::Launch(stream, [&] { ++ran; });
+                 });
+  engine.WaitForAll(kSoon);
+  EXPECT_EQ(ran, 2);
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(engine.version(x), 2u);
+}
+
+TEST_F(GpuTest, AnEngineIsDestroyedWithWorkPending) {
+  std::atomic<int> ran{0};
+  {
+    Engine engine(Options());
+    const Var x = engine.NewVar();
+    for (int i = 0; i < 100; ++i) {
+      engine.PushGpu({.reads = {x}, .writes = {x}, .device = Gpu(i % 3)},
+                     [&](GpuStream stream) { SimGpu::Launch(stream, [&] { ++ran; }); });
+    }
+  }
+  EXPECT_EQ(ran, 100);
+}
+
+TEST_F(GpuTest, WhatCannotWorkIsRefusedWithExpectedAndGiven) {
+  Engine engine(Options());
+  const Var x = engine.NewVar();
+  const auto body = [](GpuStream) {};
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { engine.PushGpu({.name = "a"}, body); }),
+              testing::AllOf(HasSubstr("'a'"), HasSubstr("cpu(0)"), HasSubstr("expected gpu(i)")));
+  EXPECT_THAT(MessageOf<InvalidArgument>(
+                  [&] { engine.PushGpu({.name = "a", .writes = {x}, .device = Gpu(3)}, body); }),
+              testing::AllOf(HasSubstr("gpu(3)"), HasSubstr("there are 3")));
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { engine.Push({.device = Gpu(0)}, [] {}); }),
+              testing::AllOf(HasSubstr("gpu(0)"), HasSubstr("expected cpu(i)")));
+  EXPECT_EQ(engine.stats().pushed, 0u);
+  EngineOptions options = Options();
+  options.gpu.issued_ahead = 0;
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { Engine bad(options); }),
+              testing::AllOf(HasSubstr("gpu.issued_ahead is 0"), HasSubstr("expected 1")));
+  options = Options();
+  options.gpu.lanes[1].streams = 0;
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { Engine bad(options); }), HasSubstr("streams is 0"));
+}
+
+}  // namespace
+}  // namespace heddle::engine_test

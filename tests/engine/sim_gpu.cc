@@ -1,0 +1,201 @@
+#include "tests/engine/sim_gpu.h"
+
+#include <heddle/error.h>
+
+#include <condition_variable>
+#include <deque>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace heddle::engine_test {
+namespace {
+
+thread_local int current_device = 0;
+thread_local std::string launch_error;
+
+constexpr int kIllegalAddress = 700;  // what CUDA numbers it
+constexpr int kLaunchFailure = 719;
+
+}  // namespace
+
+// Guards all events: how often each was recorded, and how often that has happened.
+struct SimGpu::Shared {
+  std::mutex mutex;
+  std::condition_variable happened;
+};
+
+struct SimGpu::SimEvent {
+  int device;
+  std::uint64_t recorded = 0;
+  std::uint64_t happened = 0;
+};
+
+class SimGpu::SimStream {
+ public:
+  SimStream(int device, SimDevice& state, std::shared_ptr<Shared> shared, std::uint64_t seed)
+      : device_(device), state_(state), shared_(std::move(shared)), random_(seed) {}
+  ~SimStream() {
+    Add(nullptr);
+    thread_.join();
+  }
+
+  int device() const { return device_; }
+  SimDevice& state() { return state_; }
+
+  void Add(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    added_.notify_one();
+  }
+
+ private:
+  void Loop() {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      added_.wait(lock, [&] { return !tasks_.empty(); });
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      if (task == nullptr) return;
+      for (std::uint64_t turns = random_() % 8; turns > 0; --turns) std::this_thread::yield();
+      task();
+    }
+  }
+
+  const int device_;
+  SimDevice& state_;
+  const std::shared_ptr<Shared> shared_;
+  std::mt19937_64 random_;
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<std::function<void()>> tasks_;
+  std::thread thread_{[this] { Loop(); }};
+};
+
+SimGpu::SimGpu(int devices, std::uint64_t seed) : shared_(std::make_shared<Shared>()), seed_(seed) {
+  for (int i = 0; i < devices; ++i) devices_.push_back(std::make_unique<SimDevice>());
+}
+
+SimGpu::~SimGpu() {
+  CHECK(streams_left_ == 0 && events_left_ == 0, "{} streams and {} events were not freed",
+        streams_left_.load(), events_left_.load());
+}
+
+void SimGpu::Launch(GpuStream stream, std::function<void()> kernel) {
+  auto* sim = static_cast<SimStream*>(stream.handle);
+  CHECK(current_device == stream.device && sim->device() == stream.device,
+        "a launch on gpu({}) while gpu({}) is current", stream.device, current_device);
+  sim->Add([sim, kernel = std::move(kernel)] {
+    if (sim->state().failed) return;
+    try {
+      kernel();
+    } catch (...) {
+      sim->state().failed = true;
+    }
+  });
+}
+
+void SimGpu::FailLaunch(std::string name) { launch_error = std::move(name); }
+
+std::set<int> SimGpu::devices_entered() const {
+  std::set<int> entered;
+  for (int i = 0; i < device_count(); ++i) {
+    if (devices_[static_cast<std::size_t>(i)]->entered) entered.insert(i);
+  }
+  return entered;
+}
+
+std::string SimGpu::WhyNoGpu(int id) const {
+  return fmt::format("gpu({}): there are {} simulated ones", id, devices_.size());
+}
+
+int SimGpu::Enter(int device) {
+  devices_.at(static_cast<std::size_t>(device))->entered = true;
+  return std::exchange(current_device, device);
+}
+
+void SimGpu::Leave(int outer) noexcept { current_device = outer; }
+
+SimGpu::Stream SimGpu::NewStream(bool, int) {
+  ++streams_made_;
+  ++streams_left_;
+  SimDevice& device = *devices_[static_cast<std::size_t>(current_device)];
+  return new SimStream(current_device, device, shared_, seed_.fetch_add(1));
+}
+
+SimGpu::Event SimGpu::NewEvent() {
+  ++events_made_;
+  ++events_left_;
+  return new SimEvent{.device = current_device};
+}
+
+void SimGpu::Free(int device, Stream stream) noexcept {
+  auto* sim = static_cast<SimStream*>(stream);
+  CHECK(sim->device() == device);
+  delete sim;
+  --streams_left_;
+}
+
+void SimGpu::FreeEvent(int device, Event event) noexcept {
+  auto* sim = static_cast<SimEvent*>(event);
+  CHECK(sim->device == device && sim->recorded == sim->happened);
+  delete sim;
+  --events_left_;
+}
+
+void SimGpu::Record(Event event, Stream stream) {
+  auto* sim = static_cast<SimEvent*>(event);
+  auto* on = static_cast<SimStream*>(stream);
+  CHECK(sim->device == on->device(), "an event of gpu({}) on a stream of gpu({})", sim->device,
+        on->device());
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    CHECK(sim->recorded == sim->happened, "an event was used again before it had happened");
+    number = ++sim->recorded;
+  }
+  on->Add([this, sim, number] {
+    const std::lock_guard lock(shared_->mutex);
+    sim->happened = number;
+    shared_->happened.notify_all();
+  });
+}
+
+void SimGpu::Wait(Stream stream, Event event) {
+  auto* sim = static_cast<SimEvent*>(event);
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    number = sim->recorded;
+  }
+  static_cast<SimStream*>(stream)->Add([this, sim, number] {
+    std::unique_lock lock(shared_->mutex);
+    shared_->happened.wait(lock, [&] { return sim->happened >= number; });
+  });
+}
+
+SimGpu::State SimGpu::Query(Event event) noexcept {
+  auto* sim = static_cast<SimEvent*>(event);
+  if (devices_[static_cast<std::size_t>(sim->device)]->failed) {
+    return {.error = std::make_exception_ptr(
+                CudaError("the GPU reports cudaErrorIllegalAddress", kIllegalAddress))};
+  }
+  const std::lock_guard lock(shared_->mutex);
+  return {.happened = sim->happened == sim->recorded};
+}
+
+void SimGpu::Signal(Stream stream, void (*signal)(void*), void* context) {
+  static_cast<SimStream*>(stream)->Add([signal, context] { signal(context); });
+}
+
+void SimGpu::CheckLaunches() {
+  if (launch_error.empty()) return;
+  throw CudaError(std::exchange(launch_error, {}), kLaunchFailure);
+}
+
+}  // namespace heddle::engine_test
