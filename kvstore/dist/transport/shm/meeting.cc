@@ -3,15 +3,19 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <openssl/rand.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -52,7 +56,10 @@ bool PeerIsOfThisUser(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
 }
 
-// A message of one byte that carries a descriptor, or has room for one.
+// The memory, the accepting side's bell, the connecting one's.
+using Fds = std::array<int, 3>;
+
+// A message of one byte that carries descriptors, or has room for them.
 struct Parcel {
   Parcel() {
     message.msg_iov = &run;
@@ -63,34 +70,46 @@ struct Parcel {
 
   char byte = 'm';
   iovec run{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(Fds))] = {};
   msghdr message{};
 };
 
-void SendFd(int socket, int fd) {
+void SendFds(int socket, const Fds& fds) {
   Parcel parcel;
   cmsghdr* const header = CMSG_FIRSTHDR(&parcel.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof fd);
-  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  header->cmsg_len = CMSG_LEN(sizeof fds);
+  std::memcpy(CMSG_DATA(header), fds.data(), sizeof fds);
   if (sendmsg(socket, &parcel.message, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
     Fail("send shared memory", errno);
   }
 }
 
-UniqueFd ReceiveFd(int socket) {
+std::vector<UniqueFd> ReceiveFds(int socket) {
   Parcel parcel;
   const ssize_t bytes = recvmsg(socket, &parcel.message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (bytes < 0) Fail("receive shared memory", errno);
+  std::vector<UniqueFd> received;  // the buffer may have room for one more than Fds
   const cmsghdr* const header = CMSG_FIRSTHDR(&parcel.message);
-  if (bytes != 1 || header == nullptr || header->cmsg_level != SOL_SOCKET ||
-      header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) {
-    throw NetworkError("receive shared memory: there is none");
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      received.emplace_back(fd);
+    }
   }
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-  return UniqueFd(fd);
+  if (received.size() != std::tuple_size_v<Fds> || (parcel.message.msg_flags & MSG_CTRUNC) != 0) {
+    throw NetworkError("receive shared memory: not the descriptors that were expected");
+  }
+  return received;
+}
+
+UniqueFd NewBell() {
+  UniqueFd bell(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (bell.get() < 0) Fail("make an eventfd", errno);
+  return bell;
 }
 
 }  // namespace
@@ -112,12 +131,15 @@ Channel MeetingPoint::Take() {
         UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (channel.socket.get() < 0) Fail("meet at a Unix socket", errno);
   } while (!PeerIsOfThisUser(channel.socket.get()));
-  channel.rings = SharedRings::Take(ReceiveFd(channel.socket.get()));
+  std::vector<UniqueFd> fds = ReceiveFds(channel.socket.get());
+  channel.rings = SharedRings::Take(fds[0]);
+  channel.peer_bell = std::move(fds[1]);
+  channel.own_bell = std::move(fds[2]);
   return channel;
 }
 
 Channel MeetAt(const MeetingName& name, std::size_t ring_bytes) {
-  Channel channel{.socket = NewSocket(), .rings = nullptr};
+  Channel channel{.socket = NewSocket()};
   const UnixAddress address(name);
   if (connect(channel.socket.get(), address.get(), address.length) != 0) {
     Fail("meet at a Unix socket", errno);
@@ -125,7 +147,9 @@ Channel MeetAt(const MeetingName& name, std::size_t ring_bytes) {
   if (!PeerIsOfThisUser(channel.socket.get())) throw NetworkError("it is of another user");
   UniqueFd memory;
   channel.rings = SharedRings::Make(ring_bytes, &memory);
-  SendFd(channel.socket.get(), memory.get());
+  channel.own_bell = NewBell();
+  channel.peer_bell = NewBell();
+  SendFds(channel.socket.get(), {memory.get(), channel.own_bell.get(), channel.peer_bell.get()});
   return channel;
 }
 

@@ -4,16 +4,20 @@
 //   listens at a Unix socket with a random
 //   name; hello{..., name}                ->
 //   proof                                 ->
-//                                         <-   connects to that name, sends the memory
+//                                         <-   connects to that name, sends memory and bells
 //                                         <-   welcome{shares}
-//   takes the connection and the memory
+//   takes the connection, memory and bells
 //
 // So nothing is made before the peer has proved itself, and both know at the end of the handshake
-// which way their messages go. The Unix connection stays: it carries a byte to wake the other side,
-// and its end is the end of the peer. Its name is abstract: there is no file that could be left,
-// and only processes in one network namespace find it. Who is on another host, in another
-// namespace, of another user, or where the system forbids any of this, talks over TCP. Threads: a
-// meeting point is used by one.
+// which way their messages go. The Unix connection stays: its end is the end of the peer. Its name
+// is abstract: there is no file that could be left, and only processes in one network namespace
+// find it. Who is on another host, in another namespace, of another user, or where the system
+// forbids any of this, talks over TCP.
+//
+// A *bell* wakes a side that sleeps: an eventfd, with which a round trip of wake-ups took 40 us
+// where it took 53 with bytes through the socket.
+//
+// Threads: a meeting point is used by one.
 #pragma once
 
 #include <array>
@@ -31,7 +35,8 @@ using MeetingName = std::array<std::byte, 16>;
 // What carries the bytes of a connection.
 struct Channel {
   UniqueFd socket;
-  std::unique_ptr<SharedRings> rings;  // null: the bytes go through the socket
+  std::unique_ptr<SharedRings> rings{};  // null: the bytes go through the socket
+  UniqueFd own_bell{}, peer_bell{};      // with rings
 };
 
 class MeetingPoint {

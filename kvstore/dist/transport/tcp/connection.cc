@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <tuple>
 #include <utility>
 
 #include <boost/asio/post.hpp>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -53,6 +55,8 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
       socket_(reactor.context()),
       fd_(channel.socket.get()),
       rings_(std::move(channel.rings)),
+      bell_(reactor.context()),
+      peer_bell_(std::move(channel.peer_bell)),
       link_(link),
       counts_(counts),
       capture_(std::move(capture)),
@@ -71,7 +75,10 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
                  channel.socket.Release());
   boost::system::error_code ignored;
   socket_.native_non_blocking(true, ignored);
-  if (rings_ != nullptr) return;
+  if (rings_ != nullptr) {
+    bell_.assign(channel.own_bell.Release());
+    return;
+  }
   SetOption(fd_, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
   if (link == Link::kBulk) {
     SetOption(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes, "TCP_NOTSENT_LOWAT");
@@ -81,7 +88,9 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
 void Connection::Start(Events events) {
   events_ = std::move(events);
   ArmRead();
-  if (rings_ != nullptr) BeAttended();
+  if (rings_ == nullptr) return;
+  ArmBell();
+  BeAttended();
 }
 
 void Connection::BeAttended() {
@@ -191,7 +200,8 @@ Connection::Transferred Connection::Transmit(iovec* runs, std::size_t count) {
 Connection::Transferred Connection::OverRings(std::optional<SharedRings::Moved> moved) const {
   if (!moved) return {-1, EPROTO};
   // If the peer has gone, the reactor finds out.
-  if (moved->wake_peer) send(fd_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  constexpr std::uint64_t kRing = 1;
+  if (moved->wake_peer) std::ignore = write(peer_bell_.get(), &kRing, sizeof kRing);
   return moved->bytes > 0 ? Transferred{static_cast<ssize_t>(moved->bytes), 0}
                           : Transferred{-1, EAGAIN};
 }
@@ -279,13 +289,28 @@ Connection::ReadResult Connection::ReadTurn() {
   return ReadResult::kMore;
 }
 
+void Connection::ArmBell() {
+  MutexLock lock(tx_mutex_);
+  bell_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                   [self = shared_from_this()](const boost::system::error_code& error) {
+                     self->reactor_.Awake();
+                     if (!error && !self->ended_) self->OnBell();
+                   });
+}
+
 void Connection::OnBell() {
-  std::array<std::byte, 256> bells;  // one will do, however often it rang
-  const ssize_t bytes = recv(fd_, bells.data(), bells.size(), MSG_DONTWAIT);
-  hung_up_ = bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EINTR);
-  if (!hung_up_) ArmRead();
   reactor_.Attend(shared_from_this());
-  Look();
+  Look();  // first what it rang for
+  if (ended_) return;
+  std::uint64_t count = 0;
+  std::ignore = read(bell_.native_handle(), &count, sizeof count);
+  ArmBell();
+}
+
+// Nothing is sent through the Unix socket: this is its end.
+void Connection::OnHangUp() {
+  hung_up_ = true;
+  reactor_.Attend(shared_from_this());
 }
 
 bool Connection::Look() {
@@ -393,7 +418,7 @@ void Connection::ArmRead() {
                      [self = shared_from_this()](const boost::system::error_code& error) {
                        self->reactor_.Awake();
                        if (error || self->ended_) return;
-                       self->rings_ == nullptr ? self->OnReadable() : self->OnBell();
+                       self->rings_ == nullptr ? self->OnReadable() : self->OnHangUp();
                      });
 }
 
@@ -409,6 +434,7 @@ void Connection::Close() {
     queue_.Clear(&ended);
     boost::system::error_code ignored;
     socket_.close(ignored);
+    bell_.close(ignored);
   }
   Release(std::move(ended));
 }

@@ -3,9 +3,8 @@
 // Asio tells when the socket is ready; reading and writing are own loops of readv and sendmsg of up
 // to 128 KiB a call, in turn: with more a call an urgent message on the other connection waits
 // longer for its turn. With a peer of this host the bytes go through rings in shared memory
-// (shm/shared_rings.h) in place of the socket, which then is a Unix one: a byte through it, the
-// *bell*, wakes the other side, and its end is the end of the peer, known by the system whatever it
-// died of.
+// (shm/shared_rings.h) in place of the socket, which then is a Unix one: its end is the end of the
+// peer, whatever it died of. Bells (shm/meeting.h) wake who sleeps.
 //
 // Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
 //   (C1) One thread at a time writes: writing_ is true from the fetch to the report of what was
@@ -32,6 +31,7 @@
 #include <string>
 
 #include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "base/mutex.h"
 #include "kvstore/dist/transport/shm/meeting.h"
@@ -120,7 +120,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   // With rings, from any thread.
   void BeAttended();
   void OnReadable();
+  void ArmBell() EXCLUDES(tx_mutex_);
   void OnBell();
+  void OnHangUp();
   ReadResult ReadTurn();
   Transferred Receive(const iovec* runs, std::size_t count);
   ReadResult ReadOnce();
@@ -141,7 +143,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   Reactor& reactor_;
   Socket socket_;  // its waits are armed under tx_mutex_
   const int fd_;
-  const std::unique_ptr<SharedRings> rings_;  // null: the bytes go through the socket
+  const std::unique_ptr<SharedRings> rings_;    // null: the bytes go through the socket
+  boost::asio::posix::stream_descriptor bell_;  // with rings; as socket_
+  const UniqueFd peer_bell_;
   const Link link_;
   TcpCounts& counts_;
   const std::unique_ptr<WireCapture> capture_;  // null: nothing is captured

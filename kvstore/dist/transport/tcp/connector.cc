@@ -163,7 +163,7 @@ class Attempts {
         (peer->node.rank != -1 && peer->node.rank != target_.peer.rank)) {
       Refused(fmt::format("{} listens there", ToString(peer->node)));
     }
-    if (!handshake.shares()) return Channel{UniqueFd(socket.release(error)), nullptr};
+    if (!handshake.shares()) return Channel{.socket = UniqueFd(socket.release(error))};
     try {
       return meeting->Take();
     } catch (const NetworkError& failed) {

@@ -326,7 +326,7 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
     // Before anybody can send on it. A few bytes on a new connection: there is room.
     const std::string text = welcome(shared.has_value());
     send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    Channel channel{.socket = UniqueFd(fd), .rings = nullptr};
+    Channel channel{.socket = UniqueFd(fd)};
     if (shared) channel = *std::move(shared);
     connection = MakeConnection(peer, std::move(channel), hello.link);
     if (is_new) {

@@ -1,0 +1,111 @@
+// The store dist_sync between processes of one host, through shared memory.
+//
+//   bench_host [--json FILE] [--quick] [SECTION...]
+//
+// One worker and one server, each on a CPU:
+// large     pushpull of 64 MiB, beside the same over TCP, and beside one thread that copies as many
+//           bytes: to the server and back.
+// sleeping  pushpull of 4 KiB where both sides sleep, beside a bare futex round trip.
+// polling   the same where both sides poll, against a fixed limit.
+//
+// Contenders run in turn, see turns.h. Status: see sections.h.
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmarks/dist/futex_peer.h"
+#include "benchmarks/dist/job.h"
+#include "benchmarks/dist/sections.h"
+#include "benchmarks/dist/turns.h"
+
+namespace heddle::bench_dist {
+namespace {
+
+using bench::BarReport;
+
+constexpr std::size_t kShort = 4096;
+constexpr std::size_t kLong = std::size_t{64} << 20;
+
+std::function<void()> PushPullOf(Worker& worker, std::size_t bytes) {
+  const NDArray value = worker.Array(bytes, 1);
+  const NDArray out = worker.Array(bytes);
+  worker.store().Init("key", value);
+  return [&worker, value, out] {
+    worker.store().PushPull("key", value, out);
+    out.WaitToRead();
+  };
+}
+
+void MeasureLarge(BarReport& report, bool quick) {
+  const Job job({.shared_memory = true});
+  const Job tcp_job({.shared_memory = false});
+  const std::unique_ptr<Worker> worker = job.Join();
+  const std::unique_ptr<Worker> tcp_worker = tcp_job.Join();
+  PinThisProcess(0);
+  job.Pin(1);
+  tcp_job.Pin(1);
+  std::vector<char> out(kLong), there(kLong), back(kLong);
+  const auto copy = [&] {
+    constexpr std::size_t kSlice = 1 << 20;  // the second copy finds it in the cache
+    for (std::size_t at = 0; at < kLong; at += kSlice) {
+      std::memcpy(there.data() + at, out.data() + at, kSlice);
+      std::memcpy(back.data() + at, there.data() + at, kSlice);
+    }
+  };
+  std::vector<Contender> contenders = {
+      {.name = "shared memory", .operation = PushPullOf(*worker, kLong)},
+      {.name = "TCP", .operation = PushPullOf(*tcp_worker, kLong)},
+      {.name = "memcpy there and back by one thread", .operation = copy}};
+  TakeTurns(contenders, {.rounds = quick ? 3 : 15, .operations = 3});
+  for (const auto& [peer, most] : {std::pair{1, 0.5}, std::pair{2, 1.0}}) {
+    AddBar(report, {.what = "pushpull of 64 MiB through shared memory",
+                    .unit = "us",
+                    .ours = contenders[0].figures,
+                    .against = contenders[peer].name,
+                    .theirs = contenders[peer].figures,
+                    .most = most});
+  }
+}
+
+void MeasureSleeping(BarReport& report, bool quick) {
+  FutexEcho futex;
+  const Job job({.shared_memory = true});
+  const std::unique_ptr<Worker> worker = job.Join();
+  PinThisProcess(0);
+  job.Pin(1);
+  futex.process().Pin(1);
+  std::vector<Contender> contenders = {
+      {.name = "heddle", .operation = PushPullOf(*worker, kShort)},
+      {.name = "a bare futex round trip", .operation = [&] { futex.RoundTrip(); }}};
+  TakeTurns(contenders, {.rounds = quick ? 5 : 15, .operations = 500});
+  AddBar(report, {.what = "pushpull of 4 KiB through shared memory, sleeping, on a CPU each",
+                  .unit = "us",
+                  .ours = contenders[0].figures,
+                  .against = contenders[1].name,
+                  .theirs = contenders[1].figures,
+                  .most = 1.2});
+}
+
+void MeasurePolling(BarReport& report, bool quick) {
+  const Job job({.spin = std::chrono::microseconds(50), .shared_memory = true});
+  const std::unique_ptr<Worker> worker = job.Join();
+  PinThisProcess(0);
+  job.Pin(1);
+  std::vector<Contender> contenders = {
+      {.name = "heddle", .operation = PushPullOf(*worker, kShort)}};
+  TakeTurns(contenders, {.rounds = quick ? 5 : 15, .operations = 2000});
+  AddLimit(report, "pushpull of 4 KiB through shared memory, polling, on a CPU each", "us",
+           contenders[0].figures, 3);
+}
+
+}  // namespace
+}  // namespace heddle::bench_dist
+
+int main(int argc, char** argv) {
+  using namespace heddle::bench_dist;  // NOLINT(google-build-using-namespace)
+  constexpr Section kSections[] = {
+      {"large", &MeasureLarge}, {"sleeping", &MeasureSleeping}, {"polling", &MeasurePolling}};
+  return RunSections(argc, argv, kSections);
+}
