@@ -226,7 +226,10 @@ TEST(SharedRings, PositionsThatCannotBeAreFoundOut) {
     ends.words[(kSecondStreamAt + kReadAt) / 8] = ahead;
     EXPECT_TRUE(ends.taker->HasRoom(kRing));
     EXPECT_FALSE(ends.taker->AwaitRoom(kRing));
-    EXPECT_FALSE(ends.taker->Write(&run, 1));
+    // It is looked at when there is too little room otherwise.
+    std::vector<char> much(kRing + 1);
+    const iovec more{much.data(), much.size()};
+    EXPECT_FALSE(ends.taker->Write(&more, 1));
   }
 }
 

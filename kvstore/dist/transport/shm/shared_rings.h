@@ -66,14 +66,16 @@ class SharedRings {
   struct Stream;   // positions and wishes
   struct Control;  // of both streams
 
-  SharedRings(std::span<std::byte> memory, bool made_here);
+  SharedRings(std::span<std::byte> memory, bool made_here, void* tag);
 
   const std::span<std::byte> memory_;  // mapped
   const std::size_t ring_bytes_;
+  void* const tag_;  // for the thread sanitizer
 
   Stream* out_;
   std::byte* out_ring_;
   std::uint64_t written_ = 0;
+  std::uint64_t known_read_ = 0;  // what the reader had read when there was too little room last
 
   Stream* in_;
   const std::byte* in_ring_;

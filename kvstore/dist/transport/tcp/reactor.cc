@@ -121,7 +121,7 @@ void Reactor::Attend(std::shared_ptr<Attended> attended) {
 
 void Reactor::Forget(const Attended* attended) {
   for (auto& each : attended_) {
-    if (each.get() == attended) each = nullptr;
+    if (each.get() == attended) forgotten_.push_back(std::move(each));
   }
 }
 
@@ -129,10 +129,9 @@ bool Reactor::Look() {
   bool found = false;
   // By index: who looks may attend and forget others.
   for (std::size_t i = 0; i < attended_.size(); ++i) {
-    const std::shared_ptr<Attended> attended = attended_[i];
-    if (attended != nullptr && attended->Look()) found = true;
+    if (attended_[i] != nullptr && attended_[i]->Look()) found = true;
   }
-  std::erase(attended_, nullptr);
+  DropForgotten();
   if (!found) {
     looks_in_a_row_ = 0;
   } else if (++looks_in_a_row_ == kLooksInARow) {
@@ -142,8 +141,15 @@ bool Reactor::Look() {
   return found;
 }
 
+void Reactor::DropForgotten() {
+  if (forgotten_.empty()) return;
+  std::erase(attended_, nullptr);
+  forgotten_.clear();
+}
+
 bool Reactor::ArmAttended() {
-  std::erase_if(attended_, [](const auto& each) { return each == nullptr || each->Arm(); });
+  DropForgotten();
+  std::erase_if(attended_, [](const auto& each) { return each->Arm(); });
   return attended_.empty();
 }
 

@@ -96,7 +96,7 @@ class Reactor {
   static constexpr int kSpinMisses = 3;
   // Looks in a row that found something, before handlers have their turn.
   static constexpr int kLooksInARow = 16;
-  static constexpr int kLooksPerYield = 32;
+  static constexpr int kLooksPerYield = 128;
 
   enum class Lead { kNobody, kCaller, kOwnThread, kStopped };
 
@@ -114,6 +114,7 @@ class Reactor {
   bool Look();
   // False: something has come, and the leader must not sleep.
   bool ArmAttended();
+  void DropForgotten();
   bool Spin();
   void Wake();
   void Run();  // the own thread
@@ -144,7 +145,8 @@ class Reactor {
   // The leader's.
   int spin_misses_ = 0;
   int looks_in_a_row_ = 0;
-  std::vector<std::shared_ptr<Attended>> attended_;  // null: forgotten while all are gone through
+  std::vector<std::shared_ptr<Attended>> attended_;   // null: forgotten
+  std::vector<std::shared_ptr<Attended>> forgotten_;  // perhaps while they look
   std::thread thread_;
 };
 
