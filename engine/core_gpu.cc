@@ -97,8 +97,9 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   context.children = 0;
   const auto [mark, error] =
       gpu_->Issue(queue, waits, async, skipped, [&](std::exception_ptr failed) {
+        if (failed != nullptr) return failed;
         try {
-          op->function(op->body(), failed != nullptr ? BodyAction::kDrop : BodyAction::kRun, async);
+          op->function(op->body(), BodyAction::kRun, async);
         } catch (...) {
           failed = std::current_exception();
         }
@@ -129,6 +130,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   // acq_rel: acquires the error from the reaper, or releases this issue to it
   if ((async->flags.fetch_or(AsyncState::kBodyDone, std::memory_order_acq_rel) &
        AsyncState::kCalled) != 0) {
+    TakeCompletionsLocked();  // what it waited for on the device has been completed before it
     FinishGpuLocked(op);
   }
 }

@@ -280,6 +280,9 @@ bool GpuQueues::FinishFront(GpuQueue& queue) {
     queue.finished_.store(number, std::memory_order_release);
   }
   unfinished_.fetch_sub(1, std::memory_order_relaxed);
+  // What the body captured: memory that the device may have been using until now.
+  internal::Op* op = async->op;
+  op->function(op->body(), internal::BodyAction::kDrop, async);
   internal::CompleteAsync(async, std::move(error));
   return true;
 }

@@ -150,7 +150,8 @@ class EngineCore;
 struct Op;
 enum class BodyAction { kRun, kDrop };
 // Runs the body in `storage` (kRun) and destroys it, also when it throws; or only destroys it
-// (kDrop). `async` is the op's completion state, null for synchronous ops.
+// (kDrop). That of a GPU op is destroyed by kDrop alone: what it captures lives until the device is
+// done. `async` is the op's completion state, null for synchronous ops.
 using BodyFunction = void (*)(void* storage, BodyAction action, AsyncState* async);
 
 enum class PushMode { kWaitForRoom, kTry };
@@ -189,8 +190,15 @@ struct StoredBody {
   }
 
   static void Invoke(void* storage, BodyAction action, [[maybe_unused]] AsyncState* async) {
+    Body* const stored =
+        kInPlace ? std::launder(static_cast<Body*>(storage)) : *static_cast<Body**>(storage);
+    if constexpr (kKind == BodyKind::kGpu) {
+      if (action == BodyAction::kRun) {
+        (*stored)(StreamOf(async));
+        return;
+      }
+    }
     struct Destroyer {
-      void* storage;
       Body* body;
       ~Destroyer() {
         if constexpr (kInPlace) {
@@ -200,16 +208,13 @@ struct StoredBody {
         }
       }
     };
-    Destroyer destroyer{storage, kInPlace ? std::launder(static_cast<Body*>(storage))
-                                          : *static_cast<Body**>(storage)};
+    const Destroyer destroyer{stored};
     if (action == BodyAction::kDrop) return;
     if constexpr (kKind == BodyKind::kAsync) {
       RetainAsync(async);
-      (*destroyer.body)(Completion::Adopt(async));
-    } else if constexpr (kKind == BodyKind::kGpu) {
-      (*destroyer.body)(StreamOf(async));
-    } else {
-      (*destroyer.body)();
+      (*stored)(Completion::Adopt(async));
+    } else if constexpr (kKind == BodyKind::kSync) {
+      (*stored)();
     }
   }
 };
@@ -258,9 +263,10 @@ class Engine {
   // Queues body(GpuStream) for options.device, a gpu(i). The body runs on a thread of the engine,
   // as soon as the ops before it on its variables have finished or, if of GPUs, have been issued;
   // it issues work on the stream, which waits for theirs, and returns without waiting for it. The
-  // op finishes when all that it issued is done. An exception of the body, or a launch that failed,
-  // fails it; an error that the device reports later fails it, all that comes after it and all
-  // other ops of that device, for good. start_inline has no effect.
+  // op finishes when all that it issued is done; what the body captures lives until then. An
+  // exception of the body, or a launch that failed, fails it; an error that the device reports
+  // later fails it, all that comes after it and all other ops of that device, for good.
+  // start_inline has no effect.
   // Errors: as Push; InvalidArgument for a device that is not a GPU or not there.
   template <class F>
   void PushGpu(const OpOptions& options, F&& body) {

@@ -240,18 +240,26 @@ TEST_F(GpuTest, TheSteadyStateMakesNoStreamsOrEvents) {
   EXPECT_LE(gpu_->events_made(), 2 * ahead);
 }
 
-TEST_F(GpuTest, ABodyMayPushAndItsCapturesGoWhenItHasReturned) {
+TEST_F(GpuTest, ABodyMayPushAndItsCapturesLiveUntilTheDeviceIsDone) {
   Engine engine(Options());
   const Var x = engine.NewVar();
-  auto capture = std::make_shared<int>(1);
-  const std::weak_ptr<int> watch = capture;
+  auto capture = std::make_shared<std::atomic<int>>(0);
+  const std::weak_ptr<std::atomic<int>> watch = capture;
   std::atomic<int> ran{0};
+  std::latch launched{1}, end{1};
   engine.PushGpu({.writes = {x}, .device = Gpu(0)},
-                 [&engine, &ran, x, capture = std::move(capture)](GpuStream stream) {
+                 [&, x, capture = std::move(capture)](GpuStream stream) {
                    engine.PushGpu({.writes = {x}, .device = Gpu(2)}, [&](GpuStream) { ++ran; });
-                   SimGpu::Launch(stream, [&] { ++ran; });
+                   SimGpu::Launch(stream, [&, memory = capture.get()] {
+                     end.wait();
+                     ran += ++*memory;
+                   });
+                   launched.count_down();
                  });
-  engine.WaitForAll(kSoon);
+  launched.wait();
+  EXPECT_FALSE(watch.expired());
+  end.count_down();
+  engine.WaitForVar(x, kSoon);
   EXPECT_EQ(ran, 2);
   EXPECT_TRUE(watch.expired());
   EXPECT_EQ(engine.version(x), 2u);
