@@ -68,7 +68,7 @@ class MemberNode : public Node {
     Follow(now, out);
   }
   void HandleTime(Time now, Outputs& out) final REQUIRES(mutex_) {
-    if (joined_) member_->OnTime(now, out);
+    if (joined_) member_->OnTime(now, out, role_machine_.State());
     if (const auto next = role_machine_.next_time(); next && *next <= now) {
       role_machine_.OnTime(now, out);
     }

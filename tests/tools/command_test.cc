@@ -37,8 +37,8 @@ TEST(Command, NeedsASubcommandThatItKnows) {
   EXPECT_NE(RunProgram({kHeddle, "weave"}).status, 0);
   const ProgramResult help = RunProgram({kHeddle, "--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* command :
-       {"bench", "doctor", "launch", "scheduler", "server", "trace", "wire-dump"}) {
+  for (const char* command : {"bench", "doctor", "launch", "run", "scheduler", "server", "status",
+                              "trace", "wire-dump"}) {
     EXPECT_THAT(help.output, HasSubstr(command));
   }
 }
@@ -129,6 +129,55 @@ TEST(DoctorCommand, ChecksTheSettingsOfAJobAndKeepsItsSecret) {
   const ProgramResult bad = RunProgram({kHeddle, "doctor"}, {"DMLC_NUM_WORKER=2", "HEDDLE_RANK=2"});
   EXPECT_EQ(bad.status, 1);
   EXPECT_THAT(bad.output, HasSubstr("rank 2 (HEDDLE_RANK)"));
+}
+
+TEST(DoctorCommand, SaysWhereAProcessWouldListenOrWhyItCannot) {
+  EXPECT_THAT(RunProgram({kHeddle, "doctor"}, {"HEDDLE_ROOT_HOST=127.0.0.1"}).output,
+              HasSubstr("as server at 127.0.0.1"));
+  const ProgramResult open = RunProgram(
+      {kHeddle, "doctor"}, {"HEDDLE_ROOT_HOST=127.0.0.1", "HEDDLE_BIND_ADDRESS=0.0.0.0"});
+  EXPECT_EQ(open.status, 1);
+  EXPECT_THAT(open.output, HasSubstr("HEDDLE_TOKEN_FILE"));
+}
+
+TEST(DoctorCommand, ATokenFileThatOthersMayReadIsAProblem) {
+  const TempFolder folder;
+  const std::string file = folder / "token";
+  std::ofstream(file) << "hush";
+  const auto doctor = [&](unsigned mode) {
+    std::filesystem::permissions(file, static_cast<std::filesystem::perms>(mode));
+    return RunProgram({kHeddle, "doctor"}, {"HEDDLE_TOKEN_FILE=" + file});
+  };
+  EXPECT_EQ(doctor(0600).status, 0);
+  const ProgramResult result = doctor(0640);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("chmod 600 '" + file + "'"));
+  EXPECT_THAT(result.output, HasSubstr("mode 640"));
+  EXPECT_THAT(result.output, Not(HasSubstr("hush")));
+}
+
+TEST(DoctorCommand, ALimitOfOpenFilesBelowWhatTheJobMayNeedIsAProblem) {
+  const auto doctor = [](const std::string& workers) {
+    return RunProgram({"/bin/sh", "-c", "ulimit -n 256; exec " + std::string(kHeddle) + " doctor"},
+                      {"HEDDLE_JOB_WORKERS=" + workers, "HEDDLE_JOB_SERVERS=1"});
+  };
+  EXPECT_EQ(doctor("4").status, 0);
+  const ProgramResult result = doctor("1000");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("256 at most"));
+  EXPECT_THAT(result.output, HasSubstr("ulimit -n "));
+  EXPECT_THAT(result.output, HasSubstr("locked memory"));
+}
+
+TEST(DoctorCommand, InAJobItLooksAtTheWayToAllOthersAndAtTheClocks) {
+  const ProgramResult result =
+      RunProgram({kHeddle, "launch", "-n", "2", "-s", "2", "--", kHeddle, "doctor", "--in-job"});
+  EXPECT_EQ(result.status, 0) << result.output;
+  for (const char* const worker : {"[worker 0] ", "[worker 1] "}) {
+    EXPECT_THAT(result.output, HasSubstr(worker + std::string("No problems found.")));
+  }
+  EXPECT_THAT(result.output, HasSubstr("all servers, and they all workers"));
+  EXPECT_THAT(result.output, HasSubstr(" s between worker "));
 }
 
 TEST(BenchCommand, MeasuresWhatWasAskedFor) {

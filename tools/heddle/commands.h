@@ -16,6 +16,7 @@ void AddLaunchCommand(CLI::App& app);  // its exit status is that of the job
 void AddRunCommand(CLI::App& app);
 void AddSchedulerCommand(CLI::App& app);
 void AddServerCommand(CLI::App& app);
+void AddStatusCommand(CLI::App& app);
 void AddTraceCommand(CLI::App& app);
 void AddWireDumpCommand(CLI::App& app);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,7 @@
 #include "base/gpus.h"
 #include "kvstore/dist/config.h"
 #include "tools/heddle/commands.h"
+#include "tools/heddle/doctor_job.h"
 #include "tools/heddle/program_path.h"
 
 namespace heddle::tools {
@@ -155,10 +157,16 @@ void CheckDist(int& problems) {
     const DistOptions options = DistOptions::FromEnvironment();
     for (const auto& [field, source] : options.sources) Line(options.Describe(field), "");
     if (options.sources.empty()) Line("no setting of a job is there", "");
+    problems += CheckJobSetUp(options, Line);
   } catch (const Error& error) {
     ++problems;
     Line("PROBLEM", error.what());
   }
+}
+
+void Conclude(int problems) {
+  if (problems > 0) throw InvalidState(fmt::format("doctor found {} problem(s)", problems));
+  fmt::print("No problems found.\n");
 }
 
 void Run() {
@@ -169,15 +177,26 @@ void Run() {
   PrintVariables(problems);
   CheckEngine(problems);
   CheckDist(problems);
-  if (problems > 0) throw InvalidState(fmt::format("doctor found {} problem(s)", problems));
-  fmt::print("No problems found.\n");
+  Conclude(problems);
+}
+
+// As a worker of a job whose launching, network and clocks are to be looked at.
+void RunInJob() {
+  fmt::print("heddle {}\n", kVersion);
+  Conclude(CheckInJob(Line));
 }
 
 }  // namespace
 
 void AddDoctorCommand(CLI::App& app) {
-  app.add_subcommand("doctor", "Show versions, CPUs and settings, and what is wrong with them")
-      ->callback(Run);
+  CLI::App* const doctor =
+      app.add_subcommand("doctor", "Show versions, CPUs and settings, and what is wrong with them");
+  auto in_job = std::make_shared<bool>(false);
+  doctor->add_flag(
+      "--in-job", *in_job,
+      "As the program of a job: whether all processes reach one another, and how their "
+      "clocks differ (heddle launch ... -- heddle doctor --in-job)");
+  doctor->callback([in_job] { *in_job ? RunInJob() : Run(); });
 }
 
 }  // namespace heddle::tools

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   heddle::tools::AddRunCommand(app);
   heddle::tools::AddSchedulerCommand(app);
   heddle::tools::AddServerCommand(app);
+  heddle::tools::AddStatusCommand(app);
   heddle::tools::AddTraceCommand(app);
   heddle::tools::AddWireDumpCommand(app);
   try {

@@ -105,6 +105,10 @@ std::optional<std::string> TextOf(std::string_view meta) {
     std::vector<std::string> keys;
     for (const Key& key : body.keys) keys.push_back(Text(key));
     return fmt::format("{} keys: {}", keys.size(), fmt::join(keys, ", "));
+  } else if constexpr (requires { body.stalled; }) {
+    return fmt::format("{} requests of {} bytes, {} rounds, {} waiting, {} stalled {}",
+                       body.requests, body.bytes, body.rounds, body.waiting, body.stalled,
+                       Quoted(body.stall));
   } else if constexpr (requires { body.bytes; }) {
     return fmt::format("{} bytes", body.bytes);
   } else if constexpr (requires { body.text; }) {
@@ -142,6 +146,8 @@ std::optional<std::string> TextOfBody(const Message& message) {
     case Kind::kPeerDown:
     case Kind::kJobFailed:
       return TextOf<FailureBody>(meta);
+    case Kind::kHeartbeat:
+      return TextOf<StateBody>(meta);
     case Kind::kInit:
     case Kind::kReset:
     case Kind::kValue:  // of a kDescribe

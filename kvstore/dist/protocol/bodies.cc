@@ -220,6 +220,22 @@ bool Decode(std::string_view meta, FailureBody* body) {
   return Get(in, &body->node) && in.Get(&body->address) && in.Get(&body->why) && in.Ended();
 }
 
+std::string Encode(const StateBody& body) {
+  WireWriter out;
+  for (const std::uint64_t number : {body.requests, body.bytes, body.rounds, body.waiting}) {
+    out.Put(number);
+  }
+  out.Put(body.stalled);
+  out.Put(std::string_view(body.stall));
+  return out.Take();
+}
+
+bool Decode(std::string_view meta, StateBody* body) {
+  WireReader in(meta);
+  return in.Get(&body->requests) && in.Get(&body->bytes) && in.Get(&body->rounds) &&
+         in.Get(&body->waiting) && in.Get(&body->stalled) && in.Get(&body->stall) && in.Ended();
+}
+
 std::string Encode(const InitBody& body) {
   WireWriter out;
   Put(out, body.info);

@@ -55,6 +55,20 @@ struct FailureBody {  // kPeerDown, kJobFailed
   std::string why;
 };
 
+// kHeartbeat of a node that is in the roster: what it has done so far, and what waits.
+struct StateBody {
+  std::uint64_t requests = 0;  // of a worker: that its program made; of a server: that it took
+  std::uint64_t bytes = 0;     // of their arrays
+  std::uint64_t rounds =
+      0;  // of a server: rounds of parts that are complete, in dist_async updates
+  std::uint64_t waiting = 0;  // of a worker: requests without an answer; of a server: bytes of
+                              // rounds that are not complete
+  std::uint32_t stalled = 0;  // of a server: parts that have waited for the warning time
+  std::string stall{};        // the one that has waited longest, in words
+
+  friend bool operator==(const StateBody&, const StateBody&) = default;
+};
+
 struct InitBody {  // kInit, kReset; and the kValue that answers kDescribe
   PartInfo info;
 };
@@ -150,6 +164,7 @@ struct StatesBody {
 std::string Encode(const JoinBody& body);
 std::string Encode(const RosterBody& body);
 std::string Encode(const FailureBody& body);
+std::string Encode(const StateBody& body);
 std::string Encode(const InitBody& body);
 std::string Encode(const RatesBody& body);
 std::string Encode(const ErrorBody& body);
@@ -167,6 +182,7 @@ std::string Encode(const StatesBody& body);
 bool Decode(std::string_view meta, JoinBody* body);
 bool Decode(std::string_view meta, RosterBody* body);
 bool Decode(std::string_view meta, FailureBody* body);
+bool Decode(std::string_view meta, StateBody* body);
 bool Decode(std::string_view meta, InitBody* body);
 bool Decode(std::string_view meta, RatesBody* body);
 bool Decode(std::string_view meta, ErrorBody* body);

@@ -91,7 +91,7 @@ std::optional<Time> Member::next_time() const {
   return tick_at_;
 }
 
-void Member::OnTime(Time now, Outputs& out) {
+void Member::OnTime(Time now, Outputs& out, const StateBody& state) {
   if (over() || now < tick_at_) return;
   const bool stood_still = now - tick_at_ > options_.heartbeat_every;
   tick_at_ = now + options_.heartbeat_every;
@@ -102,6 +102,7 @@ void Member::OnTime(Time now, Outputs& out) {
   }
   Message heartbeat = Say(Kind::kHeartbeat);
   heartbeat.sequence = heartbeats_++;
+  if (roster_) heartbeat.meta = Encode(state);
   tick_at_ = std::min(tick_at_, heard_ + options_.dead_after);  // not up to a heartbeat later
   out.Send(kTheScheduler, std::move(heartbeat));
   if (leaving_) out.Send(kTheScheduler, Say(Kind::kLeaveJob));

@@ -38,7 +38,8 @@ class Member {
   void OnMessage(Time now, const Message& message, Outputs& out);
   // The connection to the scheduler is gone for good.
   void OnSchedulerLost(Time now, const std::string& why);
-  void OnTime(Time now, Outputs& out);
+  // `state` goes with a heartbeat.
+  void OnTime(Time now, Outputs& out, const StateBody& state = {});
   // When OnTime wants to be called. A much later call means that this process itself stood still,
   // and the scheduler is not taken for dead for it.
   std::optional<Time> next_time() const;

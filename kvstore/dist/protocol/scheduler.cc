@@ -66,6 +66,7 @@ void SchedulerMachine::OnMessage(Time now, NodeId from, const Message& message, 
   node->heard = now;
   switch (message.kind) {
     case Kind::kHeartbeat:
+      NoteState(now, *node, message);
       if (failure_) {
         out.Send(node->peer, {.kind = Kind::kJobFailed, .meta = Encode(*failure_)});
       } else if (phase_ == Phase::kShuttingDown && node->id.role == Role::kServer) {
@@ -522,15 +523,35 @@ void SchedulerMachine::OnStatus(Time now, NodeId from, Outputs& out) const {
                                                           : waits})});
 }
 
+void SchedulerMachine::NoteState(Time now, Node& node, const Message& message) {
+  StateBody state;
+  if (message.meta.empty() || !Decode(message.meta, &state)) return;
+  node.state_before = std::exchange(node.state, std::move(state));
+  node.state_before_at = std::exchange(node.state_at, now);
+}
+
+namespace {
+
+// How a count grew, a second.
+double Rate(std::uint64_t from, std::uint64_t to, Time time) {
+  if (to <= from || time <= Time{0}) return 0;
+  return static_cast<double>(to - from) / std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
 std::string SchedulerMachine::Status(Time now) const {
   const auto seconds = [](Time time) { return std::chrono::duration<double>(time).count(); };
   constexpr const char* kPhases[] = {"gathering", "running", "shutting_down", "ended", "failed"};
   constexpr const char* kPresences[] = {"here", "left", "gone"};
-  nlohmann::ordered_json status = {
-      {"phase", kPhases[static_cast<int>(phase_)]}, {"address", options_.address},
-      {"seconds", seconds(now - started_)},         {"num_workers", options_.num_workers},
-      {"num_servers", options_.num_servers},        {"barriers_done", barriers_done_},
-      {"nodes", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json status = {{"phase", kPhases[static_cast<int>(phase_)]},
+                                   {"address", options_.address},
+                                   {"seconds", seconds(now - started_)},
+                                   {"num_workers", options_.num_workers},
+                                   {"num_servers", options_.num_servers},
+                                   {"barriers_done", barriers_done_},
+                                   {"waits", WhatWaits(now)},
+                                   {"nodes", nlohmann::ordered_json::array()}};
   for (const Node& node : nodes_) {
     nlohmann::ordered_json entry = {{"role", RoleName(node.id.role)},
                                     {"rank", node.id.rank},
@@ -539,6 +560,22 @@ std::string SchedulerMachine::Status(Time now) const {
                                     {"presence", kPresences[static_cast<int>(node.presence)]},
                                     {"last_heard_seconds_ago", seconds(now - node.heard)}};
     if (node.id.role == Role::kWorker) entry["barriers"] = node.barriers;
+    if (node.state_at) {
+      const StateBody &state = node.state, &before = node.state_before;
+      const Time time = node.state_before_at ? *node.state_at - *node.state_before_at : Time{0};
+      const bool server = node.id.role == Role::kServer;
+      entry["requests"] = state.requests;
+      entry["requests_per_second"] = Rate(before.requests, state.requests, time);
+      entry["bytes"] = state.bytes;
+      entry["bytes_per_second"] = Rate(before.bytes, state.bytes, time);
+      entry[server ? "unfinished_bytes" : "open_requests"] = state.waiting;
+      if (server) {
+        entry["rounds"] = state.rounds;
+        entry["rounds_per_second"] = Rate(before.rounds, state.rounds, time);
+        entry["stalled_parts"] = state.stalled;
+      }
+      if (!state.stall.empty()) entry["stall"] = state.stall;
+    }
     status["nodes"].push_back(std::move(entry));
   }
   if (failure_) {

@@ -92,6 +92,9 @@ class SchedulerMachine {
     Time heard{0};
     Presence presence = Presence::kHere;
     std::uint64_t barriers = 0;  // of a worker: it has come to all before this number
+    // Of its last two heartbeats that had one, and when they came.
+    StateBody state{}, state_before{};
+    std::optional<Time> state_at{}, state_before_at{};
   };
   struct Suspicion {  // a kPeerDown about a node that the scheduler has not lost
     std::size_t node;
@@ -118,6 +121,7 @@ class SchedulerMachine {
   void OnPeerDown(Time now, const Node& from, const Message& message, Outputs& out);
   void OnStatus(Time now, NodeId from, Outputs& out) const;
   void ServerEnded(Node& server);
+  static void NoteState(Time now, Node& node, const Message& message);
 
   void CheckSilence(Time now, Outputs& out);
   void CheckSuspicions(Time now, Outputs& out);

@@ -149,6 +149,8 @@ void ServerMachine::OnWorkerMessage(Time now, NodeId from, Message message, Outp
     return;
   }
   if (message.incarnation == worker.incarnation) worker.heard = now;
+  ++state_.requests;
+  state_.bytes += message.payload.bytes();
   OnRequest(now, std::move(message), out);
 }
 

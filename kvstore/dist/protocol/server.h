@@ -127,6 +127,8 @@ class ServerMachine {
 
   const std::optional<FailureBody>& failure() const { return failure_; }  // of the job
   // What waits, for people.
+  // What the scheduler hears of this server; what is stalled as OnTime last saw it.
+  StateBody State() const;
   std::string DescribeState(Time now) const;
 
  protected:
@@ -251,6 +253,7 @@ class ServerMachine {
   std::vector<std::int32_t> to_acknowledge_;  // ranks with acknowledgements gathered
   std::vector<Time> durations_;               // of one round, for NoteSlow
   Time next_check_{0};
+  StateBody state_;  // but for what waits
   std::optional<FailureBody> failure_;
 };
 

@@ -61,8 +61,15 @@ void ServerMachine::OnTime(Time now, Outputs& out) {
   if (workers_.empty() || now < next_check_) return;
   next_check_ = now + options_.warn_after / 2;
   std::size_t waiting = 0;
+  state_.stalled = 0;
+  const Part* longest = nullptr;
   for (const auto& [id, part] : parts_) {
-    if (!part->waits_since || now < part->warn_at) continue;
+    if (!part->waits_since) continue;
+    if (now - *part->waits_since >= options_.warn_after) {
+      ++state_.stalled;
+      if (longest == nullptr || *part->waits_since < *longest->waits_since) longest = part.get();
+    }
+    if (now < part->warn_at) continue;
     part->warn_at = now + options_.warn_after;
     if (++waiting <= kShownMax) out.log.emplace_back(LogLevel::kWarning, DescribePart(now, *part));
   }
@@ -70,6 +77,13 @@ void ServerMachine::OnTime(Time now, Outputs& out) {
     out.log.emplace_back(LogLevel::kWarning,
                          fmt::format("and {} other parts wait", waiting - kShownMax));
   }
+  state_.stall = longest != nullptr ? DescribePart(now, *longest) : std::string();
+}
+
+StateBody ServerMachine::State() const {
+  StateBody state = state_;
+  for (const Worker& worker : workers_) state.waiting += worker.unfinished_bytes;
+  return state;
 }
 
 void ServerMachine::OnStatus(Time now, NodeId from, const Message& message, Outputs& out) {

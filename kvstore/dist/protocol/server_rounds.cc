@@ -190,6 +190,7 @@ void ServerMachine::OnUpdated(Time now, const PartId& id, const std::exception_p
 
 void ServerMachine::FinishRound(Time now, Part& part, Outputs& out) {
   ++part.rounds;
+  ++state_.rounds;
   part.next_rank = 0;
   part.contributions = 0;
   part.sum_begun = false;
@@ -249,6 +250,7 @@ void ServerMachine::FinishAsync(Time now, Part& part, const std::exception_ptr& 
                                 Outputs& out) {
   const std::unique_ptr<Message> message = std::move(part.applying);
   ++part.rounds;
+  ++state_.rounds;
   part.round_ended = now;
   part.input_error.reset();
   if (error) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(error));

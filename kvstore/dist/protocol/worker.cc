@@ -44,7 +44,15 @@ void WorkerMachine::Submit(Time now, Request request, Outputs& out) {
     CHECK(Decode(request.meta, &body));
     async_[request.part.store] = body.type.find("async") != std::string::npos;
   }
+  ++state_.requests;
+  state_.bytes += request.payload.bytes();
   Enqueue(now, std::move(request), out);
+}
+
+StateBody WorkerMachine::State() const {
+  StateBody state = state_;
+  state.waiting = state.requests - ended_;
+  return state;
 }
 
 WorkerMachine::Part& WorkerMachine::PartOf(const Request& request) {
@@ -467,6 +475,7 @@ void WorkerMachine::Settle(Time now, Part& part, Outputs& out) {
 void WorkerMachine::End(Open& open, std::exception_ptr error, Message message, Outputs& out) {
   if (open.ended) return;
   open.ended = true;
+  ++ended_;
   if (error) message = {};
   out.answers.push_back({open.request.token, std::move(error), std::move(message)});
 }

@@ -130,6 +130,7 @@ class WorkerMachine {
   bool left() const { return left_; }
   const std::optional<FailureBody>& failure() const { return failure_; }
   // What is open, for people.
+  StateBody State() const;  // what the scheduler hears of this worker
   std::string DescribeState(Time now) const;
 
  private:
@@ -211,7 +212,7 @@ class WorkerMachine {
   void Uncount(Part& part, Open& open);
   void LearnComplete(Part& part, std::uint64_t complete);
   void Settle(Time now, Part& part, Outputs& out);
-  static void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
+  void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
 
   // Time and failures.
   template <class Machine, class Function>
@@ -240,6 +241,8 @@ class WorkerMachine {
   std::vector<NodeEntry> nodes_;
   std::vector<Server> servers_;
   std::unordered_map<PartId, Part, PartIdHash> parts_;
+  StateBody state_;                                // but for what waits
+  std::uint64_t ended_ = 0;                        // requests
   std::unordered_map<std::uint32_t, bool> async_;  // by store
 
   std::deque<BarrierCall> barriers_;  // those that are not done: number barriers_done_, ...

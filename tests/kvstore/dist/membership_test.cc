@@ -327,6 +327,37 @@ TEST_F(SchedulerTest, WhoAsksIsToldWhatWaits) {
   EXPECT_EQ(failed["nodes"][1]["presence"], "gone");
 }
 
+TEST_F(SchedulerTest, WhatNodesSayOfThemselvesIsInTheStatusWithItsRates) {
+  StartJob();
+  const auto node = [this](std::size_t index) {
+    return nlohmann::json::parse(scheduler_->Status(now_))["nodes"][index];
+  };
+  EXPECT_FALSE(node(0).contains("requests")) << "it has not said anything";
+  const auto say = [this](NodeId from, const StateBody& state) {
+    Say(from, {.kind = Kind::kHeartbeat, .meta = Encode(state)});
+  };
+  say(Server(0), {.requests = 10, .bytes = 1000, .rounds = 4, .waiting = 7});
+  say(Worker(0), {.requests = 5, .bytes = 500, .waiting = 2});
+  now_ += seconds(2);
+  say(Server(0),
+      {.requests = 30, .bytes = 5000, .rounds = 10, .stalled = 3, .stall = "key 'w' waits"});
+  Say(Server(0), {.kind = Kind::kHeartbeat, .meta = "what cannot be read changes nothing"});
+  const auto worker = node(0), server = node(2);
+  EXPECT_EQ(worker["requests"], 5);
+  EXPECT_EQ(worker["open_requests"], 2);
+  EXPECT_EQ(worker["requests_per_second"], 0) << "of one heartbeat nothing follows";
+  EXPECT_FALSE(worker.contains("rounds"));
+  EXPECT_EQ(server["requests"], 30);
+  EXPECT_EQ(server["requests_per_second"], 10);
+  EXPECT_EQ(server["bytes"], 5000);
+  EXPECT_EQ(server["bytes_per_second"], 2000);
+  EXPECT_EQ(server["rounds"], 10);
+  EXPECT_EQ(server["rounds_per_second"], 3);
+  EXPECT_EQ(server["unfinished_bytes"], 0);
+  EXPECT_EQ(server["stalled_parts"], 3);
+  EXPECT_EQ(server["stall"], "key 'w' waits");
+}
+
 TEST_F(SchedulerTest, StatusIsJsonWhateverAddressesHold) {
   Make(1, 1);
   JoinBody join = JoinOf(1, Role::kWorker);

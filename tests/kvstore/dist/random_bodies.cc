@@ -102,6 +102,10 @@ RosterBody MakeRandom(Random& random, RosterBody*) {
 FailureBody MakeRandom(Random& random, FailureBody*) {
   return {RandomNode(random), RandomText(random), RandomText(random)};
 }
+StateBody MakeRandom(Random& random, StateBody*) {
+  return {random(),          random(), random(), random(), static_cast<std::uint32_t>(random()),
+          RandomText(random)};
+}
 InitBody MakeRandom(Random& random, InitBody*) { return {RandomInfo(random)}; }
 RatesBody MakeRandom(Random& random, RatesBody*) {
   return {{AnyDouble(random), AnyDouble(random)}};
@@ -151,7 +155,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kRefused, 0, false, "ErrorBody"},
     {Kind::kJoin, 0, false, "JoinBody"},
     {Kind::kRoster, 0, false, "RosterBody"},
-    {Kind::kHeartbeat, 0, false, nullptr},
+    {Kind::kHeartbeat, 0, false, "StateBody"},
     {Kind::kPeerDown, 0, false, "FailureBody"},
     {Kind::kJobFailed, 0, false, "FailureBody"},
     {Kind::kBarrier, 0, false, nullptr},
@@ -229,6 +233,7 @@ const std::vector<BodyType>& BodyTypes() {
   static const std::vector<BodyType> types = {TypeOf<JoinBody>("JoinBody"),
                                               TypeOf<RosterBody>("RosterBody"),
                                               TypeOf<FailureBody>("FailureBody"),
+                                              TypeOf<StateBody>("StateBody"),
                                               TypeOf<InitBody>("InitBody"),
                                               TypeOf<RatesBody>("RatesBody"),
                                               TypeOf<ErrorBody>("ErrorBody"),
