@@ -19,6 +19,18 @@
 
 namespace heddle::ops::cuda {
 
+// The type of the same size whose additions give the bits of T's: unsigned integers wrap.
+template <typename T>
+struct WrappingTypeOf {
+  using type = T;
+};
+template <typename T>
+requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) struct WrappingTypeOf<T> {
+  using type = std::make_unsigned_t<T>;
+};
+template <typename T>
+using WrappingType = typename WrappingTypeOf<T>::type;
+
 // How elements of T add up: in a C, by Add.
 template <typename T>
 struct SumOf {
@@ -138,12 +150,7 @@ void PlanSums(DType dtype, std::span<const SumTask> tasks, const Launch& launch)
     }
   }
   DispatchDType(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-      PlanSumsOf<std::make_unsigned_t<T>>(tasks, launch);  // which wraps
-    } else {
-      PlanSumsOf<T>(tasks, launch);
-    }
+    PlanSumsOf<WrappingType<typename decltype(type)::type>>(tasks, launch);
   });
 }
 

@@ -1,0 +1,167 @@
+// Rows as a GPU's threads move them, against the CPU's kernels.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "ops/convert.h"
+#include "ops/cuda/row_sparse_plan.h"
+#include "ops/cuda/table.h"
+#include "ops/row_ids.h"
+#include "ops/row_sparse.h"
+#include "tests/ops/cuda/emulated_launch.h"
+#include "tests/ops/ops_testing.h"
+
+namespace heddle::ops::cuda {
+namespace {
+
+template <class Body>
+void EmulateRows(const Body& body, std::size_t rows) {
+  const std::size_t blocks = (rows + kRowsPerBlock - 1) / kRowsPerBlock;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    for (unsigned thread = 0; thread < kBlockThreads; ++thread) {
+      RunRowThread(body, rows, block, thread);
+    }
+  }
+}
+
+class EmulatedRowSparse : public KernelTest {
+ protected:
+  static constexpr std::int64_t kRows = 100;  // of the dense array
+
+  std::vector<std::int64_t> RandomIds(std::size_t one_of) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t id = 0; id < kRows; ++id) {
+      if (Below(one_of) == 0) ids.push_back(id);
+    }
+    return ids;
+  }
+};
+
+TEST_F(EmulatedRowSparse, GathersAndScattersRowsOfAnyLength) {
+  for (int round = 0; round < 40; ++round) {
+    const std::size_t row_bytes = Below(3) == 0 ? Below(40) : 4 * Below(400);
+    const std::vector<std::int64_t> ids = RandomIds(1 + Below(4));
+    Array<std::uint8_t> rows(ids.size() * row_bytes, Below(3) * Below(16));
+    Randomize(rows, random_);
+    const SparseRows value = {ids, rows.data()};
+    const GpuRows gpu_value = {ids.data(), ids.size(), rows.data()};
+    const std::vector<std::int64_t> wanted = RandomIds(2);
+
+    Array<std::uint8_t> out(wanted.size() * row_bytes, Below(3) * Below(16));
+    Array<std::uint8_t> expected(out.size());
+    ops::GatherRows(value, wanted, row_bytes, expected.data());
+    EmulateRows(GatherRowsBody{gpu_value, wanted.data(), reinterpret_cast<std::byte*>(out.data()),
+                               RowCopy(row_bytes, rows.data(), out.data())},
+                wanted.size());
+    ExpectSame(out, expected, "gather");
+
+    Array<std::uint8_t> dense(kRows * row_bytes);
+    Array<std::uint8_t> expected_dense(dense.size());
+    Randomize(dense, random_);
+    expected_dense.CopyFrom(dense);
+    ops::ScatterRows(value, row_bytes, expected_dense.data(), 0);
+    EmulateRows(ScatterRowsBody{gpu_value, reinterpret_cast<std::byte*>(dense.data()), 0,
+                                RowCopy(row_bytes, rows.data(), dense.data())},
+                ids.size());
+    ExpectSame(dense, expected_dense, "scatter");
+
+    Array<std::uint8_t> back(rows.size());
+    EmulateRows(GatherDenseRowsBody{reinterpret_cast<const std::byte*>(dense.data()), 0, ids.data(),
+                                    reinterpret_cast<std::byte*>(back.data()),
+                                    RowCopy(row_bytes, dense.data(), back.data())},
+                ids.size());
+    ExpectSame(back, rows, "gather of dense rows");
+
+    std::vector<std::uint8_t> flags(wanted.size(), 9);
+    EmulateRows(FlagPresentBody{gpu_value, wanted.data(), flags.data()}, wanted.size());
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(flags[i], std::count(ids.begin(), ids.end(), wanted[i]));
+    }
+  }
+}
+
+TEST_F(EmulatedRowSparse, AddsAndFlagsRowsLikeTheCpu) {
+  ForEveryDType([&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = WrappingType<T>;
+    const std::size_t row_elements = Below(100);
+    const std::vector<std::int64_t> ids = RandomIds(3);
+    Array<T> rows(ids.size() * row_elements);
+    Array<T> dense(kRows * row_elements);
+    Array<T> expected(dense.size());
+    Randomize(rows, random_);
+    Randomize(dense, random_);
+    for (std::size_t row = 0; row < kRows; row += 2) {
+      std::fill_n(dense.data() + row * row_elements, row_elements, StorageType<T>{});
+    }
+    expected.CopyFrom(dense);
+
+    std::vector<std::uint8_t> flags(kRows, 0);
+    std::vector<std::uint8_t> expected_flags(kRows);
+    ops::FlagNonZeroRows(kDTypeOf<T>, row_elements, dense.data(), expected_flags);
+    EmulateRows(FlagNonZeroRowsBody<W>{reinterpret_cast<const StorageType<W>*>(dense.data()),
+                                       row_elements, flags.data()},
+                kRows);
+    EXPECT_EQ(flags, expected_flags);
+
+    ops::AddRows(kDTypeOf<T>, row_elements, {ids, rows.data()}, expected.data(), 0);
+    EmulateRows(AddRowsBody<W>{{ids.data(), ids.size(), rows.data()},
+                               reinterpret_cast<StorageType<W>*>(dense.data()),
+                               0,
+                               row_elements},
+                ids.size());
+    ExpectSame(dense, expected, "add");
+  });
+}
+
+// A list is good if the CPU takes it; if not, the place of the first bad id is known.
+TEST_F(EmulatedRowSparse, ReadsRowIdsOfEveryNumericDType) {
+  const double kIds[] = {0, 5, 99, 100, -1, 2.5, 1e30, -0.0, std::nan("")};
+  ForEveryDType([&](auto type) {
+    using T = typename decltype(type)::type;
+    if constexpr (!std::is_same_v<T, bool>) {
+      const std::size_t count = 1 + Below(50);
+      Array<T> ids(count);
+      std::uint64_t bad = count;
+      for (std::size_t i = count; i-- > 0;) {
+        ids[i] =
+            Scalar(Below(3) == 0 ? kIds[Below(std::size(kIds))] : double(Below(kRows))).As<T>();
+        std::int64_t one = 0;
+        try {
+          ops::ReadRowIds(kDTypeOf<T>, &ids[i], kRows, {&one, 1});
+        } catch (const InvalidArgument&) {
+          bad = i;
+        }
+      }
+      std::vector<std::int64_t> out(count, -7);
+      std::uint64_t first_bad = count;
+      int launches = 0;
+      const EmulatedLaunch launch{&launches};
+      Packer<ReadRowIdsBody<T>, EmulatedLaunch> packer(launch);
+      packer.Add({ids.data(), kRows, out.data(), &first_bad}, {.count = count, .head = 0});
+      packer.Flush();
+      EXPECT_EQ(first_bad, bad);
+      if (bad == count) {
+        std::vector<std::int64_t> expected(count);
+        ops::ReadRowIds(kDTypeOf<T>, ids.data(), kRows, expected);
+        EXPECT_EQ(out, expected);
+      }
+    }
+  });
+}
+
+TEST(GpuRowSparse, FindsThePlaceOfAnId) {
+  constexpr std::int64_t kIds[] = {2, 3, 7, 100};
+  EXPECT_EQ(PlaceOf(2, kIds, 4), 0);
+  EXPECT_EQ(PlaceOf(7, kIds, 4), 2);
+  EXPECT_EQ(PlaceOf(100, kIds, 4), 3);
+  EXPECT_EQ(PlaceOf(1, kIds, 4), -1);
+  EXPECT_EQ(PlaceOf(8, kIds, 4), -1);
+  EXPECT_EQ(PlaceOf(101, kIds, 4), -1);
+  EXPECT_EQ(PlaceOf(2, kIds, 0), -1);
+}
+
+}  // namespace
+}  // namespace heddle::ops::cuda
