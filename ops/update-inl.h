@@ -2,7 +2,8 @@
 // pass over memory, once for each SIMD target.
 //
 // A .cc file includes this inside Highway's foreach_target.h scheme (kvstore/optimizer/adam.cc is
-// an example). Its formula says how one element changes, as if it were plain arithmetic:
+// an example). Its formula, in a header of its own (ops/formula-inl.h), says how one element changes,
+// as if it were plain arithmetic:
 //
 //   template <class Gradient>
 //   struct SgdFormula : Formula<Gradient> {
@@ -10,7 +11,7 @@
 //     Gradient gradient;
 //     C rate;
 //     template <class E>
-//     HWY_INLINE void operator()(E& e) const {
+//     HEDDLE_FORMULA void operator()(E& e) const {
 //       e.weight = e.weight - rate * gradient.Scaled(e.gradient);
 //     }
 //   };
@@ -34,6 +35,7 @@
 
 #include <hwy/highway.h>
 
+#include "ops/formula-inl.h"
 #include "ops/simd-inl.h"
 #include "ops/update.h"
 
@@ -86,51 +88,6 @@ struct Lanes {
   friend HWY_INLINE Lanes ZeroIfZero(Lanes a, Lanes otherwise) {
     return {hn::IfThenZeroElse(hn::Eq(a.v, hn::Zero(D())), otherwise.v)};
   }
-};
-
-// How optimizers read the gradient: rescaled, then clipped, with or without the weight decay.
-template <typename C, bool kClip>
-struct GradientOf {
-  using Number = C;
-  static constexpr bool kClips = kClip;
-
-  C rescale;
-  C limit;  // if kClip
-
-  template <class V>
-  HWY_INLINE V Clipped(V v) const {
-    if constexpr (kClip) {
-      return Clip(v, limit);
-    } else {
-      return v;
-    }
-  }
-  template <class V>
-  HWY_INLINE V Scaled(V gradient) const {
-    return Clipped(rescale * gradient);
-  }
-  template <class V>
-  HWY_INLINE V ScaledWithDecay(V gradient, C decay, V weight) const {
-    return Clipped(rescale * gradient + decay * weight);
-  }
-};
-
-// What formulas derive from: which arrays they touch.
-template <class Gradient, int kStateCount = 0>
-struct Formula {
-  using Number = typename Gradient::Number;
-  static constexpr int kStates = kStateCount;
-  static constexpr int kOutputs = 0;  // further arrays of Number that are written
-  static constexpr bool kWritesWeight = true;
-  static constexpr bool kWritesStates = true;
-};
-
-template <class V, int kStates, int kOutputs>
-struct Element {
-  V weight;
-  V gradient;
-  V state[HWY_MAX(kStates, 1)];
-  V output[HWY_MAX(kOutputs, 1)];
 };
 
 // Elements that are fetched ahead of those at work.

@@ -5,55 +5,14 @@
 // After foreach_target.h:
 #include <span>
 
+#include "kvstore/optimizer/adadelta-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "ops/update-inl.h"
-
-// Once, although this file is read for each target.
-#ifndef HEDDLE_KVSTORE_OPTIMIZER_ADADELTA_CC_
-#define HEDDLE_KVSTORE_OPTIMIZER_ADADELTA_CC_
-namespace heddle::kvstore {
-
-struct AdaDeltaNumbers {
-  ops::GradientOptions gradient;
-  double rho;
-  double epsilon;
-};
-
-}  // namespace heddle::kvstore
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// G = clip(s * g);  a = rho * a + (1 - rho) * G^2;  D = sqrt(d + eps) / sqrt(a + eps) * G;
-// d = rho * d + (1 - rho) * D^2;  w -= D + wd * w.
-template <class Gradient>
-struct AdaDeltaFormula : Formula<Gradient, 2> {
-  using C = typename Gradient::Number;
-
-  AdaDeltaFormula(Gradient gradient, const internal::KeyUpdate& update,
-                  const AdaDeltaNumbers& numbers)
-      : gradient(gradient),
-        decay(static_cast<C>(update.weight_decay)),
-        rho(static_cast<C>(numbers.rho)),
-        rest(static_cast<C>(1 - numbers.rho)),
-        epsilon(static_cast<C>(numbers.epsilon)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    const auto g = gradient.Scaled(e.gradient);
-    e.state[0] = rho * e.state[0] + rest * g * g;
-    const auto delta = Sqrt(e.state[1] + epsilon) / Sqrt(e.state[0] + epsilon) * g;
-    e.state[1] = rho * e.state[1] + rest * delta * delta;
-    e.weight = e.weight - (delta + decay * e.weight);
-  }
-
-  Gradient gradient;
-  C decay, rho, rest, epsilon;
-};
 
 void UpdateAdaDelta(const AdaDeltaNumbers& numbers, const internal::UpdateRun& run) {
   Apply(run, numbers.gradient, [&](auto gradient) HWY_ATTR {
@@ -92,6 +51,7 @@ class AdaDeltaRule final : public internal::UpdateRule {
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateAdaDelta)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "gradients"},

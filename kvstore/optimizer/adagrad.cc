@@ -6,50 +6,14 @@
 #include <span>
 #include <string>
 
+#include "kvstore/optimizer/adagrad-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "ops/update-inl.h"
-
-// Once, although this file is read for each target.
-#ifndef HEDDLE_KVSTORE_OPTIMIZER_ADAGRAD_CC_
-#define HEDDLE_KVSTORE_OPTIMIZER_ADAGRAD_CC_
-namespace heddle::kvstore {
-
-struct AdaGradNumbers {
-  ops::GradientOptions gradient;
-  double epsilon;
-};
-
-}  // namespace heddle::kvstore
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// G = clip(s * g);  h += G^2;  w -= lr * (G / sqrt(h + eps) + wd * w).
-template <class Gradient>
-struct AdaGradFormula : Formula<Gradient, 1> {
-  using C = typename Gradient::Number;
-
-  AdaGradFormula(Gradient gradient, const internal::KeyUpdate& update,
-                 const AdaGradNumbers& numbers)
-      : gradient(gradient),
-        rate(static_cast<C>(update.learning_rate)),
-        decay(static_cast<C>(update.weight_decay)),
-        epsilon(static_cast<C>(numbers.epsilon)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    const auto g = gradient.Scaled(e.gradient);
-    e.state[0] = e.state[0] + g * g;
-    e.weight = e.weight - rate * (g / Sqrt(e.state[0] + epsilon) + decay * e.weight);
-  }
-
-  Gradient gradient;
-  C rate, decay, epsilon;
-};
 
 void UpdateAdaGrad(const AdaGradNumbers& numbers, const internal::UpdateRun& run) {
   Apply(run, numbers.gradient, [&](auto gradient) HWY_ATTR {
@@ -89,6 +53,7 @@ class AdaGradRule final : public internal::UpdateRule {
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateAdaGrad)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "history"}};

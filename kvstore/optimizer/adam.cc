@@ -7,59 +7,14 @@
 
 #include <span>
 
+#include "kvstore/optimizer/adam-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "ops/update-inl.h"
-
-// Once, although this file is read for each target.
-#ifndef HEDDLE_KVSTORE_OPTIMIZER_ADAM_CC_
-#define HEDDLE_KVSTORE_OPTIMIZER_ADAM_CC_
-namespace heddle::kvstore {
-
-struct AdamNumbers {
-  ops::GradientOptions gradient;
-  double beta1;
-  double beta2;
-  double epsilon;
-};
-
-}  // namespace heddle::kvstore
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// G = clip(s * g + wd * w);  m = b1 * m + (1 - b1) * G;  v = b2 * v + (1 - b2) * G^2;
-// w -= lr * m / (sqrt(v) + eps), with the bias correction in lr.
-template <class Gradient>
-struct AdamFormula : Formula<Gradient, 2> {
-  using C = typename Gradient::Number;
-
-  AdamFormula(Gradient gradient, const internal::KeyUpdate& update, const AdamNumbers& numbers)
-      : gradient(gradient),
-        rate(static_cast<C>(update.learning_rate)),
-        decay(static_cast<C>(update.weight_decay)),
-        beta1(static_cast<C>(numbers.beta1)),
-        beta2(static_cast<C>(numbers.beta2)),
-        rest1(C{1} - beta1),
-        rest2(C{1} - beta2),
-        epsilon(static_cast<C>(numbers.epsilon)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    const auto g = gradient.ScaledWithDecay(e.gradient, decay, e.weight);
-    const auto m = beta1 * e.state[0] + rest1 * g;
-    const auto v = beta2 * e.state[1] + rest2 * g * g;
-    e.state[0] = m;
-    e.state[1] = v;
-    e.weight = e.weight - rate * m / (Sqrt(v) + epsilon);
-  }
-
-  Gradient gradient;
-  C rate, decay, beta1, beta2, rest1, rest2, epsilon;
-};
 
 void UpdateAdam(const AdamNumbers& numbers, const internal::UpdateRun& run) {
   Apply(run, numbers.gradient, [&](auto gradient) HWY_ATTR {
@@ -107,6 +62,7 @@ class AdamRule final : public internal::UpdateRule {
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateAdam)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "mean"}, {.name = "variance"}};

@@ -6,58 +6,14 @@
 #include <cstddef>
 #include <span>
 
+#include "kvstore/optimizer/dcasgd-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "ops/update-inl.h"
-
-// Once, although this file is read for each target.
-#ifndef HEDDLE_KVSTORE_OPTIMIZER_DCASGD_CC_
-#define HEDDLE_KVSTORE_OPTIMIZER_DCASGD_CC_
-namespace heddle::kvstore {
-
-struct DcaSgdNumbers {
-  ops::GradientOptions gradient;
-  double momentum;
-  double lamda;
-};
-
-}  // namespace heddle::kvstore
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// G = clip(s * g);  m = momentum * m - lr * (G + wd * w + lamda * G^2 * (w - previous));
-// previous = w;  w += m. Without momentum, momentum * m is 0.
-template <class Gradient, bool kMomentum>
-struct DcaSgdFormula : Formula<Gradient, kMomentum ? 2 : 1> {
-  using C = typename Gradient::Number;
-
-  DcaSgdFormula(Gradient gradient, const internal::KeyUpdate& update, const DcaSgdNumbers& numbers)
-      : gradient(gradient),
-        rate(static_cast<C>(update.learning_rate)),
-        decay(static_cast<C>(update.weight_decay)),
-        momentum(static_cast<C>(numbers.momentum)),
-        lamda(static_cast<C>(numbers.lamda)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    const auto g = gradient.Scaled(e.gradient);
-    const auto delay = lamda * g * g * (e.weight - e.state[0]);
-    auto m = -rate * (g + decay * e.weight + delay);
-    if constexpr (kMomentum) {
-      m = momentum * e.state[1] + m;
-      e.state[1] = m;
-    }
-    e.state[0] = e.weight;
-    e.weight = e.weight + m;
-  }
-
-  Gradient gradient;
-  C rate, decay, momentum, lamda;
-};
 
 void UpdateDcaSgd(const DcaSgdNumbers& numbers, const internal::UpdateRun& run) {
   if (run.states[1] != nullptr) {
@@ -103,6 +59,7 @@ class DcaSgdRule final : public internal::UpdateRule {
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateDcaSgd)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {

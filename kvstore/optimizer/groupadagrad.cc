@@ -11,61 +11,15 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/optimizer/groupadagrad-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "ops/reduce.h"
 #include "ops/update-inl.h"
-
-// Once, although this file is read for each target.
-#ifndef HEDDLE_KVSTORE_OPTIMIZER_GROUPADAGRAD_CC_
-#define HEDDLE_KVSTORE_OPTIMIZER_GROUPADAGRAD_CC_
-namespace heddle::kvstore {
-
-struct GroupAdaGradNumbers {
-  ops::GradientOptions gradient;
-  double epsilon;
-};
-
-}  // namespace heddle::kvstore
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// G = clip(s * g), for its squares.
-template <class Gradient>
-struct ScaledGradient : Formula<Gradient> {
-  static constexpr int kOutputs = 1;
-  static constexpr bool kWritesWeight = false;
-
-  explicit ScaledGradient(Gradient gradient) : gradient(gradient) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    e.output[0] = gradient.Scaled(e.gradient);
-  }
-
-  Gradient gradient;
-};
-
-// w -= lr * G / root
-template <class Gradient>
-struct GroupAdaGradStep : Formula<Gradient> {
-  using C = typename Gradient::Number;
-
-  GroupAdaGradStep(Gradient gradient, double learning_rate, double root)
-      : gradient(gradient), rate(static_cast<C>(learning_rate)), root(static_cast<C>(root)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    e.weight = e.weight - rate * gradient.Scaled(e.gradient) / root;
-  }
-
-  Gradient gradient;
-  C rate, root;
-};
 
 // The mean of G^2 over the elements of one row. Blocks of the row add up in their order.
 HWY_INLINE double MeanSquare(const ops::UpdateArrays& row, const ops::GradientOptions& options) {
@@ -153,6 +107,7 @@ class GroupAdaGradRule final : public internal::UpdateRule {
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateGroupAdaGrad)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "history", .per_row = true}};

@@ -6,102 +6,15 @@
 #include <cmath>
 #include <span>
 
+#include "kvstore/optimizer/lamb-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "kvstore/optimizer/sums-inl.h"
 #include "ops/update-inl.h"
-
-// Once, although this file is read for each target.
-#ifndef HEDDLE_KVSTORE_OPTIMIZER_LAMB_CC_
-#define HEDDLE_KVSTORE_OPTIMIZER_LAMB_CC_
-namespace heddle::kvstore {
-
-struct LambNumbers {
-  ops::GradientOptions gradient;
-  double beta1;
-  double beta2;
-  double epsilon;
-  bool bias_correction;
-  double lower_bound;  // 0: none
-  double upper_bound;  // 0: none
-};
-
-}  // namespace heddle::kvstore
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// The direction u = M / (sqrt(V) + eps) + wd * w, with M = m / (1 - b1^t) and V = v / (1 - b2^t),
-// or m and v without bias correction.
-template <typename C>
-struct LambDirection {
-  LambDirection(const internal::KeyUpdate& update, const LambNumbers& numbers)
-      : decay(static_cast<C>(update.weight_decay)), epsilon(static_cast<C>(numbers.epsilon)) {
-    if (!numbers.bias_correction) return;
-    const C step = static_cast<C>(update.step);
-    correction1 = C{1} - std::pow(static_cast<C>(numbers.beta1), step);
-    correction2 = C{1} - std::pow(static_cast<C>(numbers.beta2), step);
-  }
-
-  template <class V>
-  HWY_INLINE V operator()(V mean, V variance, V weight) const {
-    return (mean / correction1) / (Sqrt(variance / correction2) + epsilon) + decay * weight;
-  }
-
-  C decay, epsilon;
-  C correction1 = 1;
-  C correction2 = 1;
-};
-
-// First pass: G = clip(s * g);  m = b1 * m + (1 - b1) * G;  v = b2 * v + (1 - b2) * G^2, and u for
-// its norm.
-template <class Gradient>
-struct LambMoments : Formula<Gradient, 2> {
-  using C = typename Gradient::Number;
-  static constexpr int kOutputs = 1;
-  static constexpr bool kWritesWeight = false;
-
-  LambMoments(Gradient gradient, const internal::KeyUpdate& update, const LambNumbers& numbers)
-      : gradient(gradient),
-        direction(update, numbers),
-        beta1(static_cast<C>(numbers.beta1)),
-        beta2(static_cast<C>(numbers.beta2)),
-        rest1(C{1} - beta1),
-        rest2(C{1} - beta2) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    const auto g = gradient.Scaled(e.gradient);
-    e.state[0] = beta1 * e.state[0] + rest1 * g;
-    e.state[1] = beta2 * e.state[1] + rest2 * g * g;
-    e.output[0] = direction(e.state[0], e.state[1], e.weight);
-  }
-
-  Gradient gradient;
-  LambDirection<C> direction;
-  C beta1, beta2, rest1, rest2;
-};
-
-// Second pass: w -= (lr * ratio) * u.
-template <class Gradient>
-struct LambStep : Formula<Gradient, 2> {
-  using C = typename Gradient::Number;
-  static constexpr bool kWritesStates = false;
-
-  LambStep(const internal::KeyUpdate& update, const LambNumbers& numbers, double ratio)
-      : direction(update, numbers), rate(static_cast<C>(update.learning_rate * ratio)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    e.weight = e.weight - rate * direction(e.state[0], e.state[1], e.weight);
-  }
-
-  LambDirection<C> direction;
-  C rate;
-};
 
 void UpdateLamb(const LambNumbers& numbers, const internal::UpdateRun& run) {
   const internal::KeyUpdate& update = *run.update;
@@ -163,6 +76,7 @@ class LambRule final : public internal::UpdateRule {
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateLamb)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "mean"}, {.name = "variance"}};

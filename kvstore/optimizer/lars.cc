@@ -8,9 +8,9 @@
 #include <span>
 #include <string_view>
 
+#include "kvstore/optimizer/apply_momentum-inl.h"
 #include "kvstore/optimizer/norms.h"
 #include "kvstore/optimizer/optimizer_type.h"
-#include "kvstore/optimizer/sgd_formulas-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {

@@ -10,79 +10,14 @@
 #include <span>
 #include <vector>
 
+#include "kvstore/optimizer/lbsgd-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
-#include "kvstore/optimizer/sgd_formulas-inl.h"
 #include "kvstore/optimizer/sums-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
-
-// c += g.
-template <class Gradient>
-struct LbSgdAccumulate : Formula<Gradient, 1> {
-  static constexpr bool kWritesWeight = false;
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    e.state[0] = e.state[0] + e.gradient;
-  }
-};
-
-// The gradient of a batch, G = (c + g) / batch_scale, for its norm.
-template <class Gradient>
-struct LbSgdBatch : Formula<Gradient, 1> {
-  using C = typename Gradient::Number;
-  static constexpr int kOutputs = 1;
-  static constexpr bool kWritesWeight = false;
-  static constexpr bool kWritesStates = false;
-
-  explicit LbSgdBatch(double batch_scale) : batch_scale(static_cast<C>(batch_scale)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    e.output[0] = (e.state[0] + e.gradient) / batch_scale;
-  }
-
-  C batch_scale;
-};
-
-// SGD with G;  c = 0.
-template <class Gradient, bool kMomentum>
-struct LbSgdStep : Formula<Gradient, kMomentum ? 2 : 1> {
-  using C = typename Gradient::Number;
-
-  LbSgdStep(Gradient gradient, const internal::KeyUpdate& update, double learning_rate,
-            double momentum, double batch_scale)
-      : gradient(gradient),
-        rate(static_cast<C>(learning_rate)),
-        decay(static_cast<C>(update.weight_decay)),
-        momentum(static_cast<C>(momentum)),
-        batch_scale(static_cast<C>(batch_scale)) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    using V = decltype(e.weight);
-    const V g = (e.state[0] + e.gradient) / batch_scale;
-    e.state[0] = V::Of(0);
-    if constexpr (kMomentum) {
-      const V decayed = momentum * e.state[1] - (rate * decay) * e.weight;
-      if constexpr (Gradient::kClips) {
-        e.state[1] = decayed - rate * gradient.Scaled(g);
-      } else {
-        e.state[1] = decayed - (rate * gradient.rescale) * g;
-      }
-      e.weight = e.weight + e.state[1];
-    } else {
-      e.weight = PlainSgd(gradient, rate, decay, e.weight, g);
-    }
-  }
-
-  Gradient gradient;
-  C rate, decay, momentum, batch_scale;
-};
 
 void LbSgdAdd(const internal::UpdateRun& run) {
   Apply(run, {}, [](auto gradient) HWY_ATTR { return LbSgdAccumulate<decltype(gradient)>(); });

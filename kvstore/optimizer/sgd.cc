@@ -8,15 +8,15 @@
 #include <cstddef>
 #include <span>
 
+#include "kvstore/optimizer/apply_momentum-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
-#include "kvstore/optimizer/sgd_formulas-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
-void UpdateSgd(const ops::GradientOptions& options, double momentum,
-               const internal::UpdateRun& run) {
-  ApplyMomentum(run, options, run.update->learning_rate, run.update->weight_decay, momentum);
+void UpdateSgd(const SgdNumbers& numbers, const internal::UpdateRun& run) {
+  ApplyMomentum(run, numbers.gradient, run.update->learning_rate, run.update->weight_decay,
+                numbers.momentum);
 }
 
 }  // namespace heddle::kvstore::HWY_NAMESPACE
@@ -44,22 +44,21 @@ constexpr ParameterType kParameters[] = {
 class SgdRule final : public internal::UpdateRule {
  public:
   explicit SgdRule(const ParameterValues& values)
-      : options_(GradientOptionsOf(values)),
-        momentum_(values["momentum"]),
+      : numbers_{.gradient = GradientOptionsOf(values), .momentum = values["momentum"]},
         lazy_(values["lazy_update"] != 0) {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
-  std::size_t num_states() const override { return momentum_ != 0 ? 1 : 0; }
+  std::size_t num_states() const override { return numbers_.momentum != 0 ? 1 : 0; }
   bool lazy(bool /*row_sparse_weight*/) const override { return lazy_; }
   void Update(const internal::UpdateRun& run) const override {
-    HWY_DYNAMIC_DISPATCH(UpdateSgd)(options_, momentum_, run);
+    HWY_DYNAMIC_DISPATCH(UpdateSgd)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "momentum"}};
 
-  const ops::GradientOptions options_;
-  const double momentum_;
+  const SgdNumbers numbers_;
   const bool lazy_;
 };
 

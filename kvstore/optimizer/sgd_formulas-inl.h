@@ -7,17 +7,31 @@
 #define HEDDLE_KVSTORE_OPTIMIZER_SGD_FORMULAS_INL_H_
 #endif
 
-#include "ops/update-inl.h"
+#include "ops/formula-inl.h"
+#include "ops/update.h"
 
-HWY_BEFORE_NAMESPACE();
-namespace heddle::kvstore::HWY_NAMESPACE {
+// Once, although this file is read for each target.
+#ifndef HEDDLE_KVSTORE_OPTIMIZER_SGD_NUMBERS_
+#define HEDDLE_KVSTORE_OPTIMIZER_SGD_NUMBERS_
+namespace heddle::kvstore {
+
+struct SgdNumbers {
+  ops::GradientOptions gradient;
+  double momentum;
+};
+
+}  // namespace heddle::kvstore
+#endif
+
+HEDDLE_BEFORE_FORMULAS();
+namespace heddle::kvstore::HEDDLE_FORMULAS {
 
 // The new weight without momentum:
 // (1 - lr * wd) * w - (lr * s) * g, or with clipping ... - lr * clip(s * g).
 template <class Gradient, class V, typename C = typename Gradient::Number>
-HWY_INLINE V PlainSgd(const Gradient& gradient, C rate, C decay, V weight, V pushed) {
+HEDDLE_FORMULA V PlainSgd(const Gradient& gradient, C rate, C decay, V weight, V pushed) {
   const V shrunk = (C{1} - rate * decay) * weight;
-  if constexpr (Gradient::kClips) {
+  if (gradient.clips()) {
     return shrunk - rate * gradient.Scaled(pushed);
   } else {
     return shrunk - (rate * gradient.rescale) * pushed;
@@ -27,7 +41,7 @@ HWY_INLINE V PlainSgd(const Gradient& gradient, C rate, C decay, V weight, V pus
 // m = momentum * m - (lr * wd) * w - (lr * s) * g, or with clipping ... - lr * clip(s * g);
 // w += m. Without momentum, momentum * m is 0.
 template <class Gradient, bool kMomentum>
-struct MomentumFormula : ops::HWY_NAMESPACE::Formula<Gradient, kMomentum ? 1 : 0> {
+struct MomentumFormula : ops::HEDDLE_FORMULAS::Formula<Gradient, kMomentum ? 1 : 0> {
   using C = typename Gradient::Number;
 
   MomentumFormula(Gradient gradient, double learning_rate, double weight_decay, double momentum)
@@ -37,10 +51,10 @@ struct MomentumFormula : ops::HWY_NAMESPACE::Formula<Gradient, kMomentum ? 1 : 0
         momentum(static_cast<C>(momentum)) {}
 
   template <class E>
-  HWY_INLINE void operator()(E& e) const {
+  HEDDLE_FORMULA void operator()(E& e) const {
     auto m = -(decay * e.weight);
     if constexpr (kMomentum) m = momentum * e.state[0] + m;
-    if constexpr (Gradient::kClips) {
+    if (gradient.clips()) {
       m = m - rate * gradient.Scaled(e.gradient);
     } else {
       m = m - (rate * gradient.rescale) * e.gradient;
@@ -53,24 +67,7 @@ struct MomentumFormula : ops::HWY_NAMESPACE::Formula<Gradient, kMomentum ? 1 : 0
   C rate, decay, momentum;
 };
 
-// Applies MomentumFormula. A momentum that was kept once is kept on, also while the parameter is 0.
-HWY_INLINE void ApplyMomentum(const ops::UpdateArrays& run, const ops::GradientOptions& options,
-                              double learning_rate, double weight_decay, double momentum) {
-  using ops::HWY_NAMESPACE::Apply;
-  if (run.states[0] != nullptr) {
-    Apply(run, options, [&](auto gradient) HWY_ATTR {
-      return MomentumFormula<decltype(gradient), true>(gradient, learning_rate, weight_decay,
-                                                       momentum);
-    });
-  } else {
-    Apply(run, options, [&](auto gradient) HWY_ATTR {
-      return MomentumFormula<decltype(gradient), false>(gradient, learning_rate, weight_decay,
-                                                        momentum);
-    });
-  }
-}
-
-}  // namespace heddle::kvstore::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
+}  // namespace heddle::kvstore::HEDDLE_FORMULAS
+HEDDLE_AFTER_FORMULAS();
 
 #endif  // per-target include guard

@@ -6,32 +6,16 @@
 #include <span>
 
 #include "kvstore/optimizer/optimizer_type.h"
+#include "kvstore/optimizer/test-inl.h"
 #include "ops/update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::kvstore::HWY_NAMESPACE {
 
 using ops::HWY_NAMESPACE::Apply;
-using ops::HWY_NAMESPACE::Formula;
 
-// w += s * g; the state becomes a copy of w.
-template <class Gradient>
-struct TestFormula : Formula<Gradient, 1> {
-  using C = typename Gradient::Number;
-
-  explicit TestFormula(Gradient gradient) : gradient(gradient) {}
-
-  template <class E>
-  HWY_INLINE void operator()(E& e) const {
-    e.weight = e.weight + gradient.rescale * e.gradient;
-    e.state[0] = e.weight;
-  }
-
-  Gradient gradient;
-};
-
-void UpdateTest(const ops::GradientOptions& options, const internal::UpdateRun& run) {
-  Apply(run, options,
+void UpdateTest(const TestNumbers& numbers, const internal::UpdateRun& run) {
+  Apply(run, numbers.gradient,
         [&](auto gradient) HWY_ATTR { return TestFormula<decltype(gradient)>(gradient); });
 }
 
@@ -53,17 +37,19 @@ constexpr ParameterType kParameters[] = {
 
 class TestRule final : public internal::UpdateRule {
  public:
-  explicit TestRule(const ParameterValues& values) : options_{.rescale = values["rescale_grad"]} {}
+  explicit TestRule(const ParameterValues& values)
+      : numbers_{.gradient = {.rescale = values["rescale_grad"]}} {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
   void Update(const internal::UpdateRun& run) const override {
-    HWY_DYNAMIC_DISPATCH(UpdateTest)(options_, run);
+    HWY_DYNAMIC_DISPATCH(UpdateTest)(numbers_, run);
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "copy"}};
 
-  const ops::GradientOptions options_;
+  const TestNumbers numbers_;
 };
 
 constexpr OptimizerType kTest = {"test", kParameters, &MakeRule<TestRule>};

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 
 #include "ops/update.h"
 
@@ -60,6 +61,17 @@ struct UpdateRun : ops::UpdateArrays {
   std::array<double*, kUpdateSumsMax> block_sums;
 };
 
+// What a rule computes with, for others that compute the same: the kernels for GPUs. A struct of
+// one type for each optimizer (kvstore/optimizer/<name>-inl.h), which lives as long as the rule.
+struct RuleNumbers {
+  const std::type_info* type = nullptr;
+  const void* value = nullptr;
+};
+template <class Numbers>
+RuleNumbers NumbersOf(const Numbers& numbers) {
+  return {&typeid(Numbers), &numbers};
+}
+
 // Immutable: an optimizer makes a new one when a parameter changes, and each push keeps the one
 // that was current. Threads: any.
 class UpdateRule {
@@ -89,6 +101,8 @@ class UpdateRule {
   // at most kUpdatePassesMax; all but the last one sum.
   virtual int Begin(KeyUpdate& /*update*/) const { return 1; }
   virtual void Update(const UpdateRun& run) const = 0;
+  // Empty: such a rule works on CPUs alone.
+  virtual RuleNumbers numbers() const { return {}; }
 };
 
 }  // namespace heddle::internal

@@ -46,11 +46,14 @@ struct Table {
 
   std::uint32_t size = 0;
   std::uint32_t ends[kCapacity];  // the block after the last of each task
-  Task tasks[kCapacity];
+  union Tasks {
+    Tasks() {}  // none
+    Task task[kCapacity];
+  } tasks;
 
   std::uint32_t blocks() const { return size == 0 ? 0 : ends[size - 1]; }
-  HEDDLE_HOST_DEVICE const Run& RunOf(std::uint32_t task) const { return tasks[task].run; }
-  HEDDLE_HOST_DEVICE const Body& BodyOf(std::uint32_t task) const { return tasks[task].body; }
+  HEDDLE_HOST_DEVICE const Run& RunOf(std::uint32_t task) const { return tasks.task[task].run; }
+  HEDDLE_HOST_DEVICE const Body& BodyOf(std::uint32_t task) const { return tasks.task[task].body; }
 };
 
 // What thread `thread` of block `block` of a launch does.
@@ -73,7 +76,7 @@ class Packer {
     const std::uint64_t blocks = BlocksOf<Body>(run);
     if (blocks == 0) return;
     if (table_.size == table_.kCapacity || table_.blocks() + blocks > kBlocksMax) Flush();
-    table_.tasks[table_.size] = {body, run};
+    table_.tasks.task[table_.size] = {body, run};
     table_.ends[table_.size] = static_cast<std::uint32_t>(table_.blocks() + blocks);
     ++table_.size;
   }

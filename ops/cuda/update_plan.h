@@ -1,0 +1,270 @@
+// Updates on a GPU: what its threads do, and which launches the updates of several arrays take.
+//
+// The formulas are those of the CPU (kvstore/optimizer/<name>-inl.h), for one element at a time.
+#pragma once
+
+#include <heddle/dtype.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ops/cuda/host_device.h"
+#include "ops/cuda/pack.h"
+#include "ops/cuda/run.h"
+#include "ops/cuda/table.h"
+#include "ops/formula-inl.h"
+#include "ops/update.h"
+
+namespace heddle::ops::one_lane {
+
+// One element as formulas see it: the operations of Lanes (ops/update-inl.h).
+template <typename C>
+struct Lane {
+  using Number = C;
+
+  C v;
+
+  static HEDDLE_HOST_DEVICE Lane Of(Number number) { return {number}; }
+
+  friend HEDDLE_HOST_DEVICE Lane operator+(Lane a, Lane b) { return {a.v + b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane operator-(Lane a, Lane b) { return {a.v - b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane operator*(Lane a, Lane b) { return {a.v * b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane operator/(Lane a, Lane b) { return {a.v / b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane operator-(Lane a) { return {-a.v}; }
+
+  friend HEDDLE_HOST_DEVICE Lane operator+(Lane a, Number b) { return {a.v + b}; }
+  friend HEDDLE_HOST_DEVICE Lane operator+(Number a, Lane b) { return {a + b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane operator*(Lane a, Number b) { return {a.v * b}; }
+  friend HEDDLE_HOST_DEVICE Lane operator*(Number a, Lane b) { return {a * b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane operator/(Lane a, Number b) { return {a.v / b}; }
+
+  friend HEDDLE_HOST_DEVICE Lane Sqrt(Lane a) { return {std::sqrt(a.v)}; }
+  friend HEDDLE_HOST_DEVICE Lane Abs(Lane a) { return {std::abs(a.v)}; }
+  friend HEDDLE_HOST_DEVICE Lane Max(Lane a, Lane b) { return {a.v > b.v ? a.v : b.v}; }
+  friend HEDDLE_HOST_DEVICE Lane Sign(Lane a) {
+    return {static_cast<C>((a.v > 0 ? 1 : 0) - (a.v < 0 ? 1 : 0))};
+  }
+  friend HEDDLE_HOST_DEVICE Lane Clip(Lane a, Number limit) {
+    const C raised = a.v < -limit ? -limit : a.v;
+    return {raised > limit ? limit : raised};
+  }
+  friend HEDDLE_HOST_DEVICE Lane ZeroIfAtMost(Lane a, Number b, Lane otherwise) {
+    return {a.v <= b ? C{0} : otherwise.v};
+  }
+  friend HEDDLE_HOST_DEVICE Lane ZeroIfZero(Lane a, Lane otherwise) {
+    return {a.v == 0 ? C{0} : otherwise.v};
+  }
+};
+
+// GradientOf, with or without a limit: half as many kernels.
+template <typename C>
+struct AnyGradient {
+  using Number = C;
+
+  explicit AnyGradient(const GradientOptions& options)
+      : rescale(static_cast<C>(options.rescale)), limit(static_cast<C>(options.limit)) {
+    // As ops::Apply has it: in float64, no limit is the greatest one.
+    if (std::is_same_v<C, double> && limit == 0) limit = std::numeric_limits<C>::infinity();
+  }
+
+  C rescale;
+  C limit;  // 0: none
+
+  HEDDLE_HOST_DEVICE bool clips() const { return limit != 0; }
+  template <class V>
+  HEDDLE_HOST_DEVICE V Clipped(V v) const {
+    return clips() ? Clip(v, limit) : v;
+  }
+  template <class V>
+  HEDDLE_HOST_DEVICE V Scaled(V gradient) const {
+    return Clipped(rescale * gradient);
+  }
+  template <class V>
+  HEDDLE_HOST_DEVICE V ScaledWithDecay(V gradient, C decay, V weight) const {
+    return Clipped(rescale * gradient + decay * weight);
+  }
+};
+
+}  // namespace heddle::ops::one_lane
+
+namespace heddle::ops::cuda {
+
+// The place of an element in its array, for formulas that need it.
+template <class F>
+concept TakesPlace = F::kTakesPlace;
+// Formulas whose numbers depend on norms, which lie in the GPU's memory when they are needed.
+template <class F>
+concept TakesSums = F::kTakesSums;
+
+// A formula over weights and gradients of T and states of S: T, or float with a master copy, which
+// is the weight that is read then.
+template <class F, typename T, typename S>
+struct UpdateBody {
+  using C = typename F::Number;
+  static constexpr bool kMaster = !std::is_same_v<T, S>;
+  static constexpr int kArrays = 2 + F::kStates + (kMaster ? 1 : 0);
+  static constexpr int kLanes = kAccessBytes / std::max(sizeof(T), sizeof(S));
+  // Some eight loads in flight.
+  static constexpr int kUnroll = std::clamp(32 / (kLanes * kArrays), 1, 4);
+
+  template <int kWidth, int kVectors>
+  HEDDLE_HOST_DEVICE void operator()(std::uint64_t first, std::uint64_t step) const {
+    Pack<S, kWidth> w[kVectors];
+    Pack<T, kWidth> g[kVectors];
+    Pack<S, kWidth> s[kVectors][F::kStates > 0 ? F::kStates : 1];
+    HEDDLE_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::uint64_t at = first + v * step;
+      w[v] = LoadPack<kWidth>(read_weight() + at);
+      g[v] = LoadPack<kWidth>(gradient + at);
+      HEDDLE_UNROLL
+      for (int k = 0; k < F::kStates; ++k) s[v][k] = LoadPack<kWidth>(states[k] + at);
+    }
+    F f = formula;
+    if constexpr (TakesSums<F>) f.TakeSums(sums);
+    HEDDLE_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::uint64_t at = first + v * step;
+      HEDDLE_UNROLL
+      for (int i = 0; i < kWidth; ++i) {
+        using V = one_lane::Lane<C>;
+        one_lane::Element<V, F::kStates, F::kOutputs> e;
+        e.weight = {Widen(w[v].lanes[i])};
+        e.gradient = {Widen(g[v].lanes[i])};
+        HEDDLE_UNROLL
+        for (int k = 0; k < F::kStates; ++k) e.state[k] = {Widen(s[v][k].lanes[i])};
+        if constexpr (TakesPlace<F>) f.template TakePlace<S>(place + at + i);
+        f(e);
+        w[v].lanes[i] = Narrow<S>(e.weight.v);
+        HEDDLE_UNROLL
+        for (int k = 0; k < F::kStates; ++k) s[v][k].lanes[i] = Narrow<S>(e.state[k].v);
+        // From what is not rounded yet, as on the CPU.
+        if constexpr (kMaster) g[v].lanes[i] = Narrow<T>(e.weight.v);
+      }
+      if constexpr (F::kWritesStates) {
+        HEDDLE_UNROLL
+        for (int k = 0; k < F::kStates; ++k) StorePack(s[v][k], states[k] + at);
+      }
+      if constexpr (F::kWritesWeight) {
+        StorePack(w[v], read_weight() + at);
+        if constexpr (kMaster) StorePack(g[v], weight + at);
+      }
+    }
+  }
+
+  HEDDLE_HOST_DEVICE S* read_weight() const {
+    if constexpr (kMaster) {
+      return master;
+    } else {
+      return weight;
+    }
+  }
+
+  F formula;
+  T* weight;
+  const T* gradient;
+  S* master;
+  S* states[F::kStates > 0 ? F::kStates : 1];
+  std::uint64_t place;  // of the run's first element
+  const double* sums;
+};
+
+// Collects updates of arrays and hands launch(table) the launches that make them: for each formula
+// and dtype, as many arrays a launch as its table has room for. Updates of one array in one list
+// take effect in any order.
+template <class Launch>
+class UpdatePlanner {
+ public:
+  explicit UpdatePlanner(const Launch& launch) : launch_(launch) {}
+
+  // make(gradient) returns the formula, as for ops::Apply. `place`: of the first element. `sums`:
+  // what the passes before have summed, in the GPU's memory.
+  template <class MakeFormula>
+  void Apply(const UpdateArrays& a, const GradientOptions& options, const MakeFormula& make,
+             std::uint64_t place = 0, const double* sums = nullptr) {
+    if (a.dtype == DType::kFloat64) {
+      Add<double, double>(make(one_lane::AnyGradient<double>(options)), a, place, sums);
+      return;
+    }
+    const auto formula = make(one_lane::AnyGradient<float>(options));
+    if (a.dtype == DType::kFloat32) {
+      Add<float, float>(formula, a, place, sums);
+    } else if (a.dtype == DType::kFloat16 && a.master != nullptr) {
+      Add<Float16, float>(formula, a, place, sums);
+    } else if (a.dtype == DType::kFloat16) {
+      Add<Float16, Float16>(formula, a, place, sums);
+    } else if (a.master != nullptr) {
+      Add<BFloat16, float>(formula, a, place, sums);
+    } else {
+      Add<BFloat16, BFloat16>(formula, a, place, sums);
+    }
+  }
+
+  // To be called after the last Apply.
+  void Flush() {
+    for (auto& [tag, kind] : kinds_) kind->Flush();
+  }
+
+ private:
+  struct AnyKind {
+    virtual ~AnyKind() = default;
+    virtual void Flush() = 0;
+  };
+  template <class Body>
+  struct Kind final : AnyKind {
+    explicit Kind(const Launch& launch) : packer(launch) {}
+    void Flush() override { packer.Flush(); }
+
+    Packer<Body, Launch> packer;
+    static constexpr char kTag = 0;  // its address names the type
+  };
+
+  template <typename T, typename S, class F>
+  void Add(const F& formula, const UpdateArrays& a, std::uint64_t place, const double* sums) {
+    using Body = UpdateBody<F, T, S>;
+    static_assert(std::is_trivially_copyable_v<Body>);
+    Body body{.formula = formula,
+              .weight = static_cast<T*>(a.weight),
+              .gradient = static_cast<const T*>(a.gradient),
+              .master = nullptr,
+              .states = {},
+              .place = place,
+              .sums = sums};
+    if constexpr (Body::kMaster) body.master = a.master;
+    for (int k = 0; k < F::kStates; ++k) body.states[k] = static_cast<S*>(a.states[k]);
+    const auto state = [&](int k) {
+      return ArrayAddress{k < F::kStates ? body.states[k] : nullptr, sizeof(S)};
+    };
+    static_assert(kUpdateStatesMax == 4);
+    const Run run = MakeRun(a.count, Body::kLanes,
+                            {{a.weight, sizeof(T)},
+                             {a.gradient, sizeof(T)},
+                             {body.master, sizeof(S)},
+                             state(0),
+                             state(1),
+                             state(2),
+                             state(3)});
+    KindOf<Body>().packer.Add(body, run);
+  }
+
+  template <class Body>
+  Kind<Body>& KindOf() {
+    for (auto& [tag, kind] : kinds_) {
+      if (tag == &Kind<Body>::kTag) return static_cast<Kind<Body>&>(*kind);
+    }
+    kinds_.emplace_back(&Kind<Body>::kTag, std::make_unique<Kind<Body>>(launch_));
+    return static_cast<Kind<Body>&>(*kinds_.back().second);
+  }
+
+  const Launch& launch_;
+  std::vector<std::pair<const void*, std::unique_ptr<AnyKind>>> kinds_;
+};
+
+}  // namespace heddle::ops::cuda

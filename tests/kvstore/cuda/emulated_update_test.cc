@@ -1,0 +1,197 @@
+// The updates of GPUs against those of the CPU, bit by bit, without a GPU: launches are planned as
+// for one, and the work of each thread runs on the CPU.
+#include <heddle/optimizer.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "kvstore/optimizer/cuda/plans.h"
+#include "kvstore/optimizer/update_plan.h"
+#include "tests/ops/cuda/emulated_launch.h"
+#include "tests/ops/ops_testing.h"
+
+namespace heddle::kvstore::cuda {
+namespace {
+
+using Parameters = std::vector<std::pair<std::string_view, double>>;
+using RulePtr = std::shared_ptr<const internal::UpdateRule>;
+
+bool HasKernels(const internal::UpdateRule& rule) {
+  return AllNumbers::VisitOne(rule.numbers(), [](const auto& /*numbers*/) {});
+}
+
+// The arrays of one key.
+template <typename T>
+struct Value {
+  Value(std::size_t count, std::size_t offset, bool multi_precision, std::mt19937_64& random)
+      : weight(count, offset), gradient(count, offset), has_master(multi_precision) {
+    const auto some = [&] { return std::uniform_real_distribution<float>(-2, 2)(random); };
+    master = std::make_unique<ops::Array<float>>(count, offset);
+    for (std::size_t k = 0; k < internal::kUpdateStatesMax; ++k) {
+      states.push_back(std::make_unique<ops::Array<T>>(count, offset));
+      wide_states.push_back(std::make_unique<ops::Array<float>>(count, offset));
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      weight[i] = T(some());
+      gradient[i] = random() % 32 == 0 ? T(0.0F) : T(some());
+      (*master)[i] = some();
+      for (std::size_t k = 0; k < internal::kUpdateStatesMax; ++k) {
+        const float state = random() % 32 == 0 ? 0 : std::abs(some());
+        (*states[k])[i] = T(state);
+        (*wide_states[k])[i] = state;
+      }
+    }
+  }
+
+  void CopyFrom(Value& other) {
+    weight.CopyFrom(other.weight);
+    gradient.CopyFrom(other.gradient);
+    master->CopyFrom(*other.master);
+    for (std::size_t k = 0; k < internal::kUpdateStatesMax; ++k) {
+      states[k]->CopyFrom(*other.states[k]);
+      wide_states[k]->CopyFrom(*other.wide_states[k]);
+    }
+  }
+
+  internal::UpdateRun Run(const internal::UpdateRule& rule, const internal::KeyUpdate& update) {
+    internal::UpdateRun run = {};
+    run.update = &update;
+    run.dtype = kDTypeOf<T>;
+    run.weight = weight.data();
+    run.gradient = gradient.data();
+    if (has_master) run.master = master->data();
+    for (std::size_t k = 0; k < rule.num_states(); ++k) {
+      run.states[k] = has_master ? static_cast<void*>(wide_states[k]->data())
+                                 : static_cast<void*>(states[k]->data());
+    }
+    run.count = weight.size();
+    run.first = 12345;
+    return run;
+  }
+
+  ops::Array<T> weight, gradient;
+  std::unique_ptr<ops::Array<float>> master;
+  std::vector<std::unique_ptr<ops::Array<T>>> states;
+  std::vector<std::unique_ptr<ops::Array<float>>> wide_states;
+  bool has_master;
+};
+
+class EmulatedUpdate : public ops::KernelTest {
+ protected:
+  // Several keys, each with its rates, in one list.
+  template <typename T>
+  void CompareWithCpu(const internal::UpdateRule& rule, bool multi_precision) {
+    constexpr std::size_t kKeys = 3;
+    std::vector<std::unique_ptr<Value<T>>> values;
+    std::vector<std::unique_ptr<Value<T>>> expected;
+    std::vector<internal::KeyUpdate> updates(kKeys);
+    std::vector<internal::UpdateRun> runs;
+    for (std::size_t key = 0; key < kKeys; ++key) {
+      const std::size_t count = Below(4) == 0 ? Below(9000) : RandomCount();
+      values.push_back(
+          std::make_unique<Value<T>>(count, Below(3) * Below(9), multi_precision, random_));
+      expected.push_back(std::make_unique<Value<T>>(count, 0, multi_precision, random_));
+      expected.back()->CopyFrom(*values.back());
+      updates[key].learning_rate = Below(8) == 0 ? 0 : 0.1 / static_cast<double>(1 + key);
+      updates[key].weight_decay = 0.01 * static_cast<double>(key);
+      updates[key].step = static_cast<std::int64_t>(2 + key);
+      updates[key].key_hash = random_();
+      updates[key].row_length = 1;
+      updates[key].numbers = {0.8, 0.1};
+      ASSERT_EQ(rule.Begin(updates[key]), 1);
+      rule.Update(expected.back()->Run(rule, updates[key]));
+      runs.push_back(values.back()->Run(rule, updates[key]));
+    }
+    Emulate(rule, runs);
+    for (std::size_t key = 0; key < kKeys; ++key) {
+      ops::ExpectSame(values[key]->weight, expected[key]->weight, "weight");
+      ops::ExpectSame(*values[key]->master, *expected[key]->master, "master");
+      for (std::size_t k = 0; k < internal::kUpdateStatesMax; ++k) {
+        ops::ExpectSame(*values[key]->states[k], *expected[key]->states[k], "state");
+        ops::ExpectSame(*values[key]->wide_states[k], *expected[key]->wide_states[k], "state");
+      }
+    }
+  }
+
+  void Emulate(const internal::UpdateRule& rule, const std::vector<internal::UpdateRun>& runs) {
+    ops::cuda::UpdatePlanner<ops::cuda::EmulatedLaunch> planner(launch_);
+    ASSERT_TRUE(AllNumbers::VisitOne(rule.numbers(), [&](const auto& numbers) {
+      for (const internal::UpdateRun& run : runs) Plan(numbers, run, planner);
+    }));
+    planner.Flush();
+  }
+
+  int launches_ = 0;
+  const ops::cuda::EmulatedLaunch launch_{&launches_};
+};
+
+RulePtr MakeRuleOf(std::string_view optimizer, const Parameters& wanted) {
+  Parameters parameters;
+  for (const auto& [name, value] : MakeOptimizer(optimizer)->Parameters()) {
+    for (const auto& [other, number] : wanted) {
+      if (name == other) parameters.emplace_back(name, number);
+    }
+  }
+  return MakeOptimizer(optimizer, parameters)->plan()->rule;
+}
+
+TEST_F(EmulatedUpdate, HasTheBitsOfTheCpuForEveryOptimizer) {
+  for (std::string_view optimizer : OptimizerNames()) {
+    for (const double momentum : {0.0, 0.9}) {
+      for (const double clip : {0.0, 0.5}) {
+        // "centered" and "clip_weights" are those of rmsprop.
+        const RulePtr rule = MakeRuleOf(optimizer, {{"momentum", momentum},
+                                                    {"clip_gradient", clip},
+                                                    {"rescale_grad", 0.7},
+                                                    {"clip_weights", clip * 2},
+                                                    {"centered", momentum > 0 ? 1 : 0}});
+        if (!HasKernels(*rule)) continue;
+        SCOPED_TRACE(fmt::format("{}, momentum {}, clip {}", optimizer, momentum, clip));
+        CompareWithCpu<float>(*rule, false);
+        CompareWithCpu<double>(*rule, false);
+        CompareWithCpu<Float16>(*rule, false);
+        CompareWithCpu<BFloat16>(*rule, false);
+        CompareWithCpu<Float16>(*rule, true);
+        CompareWithCpu<BFloat16>(*rule, true);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(EmulatedUpdate, ManySmallKeysTakeFewLaunches) {
+  for (std::string_view optimizer : {"sgd", "adam"}) {
+    const RulePtr rule = MakeRuleOf(optimizer, {{"momentum", 0.9}});
+    std::vector<std::unique_ptr<Value<float>>> values;
+    std::vector<internal::UpdateRun> runs;
+    internal::KeyUpdate update = {};
+    update.learning_rate = 0.1;
+    update.step = 1;
+    for (int key = 0; key < 161; ++key) {
+      values.push_back(std::make_unique<Value<float>>(1 + Below(50), 0, false, random_));
+      runs.push_back(values.back()->Run(*rule, update));
+    }
+    launches_ = 0;
+    Emulate(*rule, runs);
+    EXPECT_LE(launches_, 6) << optimizer;
+  }
+}
+
+TEST(GpuUpdate, OptimizersWithoutKernelsAreThese) {
+  std::vector<std::string_view> without;
+  for (std::string_view optimizer : OptimizerNames()) {
+    if (!HasKernels(*MakeOptimizer(optimizer)->plan()->rule)) without.push_back(optimizer);
+  }
+  EXPECT_EQ(without,
+            (std::vector<std::string_view>{"groupadagrad", "lamb", "lans", "lars", "lbsgd"}));
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::cuda
