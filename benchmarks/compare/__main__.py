@@ -6,13 +6,13 @@ import os
 import platform
 import sys
 
-from compare import build, dist, engine, host, kernels, local, python
+from compare import build, dist, engine, gpu, host, kernels, local, python
 from compare.bars import Report
 
 # A group is a module with TARGETS (what to build), SECTIONS ({name: function(context)}) and, optionally,
 # missing(context) (the peers that are not there). Each section adds its bars to context.report.
 GROUPS = {"engine": engine, "local": local, "kernels": kernels, "python": python, "dist": dist,
-          "host": host}
+          "host": host, "gpu": gpu}
 
 
 class Context:

@@ -6,6 +6,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RELEASE_DIR = str(ROOT / "build" / "release")
+CUDA_DIR = str(ROOT / "build" / "release-cuda")
 UNTRACED_DIR = str(ROOT / "build" / "release-untraced")
 
 
@@ -32,3 +33,10 @@ def build_untraced(target):
     """Builds a target without the code that records traces."""
     _call("cmake", "--preset", "release", "-B", UNTRACED_DIR, "-DCMAKE_CXX_FLAGS=-DHEDDLE_NO_TRACING")
     _call("cmake", "--build", UNTRACED_DIR, "--target", target)
+
+
+def build_cuda(target):
+    """Builds a target with CUDA; returns where."""
+    _call("cmake", "--preset", "release", "-B", CUDA_DIR, "-DWITH_CUDA=ON")
+    _call("cmake", "--build", CUDA_DIR, "--target", target)
+    return CUDA_DIR

@@ -1,0 +1,39 @@
+"""The group `gpu`: the kernels for GPUs against the device's own copies.
+
+Each section is a file of benchmarks/gpu, where its bars are written down. Without a GPU, or without CUDA to build
+with, there are no bars.
+"""
+
+import glob
+import os
+import shutil
+
+from compare import build
+from compare.programs import add_bars
+
+TARGETS = []  # built with CUDA, apart from the others
+
+
+def missing(_):
+    if not glob.glob("/dev/nvidia[0-9]*"):
+        return ["a GPU (no device /dev/nvidia*)"]
+    if not shutil.which("nvcc") and not os.path.exists("/usr/local/cuda/bin/nvcc"):
+        return ["CUDA to build with (no nvcc)"]
+    return []
+
+
+def _section(name, meaning):
+    def run(context):
+        if missing(context):
+            return
+        if context.may_build:
+            context.build_dir = build.build_cuda("bench_gpu")
+        add_bars(context, "benchmarks/gpu/bench_gpu", name)
+    run.__doc__ = meaning
+    return run
+
+
+SECTIONS = {
+    "kernels": _section("kernels", "Sums, updates and two-bit codes of 256 MiB."),
+    "resnet": _section("resnet", "The kernels of a step with the sizes of ResNet-50's parameters."),
+}
