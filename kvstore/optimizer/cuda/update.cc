@@ -2,8 +2,6 @@
 
 #include <heddle/error.h>
 
-#include <fmt/format.h>
-
 #include "kvstore/optimizer/cuda/all_numbers.h"
 #include "kvstore/optimizer/cuda/gpu_planner.h"
 
@@ -21,8 +19,7 @@ void Update(const internal::UpdateRule& rule, std::span<const internal::UpdateRu
     for (const internal::UpdateRun& run : runs) PlanOnGpu(numbers, run, planner);
   });
   if (!known) {
-    throw InvalidState(
-        fmt::format("update on a GPU: {} has no kernels for GPUs", typeid(rule).name()));
+    throw InvalidState("update on a GPU: this optimizer has no kernels for GPUs");
   }
   planner.Flush();
 }

@@ -17,7 +17,7 @@ bool HasKernels(const internal::UpdateRule& rule);
 // Shapes:  as of UpdateRule::Update. A value that appears in several runs of one call has a part in
 //          each, without overlap.
 // Bits:    those of the CPU, except where a formula takes logarithms or angles (sgld): within 1e-6.
-// Errors:  InvalidState, naming the rule, if HasKernels is false; nothing is launched then.
+// Errors:  InvalidState if HasKernels is false; nothing is launched then.
 //          CudaError if a launch fails: runs may have been updated.
 // Cost:    a launch for each 35 to 50 runs of one dtype, with the same states.
 void Update(const internal::UpdateRule& rule, std::span<const internal::UpdateRun> runs,
