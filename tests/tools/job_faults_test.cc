@@ -10,6 +10,9 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <regex>
 #include <string>
@@ -32,6 +35,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using Process = JobProcesses::Process;
 
 constexpr seconds kCallsFail{4};  // three heartbeats and a second
@@ -176,6 +180,25 @@ TEST_F(JobFaults, AProcessKilledWhileOthersLeaveIsNamed) { Fault(SIGKILL, Moment
 TEST_F(JobFaults, AProcessStoppedAtTheStartIsNamed) { Fault(SIGSTOP, Moment::kStart, 1); }
 TEST_F(JobFaults, AProcessStoppedAtWorkIsNamed) { Fault(SIGSTOP, Moment::kWork, 3); }
 TEST_F(JobFaults, AProcessStoppedWhileOthersLeaveIsNamed) { Fault(SIGSTOP, Moment::kLeave, 1); }
+
+// The memory that processes share has a name for their own eyes only, and goes with them.
+TEST_F(JobFaults, OfSharedMemoryNothingIsLeft) {
+  JobSpec spec = RandomJob(/*cycles=*/0);
+  spec.environment = {"HEDDLE_NUM_WORKERS=2", "HEDDLE_SHARED_MEMORY=1"};
+  JobProcesses job(spec, random_);
+  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "joined\n", Clock::now() + kForever));
+  for (const Process& process : job.processes()) {
+    const std::string maps = "/proc/" + std::to_string(process.program->pid()) + "/maps";
+    std::ifstream file(maps);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    EXPECT_THAT(text, HasSubstr("memfd:heddle")) << process.name;
+  }
+  for (const Process& process : job.processes()) process.program->Signal(SIGKILL);
+  EXPECT_TRUE(job.WaitForEnd(Clock::now() + kForever));
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr("heddle")));
+  }
+}
 
 // Shorter than the heartbeats: nobody is taken for dead, and all sums are right.
 TEST_F(JobFaults, APauseShorterThanTheHeartbeatsChangesNothing) {

@@ -400,6 +400,7 @@ Connection::Transferred Connection::Receive(const iovec* runs, std::size_t count
 
 void Connection::End(bool clean, const std::string& why) {
   ended_ = true;
+  if (rings_ != nullptr) reactor_.Forget(this);
   events_.ended(clean, why);
 }
 
