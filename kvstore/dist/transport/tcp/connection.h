@@ -57,7 +57,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
  public:
   // Of the rings of each link, in each direction.
   static constexpr std::size_t RingBytesOf(Link link) {
-    return link == Link::kBulk ? std::size_t{1} << 20 : std::size_t{256} << 10;
+    return link == Link::kBulk ? std::size_t{2} << 20 : std::size_t{256} << 10;
   }
 
   // Called in the reactor.
