@@ -110,6 +110,12 @@ function(heddle_add_test name)
   endif()
   heddle_add_executable(${name} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS} GTest::gtest_main GTest::gmock)
   heddle_test_options(${name})
+  if("gpu" IN_LIST arg_LABELS)
+    if(NOT TARGET gpu_tests)
+      add_custom_target(gpu_tests)
+    endif()
+    add_dependencies(gpu_tests ${name})
+  endif()
   # ctest lists the suites when it starts; the build does not have to run the program.
   set(list_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
   file(CONFIGURE OUTPUT "${list_file}" @ONLY CONTENT [[

@@ -140,6 +140,7 @@ GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, Async
            queue.issued_.size());  // G3
     GpuQueue::Issued& issued = queue.At(mark.number);
     issued.async = async;
+    issued.body = async->op->body();
     issued.waits = waits;
     issued.event = nullptr;
     if (entered) {
@@ -259,6 +260,7 @@ bool GpuQueues::FinishSome() {
 bool GpuQueues::FinishFront(GpuQueue& queue) {
   DeviceQueues& device = *devices_[static_cast<std::size_t>(queue.device_)];
   AsyncState* async = nullptr;
+  void* body = nullptr;
   std::exception_ptr error;
   {
     const MutexLock lock(queue.mutex_);
@@ -276,13 +278,13 @@ bool GpuQueues::FinishFront(GpuQueue& queue) {
     error = std::exchange(front.error, nullptr);
     if (error == nullptr && device.failed.load(std::memory_order_relaxed)) error = ErrorOf(device);
     async = std::exchange(front.async, nullptr);
+    body = front.body;
     if (front.event != nullptr) queue.free_events_.push_back(std::exchange(front.event, nullptr));
     queue.finished_.store(number, std::memory_order_release);
   }
   unfinished_.fetch_sub(1, std::memory_order_relaxed);
   // What the body captured: memory that the device may have been using until now.
-  internal::Op* op = async->op;
-  op->function(op->body(), internal::BodyAction::kDrop, async);
+  async->op->function(body, internal::BodyAction::kDrop, async);
   internal::CompleteAsync(async, std::move(error));
   return true;
 }

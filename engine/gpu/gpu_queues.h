@@ -61,6 +61,7 @@ class GpuQueue {
 
   struct Issued {
     internal::AsyncState* async = nullptr;
+    void* body = nullptr;  // the op's: its header changes under the tracker's lock meanwhile
     GpuDriver::Event event = nullptr;  // null: nothing to wait for, recording it failed
     std::exception_ptr error;          // of the launch
     std::vector<GpuMark> waits;
