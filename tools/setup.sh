@@ -2,13 +2,14 @@
 # Installs what heddle is built with, by name: from Debian's packages, and what the Python package needs
 # from PyPI, into a virtual environment in build/venv. Nothing is installed twice.
 #
-#   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks, batch, torch
+#   tools/setup.sh [group...]     groups: build (the default), checks, benchmarks, batch, ray, torch
 #
 #   build        compiler, CMake and the libraries: enough to build, test, and run every program
 #   checks       Clang with its sanitizers, clang-format and clang-tidy; an sshd and Open MPI for the tests of heddle launch
 #   batch        Slurm, Grid Engine and a schema of Kubernetes, for the tests of heddle launch with them, which
 #                are skipped without
 #   benchmarks   the engines that the benchmarks compare with
+#   ray          Ray, for the tests of heddle.ray, which are left out without it: 250 MB
 #   torch        PyTorch, for the tests and the example of heddle.torch, which are left out without it: 5 GB
 #
 # Works on Debian 12 as root, or as a user with sudo; needs no answers.
@@ -43,9 +44,10 @@ for group in "${@:-build}"; do
       python_packages+=(kubernetes-validate==1.37.0)
       ;;
     benchmarks) wanted+=("${benchmarks_packages[@]}") ;;
+    ray) python_packages+=(ray==2.60.0) ;;
     torch) python_packages+=(torch==2.15.0) ;;
     *)
-      echo "setup: expected the groups build, checks, benchmarks, batch or torch, given '$group'" >&2
+      echo "setup: expected the groups build, checks, benchmarks, batch, ray or torch, given '$group'" >&2
       exit 2
       ;;
   esac

@@ -2,15 +2,17 @@
 Open MPI and Gloo.
 """
 
+import json
 import os
 import shutil
 import subprocess
+import time
 
 from compare import python
 from compare.build import ROOT
 from compare.programs import add_bars, interleave, run_job, run_json
 
-TARGETS = ["bench_host", "host_sum", "benchmarks/peers/all"]
+TARGETS = ["bench_host", "first_barrier", "heddle_command", "host_sum", "benchmarks/peers/all"]
 GLOO_SUM = os.path.join(ROOT, "benchmarks", "python", "gloo_sum.py")
 
 
@@ -53,4 +55,31 @@ def run_sum(context):
                                      name, sums[name], most)
 
 
-SECTIONS = {"one_worker": run_one_worker, "sum": run_sum}
+def _until_last(commands, count):
+    """Seconds from here until the last of `count` programs has said when; all commands are started at once."""
+    started = time.monotonic()
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    if any(process.returncode != 0 for process in processes):
+        raise RuntimeError(f"{' '.join(commands[0])}: status {[process.returncode for process in processes]}")
+    # Behind what the launcher puts in front.
+    times = [json.loads(line[line.index("{"):])["at"] for output in outputs for line in output.splitlines()]
+    if len(times) != count:
+        raise RuntimeError(f"{' '.join(commands[0])}: {len(times)} of {count} programs spoke")
+    return max(times) - started
+
+
+def run_launch(context):
+    """`heddle launch` of 16 workers and 4 servers until all have passed the first barrier, beyond the time that as
+    many programs take to start."""
+    workers, servers = 16, 4
+    program = os.path.join(context.build_dir, "benchmarks", "dist", "first_barrier")
+    heddle = os.path.join(context.build_dir, "tools", "heddle", "heddle")
+    launch = [heddle, "launch", "-n", str(workers), "-s", str(servers), "--", program]
+    alone = [[program, "start"]] * (workers + servers + 1)
+    extra = [_until_last([launch], workers) - _until_last(alone, len(alone)) for _ in range(context.reps)]
+    context.report.add_limit("heddle launch -n 16 -s 4 until the first barrier, beyond the programs' start",
+                             [seconds * 1000 for seconds in extra], "ms", 1000)
+
+
+SECTIONS = {"launch": run_launch, "one_worker": run_one_worker, "sum": run_sum}

@@ -65,8 +65,8 @@ def bare_members(klass):
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_everything_public_has_a_docstring(name):
     """Modules, their functions and classes, and what these show, inherited from the extension or not."""
-    if name == "torch":
-        pytest.importorskip("torch", reason="needs PyTorch: tools/setup.sh torch installs it")
+    if name in ("ray", "torch"):
+        pytest.importorskip(name, reason=f"not installed: tools/setup.sh {name}")
     module = importlib.import_module(f"heddle.{name}" if name else "heddle")
     bare = [] if module.__doc__ else [module.__name__]
     names = getattr(module, "__all__", None) or [one for one in vars(module) if not one.startswith("_")]
