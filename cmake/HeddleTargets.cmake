@@ -8,7 +8,7 @@ target_include_directories(heddle_internal INTERFACE "${PROJECT_SOURCE_DIR}/incl
                                                      "${PROJECT_BINARY_DIR}/generated")
 target_link_libraries(heddle_internal INTERFACE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
                                                 nlohmann_json::nlohmann_json Threads::Threads Boost::headers
-                                                OpenSSL::Crypto)
+                                                OpenSSL::Crypto OpenSSL::SSL)
 target_compile_definitions(heddle_internal INTERFACE $<$<BOOL:${HEDDLE_DCHECKS}>:HEDDLE_DCHECKS>)
 # The static runtime finds the driver when it is first called: programs start where there is none.
 set(heddle_cuda_libraries $<$<BOOL:${WITH_CUDA}>:CUDA::cudart_static>)
@@ -76,7 +76,7 @@ function(heddle_bundle_libraries)
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
     target_compile_features(${target} PUBLIC cxx_std_20)
     target_link_libraries(${target} PRIVATE fmt::fmt spdlog::spdlog TBB::tbb hwy::hwy
-                                            Threads::Threads Boost::headers OpenSSL::Crypto
+                                            Threads::Threads Boost::headers OpenSSL::Crypto OpenSSL::SSL
                                             ${heddle_cuda_libraries})
     set_target_properties(${target} PROPERTIES OUTPUT_NAME heddle EXPORT_NAME ${target}
                                                VERSION ${PROJECT_VERSION}

@@ -42,6 +42,12 @@ struct DistOptions {
   std::string token;      // the job's secret, which joining needs
   bool insecure = false;  // accept listening beyond loopback without a token
 
+  // TLS, all of the job or none of it: files in PEM, all three or none.
+  std::string tls_certificate;  // of this process, then those between it and an authority
+  std::string tls_key;          // of that certificate, without a passphrase
+  std::string tls_authorities;  // who may have signed the certificates of others
+  std::string tls_name;  // what certificates of others must be for; else the host they are at
+
   // Where this process listens; docs/distributed.md says what follows from what is left out.
   std::string bind_address;  // that of a local interface, or 0.0.0.0
   std::string node_host;     // the address or name that others connect to

@@ -96,6 +96,19 @@ constexpr Row kRows[] = {
      {"HEDDLE_INSECURE"},
      &DistOptions::insecure,
      "listen beyond loopback without a token"},
+    {"tls_certificate",
+     {"HEDDLE_TLS_CERTIFICATE"},
+     &DistOptions::tls_certificate,
+     "file with this process's certificate, which turns TLS on"},
+    {"tls_key", {"HEDDLE_TLS_KEY"}, &DistOptions::tls_key, "file with the certificate's key"},
+    {"tls_authorities",
+     {"HEDDLE_TLS_AUTHORITIES"},
+     &DistOptions::tls_authorities,
+     "file with certificates of those who sign certificates of the job"},
+    {"tls_name",
+     {"HEDDLE_TLS_NAME"},
+     &DistOptions::tls_name,
+     "name that certificates of others must be for"},
     {"bind_address", {"HEDDLE_BIND_ADDRESS"}, &DistOptions::bind_address, "address to listen on"},
     {"node_host",
      {"HEDDLE_NODE_HOST", "DMLC_NODE_HOST"},
@@ -424,6 +437,13 @@ void CheckContradictions(const DistOptions& options) {
   }
   if (options.listen_fd >= 0 && options.role != DistRole::kScheduler) {
     ThrowContradiction(options, "listen_fd", "role", "only a scheduler takes a socket over");
+  }
+  const char* const tls_fields[] = {"tls_certificate", "tls_key", "tls_authorities"};
+  for (const char* const field : tls_fields) {
+    for (const char* const other : tls_fields) {
+      if (Text(options, FindRow(field)).empty() || !Text(options, FindRow(other)).empty()) continue;
+      ThrowContradiction(options, field, other, "TLS needs certificate, key and authorities");
+    }
   }
 }
 

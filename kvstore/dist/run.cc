@@ -35,6 +35,10 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   tcp.self = {static_cast<Role>(options.role), options.role == DistRole::kScheduler ? 0 : -1};
   tcp.job_id = options.job_id;
   tcp.token = options.token;
+  tcp.tls = {.certificate = options.tls_certificate,
+             .key = options.tls_key,
+             .authorities = options.tls_authorities,
+             .name = options.tls_name};
   tcp.listen = !is_worker;
   if (tcp.listen) {
     const ListenAddress listen = ResolveListenAddress(options);

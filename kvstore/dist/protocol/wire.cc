@@ -100,7 +100,7 @@ std::string CheckPreamble(std::span<const std::byte> first) {
   if (given == AsText(expected).substr(0, given.size())) return {};
   if (IsHttp(given)) return "it speaks HTTP; this port is for processes of a heddle job";
   if (given.starts_with("\x16\x03")) {
-    return "it speaks TLS; this node of the job is set up without";
+    return "expected no TLS, given TLS (HEDDLE_TLS_CERTIFICATE)";
   }
   if (!given.starts_with(kMagic)) {
     return fmt::format("it does not speak heddle's protocol: expected it to begin with '{}'",

@@ -157,6 +157,28 @@ const std::vector<FieldCase>& Fields() {
        {"maybe", "2"},
        "1, true, yes, on, 0, false, no or off",
        [](const DistOptions& options) { return std::string(options.insecure ? "1" : "0"); }},
+      {"tls_certificate",
+       {"HEDDLE_TLS_CERTIFICATE"},
+       "node.pem",
+       "/etc/heddle/node.pem",
+       {},
+       "",
+       String(&DistOptions::tls_certificate)},
+      {"tls_key",
+       {"HEDDLE_TLS_KEY"},
+       "node.key",
+       "/etc/heddle/node.key",
+       {},
+       "",
+       String(&DistOptions::tls_key)},
+      {"tls_authorities",
+       {"HEDDLE_TLS_AUTHORITIES"},
+       "ca.pem",
+       "/etc/heddle/ca.pem",
+       {},
+       "",
+       String(&DistOptions::tls_authorities)},
+      {"tls_name", {"HEDDLE_TLS_NAME"}, "heddle-job", "x", {}, "", String(&DistOptions::tls_name)},
       {"bind_address",
        {"HEDDLE_BIND_ADDRESS"},
        "0.0.0.0",
@@ -277,6 +299,12 @@ const std::vector<FieldCase>& Fields() {
 Variables Alone(const FieldCase& field, const std::string& variable, const std::string& text) {
   Variables variables = {{variable, text}};
   if (field.field == "listen_fd") variables["HEDDLE_ROLE"] = "scheduler";
+  if (field.field.starts_with("tls_")) {
+    for (const char* const file :
+         {"HEDDLE_TLS_CERTIFICATE", "HEDDLE_TLS_KEY", "HEDDLE_TLS_AUTHORITIES"}) {
+      variables.try_emplace(file, "some.pem");
+    }
+  }
   return variables;
 }
 
@@ -410,6 +438,12 @@ TEST(DistConfig, ContradictionsNameBothSidesWithTheirSources) {
        "local_size 5 (HEDDLE_LOCAL_SIZE)",
        "num_workers 4 (HEDDLE_JOB_WORKERS)"},
       {{{"HEDDLE_LISTEN_FD", "5"}}, "listen_fd 5 (HEDDLE_LISTEN_FD)", "role worker (default)"},
+      {{{"HEDDLE_TLS_CERTIFICATE", "a.pem"}, {"HEDDLE_TLS_KEY", "a.key"}},
+       "tls_certificate a.pem (HEDDLE_TLS_CERTIFICATE)",
+       "tls_authorities (not set)"},
+      {{{"HEDDLE_TLS_AUTHORITIES", "ca.pem"}},
+       "tls_authorities ca.pem (HEDDLE_TLS_AUTHORITIES)",
+       "tls_certificate (not set)"},
   };
   for (const Case& c : cases) {
     EXPECT_THAT(ReadError(Complete(c.variables)), AllOf(HasSubstr(c.one), HasSubstr(c.other)));

@@ -16,6 +16,7 @@
 
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
+#include "tests/kvstore/dist/test_certificates.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
@@ -30,6 +31,7 @@ struct Job {
   int threads;         // that send, of each node
   bool same_priority;  // then messages of a connection keep their order
   std::size_t bytes_max;
+  TlsOptions tls = {};
 };
 
 // Most are small, some medium, a few long.
@@ -155,6 +157,8 @@ std::vector<std::unique_ptr<Checker>> MakeNodes(const Job& job, Random& random) 
     options.io_threads = 1 + static_cast<int>(random() % 2);
     options.spin = std::chrono::microseconds(random() % 3 == 0 ? 20 : 0);
     options.bulk_link = random() % 4 != 0;
+    options.tls = job.tls;
+    if (job.tls.enabled()) options.shared_memory = false;
     nodes.push_back(std::make_unique<Checker>(job, i, options));
   }
   for (int i = 0; i < job.nodes; ++i) {
@@ -204,40 +208,55 @@ void RunJob(const Job& job, Random& random) {
   for (const auto& node : nodes) EXPECT_EQ(node->losses, 0);
 }
 
-TEST(TcpRandom, AMixOfMessagesArrivesWholeAndOnce) {
+// With TLS and without.
+class TcpRandom : public testing::TestWithParam<bool> {
+ protected:
+  TcpRandom() {
+    if (GetParam()) tls_ = TestCertificates::Shared().right();
+  }
+
+  TlsOptions tls_;
+};
+INSTANTIATE_TEST_SUITE_P(All, TcpRandom, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Tls" : "Plain"; });
+
+TEST_P(TcpRandom, AMixOfMessagesArrivesWholeAndOnce) {
   Random random(TestSeed());
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < (GetParam() ? 2 : 6); ++i) {
     RunJob({.seed = random(),
             .nodes = 3 + static_cast<int>(random() % 3),
             .messages = 150,
             .threads = 1 + static_cast<int>(random() % 2),
             .same_priority = i % 2 == 0,
-            .bytes_max = std::size_t{1} << 20},
+            .bytes_max = std::size_t{1} << 20,
+            .tls = tls_},
            random);
   }
 }
 
-TEST(TcpRandom, LongMessagesBothWaysDoNotBlockOneAnother) {
+TEST_P(TcpRandom, LongMessagesBothWaysDoNotBlockOneAnother) {
   Random random(TestSeed());
   RunJob({.seed = random(),
           .nodes = 3,
           .messages = 40,
           .threads = 2,
           .same_priority = false,
-          .bytes_max = std::size_t{12} << 20},
+          .bytes_max = std::size_t{12} << 20,
+          .tls = tls_},
          random);
 }
 
 // A node ends at some moment, in the midst of it all: the others lose it, and only it.
-TEST(TcpRandom, AnEndInTheMidstIsToldToAll) {
+TEST_P(TcpRandom, AnEndInTheMidstIsToldToAll) {
   Random random(TestSeed());
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < (GetParam() ? 2 : 5); ++i) {
     const Job job{.seed = random(),
                   .nodes = 4,
                   .messages = 100,
                   .threads = 1,
                   .same_priority = true,
-                  .bytes_max = std::size_t{1} << 20};
+                  .bytes_max = std::size_t{1} << 20,
+                  .tls = tls_};
     auto nodes = MakeNodes(job, random);
     std::vector<std::thread> threads;
     for (int n = 0; n < job.nodes; ++n) {

@@ -24,22 +24,14 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
 
 #include "base/unique_fd.h"
-#include "kvstore/dist/transport/shm/shared_rings.h"
+#include "kvstore/dist/transport/tcp/channel.h"
 
 namespace heddle::kvstore::dist {
 
 // Of a meeting point; all zero: there is none.
 using MeetingName = std::array<std::byte, 16>;
-
-// What carries the bytes of a connection.
-struct Channel {
-  UniqueFd socket;
-  std::unique_ptr<SharedRings> rings{};  // null: the bytes go through the socket
-  UniqueFd own_bell{}, peer_bell{};      // with rings
-};
 
 class MeetingPoint {
  public:

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/log.h"
 
@@ -24,6 +23,8 @@ using boost::system::error_code;
 constexpr std::chrono::seconds kPatience{1};
 constexpr int kLogLinesMax = 20;
 constexpr std::chrono::seconds kLogPeriod{10};
+constexpr const char* kTlsExpected =
+    "expected TLS, given none (HEDDLE_TLS_CERTIFICATE, HEDDLE_TLS_KEY, HEDDLE_TLS_AUTHORITIES)";
 constexpr const char* kCrowded = "too many connections that have not proved themselves";
 
 std::string AddressText(const tcp::endpoint& endpoint) {
@@ -62,11 +63,16 @@ struct Acceptor::Stranger {
   const std::string address;
   const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   boost::asio::steady_timer limit;
+  bool begun = false;    // its first byte has come
+  bool shaking = false;  // in the handshake of TLS
+  std::unique_ptr<TlsStream> tls;
   Handshake handshake;
 };
 
-Acceptor::Acceptor(Reactor& reactor, const TcpOptions& options, Callbacks callbacks)
+Acceptor::Acceptor(Reactor& reactor, const TcpOptions& options, const TlsContext* tls,
+                   Callbacks callbacks)
     : reactor_(reactor),
+      tls_(tls),
       callbacks_(std::move(callbacks)),
       handshake_limit_(options.handshake_limit),
       strangers_max_(options.strangers_max),
@@ -156,7 +162,7 @@ void Acceptor::OnAccepted(tcp::socket socket) {
     if (aborted || !stranger->socket.is_open()) return;
     TurnAway(*stranger, "no complete handshake in time");
   });
-  Receive(stranger);
+  Await(stranger);
 }
 
 bool Acceptor::MakeRoom(const boost::asio::ip::address& host) {
@@ -173,7 +179,7 @@ bool Acceptor::MakeRoom(const boost::asio::ip::address& host) {
   return true;
 }
 
-void Acceptor::Receive(std::shared_ptr<Stranger> stranger) {
+void Acceptor::Await(std::shared_ptr<Stranger> stranger) {
   auto& socket = stranger->socket;
   socket.async_wait(tcp::socket::wait_read,
                     [this, stranger = std::move(stranger)](const error_code& error) {
@@ -182,25 +188,54 @@ void Acceptor::Receive(std::shared_ptr<Stranger> stranger) {
                     });
 }
 
+bool Acceptor::ShakeTls(const std::shared_ptr<Stranger>& stranger) {
+  const int fd = stranger->socket.native_handle();
+  if (!stranger->begun) {
+    std::byte first{};
+    const ssize_t bytes = recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (bytes == 1) {
+      stranger->begun = true;
+      stranger->shaking = BeginsTls(first);
+      if (stranger->shaking) stranger->tls = tls_->Accepting(fd);
+      // It shall hear why, in its own language.
+      if (!stranger->shaking) stranger->handshake.RefuseAll(kTlsExpected);
+    } else if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
+      Await(stranger);
+      return false;
+    }
+  }
+  if (!stranger->shaking) return true;
+  switch (stranger->tls->Shake()) {
+    case TlsStream::State::kGoing:
+      Await(stranger);
+      return false;
+    case TlsStream::State::kFailed:
+      TurnAway(*stranger, stranger->tls->why());
+      return false;
+    case TlsStream::State::kOpen:
+      stranger->shaking = false;
+  }
+  return true;
+}
+
 void Acceptor::OnReadable(const std::shared_ptr<Stranger>& stranger) {
+  if (tls_ != nullptr && !ShakeTls(stranger)) return;
   std::array<std::byte, Handshake::kBytesMax> buffer;
   Handshake& handshake = stranger->handshake;
   const int fd = stranger->socket.native_handle();
+  TlsStream* const tls = stranger->tls.get();
   while (handshake.state() == Handshake::State::kGoing) {
-    const ssize_t bytes =
-        recv(fd, buffer.data(), std::min(buffer.size(), handshake.wanted()), MSG_DONTWAIT);
-    if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
-      Receive(stranger);
+    const iovec run{buffer.data(), std::min(buffer.size(), handshake.wanted())};
+    const auto [bytes, error] = ReadFrom(fd, tls, &run, 1);
+    if (bytes < 0 && (error == EAGAIN || error == EINTR)) {
+      Await(stranger);
       return;
     }
     if (bytes <= 0) {
       TurnAway(*stranger, "closed during the handshake");
       return;
     }
-    const std::string answer =
-        handshake.Feed(std::span(buffer).first(static_cast<std::size_t>(bytes)));
-    // A few hundred bytes on a new connection: there is room.
-    if (!answer.empty()) send(fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    Say(fd, tls, handshake.Feed(std::span(buffer).first(static_cast<std::size_t>(bytes))));
   }
   Decide(stranger);
 }
@@ -213,14 +248,13 @@ void Acceptor::Decide(const std::shared_ptr<Stranger>& stranger) {
   }
   error_code ignored;
   stranger->limit.cancel();
-  const int fd = stranger->socket.release(ignored);
-  const std::string why = callbacks_.admit(handshake.peer(), stranger->address, fd,
+  Channel channel{.socket = UniqueFd(stranger->socket.release(ignored)),
+                  .tls = std::move(stranger->tls)};
+  const std::string why = callbacks_.admit(handshake.peer(), stranger->address, channel,
                                            [&](bool shares) { return handshake.Admit(shares); });
   if (why.empty()) return;
   NoteRefusal(stranger->address, why);
-  const std::string answer = handshake.Refuse(why);
-  send(fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  close(fd);
+  Say(channel.socket.get(), channel.tls.get(), handshake.Refuse(why));
 }
 
 void Acceptor::TurnAway(Stranger& stranger, const std::string& why) {

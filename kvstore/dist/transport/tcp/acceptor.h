@@ -25,6 +25,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "base/log_limit.h"
+#include "kvstore/dist/transport/tcp/channel.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/reactor.h"
 #include "kvstore/dist/transport/tcp/tcp_transport.h"
@@ -35,16 +36,16 @@ class Acceptor {
  public:
   struct Callbacks {
     std::function<Identity()> identity;
-    // Who has proved itself, on descriptor `fd`. Returns why it is refused all the same. Empty: it
-    // is admitted, has been sent what `welcome` returns, and the descriptor is the callee's.
-    // `shares`: memory was left at its meeting point.
-    std::function<std::string(const HelloBody& peer, const std::string& address, int fd,
+    // Who has proved itself. Returns why it is refused all the same. Empty: it is admitted, has
+    // been sent what `welcome` returns, and the channel was taken. `shares`: memory was left at its
+    // meeting point.
+    std::function<std::string(const HelloBody& peer, const std::string& address, Channel& channel,
                               const std::function<std::string(bool shares)>& welcome)>
         admit;
   };
 
-  // Listens. NetworkError if that is not possible.
-  Acceptor(Reactor& reactor, const TcpOptions& options, Callbacks callbacks);
+  // Listens. NetworkError if that is not possible. `tls`, which outlives it, is null without TLS.
+  Acceptor(Reactor& reactor, const TcpOptions& options, const TlsContext* tls, Callbacks callbacks);
 
   void Close();
 
@@ -59,14 +60,17 @@ class Acceptor {
   void OnAccepted(boost::asio::ip::tcp::socket socket);
   // False: there is none for one more of that host.
   bool MakeRoom(const boost::asio::ip::address& host);
-  void Receive(std::shared_ptr<Stranger> stranger);
+  void Await(std::shared_ptr<Stranger> stranger);
   void OnReadable(const std::shared_ptr<Stranger>& stranger);
+  // With TLS. False: it must go on before the stranger is listened to, or has failed.
+  bool ShakeTls(const std::shared_ptr<Stranger>& stranger);
   void Decide(const std::shared_ptr<Stranger>& stranger);
   void TurnAway(Stranger& stranger, const std::string& why);
   // Counts it, and logs it as far as there is room for it.
   void NoteRefusal(const std::string& address, const std::string& why);
 
   Reactor& reactor_;
+  const TlsContext* const tls_;
   const Callbacks callbacks_;
   const std::chrono::milliseconds handshake_limit_;
   const std::size_t strangers_max_;

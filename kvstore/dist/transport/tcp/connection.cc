@@ -57,6 +57,7 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
       rings_(std::move(channel.rings)),
       bell_(reactor.context()),
       peer_bell_(std::move(channel.peer_bell)),
+      tls_(std::move(channel.tls)),
       link_(link),
       counts_(counts),
       capture_(std::move(capture)),
@@ -87,7 +88,11 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
 
 void Connection::Start(Events events) {
   events_ = std::move(events);
-  ArmRead();
+  if (tls_ == nullptr) {
+    ArmRead();
+  } else {
+    ReadSoon();  // TLS may have taken the first messages from the socket already
+  }
   if (rings_ == nullptr) return;
   ArmBell();
   BeAttended();
@@ -152,14 +157,14 @@ bool Connection::Pump(int calls) {
   bool left_rest = false;
   SendQueue::Ended ended;
   tx_mutex_.Lock();
-  while (!writing_ && !tx_closed_ && !queue_.empty() && !wants_room_) {
+  while (!writing_ && !tx_closed_ && !wants_room_ && (!queue_.empty() || Unsent())) {
     if (calls-- == 0) {
       LeaveRestLocked();
       left_rest = true;
       break;
     }
     std::array<iovec, kRunsOfWrite> runs;
-    const std::size_t count = queue_.Fetch(runs.data(), runs.size());
+    const std::size_t count = queue_.empty() ? 0 : queue_.Fetch(runs.data(), runs.size());
     writing_ = true;
     tx_mutex_.Unlock();
     const auto [bytes, error] = Transmit(runs.data(), count);
@@ -170,34 +175,37 @@ bool Connection::Pump(int calls) {
     tx_mutex_.Lock();
     writing_ = false;
     written_.NotifyAll();
-    if (bytes > 0) {
+    if (bytes >= 0) {
       Count(counts_.bytes_sent, static_cast<std::uint64_t>(bytes));
       queue_.Advance(static_cast<std::size_t>(bytes), &ended);
     } else if (error == EAGAIN || error == EWOULDBLOCK) {
       if (ArmWriteLocked()) break;
     } else if (error != EINTR) {
-      FailLocked(SystemText(error), &ended);
+      FailLocked(TextOf(error), &ended);
     }
   }
-  if (finishing_ && !writing_ && !tx_closed_ && queue_.empty()) {
-    tx_closed_ = true;
-    shutdown(fd_, SHUT_WR);
-  }
+  if (finishing_ && !writing_ && !tx_closed_ && queue_.empty()) EndSendingLocked();
   tx_mutex_.Unlock();
   Release(std::move(ended));
   return left_rest;
 }
 
-Connection::Transferred Connection::Transmit(iovec* runs, std::size_t count) {
-  if (rings_ != nullptr) return OverRings(rings_->Write(runs, count));
-  msghdr header{};
-  header.msg_iov = runs;
-  header.msg_iovlen = count;
-  const ssize_t bytes = sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-  return {bytes, errno};
+void Connection::EndSendingLocked() {
+  if (tls_ != nullptr && !std::exchange(told_end_, true)) tls_->Finish();
+  if (Unsent()) {
+    ArmWriteLocked();
+    return;
+  }
+  tx_closed_ = true;
+  shutdown(fd_, SHUT_WR);
 }
 
-Connection::Transferred Connection::OverRings(std::optional<SharedRings::Moved> moved) const {
+Transferred Connection::Transmit(iovec* runs, std::size_t count) {
+  if (rings_ != nullptr) return OverRings(rings_->Write(runs, count));
+  return WriteTo(fd_, tls_.get(), runs, count);
+}
+
+Transferred Connection::OverRings(std::optional<SharedRings::Moved> moved) const {
   if (!moved) return {-1, EPROTO};
   // If the peer has gone, the reactor finds out.
   constexpr std::uint64_t kRing = 1;
@@ -270,7 +278,11 @@ void Connection::OnReadable() {
   const ReadResult result = ReadTurn();
   if (result == ReadResult::kDrained) ArmRead();
   if (result != ReadResult::kMore) return;
-  // Others have their turn first.
+  ReadSoon();
+}
+
+// When others have had their turn.
+void Connection::ReadSoon() {
   boost::asio::post(reactor_.context(), [self = shared_from_this()] {
     self->reactor_.Awake();
     if (!self->ended_) self->OnReadable();
@@ -385,17 +397,20 @@ Connection::ReadResult Connection::ReadOnce() {
   }
   if (error == EINTR) return ReadResult::kMore;
   if (error == EAGAIN || error == EWOULDBLOCK) return ReadResult::kDrained;
-  End(false, SystemText(error));
+  End(false, TextOf(error));
   return ReadResult::kOver;
 }
 
-Connection::Transferred Connection::Receive(const iovec* runs, std::size_t count) {
+Transferred Connection::Receive(const iovec* runs, std::size_t count) {
   if (rings_ != nullptr) {
     const Transferred received = OverRings(rings_->Read(runs, count));
     return hung_up_ && received.error == EAGAIN ? Transferred{} : received;
   }
-  const ssize_t bytes = readv(fd_, runs, static_cast<int>(count));
-  return {bytes, errno};
+  return ReadFrom(fd_, tls_.get(), runs, count);
+}
+
+std::string Connection::TextOf(int error) const {
+  return error == EPROTO && tls_ != nullptr ? tls_->why() : SystemText(error);
 }
 
 void Connection::End(bool clean, const std::string& why) {
@@ -407,7 +422,7 @@ void Connection::End(bool clean, const std::string& why) {
 void Connection::ArmRead() {
   // In the midst of a long payload one wake-up for much of it.
   const std::uint64_t rest = receiver_.rest();
-  const int mark = link_ == Link::kBulk && rest > 0 && rings_ == nullptr
+  const int mark = link_ == Link::kBulk && rest > 0 && rings_ == nullptr && tls_ == nullptr
                        ? static_cast<int>(std::min(rest, kWakeBytes))
                        : 1;
   if (mark != low_water_mark_) {

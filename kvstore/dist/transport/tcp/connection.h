@@ -2,16 +2,17 @@
 //
 // Asio tells when the socket is ready; reading and writing are own loops of readv and sendmsg of up
 // to 128 KiB a call, in turn: with more a call an urgent message on the other connection waits
-// longer for its turn. With a peer of this host the bytes go through rings in shared memory
-// (shm/shared_rings.h) in place of the socket, which then is a Unix one: its end is the end of the
-// peer, whatever it died of. Bells (shm/meeting.h) wake who sleeps.
+// longer for its turn. With TLS both go through it. With a peer of this host the bytes go through
+// rings in shared memory (shm/shared_rings.h) in place of the socket, which then is a Unix one: its
+// end is the end of the peer, whatever it died of. Bells (shm/meeting.h) wake who sleeps.
 //
 // Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
 //   (C1) One thread at a time writes: writing_ is true from the fetch to the report of what was
 //        written; only that thread takes from the queue.
 //   (C2) Whenever tx_mutex_ is free and something is queued, then one of: writing_ (the writer
 //        looks again before it leaves), write_armed_ (a wait for room is armed, and its handler
-//        pumps), tx_closed_, or all there is is an open pack (its Flush is on the way).
+//        pumps), tx_closed_, or all there is is an open pack (its Flush is on the way). What TLS
+//        has encrypted and not sent counts as queued.
 //   So whoever queues behind a writer may leave: nothing is left behind. A writer that has had
 //   enough arms the wait.
 //   (C3) With rings write_armed_ is wants_room_, during which nobody writes: the reactor attends to
@@ -19,7 +20,8 @@
 // Receiving happens in the reactor's handlers, hence one after another (R1 in reactor.h).
 //   (C4) SO_RCVLOWAT is set only by the reactor, just before the wait for reading is armed, to what
 //        is missing of the payload or less; and nobody but the handler of that wait reads while the
-//        mark is above 1. Otherwise a read could take what the mark waits for.
+//        mark is above 1. Otherwise a read could take what the mark waits for. With TLS, which
+//        reads ahead, it stays 1.
 // Ending. The socket is closed in the reactor, or after the reactor's end, and not while writing_.
 #pragma once
 
@@ -34,7 +36,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "base/mutex.h"
-#include "kvstore/dist/transport/shm/meeting.h"
+#include "kvstore/dist/transport/tcp/channel.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/reactor.h"
 #include "kvstore/dist/transport/tcp/receiver.h"
@@ -111,21 +113,19 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   static constexpr std::size_t RoomOf(Link link) { return RingBytesOf(link) / 4; }
 
   enum class ReadResult { kMore, kDrained, kOver };
-  // As of a call to the system.
-  struct Transferred {
-    ssize_t bytes = 0;
-    int error = 0;
-  };
 
   // With rings, from any thread.
   void BeAttended();
   void OnReadable();
   void ArmBell() EXCLUDES(tx_mutex_);
+  void ReadSoon();
   void OnBell();
   void OnHangUp();
   ReadResult ReadTurn();
   Transferred Receive(const iovec* runs, std::size_t count);
   ReadResult ReadOnce();
+  // Of an error of reading or writing.
+  std::string TextOf(int error) const;
   void End(bool clean, const std::string& why);
   void ArmRead();
   bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
@@ -134,6 +134,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   bool Pump(int calls) EXCLUDES(tx_mutex_);
   Transferred Transmit(iovec* runs, std::size_t count);
   Transferred OverRings(std::optional<SharedRings::Moved> moved) const;
+  // Encrypted bytes wait for room in the socket.
+  bool Unsent() const { return tls_ != nullptr && tls_->unsent(); }
+  void EndSendingLocked() REQUIRES(tx_mutex_);
   // False: there is room already.
   bool ArmWriteLocked() REQUIRES(tx_mutex_);
   void LeaveRestLocked() REQUIRES(tx_mutex_);
@@ -146,6 +149,8 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   const std::unique_ptr<SharedRings> rings_;    // null: the bytes go through the socket
   boost::asio::posix::stream_descriptor bell_;  // with rings; as socket_
   const UniqueFd peer_bell_;
+  // Null: the bytes go as they are. Its lock may be taken under tx_mutex_.
+  const std::unique_ptr<TlsStream> tls_;
   const Link link_;
   TcpCounts& counts_;
   const std::unique_ptr<WireCapture> capture_;  // null: nothing is captured
@@ -164,6 +169,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   bool write_armed_ GUARDED_BY(tx_mutex_) = false;
   std::atomic<bool> wants_room_{false};  // written under tx_mutex_
   bool finishing_ GUARDED_BY(tx_mutex_) = false;
+  bool told_end_ GUARDED_BY(tx_mutex_) = false;  // to TLS
   bool tx_closed_ GUARDED_BY(tx_mutex_) = false;
   std::string tx_error_ GUARDED_BY(tx_mutex_);  // why sending failed
 };

@@ -44,7 +44,7 @@ class Attempts {
     for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kPauseMax)) {
       const std::vector<tcp::endpoint> endpoints = Resolve(host, port);
       for (const tcp::endpoint& endpoint : endpoints) {
-        std::optional<Channel> channel = Try(endpoint, peer);
+        std::optional<Channel> channel = Try(endpoint, host, peer);
         if (channel) return *std::move(channel);
       }
       Sleep(pause);
@@ -136,7 +136,8 @@ class Attempts {
   }
 
   // Nothing if it is worth another try. Throws if it is not.
-  std::optional<Channel> Try(const tcp::endpoint& endpoint, HelloBody* peer) {
+  std::optional<Channel> Try(const tcp::endpoint& endpoint, const std::string& host,
+                             HelloBody* peer) {
     boost::asio::io_context context(1);
     tcp::socket socket(context);
     error_code error;
@@ -154,16 +155,23 @@ class Attempts {
     fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
     socket.native_non_blocking(true, error);
     seen_ = "it listens, but has not answered the handshake";
+    std::unique_ptr<TlsStream> tls;
+    if (target_.tls != nullptr) {
+      tls = target_.tls->Connecting(socket.native_handle(), host);
+      if (!ShakeTls(context, socket, *tls)) return std::nullopt;
+    }
     std::optional<MeetingPoint> meeting = Meeting();
     Handshake handshake =
         Handshake::Connecting(self_, link_, meeting ? meeting->name() : MeetingName{});
-    if (!Shake(context, socket, handshake)) return std::nullopt;
+    if (!Shake(context, socket, tls.get(), handshake)) return std::nullopt;
     *peer = handshake.peer();
     if (peer->node.role != target_.peer.role ||
         (peer->node.rank != -1 && peer->node.rank != target_.peer.rank)) {
       Refused(fmt::format("{} listens there", ToString(peer->node)));
     }
-    if (!handshake.shares()) return Channel{.socket = UniqueFd(socket.release(error))};
+    if (!handshake.shares()) {
+      return Channel{.socket = UniqueFd(socket.release(error)), .tls = std::move(tls)};
+    }
     try {
       return meeting->Take();
     } catch (const NetworkError& failed) {
@@ -172,28 +180,60 @@ class Attempts {
     }
   }
 
+  void AwaitBytes(boost::asio::io_context& context, tcp::socket& socket) {
+    bool done = false;
+    socket.async_wait(tcp::socket::wait_read, [&](const error_code&) { done = true; });
+    RunUntil(context, done);
+  }
+
   // False: it is worth another try.
-  bool Shake(boost::asio::io_context& context, tcp::socket& socket, Handshake& handshake) {
-    const auto say = [&](const std::string& text) {
-      // A few hundred bytes on a new connection: there is room.
-      if (!text.empty()) {
-        send(socket.native_handle(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      }
-    };
-    say(handshake.Start());
+  bool ShakeTls(boost::asio::io_context& context, tcp::socket& socket, TlsStream& tls) {
+    TlsStream::State state = tls.Shake();
+    for (bool first = true; state == TlsStream::State::kGoing; first = false) {
+      AwaitBytes(context, socket);
+      if (first) CheckAnswersInTls(socket.native_handle());
+      state = tls.Shake();
+    }
+    if (state == TlsStream::State::kOpen) return true;
+    seen_ = tls.why();
+    if (tls.refused()) Refused(seen_);
+    return false;
+  }
+
+  // A peer without TLS says why it does not go on: nothing of the handshake has been said to it.
+  void CheckAnswersInTls(int fd) const {
+    std::array<std::byte, Handshake::kBytesMax> buffer;
+    const ssize_t bytes = recv(fd, buffer.data(), buffer.size(), MSG_PEEK | MSG_DONTWAIT);
+    if (bytes <= 0 || CheckPreamble(std::span(buffer).first(1)) != "") return;
+    auto rest = std::span(buffer).first(static_cast<std::size_t>(bytes));
+    Handshake handshake = Handshake::Connecting(self_, link_);
+    while (!rest.empty() && handshake.state() == Handshake::State::kGoing) {
+      const std::size_t next = std::min(rest.size(), handshake.wanted());
+      handshake.Feed(rest.first(next));
+      rest = rest.subspan(next);
+    }
+    Refused(handshake.refused_by_peer() ? handshake.why()
+                                        : "expected TLS, given none (HEDDLE_TLS_CERTIFICATE)");
+  }
+
+  // False: it is worth another try.
+  bool Shake(boost::asio::io_context& context, tcp::socket& socket, TlsStream* tls,
+             Handshake& handshake) {
+    const int fd = socket.native_handle();
+    Say(fd, tls, handshake.Start());
     std::array<std::byte, Handshake::kBytesMax> buffer;
     while (handshake.state() == Handshake::State::kGoing) {
-      const ssize_t bytes = recv(socket.native_handle(), buffer.data(),
-                                 std::min(buffer.size(), handshake.wanted()), MSG_DONTWAIT);
+      const iovec run{buffer.data(), std::min(buffer.size(), handshake.wanted())};
+      const auto [bytes, error] = ReadFrom(fd, tls, &run, 1);
       if (bytes > 0) {
-        say(handshake.Feed(std::span(buffer).first(static_cast<std::size_t>(bytes))));
-      } else if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
-        bool done = false;
-        socket.async_wait(tcp::socket::wait_read, [&](const error_code&) { done = true; });
-        RunUntil(context, done);
+        Say(fd, tls, handshake.Feed(std::span(buffer).first(static_cast<std::size_t>(bytes))));
+      } else if (bytes < 0 && (error == EAGAIN || error == EINTR)) {
+        AwaitBytes(context, socket);
+      } else if (bytes < 0 && error == EPROTO && tls != nullptr) {
+        Refused(tls->why());  // what it made of this process's certificate
       } else {
         seen_ = bytes == 0 ? "it closed the connection during the handshake"
-                           : std::generic_category().message(errno);
+                           : std::generic_category().message(error);
         return false;
       }
     }

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kvstore/dist/protocol/ids.h"
-#include "kvstore/dist/transport/shm/meeting.h"
+#include "kvstore/dist/transport/tcp/channel.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 
 namespace heddle::kvstore::dist {
@@ -17,13 +17,14 @@ struct ConnectTarget {
   std::chrono::steady_clock::time_point deadline;
   // True once nobody wants the connection any more.
   std::function<bool()> cancelled;
-  bool shared_memory = true;  // with a peer on this host
+  bool shared_memory = true;        // with a peer on this host
+  const TlsContext* tls = nullptr;  // null: none
 };
 
 // A connected channel behind its handshake. As long as nobody listens, or the listener vanishes, it
 // tries again. InvalidArgument for an address that is none; NetworkError if the peer refuses, or is
-// not who is wanted; TimeoutError at the deadline, with what was seen last; all name peer and
-// address.
+// not who is wanted, or if TLS fails; TimeoutError at the deadline, with what was seen last; all
+// name peer and address.
 Channel ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer);
 
 }  // namespace heddle::kvstore::dist

@@ -207,6 +207,7 @@ std::string Handshake::OnHello(Kind expected, std::string answer_if_right) {
 }
 
 std::string Handshake::CheckPeer() const {
+  if (!refusal_.empty()) return refusal_;
   if (peer_.job != Sha256(self_.job_id)) {
     return fmt::format("wrong job: expected the one with the id '{}'", self_.job_id);
   }

@@ -76,6 +76,8 @@ class Handshake {
   }
   static Handshake Accepting(const Identity& self) { return {self, Link::kUrgent, {}, false}; }
 
+  // Accepting: whoever passes as far as its hello is refused. Before the first Feed.
+  void RefuseAll(const std::string& why) { refusal_ = why; }
   // What is to be sent before anything comes.
   std::string Start();
   // At most so many bytes may be given to the next Feed; 0 when the handshake is over.
@@ -117,6 +119,7 @@ class Handshake {
   HelloBody peer_;
   State state_ = State::kGoing;
   std::string why_;
+  std::string refusal_;  // of all; empty: of none
   bool refused_by_peer_ = false;
   bool preamble_sent_ = false;
 

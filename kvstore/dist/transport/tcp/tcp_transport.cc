@@ -15,7 +15,6 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
-#include <sys/socket.h>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -96,7 +95,7 @@ class TcpTransportImpl final : public TcpTransport {
   using PeerPtr = std::shared_ptr<Peer>;
 
   Identity identity() const;
-  std::string Admit(const HelloBody& hello, const std::string& address, int fd,
+  std::string Admit(const HelloBody& hello, const std::string& address, Channel& channel,
                     const std::function<std::string(bool shares)>& welcome);
   // Through shared memory, if the peer is on this host and both ends want it.
   std::optional<Channel> ShareMemory(const HelloBody& hello, const std::string& address) const;
@@ -123,6 +122,7 @@ class TcpTransportImpl final : public TcpTransport {
   const TcpOptions options_;
   TransportEvents& events_;
   const std::shared_ptr<BufferPool> pool_;
+  const std::unique_ptr<const TlsContext> tls_;  // null: none
   TcpCounts counts_;
   std::atomic<SendId> next_send_{1};
   std::atomic<int> next_capture_{0};
@@ -154,6 +154,7 @@ TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
     : options_(std::move(options)),
       events_(events),
       pool_(BufferPool::Create(options_.pool_bytes_max)),
+      tls_(options_.tls.enabled() ? std::make_unique<TlsContext>(options_.tls) : nullptr),
       self_(options_.self) {
   const int count = options_.reception == Reception::kThread ? std::max(options_.io_threads, 1) : 1;
   for (int i = 0; i < count; ++i) {
@@ -169,13 +170,14 @@ TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
   }
   if (!options_.listen) return;
   acceptor_ = std::make_unique<Acceptor>(
-      *reactors_[0], options_,
-      Acceptor::Callbacks{.identity = [this] { return identity(); },
-                          .admit =
-                              [this](const HelloBody& hello, const std::string& address, int fd,
-                                     const std::function<std::string(bool shares)>& welcome) {
-                                return Admit(hello, address, fd, welcome);
-                              }});
+      *reactors_[0], options_, tls_.get(),
+      Acceptor::Callbacks{
+          .identity = [this] { return identity(); },
+          .admit =
+              [this](const HelloBody& hello, const std::string& address, Channel& channel,
+                     const std::function<std::string(bool shares)>& welcome) {
+                return Admit(hello, address, channel, welcome);
+              }});
 }
 
 Identity TcpTransportImpl::identity() const {
@@ -313,7 +315,8 @@ std::optional<Channel> TcpTransportImpl::ShareMemory(const HelloBody& hello,
   }
 }
 
-std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& address, int fd,
+std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& address,
+                                    Channel& channel,
                                     const std::function<std::string(bool shares)>& welcome) {
   std::optional<Channel> shared = ShareMemory(hello, address);
   PeerPtr peer;
@@ -323,10 +326,8 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
     MutexLock lock(peers_mutex_);
     std::string why = FindPlace(hello, address, &peer, &is_new);
     if (!why.empty()) return why;
-    // Before anybody can send on it. A few bytes on a new connection: there is room.
-    const std::string text = welcome(shared.has_value());
-    send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    Channel channel{.socket = UniqueFd(fd)};
+    // Before anybody can send on it.
+    Say(channel.socket.get(), channel.tls.get(), welcome(shared.has_value()));
     if (shared) channel = *std::move(shared);
     connection = MakeConnection(peer, std::move(channel), hello.link);
     if (is_new) {
@@ -446,7 +447,8 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
       .deadline = deadline,
       .cancelled =
           [&] { return closing_.load(std::memory_order_acquire) || (given_up && given_up()); },
-      .shared_memory = options_.shared_memory};
+      .shared_memory = options_.shared_memory,
+      .tls = tls_.get()};
   const Identity self = identity();
   HelloBody hello;
   Channel urgent = ConnectTo(target, self, Link::kUrgent, &hello);

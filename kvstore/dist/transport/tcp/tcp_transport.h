@@ -7,11 +7,11 @@
 // (kCallersFirst), servers on threads of their own (kThread). What must be answered while those are
 // busy (heartbeats) needs a TcpTransport of its own: any number may live in a process.
 //
-// Errors: InvalidArgument and NetworkError name address and setting, TimeoutError what was waited
-// for. A stranger that does not pass the handshake (handshake.h) is told why and logged; it costs a
-// few KiB for at most `handshake_limit`, and there are at most `strangers_max` at a time.
-// Threads: see transport.h. Locks, in the order in which one may be taken under another: peers_,
-// Connection::tx_mutex_; none is held while events, owners of payloads or `sent` run.
+// Errors: InvalidArgument and NetworkError name address and setting, or file, TimeoutError what was
+// waited for. A stranger that does not pass the handshake (handshake.h, before it tls.h) is told
+// why and logged; acceptor.h says what it costs. Threads: see transport.h. Locks, in the order in
+// which one may be taken under another: peers_, Connection::tx_mutex_; none is held while events,
+// owners of payloads or `sent` run.
 #pragma once
 
 #include <chrono>
@@ -23,6 +23,7 @@
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/transport/tcp/reactor.h"
+#include "kvstore/dist/transport/tcp/tls.h"
 #include "kvstore/dist/transport/transport.h"
 
 namespace heddle::kvstore::dist {
@@ -32,6 +33,8 @@ struct TcpOptions {
   Incarnation incarnation = 0;
   std::string job_id;
   std::string token;  // empty: peers must have none either, and prove nothing
+
+  TlsOptions tls;
 
   // Whether others may connect, and where. With `listen_fd` (not -1) it is a socket that listens
   // already, which the transport closes. `port` 0: one that is free.
