@@ -225,6 +225,20 @@ TEST_P(RemoteLaunchSignalTest, ToldToEndItLeavesNothing) {
   if (GetParam().launcher == "sge") GTEST_SKIP() << "qrsh keeps the signal to itself";
   EndBy(SIGTERM);
 }
+TEST_P(RemoteLaunchSignalTest, ASecondSignalDoesNotWaitForTheGraceToPass) {
+  if (site_->Around({}) != Strings{})
+    GTEST_SKIP() << "what is around the launcher has rules of its own";
+  RunningProgram launcher(
+      Launch(With({"-n", "2", "--grace", "3600"}, kNoServers), {kProgram, "tree"}),
+      site_->Environment());
+  launcher.ReadUntil("ready");
+  launcher.ReadUntil("ready");
+  launcher.Signal(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // or the two may become one
+  launcher.Signal(SIGINT);
+  EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
 TEST_P(RemoteLaunchSignalTest, KilledItLeavesNothing) {
   if (site_->Around({}) != Strings{}) GTEST_SKIP() << "killed would be what is around the launcher";
   EndBy(SIGKILL);
