@@ -504,7 +504,8 @@ TEST_F(LaunchTest, ArgumentsOfTheProgramAreItsOwn) {
 TEST_F(LaunchTest, BadOptionsAreErrorsThatSayWhatWasExpected) {
   const ProgramResult launcher = RunLaunch({"-n", "1", "--launcher", "pigeon"}, {"true"});
   EXPECT_EQ(launcher.status, 1);
-  EXPECT_THAT(launcher.output, AllOf(HasSubstr("'pigeon'"), HasSubstr("one of kubernetes, local, mpi")));
+  EXPECT_THAT(launcher.output,
+              AllOf(HasSubstr("'pigeon'"), HasSubstr("one of kubernetes, local, mpi")));
   const ProgramResult env = RunLaunch({"-n", "1", "--env", "A"}, {"true"});
   EXPECT_EQ(env.status, 1);
   EXPECT_THAT(env.output, AllOf(HasSubstr("NAME=VALUE"), HasSubstr("'A'")));
