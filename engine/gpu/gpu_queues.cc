@@ -45,10 +45,13 @@ GpuQueues::~GpuQueues() {
     while (SignalComes(queue) && std::chrono::steady_clock::now() < patience) {
       std::this_thread::yield();
     }
-    const MutexLock lock(queue.mutex_);
-    for (const Event event : queue.free_events_) driver_->FreeEvent(queue.device_, event);
     if (queue.stream_ != nullptr) driver_->Free(queue.device_, queue.stream_);
     if (queue.signal_stream_ != nullptr) driver_->Free(queue.device_, queue.signal_stream_);
+  });
+  // After all streams: those of a device that has failed may still wait for events.
+  ForEach([this](GpuQueue& queue) {
+    const MutexLock lock(queue.mutex_);
+    for (const Event event : queue.free_events_) driver_->FreeEvent(queue.device_, event);
   });
 }
 
@@ -163,8 +166,9 @@ GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, Async
   }
   // seq_cst; pairs with the store of asleep_ in Reap: it sees the op, or this thread sees it asleep
   unfinished_.fetch_add(1, std::memory_order_seq_cst);
+  // On a device that has failed the signal that was asked for may never come.
   if (asleep_.load(std::memory_order_seq_cst) &&
-      !queue.signal_comes_.load(std::memory_order_seq_cst)) {
+      (!entered || !queue.signal_comes_.load(std::memory_order_seq_cst))) {
     Wake();
   }
   return mark;

@@ -141,7 +141,11 @@ TEST_F(GpuTest, BeyondThoseIssuedAheadTheMostUrgentIsNext) {
   };
   push(0, true);
   push(-1, false);
-  while (engine.stats().running < 2) std::this_thread::yield();  // both places are taken
+  const auto launched = [&] {
+    const std::lock_guard lock(mutex);
+    return order.size();
+  };
+  while (launched() < 2) std::this_thread::yield();  // both places are taken
   for (const int priority : {-5, -3, -9, -4}) push(priority, false);
   EXPECT_THAT(engine.DumpState(), HasSubstr("held back"));
   {
