@@ -2,8 +2,8 @@
 // pass over memory, once for each SIMD target.
 //
 // A .cc file includes this inside Highway's foreach_target.h scheme (kvstore/optimizer/adam.cc is
-// an example). Its formula, in a header of its own (ops/formula-inl.h), says how one element changes,
-// as if it were plain arithmetic:
+// an example). Its formula, in a header of its own (ops/formula-inl.h), says how one element
+// changes, as if it were plain arithmetic:
 //
 //   template <class Gradient>
 //   struct SgdFormula : Formula<Gradient> {

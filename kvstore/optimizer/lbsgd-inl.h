@@ -7,9 +7,58 @@
 #define HEDDLE_KVSTORE_OPTIMIZER_LBSGD_INL_H_
 #endif
 
+#include <cmath>
+
 #include "kvstore/optimizer/sgd_formulas-inl.h"
 #include "kvstore/optimizer/update_rule.h"
 #include "ops/formula-inl.h"
+#include "ops/update.h"
+
+// Once, although this file is read for each target.
+#ifndef HEDDLE_KVSTORE_OPTIMIZER_LBSGD_NUMBERS_
+#define HEDDLE_KVSTORE_OPTIMIZER_LBSGD_NUMBERS_
+namespace heddle::kvstore {
+
+struct LbSgdNumbers {
+  enum Strategy { kLinear, kPower2, kSqrt, kLars };
+
+  ops::GradientOptions gradient;
+  double momentum;
+  Strategy strategy;
+  double warmup_updates;
+  double batch_scale;
+  double first_update;
+
+  double Count(const internal::KeyUpdate& update) const {
+    return first_update + static_cast<double>(update.step);
+  }
+  bool Steps(const internal::KeyUpdate& update) const {
+    return std::fmod(Count(update), batch_scale) == 0;
+  }
+
+  double WarmupFactor(double count) const {
+    if (count >= warmup_updates) return batch_scale;
+    if (warmup_updates <= 1) return 1;
+    const double part = count / warmup_updates;
+    switch (strategy) {
+      case kPower2:
+        return 1 + (batch_scale - 1) * (part * part);
+      case kSqrt:
+        return 1 + (batch_scale - 1) * std::sqrt(part);
+      default:
+        return 1 + (batch_scale - 1) * part;
+    }
+  }
+
+  // With the strategy kLars, for the sums of squares of the weights and of the batch.
+  static HEDDLE_FORMULA_OF_NUMBERS double LarsFactor(const double* sums, double weight_decay) {
+    const double factor = std::sqrt(sums[0] / (sums[1] + weight_decay * sums[0] + 1e-18));
+    return factor < 0.01 ? 0.01 : factor > 100 ? 100 : factor;
+  }
+};
+
+}  // namespace heddle::kvstore
+#endif
 
 HEDDLE_BEFORE_FORMULAS();
 namespace heddle::kvstore::HEDDLE_FORMULAS {

@@ -3,12 +3,8 @@
 #define HWY_TARGET_INCLUDE "kvstore/optimizer/lbsgd.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <vector>
 
 #include "kvstore/optimizer/lbsgd-inl.h"
 #include "kvstore/optimizer/optimizer_type.h"
@@ -58,12 +54,13 @@ HWY_EXPORT(LbSgdUpdate);
 
 namespace {
 
-enum Strategy { kLinear, kPower2, kSqrt, kLars };
-
 constexpr ParameterType kParameters[] = {
     {.name = "learning_rate", .value = 0.01},
     FractionBelowOne("momentum", 0),
-    {.name = "warmup_strategy", .value = kLinear, .max = kLars, .is_integer = true},
+    {.name = "warmup_strategy",
+     .value = LbSgdNumbers::kLinear,
+     .max = LbSgdNumbers::kLars,
+     .is_integer = true},
     {.name = "warmup_epochs", .value = 5, .is_integer = true},
     {.name = "batch_scale", .value = 1, .min = 1, .is_integer = true},
     {.name = "updates_per_epoch", .value = 32, .is_integer = true},
@@ -81,71 +78,44 @@ constexpr ParameterType kParameters[] = {
 class LbSgdRule final : public internal::UpdateRule {
  public:
   explicit LbSgdRule(const ParameterValues& values)
-      : options_(GradientOptionsOf(values)),
-        momentum_(values["momentum"]),
-        strategy_(static_cast<Strategy>(static_cast<int>(values["warmup_strategy"]))),
-        warmup_updates_(values["warmup_epochs"] * values["updates_per_epoch"]),
-        batch_scale_(values["batch_scale"]),
-        first_update_(values["begin_epoch"] * values["updates_per_epoch"]) {}
+      : numbers_{.gradient = GradientOptionsOf(values),
+                 .momentum = values["momentum"],
+                 .strategy = static_cast<LbSgdNumbers::Strategy>(
+                     static_cast<int>(values["warmup_strategy"])),
+                 .warmup_updates = values["warmup_epochs"] * values["updates_per_epoch"],
+                 .batch_scale = values["batch_scale"],
+                 .first_update = values["begin_epoch"] * values["updates_per_epoch"]} {}
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
-  std::size_t num_states() const override { return momentum_ != 0 ? 2 : 1; }
+  std::size_t num_states() const override { return numbers_.momentum != 0 ? 2 : 1; }
 
   int Begin(internal::KeyUpdate& update) const override {
-    return Steps(update) && strategy_ == kLars ? 2 : 1;
+    return numbers_.Steps(update) && numbers_.strategy == LbSgdNumbers::kLars ? 2 : 1;
   }
 
   void Update(const internal::UpdateRun& run) const override {
     const internal::KeyUpdate& update = *run.update;
-    if (!Steps(update)) {
+    const bool lars = numbers_.strategy == LbSgdNumbers::kLars;
+    if (!numbers_.Steps(update)) {
       HWY_DYNAMIC_DISPATCH(LbSgdAdd)(run);
-    } else if (strategy_ == kLars && update.pass == 0) {
-      HWY_DYNAMIC_DISPATCH(LbSgdSum)(batch_scale_, run);
+    } else if (lars && update.pass == 0) {
+      HWY_DYNAMIC_DISPATCH(LbSgdSum)(numbers_.batch_scale, run);
     } else {
-      const double factor = strategy_ == kLars ? LarsFactor(update) : WarmupFactor(Count(update));
+      const double factor =
+          lars ? LbSgdNumbers::LarsFactor(update.sums[0].data(), update.weight_decay)
+               : numbers_.WarmupFactor(numbers_.Count(update));
       HWY_DYNAMIC_DISPATCH(LbSgdUpdate)
-      (options_, update.learning_rate * factor, momentum_, batch_scale_, run);
+      (numbers_.gradient, update.learning_rate * factor, numbers_.momentum, numbers_.batch_scale,
+       run);
     }
   }
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }
 
  private:
   static constexpr internal::UpdateStateType kStates[] = {{.name = "gradients"},
                                                           {.name = "momentum"}};
 
-  double Count(const internal::KeyUpdate& update) const {
-    return first_update_ + static_cast<double>(update.step);
-  }
-  bool Steps(const internal::KeyUpdate& update) const {
-    return std::fmod(Count(update), batch_scale_) == 0;
-  }
-
-  double WarmupFactor(double count) const {
-    if (count >= warmup_updates_) return batch_scale_;
-    if (warmup_updates_ <= 1) return 1;
-    const double part = count / warmup_updates_;
-    switch (strategy_) {
-      case kPower2:
-        return 1 + (batch_scale_ - 1) * (part * part);
-      case kSqrt:
-        return 1 + (batch_scale_ - 1) * std::sqrt(part);
-      default:
-        return 1 + (batch_scale_ - 1) * part;
-    }
-  }
-
-  static double LarsFactor(const internal::KeyUpdate& update) {
-    const double weight = update.sums[0][0];
-    const double gradient = update.sums[0][1];
-    return std::clamp(std::sqrt(weight / (gradient + update.weight_decay * weight + 1e-18)), 0.01,
-                      100.0);
-  }
-
-  const ops::GradientOptions options_;
-  const double momentum_;
-  const Strategy strategy_;
-  const double warmup_updates_;
-  const double batch_scale_;
-  const double first_update_;
+  const LbSgdNumbers numbers_;
 };
 
 constexpr OptimizerType kLbSgd = {"lbsgd", kParameters, &MakeRule<LbSgdRule>};

@@ -6,12 +6,13 @@
 #include <cstddef>
 
 #include "kvstore/optimizer/update_rule.h"
+#include "ops/cuda/host_device.h"
 #include "ops/reduce.h"
 
 namespace heddle::kvstore {
 
 // The root of the sum of squares, at least `lower` and at most `upper` unless these are 0.
-inline double BoundedNorm(double squares, double lower, double upper) {
+HEDDLE_HOST_DEVICE double BoundedNorm(double squares, double lower, double upper) {
   double norm = std::sqrt(squares);
   if (lower > 0) norm = std::max(norm, lower);
   if (upper > 0) norm = std::min(norm, upper);
@@ -19,7 +20,7 @@ inline double BoundedNorm(double squares, double lower, double upper) {
 }
 
 // 1 if either norm is 0.
-inline double TrustRatio(double weight_norm, double direction_norm) {
+HEDDLE_HOST_DEVICE double TrustRatio(double weight_norm, double direction_norm) {
   return weight_norm == 0 || direction_norm == 0 ? 1 : weight_norm / direction_norm;
 }
 

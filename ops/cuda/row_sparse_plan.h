@@ -18,8 +18,7 @@
 
 namespace heddle::ops::cuda {
 
-inline constexpr unsigned kWarpLanes = 32;
-inline constexpr unsigned kRowsPerBlock = kBlockThreads / kWarpLanes;
+inline constexpr unsigned kRowsPerBlock = kBlockWarps;
 
 // What one thread does: calls body(row, lane) if there is such a row.
 template <class Body>

@@ -18,6 +18,8 @@
 namespace heddle::ops::cuda {
 
 inline constexpr unsigned kBlockThreads = 256;
+inline constexpr unsigned kWarpLanes = 32;
+inline constexpr unsigned kBlockWarps = kBlockThreads / kWarpLanes;
 
 // One array that a kernel touches.
 struct ArrayAddress {

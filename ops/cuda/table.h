@@ -71,9 +71,9 @@ class Packer {
  public:
   explicit Packer(const Launch& launch) : launch_(launch) {}
 
+  void Add(const Body& body, const Run& run) { Add(body, run, BlocksOf<Body>(run)); }
   // An empty run is no work.
-  void Add(const Body& body, const Run& run) {
-    const std::uint64_t blocks = BlocksOf<Body>(run);
+  void Add(const Body& body, const Run& run, std::uint64_t blocks) {
     if (blocks == 0) return;
     if (table_.size == table_.kCapacity || table_.blocks() + blocks > kBlocksMax) Flush();
     table_.tasks.task[table_.size] = {body, run};

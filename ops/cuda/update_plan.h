@@ -20,6 +20,7 @@
 #include "ops/cuda/run.h"
 #include "ops/cuda/table.h"
 #include "ops/formula-inl.h"
+#include "ops/reduce.h"
 #include "ops/update.h"
 
 namespace heddle::ops::one_lane {
@@ -176,6 +177,69 @@ struct UpdateBody {
   const double* sums;
 };
 
+// A pass that sums the squares of a formula's outputs: of output k in sum k, or, with kSumsWeights,
+// in sum k + 1, and in sum 0 those of the weights before the pass.
+//
+// As on the CPU (ops/reduce.h), each block of kReductionBlock elements is summed on its own. A warp
+// takes it: lane j the elements j, j + 32, ...; then the lanes' sums are added pairwise, halving.
+template <class F, typename T, typename S, bool kSumsWeights>
+struct SumPassBody {
+  using C = typename F::Number;
+  static constexpr int kFirst = kSumsWeights ? 1 : 0;
+  static constexpr int kSums = kFirst + F::kOutputs;
+  static constexpr bool kIsSumPass = true;
+
+  // What a lane adds up.
+  HEDDLE_HOST_DEVICE void SumLane(std::uint64_t count, std::uint64_t block, unsigned lane,
+                                  double (&lane_sums)[kSums]) const {
+    const std::uint64_t begin = block * kReductionBlock;
+    const std::uint64_t past = begin + kReductionBlock;
+    const std::uint64_t end = past < count ? past : count;
+    F f = arrays.formula;
+    if constexpr (TakesSums<F>) f.TakeSums(arrays.sums);
+    HEDDLE_UNROLL
+    for (int k = 0; k < kSums; ++k) lane_sums[k] = 0;
+    for (std::uint64_t i = begin + lane; i < end; i += kWarpLanes) {
+      one_lane::Element<one_lane::Lane<C>, F::kStates, F::kOutputs> e;
+      e.weight = {Widen(arrays.read_weight()[i])};
+      e.gradient = {Widen(arrays.gradient[i])};
+      HEDDLE_UNROLL
+      for (int k = 0; k < F::kStates; ++k) e.state[k] = {Widen(arrays.states[k][i])};
+      if constexpr (kSumsWeights) AddSquare(e.weight.v, lane_sums[0]);
+      f(e);
+      HEDDLE_UNROLL
+      for (int k = 0; k < F::kOutputs; ++k) AddSquare(e.output[k].v, lane_sums[kFirst + k]);
+      if constexpr (F::kWritesStates) {
+        HEDDLE_UNROLL
+        for (int k = 0; k < F::kStates; ++k) arrays.states[k][i] = Narrow<S>(e.state[k].v);
+      }
+    }
+  }
+  static HEDDLE_HOST_DEVICE void AddSquare(C value, double& sum) {
+    sum = sum + static_cast<double>(value) * static_cast<double>(value);
+  }
+
+  UpdateBody<F, T, S> arrays;
+  double* block_sums[kSums];
+};
+
+// The sum of an array's block sums, in their order, by one thread: of a run of one element.
+struct AddBlocksBody {
+  static constexpr int kLanes = 1;
+  static constexpr int kUnroll = 1;
+
+  template <int kWidth, int kVectors>
+  HEDDLE_HOST_DEVICE void operator()(std::uint64_t /*first*/, std::uint64_t /*step*/) const {
+    double total = 0;
+    for (std::uint64_t i = 0; i < count; ++i) total += blocks[i];
+    *sum = total;
+  }
+
+  const double* blocks;
+  std::uint64_t count;
+  double* sum;
+};
+
 // Collects updates of arrays and hands launch(table) the launches that make them: for each formula
 // and dtype, as many arrays a launch as its table has room for. Updates of one array in one list
 // take effect in any order.
@@ -189,27 +253,29 @@ class UpdatePlanner {
   template <class MakeFormula>
   void Apply(const UpdateArrays& a, const GradientOptions& options, const MakeFormula& make,
              std::uint64_t place = 0, const double* sums = nullptr) {
-    if (a.dtype == DType::kFloat64) {
-      Add<double, double>(make(one_lane::AnyGradient<double>(options)), a, place, sums);
-      return;
-    }
-    const auto formula = make(one_lane::AnyGradient<float>(options));
-    if (a.dtype == DType::kFloat32) {
-      Add<float, float>(formula, a, place, sums);
-    } else if (a.dtype == DType::kFloat16 && a.master != nullptr) {
-      Add<Float16, float>(formula, a, place, sums);
-    } else if (a.dtype == DType::kFloat16) {
-      Add<Float16, Float16>(formula, a, place, sums);
-    } else if (a.master != nullptr) {
-      Add<BFloat16, float>(formula, a, place, sums);
-    } else {
-      Add<BFloat16, BFloat16>(formula, a, place, sums);
-    }
+    OnTypes(a, options, make, [&](const auto& formula, auto types) {
+      AddApply<typename decltype(types)::T, typename decltype(types)::S>(formula, a, place, sums);
+    });
+  }
+
+  // A pass over a whole array that sums (SumPassBody): sum k goes to new_sums[k] by way of
+  // block_sums[k], an array of ReductionBlocks(a.count).
+  template <bool kSumsWeights, class MakeFormula>
+  void ApplySums(const UpdateArrays& a, const GradientOptions& options, const MakeFormula& make,
+                 double* const* block_sums, double* new_sums, const double* sums = nullptr) {
+    OnTypes(a, options, make, [&](const auto& formula, auto types) {
+      AddSums<kSumsWeights, typename decltype(types)::T, typename decltype(types)::S>(
+          formula, a, block_sums, new_sums, sums);
+    });
   }
 
   // To be called after the last Apply.
   void Flush() {
     for (auto& [tag, kind] : kinds_) kind->Flush();
+    Packer<AddBlocksBody, Launch> packer(launch_);
+    for (const AddBlocksBody& body : additions_) packer.Add(body, {.count = 1, .head = 0});
+    packer.Flush();
+    additions_.clear();
   }
 
  private:
@@ -226,8 +292,35 @@ class UpdatePlanner {
     static constexpr char kTag = 0;  // its address names the type
   };
 
+  template <typename OneT, typename OneS>
+  struct Types {
+    using T = OneT;  // of weights and gradients
+    using S = OneS;  // of states
+  };
+
+  template <class MakeFormula, class Add>
+  static void OnTypes(const UpdateArrays& a, const GradientOptions& options,
+                      const MakeFormula& make, const Add& add) {
+    if (a.dtype == DType::kFloat64) {
+      return add(make(one_lane::AnyGradient<double>(options)), Types<double, double>());
+    }
+    const auto formula = make(one_lane::AnyGradient<float>(options));
+    if (a.dtype == DType::kFloat32) {
+      add(formula, Types<float, float>());
+    } else if (a.dtype == DType::kFloat16 && a.master != nullptr) {
+      add(formula, Types<Float16, float>());
+    } else if (a.dtype == DType::kFloat16) {
+      add(formula, Types<Float16, Float16>());
+    } else if (a.master != nullptr) {
+      add(formula, Types<BFloat16, float>());
+    } else {
+      add(formula, Types<BFloat16, BFloat16>());
+    }
+  }
+
   template <typename T, typename S, class F>
-  void Add(const F& formula, const UpdateArrays& a, std::uint64_t place, const double* sums) {
+  static UpdateBody<F, T, S> MakeBody(const F& formula, const UpdateArrays& a, std::uint64_t place,
+                                      const double* sums) {
     using Body = UpdateBody<F, T, S>;
     static_assert(std::is_trivially_copyable_v<Body>);
     Body body{.formula = formula,
@@ -239,6 +332,13 @@ class UpdatePlanner {
               .sums = sums};
     if constexpr (Body::kMaster) body.master = a.master;
     for (int k = 0; k < F::kStates; ++k) body.states[k] = static_cast<S*>(a.states[k]);
+    return body;
+  }
+
+  template <typename T, typename S, class F>
+  void AddApply(const F& formula, const UpdateArrays& a, std::uint64_t place, const double* sums) {
+    using Body = UpdateBody<F, T, S>;
+    const Body body = MakeBody<T, S>(formula, a, place, sums);
     const auto state = [&](int k) {
       return ArrayAddress{k < F::kStates ? body.states[k] : nullptr, sizeof(S)};
     };
@@ -254,6 +354,20 @@ class UpdatePlanner {
     KindOf<Body>().packer.Add(body, run);
   }
 
+  template <bool kSumsWeights, typename T, typename S, class F>
+  void AddSums(const F& formula, const UpdateArrays& a, double* const* block_sums, double* new_sums,
+               const double* sums) {
+    using Body = SumPassBody<F, T, S, kSumsWeights>;
+    Body body{.arrays = MakeBody<T, S>(formula, a, 0, sums), .block_sums = {}};
+    const std::uint64_t blocks = ReductionBlocks(a.count);
+    for (int k = 0; k < Body::kSums; ++k) {
+      body.block_sums[k] = block_sums[k];
+      additions_.push_back({block_sums[k], blocks, new_sums + k});
+    }
+    KindOf<Body>().packer.Add(body, {.count = a.count, .head = 0},
+                              (blocks + kBlockWarps - 1) / kBlockWarps);
+  }
+
   template <class Body>
   Kind<Body>& KindOf() {
     for (auto& [tag, kind] : kinds_) {
@@ -265,6 +379,7 @@ class UpdatePlanner {
 
   const Launch& launch_;
   std::vector<std::pair<const void*, std::unique_ptr<AnyKind>>> kinds_;
+  std::vector<AddBlocksBody> additions_;  // after all sums of blocks
 };
 
 }  // namespace heddle::ops::cuda

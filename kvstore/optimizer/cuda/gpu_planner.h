@@ -1,7 +1,6 @@
 // The planner whose launches run on a GPU, and how its kernels are split over several .cu files.
 #pragma once
 
-#include "kvstore/optimizer/update_rule.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/update_plan.h"
 
@@ -13,10 +12,11 @@ struct UpdateLaunch {
 
   ops::cuda::Stream stream;
 };
+struct GpuRun;  // plans.h
 using GpuPlanner = ops::cuda::UpdatePlanner<UpdateLaunch>;
 
 // Plan (plans.h). Compiled by nvcc, for the numbers that each .cu file names.
 template <class Numbers>
-void PlanOnGpu(const Numbers& numbers, const internal::UpdateRun& run, GpuPlanner& planner);
+void PlanOnGpu(const Numbers& numbers, const GpuRun& run, GpuPlanner& planner);
 
 }  // namespace heddle::kvstore::cuda

@@ -7,6 +7,8 @@
 #include <type_traits>
 
 #include "kvstore/optimizer/cuda/all_numbers.h"
+#include "kvstore/optimizer/cuda/passes.h"
+#include "kvstore/optimizer/norms.h"
 #include "kvstore/optimizer/update_rule.h"
 #include "ops/cuda/update_plan.h"
 
@@ -152,6 +154,224 @@ void Plan(const SgldNumbers& numbers, const UpdateRun& run, Planner& planner) {
         return SgldDrawing<decltype(gradient)>(gradient, *run.update, numbers);
       },
       static_cast<std::uint64_t>(run.first));
+}
+
+// ---- With norms. The numbers that depend on them are made by the threads of the last pass.
+
+// The gradient as it is, for its norm.
+template <class Gradient>
+struct PushedGradient : ops::one_lane::Formula<Gradient> {
+  static constexpr int kOutputs = 1;
+  static constexpr bool kWritesWeight = false;
+
+  template <class E>
+  HEDDLE_FORMULA void operator()(E& e) const {
+    e.output[0] = e.gradient;
+  }
+};
+
+template <class Gradient>
+struct LateLambStep : one_lane::LambStep<Gradient> {
+  using C = typename Gradient::Number;
+  static constexpr bool kTakesSums = true;
+
+  LateLambStep(const internal::KeyUpdate& update, const LambNumbers& numbers)
+      : one_lane::LambStep<Gradient>(update, numbers, 1),
+        learning_rate(update.learning_rate),
+        lower(numbers.lower_bound),
+        upper(numbers.upper_bound) {}
+
+  HEDDLE_FORMULA void TakeSums(const double* sums) {
+    const double weight_norm = BoundedNorm(sums[0], lower, upper);
+    this->rate = static_cast<C>(learning_rate * TrustRatio(weight_norm, std::sqrt(sums[1])));
+  }
+
+  double learning_rate, lower, upper;
+};
+
+template <class Planner>
+void Plan(const LambNumbers& numbers, const GpuRun& run, Planner& planner) {
+  const internal::KeyUpdate& update = *run.update;
+  if (update.pass == 0) {
+    planner.template ApplySums<true>(
+        run, numbers.gradient,
+        [&](auto gradient) {
+          return one_lane::LambMoments<decltype(gradient)>(gradient, update, numbers);
+        },
+        run.block_sums.data(), run.SumsOfPass(0));
+    return;
+  }
+  planner.Apply(
+      run, {}, [&](auto gradient) { return LateLambStep<decltype(gradient)>(update, numbers); }, 0,
+      run.sums);
+}
+
+// By what gradients are divided: of pass 0 the sum of their squares.
+template <typename C>
+HEDDLE_FORMULA C LansScale(double rescale, const double* sums) {
+  const double norm = std::abs(rescale) * std::sqrt(sums[0]);
+  return norm > 0 ? static_cast<C>(norm) : C{1};
+}
+
+template <class Gradient>
+struct LateLansMoments : one_lane::LansMoments<Gradient> {
+  using C = typename Gradient::Number;
+  static constexpr bool kTakesSums = true;
+
+  LateLansMoments(Gradient gradient, const internal::KeyUpdate& update, const LansNumbers& numbers)
+      : one_lane::LansMoments<Gradient>(gradient, update, numbers),
+        rescale(numbers.gradient.rescale) {}
+
+  HEDDLE_FORMULA void TakeSums(const double* sums) {
+    this->directions.scale = LansScale<C>(rescale, sums);
+  }
+
+  double rescale;
+};
+
+template <class Gradient>
+struct LateLansStep : one_lane::LansStep<Gradient> {
+  using C = typename Gradient::Number;
+  static constexpr bool kTakesSums = true;
+
+  LateLansStep(Gradient gradient, const internal::KeyUpdate& update, const LansNumbers& numbers)
+      : one_lane::LansStep<Gradient>(gradient, update, numbers, 1, 1),
+        rescale(numbers.gradient.rescale),
+        learning_rate(update.learning_rate),
+        beta1(numbers.beta1),
+        lower(numbers.lower_bound),
+        upper(numbers.upper_bound) {}
+
+  HEDDLE_FORMULA void TakeSums(const double* sums) {
+    this->directions.scale = LansScale<C>(rescale, sums);
+    const double* const of_directions = sums + internal::kUpdateSumsMax;
+    const double weight_norm = BoundedNorm(of_directions[0], lower, upper);
+    const double mean_ratio = TrustRatio(weight_norm, std::sqrt(of_directions[1]));
+    const double gradient_ratio = TrustRatio(weight_norm, std::sqrt(of_directions[2]));
+    this->mean_rate = static_cast<C>(learning_rate * mean_ratio * beta1);
+    this->gradient_rate = static_cast<C>(learning_rate * gradient_ratio * (1 - beta1));
+  }
+
+  double rescale, learning_rate, beta1, lower, upper;
+};
+
+template <class Planner>
+void Plan(const LansNumbers& numbers, const GpuRun& run, Planner& planner) {
+  const internal::KeyUpdate& update = *run.update;
+  if (update.pass == 0) {
+    planner.template ApplySums<false>(
+        run, {}, [](auto gradient) { return PushedGradient<decltype(gradient)>(); },
+        run.block_sums.data(), run.SumsOfPass(0));
+  } else if (update.pass == 1) {
+    planner.template ApplySums<true>(
+        run, numbers.gradient,
+        [&](auto gradient) {
+          return LateLansMoments<decltype(gradient)>(gradient, update, numbers);
+        },
+        run.block_sums.data(), run.SumsOfPass(1), run.sums);
+  } else {
+    planner.Apply(
+        run, numbers.gradient,
+        [&](auto gradient) { return LateLansStep<decltype(gradient)>(gradient, update, numbers); },
+        0, run.sums);
+  }
+}
+
+template <class Gradient, bool kMomentum>
+struct LateLarsFormula : one_lane::MomentumFormula<Gradient, kMomentum> {
+  using C = typename Gradient::Number;
+  static constexpr bool kTakesSums = true;
+
+  LateLarsFormula(Gradient gradient, const internal::KeyUpdate& update, const LarsNumbers& numbers)
+      : one_lane::MomentumFormula<Gradient, kMomentum>(
+            gradient, update.learning_rate, update.weight_decay, numbers.MomentumOf(update)),
+        numbers(numbers),
+        learning_rate(update.learning_rate),
+        weight_decay(update.weight_decay) {}
+
+  HEDDLE_FORMULA void TakeSums(const double* sums) {
+    this->rate = static_cast<C>(learning_rate * numbers.Scale(sums, weight_decay));
+    this->decay = this->rate * static_cast<C>(weight_decay);
+  }
+
+  LarsNumbers numbers;
+  double learning_rate, weight_decay;
+};
+
+template <class Planner>
+void Plan(const LarsNumbers& numbers, const GpuRun& run, Planner& planner) {
+  const internal::KeyUpdate& update = *run.update;
+  if (!LarsNumbers::IsScaled(update.key)) {
+    SgdNumbers sgd = {.gradient = numbers.gradient, .momentum = numbers.MomentumOf(update)};
+    return Plan(sgd, run, planner);
+  }
+  if (update.pass == 0) {
+    planner.template ApplySums<true>(
+        run, {}, [](auto gradient) { return PushedGradient<decltype(gradient)>(); },
+        run.block_sums.data(), run.SumsOfPass(0));
+    return;
+  }
+  const auto apply = [&](auto momentum) {
+    planner.Apply(
+        run, numbers.gradient,
+        [&](auto gradient) {
+          return LateLarsFormula<decltype(gradient), decltype(momentum)::value>(gradient, update,
+                                                                                numbers);
+        },
+        0, run.sums);
+  };
+  run.states[0] != nullptr ? apply(std::true_type()) : apply(std::false_type());
+}
+
+template <class Gradient, bool kMomentum>
+struct LateLbSgdStep : one_lane::LbSgdStep<Gradient, kMomentum> {
+  using C = typename Gradient::Number;
+  static constexpr bool kTakesSums = true;
+
+  LateLbSgdStep(Gradient gradient, const internal::KeyUpdate& update, const LbSgdNumbers& numbers)
+      : one_lane::LbSgdStep<Gradient, kMomentum>(
+            gradient, update, update.learning_rate * numbers.WarmupFactor(numbers.Count(update)),
+            numbers.momentum, numbers.batch_scale),
+        by_norms(numbers.strategy == LbSgdNumbers::kLars),
+        learning_rate(update.learning_rate),
+        weight_decay(update.weight_decay) {}
+
+  HEDDLE_FORMULA void TakeSums(const double* sums) {
+    if (!by_norms) return;
+    this->rate = static_cast<C>(learning_rate * LbSgdNumbers::LarsFactor(sums, weight_decay));
+  }
+
+  bool by_norms;
+  double learning_rate, weight_decay;
+};
+
+template <class Planner>
+void Plan(const LbSgdNumbers& numbers, const GpuRun& run, Planner& planner) {
+  const internal::KeyUpdate& update = *run.update;
+  if (!numbers.Steps(update)) {
+    planner.Apply(run, {},
+                  [](auto gradient) { return one_lane::LbSgdAccumulate<decltype(gradient)>(); });
+    return;
+  }
+  if (numbers.strategy == LbSgdNumbers::kLars && update.pass == 0) {
+    planner.template ApplySums<true>(
+        run, {},
+        [&](auto gradient) {
+          return one_lane::LbSgdBatch<decltype(gradient)>(numbers.batch_scale);
+        },
+        run.block_sums.data(), run.SumsOfPass(0));
+    return;
+  }
+  const auto apply = [&](auto momentum) {
+    planner.Apply(
+        run, numbers.gradient,
+        [&](auto gradient) {
+          return LateLbSgdStep<decltype(gradient), decltype(momentum)::value>(gradient, update,
+                                                                              numbers);
+        },
+        0, run.sums);
+  };
+  run.states[1] != nullptr ? apply(std::true_type()) : apply(std::false_type());
 }
 
 }  // namespace heddle::kvstore::cuda

@@ -28,7 +28,7 @@ class GpuUpdateTest : public ops::cuda::GpuKernelTest {
     update.step = 2;
     update.row_length = 1;
     update.numbers = {0.8, 0.1};
-    rule->Begin(update);
+    const int passes = rule->Begin(update);
     internal::UpdateRun run = value.Run(*rule, update);
     const std::size_t offset = Below(3);
     ops::cuda::DeviceArray<T> weight(value.weight, offset);
@@ -47,8 +47,10 @@ class GpuUpdateTest : public ops::cuda::GpuKernelTest {
       gpu_run.states[k] = multi_precision ? static_cast<void*>(wide_states[k]->data())
                                           : static_cast<void*>(states[k]->data());
     }
-    Update(*rule, {&gpu_run, 1}, nullptr);
-    rule->Update(run);
+    ops::Array<double> scratch(ScratchBytes({&gpu_run, 1}, passes) / sizeof(double));
+    ops::cuda::DeviceArray<double> gpu_scratch(scratch);
+    Update(*rule, {&gpu_run, 1}, passes, gpu_scratch.data(), nullptr);
+    UpdateOnCpu(*rule, run, update, passes);
     ops::Array<T> actual(value.weight.size());
     weight.CopyTo(actual);
     for (std::size_t i = 0; i < actual.size(); ++i) {
@@ -76,10 +78,10 @@ TEST_F(GpuUpdateTest, EqualsTheCpuForEveryOptimizer) {
 
 // Needs no GPU: nothing is launched.
 TEST(GpuUpdate, AnOptimizerWithoutKernelsIsAnError) {
-  const RulePtr rule = MakeRuleOf("lamb", {});
+  const RulePtr rule = MakeRuleOf("groupadagrad", {});
   EXPECT_FALSE(HasKernels(*rule));
   const internal::UpdateRun run = {};
-  EXPECT_THROW(Update(*rule, {&run, 1}, nullptr), InvalidState);
+  EXPECT_THROW(Update(*rule, {&run, 1}, 1, nullptr, nullptr), InvalidState);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvstore/optimizer/update_plan.h"
+#include "ops/reduce.h"
 #include "tests/ops/ops_testing.h"
 
 namespace heddle::kvstore::cuda {
@@ -85,5 +86,25 @@ struct Value {
   std::vector<std::unique_ptr<ops::Array<float>>> wide_states;
   bool has_master;
 };
+
+// All passes of one update of a whole value.
+inline void UpdateOnCpu(const internal::UpdateRule& rule, internal::UpdateRun run,
+                        internal::KeyUpdate update, int passes) {
+  run.update = &update;
+  const std::size_t blocks = ops::ReductionBlocks(run.count);
+  std::vector<double> sums(internal::kUpdateSumsMax * blocks);
+  for (; update.pass < passes; ++update.pass) {
+    const bool last = update.pass + 1 == passes;
+    for (std::size_t k = 0; k < internal::kUpdateSumsMax; ++k) {
+      run.block_sums[k] = last ? nullptr : sums.data() + k * blocks;
+    }
+    rule.Update(run);
+    if (last) return;
+    for (std::size_t k = 0; k < internal::kUpdateSumsMax; ++k) {
+      update.sums[static_cast<std::size_t>(update.pass)][k] =
+          ops::AddBlocks({sums.data() + k * blocks, blocks});
+    }
+  }
+}
 
 }  // namespace heddle::kvstore::cuda
