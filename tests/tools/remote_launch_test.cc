@@ -1,6 +1,6 @@
 // What every launcher promises that starts processes on other machines (docs/launching.md), with
-// the programs that it uses running for real. A launcher whose programs are not installed is
-// skipped.
+// programs that it uses running for real. A launcher whose programs are not installed, or do not
+// work by themselves, is skipped.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -53,13 +53,21 @@ class RemoteLaunchTest : public ::testing::TestWithParam<SiteEntry> {
       GTEST_SKIP() << missing << " is not installed: tools/setup.sh " << GetParam().group;
     }
     site_ = TheSite(GetParam());
+    if (site_ == nullptr) GTEST_SKIP() << "without heddle: " << reasons_[GetParam().launcher];
   }
 
-  // Tests share it: daemons take their time to start.
+  // Tests share it: daemons take their time to start. Null if a machine does not let them work, for
+  // a reason that is in reasons_.
   static Site* TheSite(const SiteEntry& entry) {
-    std::unique_ptr<Site>& site = sites_[entry.launcher];
-    if (site == nullptr) site = entry.make();
-    return site.get();
+    const auto [place, is_new] = sites_.try_emplace(entry.launcher);
+    std::unique_ptr<Site>& site = place->second;
+    if (!is_new) return site.get();
+    site = entry.make();
+    const ProgramResult probe = RunProgram(site->Around(site->Probe()), site->Environment());
+    if (probe.status == 0) return site.get();
+    reasons_[entry.launcher] = probe.output;
+    site = nullptr;
+    return nullptr;
   }
   static void TearDownTestSuite() { sites_.clear(); }
 
@@ -94,6 +102,7 @@ class RemoteLaunchTest : public ::testing::TestWithParam<SiteEntry> {
 
  private:
   static inline std::map<std::string, std::unique_ptr<Site>> sites_;
+  static inline std::map<std::string, std::string> reasons_;
 };
 
 std::map<std::string, Strings> LinesByProcess(const std::string& output) {

@@ -77,18 +77,25 @@ class RunTest : public ::testing::Test {
   const std::string port_ = FreePort();
 };
 
+// A machine may have mpirun and not let it work.
+#define SKIP_WITHOUT_MPIRUN()                                                     \
+  SKIP_WITHOUT("checks", "mpirun");                                               \
+  if (const ProgramResult alone = RunProgram(Mpirun(1, {"true"}), Environment()); \
+      alone.status != 0)                                                          \
+  GTEST_SKIP() << "without heddle: " << alone.output
+
 #define SKIP_WITHOUT(group, ...)                                                   \
   if (const std::string missing = MissingProgram({__VA_ARGS__}); !missing.empty()) \
   GTEST_SKIP() << missing << " is not installed: tools/setup.sh " << group
 
 TEST_F(RunTest, UnderMpirunAJobTrainsWithTheTokenOfAFile) {
-  SKIP_WITHOUT("checks", "mpirun");
+  SKIP_WITHOUT_MPIRUN();
   const ProgramResult result = RunProgram(Mpirun(4, Run({kWorker, "train", "3"})), Environment());
   EXPECT_EQ(result.status, 0) << result.output;
 }
 
 TEST_F(RunTest, UnderMpirunTheRankIsThatAmongTheWorkers) {
-  SKIP_WITHOUT("checks", "mpirun");
+  SKIP_WITHOUT_MPIRUN();
   const ProgramResult result = RunProgram(
       Mpirun(4, {"/bin/sh", "-c",
                  // The other roles would wait for workers that only say who they are.

@@ -63,6 +63,13 @@ class SshSite final : public Site {
     }
     return options;
   }
+  Strings Probe() const override {
+    std::string ssh = "ssh";
+    for (const std::string& argument : server_.ClientArguments()) {
+      ssh += " " + QuotedForShell(argument);
+    }
+    return {"sh", "-c", ssh + " 127.0.0.1 true && " + ssh + " 127.0.0.2 true"};
+  }
 
  private:
   const SshServer server_;
@@ -72,15 +79,16 @@ class SshSite final : public Site {
 class MpiSite final : public Site {
  public:
   Strings LaunchOptions() const override {
-    std::string ssh = "ssh";
-    for (const std::string& argument : server_.ClientArguments()) ssh += " " + argument;
     return {"--launcher",
             "mpi",
             "--hosts",
             "127.0.0.1,127.0.0.2",
             "--launcher-arg=--mca",
             "--launcher-arg=plm_rsh_agent",
-            "--launcher-arg=" + ssh};
+            "--launcher-arg=" + Agent()};
+  }
+  Strings Probe() const override {
+    return {"mpirun", "--host", "127.0.0.1,127.0.0.2", "--mca", "plm_rsh_agent", Agent(), "true"};
   }
   Strings Environment() const override {
     // Open MPI refuses to run as root, as containers often do, unless told twice.
@@ -88,6 +96,12 @@ class MpiSite final : public Site {
   }
 
  private:
+  std::string Agent() const {
+    std::string ssh = "ssh";
+    for (const std::string& argument : server_.ClientArguments()) ssh += " " + argument;
+    return ssh;
+  }
+
   const SshServer server_;
 };
 

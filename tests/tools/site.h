@@ -23,6 +23,8 @@ class Site {
     return command;
   }
   virtual std::vector<std::string> Environment() const { return {}; }  // "NAME=value"
+  // Ends well, with Around and Environment, where what the site is made of works by itself.
+  virtual std::vector<std::string> Probe() const { return {"true"}; }
 };
 
 struct SiteEntry {
