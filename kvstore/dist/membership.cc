@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/dist/protocol/words.h"
+
 namespace heddle::kvstore::dist {
 namespace {
 
@@ -29,9 +31,7 @@ Incarnation NewIncarnation() {
 }
 
 std::string SchedulerAddress(const DistOptions& options) {
-  const bool is_ipv6 = options.root_host.find(':') != std::string::npos;
-  return is_ipv6 ? fmt::format("[{}]:{}", options.root_host, options.root_port)
-                 : fmt::format("{}:{}", options.root_host, options.root_port);
+  return JoinAddress(options.root_host, options.root_port);
 }
 
 MemberOptions OptionsOfMember(const DistOptions& options, Incarnation incarnation,

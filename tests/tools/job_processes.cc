@@ -52,10 +52,13 @@ JobProcesses::JobProcesses(const JobSpec& spec, std::mt19937_64& random)
   for (int i = 0; i < spec.num_workers; ++i) places.push_back({"worker", i});
   std::shuffle(places.begin(), places.end(), random);
   for (const Place& place : places) {
-    Start(place.role, place.rank,
-          place.role == "worker" ? spec.program
-                                 : std::vector{std::string(HEDDLE_COMMAND), place.role},
-          environment);
+    std::vector<std::string> command;
+    if (spec.prefix) command = spec.prefix(place.role, place.rank);
+    const auto program = place.role == "worker"
+                             ? spec.program
+                             : std::vector{std::string(HEDDLE_COMMAND), place.role};
+    command.insert(command.end(), program.begin(), program.end());
+    Start(place.role, place.rank, command, environment);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -21,6 +22,8 @@ struct JobSpec {
   int num_servers = 1;
   std::vector<std::string> program = {};      // what workers run
   std::vector<std::string> environment = {};  // "NAME=value", of all processes
+  // What stands before the command of "scheduler", "server" or "worker"; empty: nothing.
+  std::function<std::vector<std::string>(const std::string& role, int rank)> prefix = {};
 };
 
 class JobProcesses {

@@ -21,6 +21,11 @@ std::string_view RoleName(Role role) {
   return "node";
 }
 
+std::string JoinAddress(const std::string& host, int port) {
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  return is_ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
 std::string InSeconds(Time time) {
   return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count());
 }

@@ -12,6 +12,8 @@ namespace heddle::kvstore::dist {
 
 // "scheduler", "server", "worker".
 std::string_view RoleName(Role role);
+// "127.0.0.1:9091", "[::1]:9091".
+std::string JoinAddress(const std::string& host, int port);
 // "0.4 s".
 std::string InSeconds(Time time);
 // "a, b, c"; of a long list the first ones, and how many more there are: "a, b and 98 more".

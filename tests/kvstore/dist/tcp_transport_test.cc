@@ -499,6 +499,17 @@ TEST(TcpTransport, ABusyPortIsNamedWithItsSetting) {
   }
 }
 
+TEST(TcpTransport, AddressesOfVersion6HaveBrackets) {
+  for (const char* const host : {"fd00:77::2", "10.77.0.2", "node7"}) {
+    TcpOptions options = OptionsOf(kServer0);
+    options.node_host = host;
+    const TcpNode server(options);
+    const std::string expected =
+        host == std::string("fd00:77::2") ? "[fd00:77::2]:" : std::string(host) + ":";
+    EXPECT_THAT(server.transport->address(), testing::StartsWith(expected));
+  }
+}
+
 TEST(TcpTransport, AnAddressOfAnotherMachineCannotBeListenedOn) {
   TcpOptions options = OptionsOf(kServer0);
   options.bind_address = "192.0.2.1";  // set apart for documentation

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include "base/log.h"
+#include "kvstore/dist/protocol/words.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -28,9 +29,7 @@ constexpr const char* kTlsExpected =
 constexpr const char* kCrowded = "too many connections that have not proved themselves";
 
 std::string AddressText(const tcp::endpoint& endpoint) {
-  const std::string host = endpoint.address().to_string();
-  return endpoint.address().is_v6() ? fmt::format("[{}]:{}", host, endpoint.port())
-                                    : fmt::format("{}:{}", host, endpoint.port());
+  return JoinAddress(endpoint.address().to_string(), endpoint.port());
 }
 
 }  // namespace
@@ -126,8 +125,8 @@ void Acceptor::Listen(const TcpOptions& options) {
   fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
   const tcp::endpoint local = acceptor_.local_endpoint(error);
   check(error, "listen on");
-  address_ = options.node_host.empty() ? AddressText(local)
-                                       : fmt::format("{}:{}", options.node_host, local.port());
+  address_ =
+      options.node_host.empty() ? AddressText(local) : JoinAddress(options.node_host, local.port());
 }
 
 void Acceptor::Accept() {
