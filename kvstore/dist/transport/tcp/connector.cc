@@ -204,7 +204,7 @@ class Attempts {
   void CheckAnswersInTls(int fd) const {
     std::array<std::byte, Handshake::kBytesMax> buffer;
     const ssize_t bytes = recv(fd, buffer.data(), buffer.size(), MSG_PEEK | MSG_DONTWAIT);
-    if (bytes <= 0 || CheckPreamble(std::span(buffer).first(1)) != "") return;
+    if (bytes <= 0 || !CheckPreamble(std::span(buffer).first(1)).empty()) return;
     auto rest = std::span(buffer).first(static_cast<std::size_t>(bytes));
     Handshake handshake = Handshake::Connecting(self_, link_);
     while (!rest.empty() && handshake.state() == Handshake::State::kGoing) {
