@@ -137,7 +137,7 @@ TEST_F(JobNetwork, ALinkThatIsCutForAWhile) {
 // cannot reach.
 TEST_F(JobNetwork, ALinkThatStaysCutNamesTheDead) {
   TestNetwork network(4, 1, {}, seed_);
-  JobProcesses job(Spec(network, "10.77.0.1", {"HEDDLE_HEARTBEAT_MS=200", "HEDDLE_DEAD_AFTER=5"}),
+  JobProcesses job(Spec(network, "10.77.0.1", {"HEDDLE_HEARTBEAT_MS=300", "HEDDLE_DEAD_AFTER=10"}),
                    random_);
   WaitForWork(job);
   network.Cut(4, true);
