@@ -42,7 +42,7 @@ std::string_view TypeName(DeviceType type) {
 void CheckDeviceType(DeviceType type) {
   if (type != DeviceType::kCpu) {
     throw InvalidArgument(
-        fmt::format("expected a device of this build (cpu), got {}: heddle was built without CUDA",
+        fmt::format("expected a cpu device, got {}: arrays lie in the CPUs' memory only, so far",
                     TypeName(type)));
   }
 }

@@ -113,9 +113,9 @@ TEST_F(NDArrayErrors, Devices) {
   const NDArray b = Make({2, 3}, DType::kFloat32, Cpu(1));
   ExpectRefused([&] { a_ += b; }, {"Add", "cpu(0)", "cpu(1)"});
   ExpectRefused([&] { (void)(a_ + b); }, {"Add", "cpu(0)", "cpu(1)"});
-  ExpectRefused([&] { Make({1}, DType::kFloat32, Gpu(0)); }, {"gpu", "without CUDA"});
-  ExpectRefused([&] { Make({1}, DType::kFloat32, CpuPinned()); }, {"cpu_pinned", "without CUDA"});
-  ExpectRefused([&] { a_.Copy(Gpu(1)); }, {"gpu", "without CUDA"});
+  ExpectRefused([&] { Make({1}, DType::kFloat32, Gpu(0)); }, {"gpu", "CPUs' memory"});
+  ExpectRefused([&] { Make({1}, DType::kFloat32, CpuPinned()); }, {"cpu_pinned", "CPUs' memory"});
+  ExpectRefused([&] { a_.Copy(Gpu(1)); }, {"gpu", "CPUs' memory"});
   ExpectRefused([&] { Make({1}, DType::kFloat32, Cpu(-1)); }, {"at least 0", "-1"});
 }
 
