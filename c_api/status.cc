@@ -36,6 +36,11 @@ std::exception_ptr Make(const std::string& message) {
   return std::make_exception_ptr(E(message));
 }
 
+template <>
+std::exception_ptr Make<CudaError>(const std::string& message) {
+  return std::make_exception_ptr(CudaError(message, 0));  // no error of the runtime's own
+}
+
 // The types of heddle/error.h and their codes; a derived type stands before its base.
 struct TypedError {
   HeddleStatus status;
@@ -52,7 +57,7 @@ constexpr TypedError kTypedErrors[] = {
     Typed<InvalidState>(HEDDLE_INVALID_STATE), Typed<AccessError>(HEDDLE_ACCESS_ERROR),
     Typed<TimeoutError>(HEDDLE_TIMEOUT),       Typed<OutOfMemory>(HEDDLE_OUT_OF_MEMORY),
     Typed<IoError>(HEDDLE_IO_ERROR),           Typed<OpError>(HEDDLE_OP_ERROR),
-    Typed<NetworkError>(HEDDLE_NETWORK_ERROR),
+    Typed<NetworkError>(HEDDLE_NETWORK_ERROR), Typed<CudaError>(HEDDLE_CUDA_ERROR),
 };
 
 HeddleStatus StatusOf(const Error& error) noexcept {

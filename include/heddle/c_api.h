@@ -68,6 +68,7 @@ enum {
   HEDDLE_OP_ERROR = 8,
   HEDDLE_NETWORK_ERROR = 9,
   HEDDLE_UNKNOWN_KEY = 10,
+  HEDDLE_CUDA_ERROR = 11,
   // From here on: codes for the program's own callbacks. They come back unchanged from the calls
   // and waits that their errors reach.
   HEDDLE_USER_ERROR = 1000

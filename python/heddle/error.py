@@ -50,6 +50,10 @@ class NetworkError(Error, ConnectionError):
     """A peer could not be reached, or what it sent makes no sense."""
 
 
+class CudaError(Error):
+    """A call of the CUDA runtime failed, or a GPU reported an error."""
+
+
 class OpError(Error):
     """An asynchronous op ended without a result."""
 

@@ -61,7 +61,8 @@ TEST_F(StatusTest, EveryTypeOfErrorHasAStatusOfItsOwn) {
   ExpectStatus(HEDDLE_OP_ERROR, OpError("g"), "g");
   ExpectStatus(HEDDLE_NETWORK_ERROR, NetworkError("h"), "h");
   ExpectStatus(HEDDLE_UNKNOWN_KEY, UnknownKey("i"), "i");
-  ExpectStatus(HEDDLE_ERROR, Error("j"), "j");
+  ExpectStatus(HEDDLE_CUDA_ERROR, CudaError("j", 2), "j");
+  ExpectStatus(HEDDLE_ERROR, Error("k"), "k");
 }
 
 TEST_F(StatusTest, NothingElseLeavesAsAnExceptionEither) {
