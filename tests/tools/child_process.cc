@@ -80,7 +80,9 @@ std::string RunningProgram::ReadUntil(const std::string& text) {
   }
 }
 
-void RunningProgram::Signal(int signal) { kill(pid_, signal); }
+void RunningProgram::Signal(int signal) {
+  if (pid_ > 0) kill(pid_, signal);  // -1 would be all processes there are
+}
 
 ProgramResult RunningProgram::Wait() {
   ProgramResult result;

@@ -34,8 +34,8 @@ class RunningProgram {
   std::string ReadLine();  // of its output; waits for it
   // Up to and with the first line that contains `text`; all there is if none does.
   std::string ReadUntil(const std::string& text);
-  void Signal(int signal);
-  // Its status, as in ProgramResult, if it has ended. No Wait or Signal after that.
+  void Signal(int signal);  // nothing if it is known to have ended
+  // Its status, as in ProgramResult, if it has ended. No Wait after that.
   std::optional<int> Ended();
   ProgramResult Wait();  // for its end, with what was not read of the output
   void Kill();           // SIGKILL; returns when the process is gone
