@@ -79,12 +79,15 @@ struct Formula {
   static constexpr bool kTakesSums = false;   // TakeSums(sums of the passes before) comes first
 };
 
+// Of arrays, which C++ does not know without elements.
+constexpr int AtLeastOne(int count) { return count > 0 ? count : 1; }
+
 template <class V, int kStates, int kOutputs>
 struct Element {
   V weight;
   V gradient;
-  V state[kStates > 0 ? kStates : 1];
-  V output[kOutputs > 0 ? kOutputs : 1];
+  V state[AtLeastOne(kStates)];
+  V output[AtLeastOne(kOutputs)];
 };
 
 }  // namespace heddle::ops::HEDDLE_FORMULAS

@@ -31,11 +31,8 @@ namespace heddle::kvstore::HEDDLE_FORMULAS {
 template <class Gradient, class V, typename C = typename Gradient::Number>
 HEDDLE_FORMULA V PlainSgd(const Gradient& gradient, C rate, C decay, V weight, V pushed) {
   const V shrunk = (C{1} - rate * decay) * weight;
-  if (gradient.clips()) {
-    return shrunk - rate * gradient.Scaled(pushed);
-  } else {
-    return shrunk - (rate * gradient.rescale) * pushed;
-  }
+  if (gradient.clips()) return shrunk - rate * gradient.Scaled(pushed);
+  return shrunk - (rate * gradient.rescale) * pushed;
 }
 
 // m = momentum * m - (lr * wd) * w - (lr * s) * g, or with clipping ... - lr * clip(s * g);
