@@ -100,6 +100,9 @@ class Job {
     options.slice_bytes = options_.slice_bytes;
     options.cut_bound = options_.cut_bound;
     options.shared_memory = options_.network == Network::kSharedMemory;
+    // No role of these jobs dies. One thread delivers all messages of a simulated network, so a
+    // heartbeat comes as late as the thousands of messages before it take.
+    options.dead_after = 100;
     return options;
   }
   TransportFactory Factory(DistRole role) {
