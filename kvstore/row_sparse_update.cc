@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvstore/array_kernels.h"
+#include "ops/copy.h"
 #include "ops/row_ids.h"
 #include "ops/row_merge.h"
 #include "ops/row_sparse.h"
@@ -30,16 +31,45 @@ std::vector<SparseRows> RowsOf(std::span<const RowSparseNDArray> arrays) {
   return rows;
 }
 
+// Where the rows of a weight lie: of a dense one by their ids, of a row-sparse one, of which the
+// rows asked for are there, by their places.
+class WeightRows {
+ public:
+  WeightRows(const ArrayUpdate& update, const PartRows& rows, const SparseRows* row_sparse)
+      : base_(static_cast<std::byte*>(update.run.weight)),
+        element_bytes_(SizeOf(update.run.dtype)),
+        rows_(rows),
+        finder_(row_sparse != nullptr ? row_sparse->ids : std::span<const std::int64_t>()),
+        is_row_sparse_(row_sparse != nullptr) {}
+
+  RowPiece PieceOf(std::int64_t id) const { return rows_.PieceOf(rows_.first() + id); }
+  // Ids asked for never decrease. `piece`: of that id.
+  std::byte* At(std::int64_t id, const RowPiece& piece) {
+    const std::int64_t element = is_row_sparse_ ? finder_.Find(id) * rows_.width() : piece.first;
+    return base_ + static_cast<std::size_t>(element) * element_bytes_;
+  }
+
+ private:
+  std::byte* const base_;
+  const std::size_t element_bytes_;
+  const PartRows rows_;
+  ops::RowFinder finder_;
+  const bool is_row_sparse_;
+};
+
 // Hands rows to the rule, those that follow each other in all arrays as one run.
 class RowRuns {
  public:
   RowRuns(const ArrayUpdate& update, std::int64_t row_size)
-      : update_(update), row_size_(row_size), row_bytes_(RowBytes(update.run.dtype, row_size)) {}
+      : update_(update),
+        row_size_(row_size),
+        element_bytes_(SizeOf(update.run.dtype)),
+        row_bytes_(static_cast<std::size_t>(row_size) * element_bytes_) {}
   RowRuns(const RowRuns&) = delete;
   RowRuns& operator=(const RowRuns&) = delete;
 
-  // The row `id` of the weight, and the rows whose sum, in their order, is its gradient.
-  void Add(std::int64_t id, std::span<const RowEntry> rows, std::byte* weight) {
+  // A row of the weight, and the rows whose sum, in their order, is its gradient.
+  void Add(const RowPiece& piece, std::span<const RowEntry> rows, std::byte* weight) {
     const std::byte* gradient = static_cast<const std::byte*>(rows[0].row);
     if (rows.size() > 1) {
       if (sums_.empty()) sums_.resize(std::max(row_bytes_, kSumBytes / row_bytes_ * row_bytes_));
@@ -49,16 +79,17 @@ class RowRuns {
       ops::SumRowsOfId(update_.run.dtype, static_cast<std::size_t>(row_size_), rows, sum);
       gradient = sum;
     }
-    const std::size_t bytes = static_cast<std::size_t>(count_) * row_bytes_;
-    if (count_ > 0 && id == first_ + count_ && gradient == gradient_ + bytes &&
+    gradient += static_cast<std::size_t>(piece.before) * element_bytes_;
+    const std::size_t bytes = static_cast<std::size_t>(count_) * element_bytes_;
+    if (count_ > 0 && piece.first == first_ + count_ && gradient == gradient_ + bytes &&
         weight == weight_ + bytes) {
-      ++count_;
+      count_ += piece.count;
       return;
     }
     // The sum of this row is not part of the run that ends here, and stays where it is.
     Run();
-    first_ = id;
-    count_ = 1;
+    first_ = piece.first;
+    count_ = piece.count;
     gradient_ = gradient;
     weight_ = weight;
   }
@@ -71,57 +102,31 @@ class RowRuns {
  private:
   static constexpr std::size_t kSumBytes = 8192;  // some rows, in the first-level cache
 
-  static std::size_t RowBytes(DType dtype, std::int64_t row_size) {
-    return static_cast<std::size_t>(row_size) * SizeOf(dtype);
-  }
-
   void Run() {
     if (count_ == 0) return;
-    UpdateElements(update_, first_ * row_size_, (first_ + count_) * row_size_, gradient_, weight_);
+    UpdateElements(update_, first_, first_ + count_, gradient_, weight_);
     count_ = 0;
   }
 
   const ArrayUpdate& update_;
   const std::int64_t row_size_;
+  const std::size_t element_bytes_;
   const std::size_t row_bytes_;
   std::vector<std::byte> sums_;
   std::size_t sums_used_ = 0;
-  // The run so far.
+  // The run so far, in elements.
   std::int64_t first_ = 0;
   std::int64_t count_ = 0;
   const std::byte* gradient_ = nullptr;
   std::byte* weight_ = nullptr;
 };
 
-// Where the rows of a weight lie: of a dense one by their ids, of a row-sparse one, of which the
-// rows asked for are there, by their places.
-class WeightRows {
- public:
-  WeightRows(void* rows, std::size_t row_bytes, const SparseRows* row_sparse)
-      : rows_(static_cast<std::byte*>(rows)),
-        row_bytes_(row_bytes),
-        finder_(row_sparse != nullptr ? row_sparse->ids : std::span<const std::int64_t>()),
-        is_row_sparse_(row_sparse != nullptr) {}
-
-  // Ids asked for never decrease.
-  std::byte* At(std::int64_t id) {
-    const std::int64_t place = is_row_sparse_ ? finder_.Find(id) : id;
-    return rows_ + static_cast<std::size_t>(place) * row_bytes_;
-  }
-
- private:
-  std::byte* const rows_;
-  const std::size_t row_bytes_;
-  ops::RowFinder finder_;
-  const bool is_row_sparse_;
-};
-
 // The last pass of a lazy rule. `weight_rows`: the rows that are there of a row-sparse weight,
 // those of the inputs among them; null for a dense one.
 void RunLazyPass(const ArrayUpdate& update, std::span<const SparseRows> inputs, Engine& engine,
-                 std::int64_t row_size, const SparseRows* weight_rows) {
-  if (row_size == 0) return;
-  const std::size_t row_bytes = static_cast<std::size_t>(row_size) * SizeOf(update.run.dtype);
+                 const PartRows& part, const SparseRows* weight_rows) {
+  if (part.width() == 0) return;
+  const std::size_t row_bytes = static_cast<std::size_t>(part.width()) * SizeOf(update.run.dtype);
   // A row of the gradient is read, one of the weight and of some states read and written.
   const storage::RowRanges ranges(inputs, static_cast<std::int64_t>(row_bytes),
                                   static_cast<std::int64_t>(4 * row_bytes) + 128);
@@ -135,15 +140,17 @@ void RunLazyPass(const ArrayUpdate& update, std::span<const SparseRows> inputs, 
     constexpr std::size_t kAhead = 6;
     constexpr std::size_t kLine = 64;
     const std::size_t prefetched = std::min<std::size_t>(row_bytes, 8 * kLine);
-    WeightRows ahead(update.run.weight, row_bytes, weight_rows);
-    WeightRows weight(update.run.weight, row_bytes, weight_rows);
-    RowRuns runs(update, row_size);
+    WeightRows ahead(update, part, weight_rows);
+    WeightRows weight(update, part, weight_rows);
+    RowRuns runs(update, part.width());
     ops::ForEachId(entries, [&](std::span<const RowEntry> rows, std::size_t place) {
       if (place + kAhead < entries.size()) {
-        const std::byte* const row = ahead.At(entries[place + kAhead].id);
+        const std::int64_t id = entries[place + kAhead].id;
+        const std::byte* const row = ahead.At(id, ahead.PieceOf(id));
         for (std::size_t at = 0; at < prefetched; at += kLine) __builtin_prefetch(row + at, 1);
       }
-      runs.Add(rows[0].id, rows, weight.At(rows[0].id));
+      const RowPiece piece = weight.PieceOf(rows[0].id);
+      runs.Add(piece, rows, weight.At(rows[0].id, piece));
     });
     runs.Flush();
   };
@@ -153,16 +160,27 @@ void RunLazyPass(const ArrayUpdate& update, std::span<const SparseRows> inputs, 
   engine.ParallelFor(ranges.count(), 1, std::ref(block));
 }
 
-// The sum of the inputs with zeros where no row is.
-NDArray DenseSum(std::span<const RowSparseNDArray> inputs) {
-  RowSparseNDArray sum = inputs[0];
-  if (inputs.size() > 1) {
-    sum = RowSparseNDArray(sum.shape(), sum.dtype(), sum.device(), sum.engine());
-    storage::SumRowSparse(inputs, sum);
+PartRows AllRows(const RowSparseNDArray& like) {
+  return PartRows::OfRows(0, like.shape()[0], like.row_size());
+}
+
+// Rows that a part has pieces of.
+void ScatterPieces(const RowSparseNDArray& from, const NDArray& out, const PartRows& part) {
+  FillZero(out);
+  const std::size_t element_bytes = SizeOf(out.dtype());
+  const auto* window = static_cast<const std::byte*>(from.const_rows());
+  auto* const base = static_cast<std::byte*>(out.data());
+  for (const std::int64_t id : from.row_ids()) {
+    const RowPiece piece = part.PieceOf(part.first() + id);
+    ops::Copy(window + static_cast<std::size_t>(piece.before) * element_bytes,
+              base + static_cast<std::size_t>(piece.first) * element_bytes,
+              static_cast<std::size_t>(piece.count) * element_bytes);
+    window += static_cast<std::size_t>(part.width()) * element_bytes;
   }
-  NDArray dense(sum.shape(), sum.dtype(), sum.device(), sum.engine());
-  storage::RowSparseToDense(sum, dense);
-  return dense;
+}
+
+NDArray DenseSum(std::span<const RowSparseNDArray> inputs) {
+  return DenseSum(inputs, inputs[0].shape(), AllRows(inputs[0]));
 }
 
 void InsertAllRows(const RowSparseNDArray& array) {
@@ -179,15 +197,41 @@ void InsertRowsOf(std::span<const SparseRows> inputs, const RowSparseNDArray& ar
 
 }  // namespace
 
+NDArray DenseSum(std::span<const RowSparseNDArray> inputs, const Shape& shape,
+                 const PartRows& rows) {
+  RowSparseNDArray sum = inputs[0];
+  if (inputs.size() > 1) {
+    sum = RowSparseNDArray(sum.shape(), sum.dtype(), sum.device(), sum.engine());
+    storage::SumRowSparse(inputs, sum);
+  }
+  NDArray dense(shape, sum.dtype(), sum.device(), sum.engine());
+  if (rows.whole()) {
+    storage::RowSparseToDense(sum, dense);
+  } else {
+    ScatterPieces(sum, dense, rows);
+  }
+  return dense;
+}
+
+void UpdateRows(const ArrayUpdate& update, std::span<const RowSparseNDArray> inputs,
+                const NDArray& weight, const PartRows& rows) {
+  RunLazyPass(update, RowsOf(inputs), weight.engine(), rows, nullptr);
+}
+
 void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
-                 const NDArray& weight) {
+                 const NDArray& weight, const PartRows& rows) {
   if (!update.rule->lazy(/*row_sparse_weight=*/false)) {
-    const NDArray gradient = DenseSum(inputs);
+    const NDArray gradient = DenseSum(inputs, weight.shape(), rows);
     UpdateArray(update, {&gradient, 1});
     return;
   }
-  if (update.passes > 1) RunEarlierPasses(update, DenseSum(inputs));
-  RunLazyPass(update, RowsOf(inputs), weight.engine(), inputs[0].row_size(), nullptr);
+  if (update.passes > 1) RunEarlierPasses(update, DenseSum(inputs, weight.shape(), rows));
+  UpdateRows(update, inputs, weight, rows);
+}
+
+void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
+                 const NDArray& weight) {
+  UpdateArray(update, inputs, weight, AllRows(inputs[0]));
 }
 
 void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
@@ -207,7 +251,7 @@ void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
   InsertRowsOf(rows, weight);
   update.run.weight = weight.rows();
   const SparseRows weight_rows = RowsOf(weight);
-  RunLazyPass(update, rows, weight.engine(), weight.row_size(), &weight_rows);
+  RunLazyPass(update, rows, weight.engine(), AllRows(weight), &weight_rows);
 }
 
 }  // namespace heddle::kvstore

@@ -3,9 +3,11 @@
 
 #include <heddle/ndarray.h>
 #include <heddle/row_sparse.h>
+#include <heddle/shape.h>
 
 #include <span>
 
+#include "kvstore/part_rows.h"
 #include "kvstore/update_state.h"
 
 namespace heddle::kvstore {
@@ -19,5 +21,16 @@ void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
                  const NDArray& weight);
 void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
                  const RowSparseNDArray& weight);
+
+// Of a weight that is a part of an array: the inputs are windows of `rows`, their ids counted from
+// its first one.
+void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
+                 const NDArray& weight, const PartRows& rows);
+// The last pass alone, of a lazy rule.
+void UpdateRows(const ArrayUpdate& update, std::span<const RowSparseNDArray> inputs,
+                const NDArray& weight, const PartRows& rows);
+// The sum of the inputs, such windows as well, with zeros where no row is: an array of that shape.
+NDArray DenseSum(std::span<const RowSparseNDArray> inputs, const Shape& shape,
+                 const PartRows& rows);
 
 }  // namespace heddle::kvstore

@@ -206,10 +206,10 @@ class KVStore {
 
   // Sums the values of each key in list order and hands the sum to the updater; by default it
   // replaces the stored value, and creates a key that is not there (unless strict_init). Values may
-  // be row-sparse: by default the stored value becomes what is pushed, dense or row-sparse. An
-  // optimizer takes row-sparse gradients of dense and of row-sparse values; then a dense gradient
-  // of a row-sparse value is an error, as it is with an updater. A higher priority runs first.
-  // Returns once the ops are queued.
+  // be row-sparse: by default the stored value becomes what is pushed, dense or row-sparse (in a
+  // job converted to the kind that Init gave it). An optimizer takes row-sparse gradients of dense
+  // and of row-sparse values; then a dense gradient of a row-sparse value is an error, as it is
+  // with an updater. A higher priority runs first. Returns once the ops are queued.
   template <KeyLike K>
   void Push(const K& key, ArrayList values, int priority = 0) {
     const KeyArrays pair(KeyRef(key), values);

@@ -4,6 +4,7 @@
 #include <heddle/kvstore.h>
 #include <heddle/row_sparse.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -369,6 +370,74 @@ TEST_P(ConformanceTest, RowsOfRowSparseValues) {
   EXPECT_EQ(got.row_ids, (std::vector<std::int64_t>{50, 70, 99}));
   EXPECT_EQ(got.rows, (std::vector<float>{10, 10, -3, -3, 8, 8}));
   ExpectInvalid([&] { store->RowSparsePull("none", out, ids); }, {"unknown key", "'none'"});
+}
+
+// Of an array that a job cuts over its servers, the first part of which ends within row 54.
+TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
+  const Shape whole{600, 300};
+  const auto rows = [&](const std::vector<std::int64_t>& ids, float value) {
+    return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size() * 300, value),
+                                                whole, DType::kFloat32, Cpu(), engine);
+  };
+  const auto expect = [&](const std::string& key, float others,
+                          const std::vector<std::pair<std::int64_t, float>>& changed) {
+    std::vector<float> expected(600 * 300, others);
+    for (const auto& [id, value] : changed) {
+      std::fill_n(expected.begin() + id * 300, 300, value);
+    }
+    NDArray out(whole, DType::kFloat32, Cpu(), engine);
+    store->Pull(key, out);
+    EXPECT_TRUE(out.ToVector<float>() == expected) << key;
+  };
+  for (const bool lazy : {true, false}) {
+    // Momenta go on in all rows, or in those of the gradient.
+    store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5, .lazy_update = lazy}));
+    const std::string key = lazy ? "lazy" : "standard";
+    store->Init(key, NDArray::Full(whole, 10, DType::kFloat32, Cpu(), engine));
+    store->Push(key, {rows({0, 54, 599}, 1), rows({54, 55}, 2)});
+    expect(key, 10, {{0, 9}, {54, 7}, {55, 8}, {599, 9}});
+    store->Push(key, rows({}, 0));
+    if (lazy) {
+      expect(key, 10, {{0, 9}, {54, 7}, {55, 8}, {599, 9}});
+      store->Push(key, rows({54}, 0));
+      expect(key, 10, {{0, 9}, {54, 5.5f}, {55, 8}, {599, 9}});
+    } else {
+      expect(key, 10, {{0, 8.5f}, {54, 5.5f}, {55, 7}, {599, 8.5f}});
+    }
+    store->Push(key, NDArray::Full(whole, 0, DType::kFloat32, Cpu(), engine));
+    if (lazy) {
+      expect(key, 10, {{0, 8.5f}, {54, 4.75f}, {55, 7}, {599, 8.5f}});
+    } else {
+      expect(key, 10, {{0, 8.25f}, {54, 4.75f}, {55, 6.5f}, {599, 8.25f}});
+    }
+  }
+}
+
+TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRound) {
+  const Shape whole{100, 2};
+  const auto rows = RowSparseNDArray::FromVectors<float>({3, 99}, {1, 2, 3, 4}, whole,
+                                                         DType::kFloat32, Cpu(), engine);
+  std::vector<float> expected(200, 0);
+  expected[6] = 1, expected[7] = 2, expected[198] = 3, expected[199] = 4;
+  const NDArray sevens = NDArray::Full(whole, 7, DType::kFloat32, Cpu(), engine);
+  store->Init("dense", sevens);
+  store->Init("rows", rows);
+  NDArray out(whole, DType::kFloat32, Cpu(), engine);
+  for (const char* const key : {"dense", "rows"}) {
+    store->Push(key, sevens);
+    store->Pull(key, out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(200, 7)) << key;
+    store->Push(key, rows);
+    store->Pull(key, out);
+    EXPECT_EQ(out.ToVector<float>(), expected) << key;
+    store->PushPull(key, sevens, out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(200, 7)) << key;
+    store->PushPull(key, rows, RowSparseNDArray(rows));
+    RowSparseNDArray got(whole, DType::kFloat32, Cpu(), engine);
+    store->Pull(key, got, 0, /*ignore_sparse=*/false);
+    EXPECT_EQ(got.ToVectors<float>().row_ids, (std::vector<std::int64_t>{3, 99})) << key;
+    EXPECT_EQ(got.ToVectors<float>().rows, (std::vector<float>{1, 2, 3, 4})) << key;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ConformanceTest, testing::ValuesIn(ConformanceSetups()), SetupName);

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "kvstore/row_sparse_update.h"
 #include "ops/cast.h"
 #include "ops/copy.h"
 #include "ops/sum.h"
@@ -57,19 +58,34 @@ std::exception_ptr Invalid(const std::string& message) {
 }
 
 RowSparseNDArray ArrayParts::Part::ToRows(const Payload& payload) const {
-  const std::size_t count = payload.bytes() / (sizeof(std::int64_t) + row_bytes());
+  const PartRows here = part_rows();
+  const std::size_t row_bytes = static_cast<std::size_t>(here.width()) * SizeOf(info.dtype);
+  const std::size_t count = payload.bytes() / (sizeof(std::int64_t) + row_bytes);
   std::vector<std::int64_t> ids(count);
   CopyOut(payload, 0, ids.data(), count * sizeof(std::int64_t));
-  for (std::int64_t& id : ids) id -= info.begin;
-  RowSparseNDArray array(WithRows(info.shape, extent()), info.dtype, Cpu(), engine);
+  for (std::int64_t& id : ids) id -= here.first();
+  const bool whole = info.row_sparse || info.num_parts == 1;
+  RowSparseNDArray array(
+      whole ? WithRows(info.shape, here.count()) : Shape{here.count(), here.width()}, info.dtype,
+      Cpu(), engine);
   array.SetRowIds(ids);
-  if (count > 0) {
-    CopyOut(payload, count * sizeof(std::int64_t), array.rows(), count * row_bytes());
-  }
+  if (count > 0) CopyOut(payload, count * sizeof(std::int64_t), array.rows(), count * row_bytes);
   return array;
 }
 
+// Sums of both kinds are those of dense arrays.
+void ArrayParts::Part::AddRows(const Payload& payload) {
+  held_rows.push_back(ToRows(payload));
+  if (held.empty() && sum.empty()) return;
+  const RowSparseNDArray added = std::move(held_rows.back());
+  held_rows.clear();
+  AddDense(Value::Lend(ToDense({&added, 1}), bytes()));
+}
+
 void ArrayParts::Part::AddDense(const Payload& payload) {
+  for (const RowSparseNDArray& before : std::exchange(held_rows, {})) {
+    AddDense(Value::Lend(ToDense({&before, 1}), bytes()));
+  }
   held.push_back(payload);
   if (Is16Bit(info.dtype) || (sum.empty() && held.size() == 1)) return;
   RoundSum();
@@ -110,8 +126,23 @@ void ArrayParts::Part::AddCodes(const Payload& codes, const Compressor& compress
   ops::Sum(DType::kFloat32, inputs, float_sum.data(), count);
 }
 
+std::shared_ptr<ArrayParts::Value> ArrayParts::Part::ToDense(
+    std::span<const RowSparseNDArray> inputs) const {
+  return std::make_shared<Value>(DenseSum(inputs, shape(), part_rows()));
+}
+
+const NDArray& ArrayParts::Part::WritableValue() {
+  if (value->array.empty() || value->lent()) {
+    NDArray copy = NewArray(info.dtype);
+    ops::Copy(value->data, copy.data(), bytes());
+    value = std::make_shared<Value>(std::move(copy));
+  }
+  return value->array;
+}
+
 // The sum as a value of its own; nothing is left of it here.
 std::shared_ptr<ArrayParts::Value> ArrayParts::Part::TakeSum() {
+  if (!held_rows.empty()) return ToDense(std::exchange(held_rows, {}));
   if (!float_sum.empty()) {
     NDArray rounded = std::exchange(float_sum, NDArray());
     if (info.dtype != DType::kFloat32) {

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kvstore/dist/server/array_parts.h"
+#include "kvstore/part_rows.h"
 #include "kvstore/update_state.h"
 
 namespace heddle::kvstore::dist {
@@ -54,8 +56,12 @@ struct ArrayParts::Part {
   std::size_t bytes() const {
     return static_cast<std::size_t>(extent()) * SizeOf(info.dtype);  // of a dense part
   }
-  std::size_t row_bytes() const {
-    return static_cast<std::size_t>(RowElements(info.shape)) * SizeOf(info.dtype);
+  // The rows that are here, or have elements here; row-sparse arrays of the part count their ids
+  // from the first one.
+  PartRows part_rows() const {
+    const std::int64_t row_size = RowElements(info.shape);
+    return info.row_sparse ? PartRows::OfRows(info.begin, info.end, row_size)
+                           : PartRows::OfElements(info.begin, info.end, row_size);
   }
   // Rules that work on rows need to see them.
   Shape shape() const { return info.num_parts == 1 ? info.shape : Shape{extent()}; }
@@ -67,10 +73,15 @@ struct ArrayParts::Part {
   }
   RowSparseNDArray ToRows(const Payload& payload) const;
 
+  bool HasArrays() const { return !held.empty() || !sum.empty() || !held_rows.empty(); }
   void AddDense(const Payload& payload);
+  void AddRows(const Payload& payload);
   void AddCodes(const Payload& codes, const Compressor& compressor);
   void RoundSum();
   std::shared_ptr<Value> TakeSum();
+  std::shared_ptr<Value> ToDense(std::span<const RowSparseNDArray> inputs) const;  // their sum
+  // The value in memory of its own that nobody reads.
+  const NDArray& WritableValue();
   // Makes the state that a rule of that generation works with.
   void ReadyState(bool multi_precision, std::uint64_t rule_generation);
 
@@ -87,6 +98,7 @@ struct ArrayParts::Part {
   std::vector<Payload> held;
   NDArray sum;
   NDArray float_sum;  // of codes
+  // Or these, also of a dense part, as long as all that is pushed is row-sparse.
   std::vector<RowSparseNDArray> held_rows;
 
   std::unique_ptr<UpdateState> state;
@@ -100,6 +112,8 @@ struct ArrayParts::Begun {
   const void* gradient;
   Payload lone;                  // keeps the gradient
   std::shared_ptr<Value> total;  // or this does
+  // Not empty: what `total` is the sum of, of which a lazy rule touches the rows alone.
+  std::vector<RowSparseNDArray> rows;
 };
 
 }  // namespace heddle::kvstore::dist

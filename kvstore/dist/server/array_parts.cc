@@ -53,15 +53,18 @@ std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {
   };
   const bool row_sparse = (message.flags & kFlagRowSparse) != 0 || message.kind == Kind::kRowPull;
   if (message.kind == Kind::kPull) return nullptr;
-  if (row_sparse != info.row_sparse) {
+  const bool pushed_rows = row_sparse && IsPush(message.kind) && info.shape.ndim() > 0;
+  if (row_sparse != info.row_sparse && !pushed_rows) {
     return Invalid(fmt::format("{}: expected a {} array, as the value is, got a {} one", what(),
                                info.row_sparse ? "row-sparse" : "dense",
                                row_sparse ? "row-sparse" : "dense"));
   }
   const std::uint64_t bytes = message.payload.bytes();
-  if (message.kind == Kind::kRowPull || row_sparse) {
+  if (row_sparse) {
+    const PartRows here = part.part_rows();
+    const std::size_t row_bytes = static_cast<std::size_t>(here.width()) * SizeOf(info.dtype);
     const std::size_t stride =
-        sizeof(std::int64_t) + (message.kind == Kind::kRowPull ? 0 : part.row_bytes());
+        sizeof(std::int64_t) + (message.kind == Kind::kRowPull ? 0 : row_bytes);
     if (bytes % stride != 0) {
       return Invalid(
           fmt::format("{}: expected a multiple of {} bytes, got {}", what(), stride, bytes));
@@ -71,9 +74,9 @@ std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {
     if (!ops::IsSortedUnique(ids)) {
       return Invalid(fmt::format("{}: expected row ids that are sorted and unique", what()));
     }
-    if (!ids.empty() && (ids.front() < info.begin || ids.back() >= info.end)) {
+    if (!ids.empty() && (ids.front() < here.first() || ids.back() >= here.end())) {
       return Invalid(fmt::format("{}: expected row ids in [{}, {}), got {} to {}", what(),
-                                 info.begin, info.end, ids.front(), ids.back()));
+                                 here.first(), here.end(), ids.front(), ids.back()));
     }
   }
   if (message.kind == Kind::kRowPull) return nullptr;
@@ -101,9 +104,16 @@ std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {
 void ArrayParts::Add(const PartId& id, const Message& push, bool first) {
   Part& part = Find(id);
   if (first) DropSum(id);
+  const bool is_codes = (push.flags & kFlagCompressed) != 0;
+  if (is_codes ? part.HasArrays() : !part.float_sum.empty()) {
+    throw InvalidArgument(
+        "expected that all workers set gradient compression, or none, got codes and arrays");
+  }
   if (part.info.row_sparse) {
     part.held_rows.push_back(part.ToRows(push.payload));
-  } else if ((push.flags & kFlagCompressed) != 0) {
+  } else if ((push.flags & kFlagRowSparse) != 0) {
+    part.AddRows(push.payload);
+  } else if (is_codes) {
     part.AddCodes(push.payload, *stores_[id.store].compressor);
   } else {
     part.AddDense(push.payload);

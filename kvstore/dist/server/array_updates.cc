@@ -48,18 +48,20 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   CHECK(found != parts_.end());
   const std::shared_ptr<Part>& part = found->second;
   const Rule* const rule = RuleOf(id.store, by.version);
-  if (rule != nullptr && rule->needs_norms && part->info.num_parts > 1 && !part->info.row_sparse) {
+  const bool needs_whole = rule != nullptr && (rule->needs_norms || rule->plan->rule->by_rows());
+  if (needs_whole && part->info.num_parts > 1 && !part->info.row_sparse) {
     *error = Invalid(fmt::format(
-        "key {}: optimizer {} needs the norm of the whole array, which is cut into parts that "
-        "dist_async updates one by one; a key that is initialised after the optimizer is set is "
-        "not cut",
+        "key {}: optimizer {} works on whole rows or norms of an array, got one that is cut into "
+        "parts, which are updated one by one; a key that is initialised after the optimizer is set "
+        "is not cut",
         ToString(KeyRef(part->info.key)), rule->optimizer->name()));
     DropSum(id);
     return true;
   }
   const std::int64_t bytes =
       part->info.row_sparse ? kInlineBytes + 1 : static_cast<std::int64_t>(part->bytes());
-  if ((rule == nullptr && !part->info.row_sparse) || bytes <= kInlineBytes) {
+  const bool takes_payload = rule == nullptr && part->held_rows.empty() && !part->info.row_sparse;
+  if (takes_payload || bytes <= kInlineBytes) {
     try {
       if (rule == nullptr) {
         Assign(*part);
@@ -92,12 +94,13 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
 }
 
 ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRates& rates) const {
-  if (part.value->array.empty() || part.value->lent()) {
-    NDArray copy = part.NewArray(part.info.dtype);
-    ops::Copy(part.value->data, copy.data(), part.bytes());
-    part.value = std::make_shared<Value>(std::move(copy));
-  }
-  Begun begun{.part = &part, .update = {}, .gradient = nullptr, .lone = {}, .total = nullptr};
+  const NDArray& weight = part.WritableValue();
+  Begun begun{.part = &part,
+              .update = {},
+              .gradient = nullptr,
+              .lone = {},
+              .total = nullptr,
+              .rows = part.held_rows};
   // A lone gradient is read where it lies.
   if (part.held.size() == 1 && part.sum.empty()) {
     begun.lone = part.held[0];
@@ -109,8 +112,8 @@ ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRa
     begun.total = part.TakeSum();
     begun.gradient = begun.total->data;
   }
-  begun.update = part.state->Begin(*rule.plan->rule, part.info.key, part.value->array,
-                                   rates.learning_rate, rates.weight_decay);
+  begun.update = part.state->Begin(*rule.plan->rule, part.info.key, weight, rates.learning_rate,
+                                   rates.weight_decay);
   begun.update.first_element = part.info.begin;
   return begun;
 }
@@ -122,6 +125,15 @@ void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) c
     UpdateArray(part.state->Begin(*rule.plan->rule, part.info.key, part.rows, rates.learning_rate,
                                   rates.weight_decay),
                 gradients, part.rows);
+    return;
+  }
+  if (!part.held_rows.empty()) {
+    const std::vector<RowSparseNDArray> gradients = std::exchange(part.held_rows, {});
+    const NDArray& weight = part.WritableValue();
+    ArrayUpdate update = part.state->Begin(*rule.plan->rule, part.info.key, weight,
+                                           rates.learning_rate, rates.weight_decay);
+    update.first_element = part.info.begin;
+    if (weight.size() > 0) UpdateArray(update, gradients, weight, part.part_rows());
     return;
   }
   const Begun begun = Begin(part, rule, rates);

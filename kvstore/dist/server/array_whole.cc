@@ -12,6 +12,7 @@
 #include "kvstore/array_kernels.h"
 #include "kvstore/dist/server/array_part.h"
 #include "kvstore/optimizer/update_plan.h"
+#include "kvstore/row_sparse_update.h"
 #include "ops/reduce.h"
 
 namespace heddle::kvstore::dist {
@@ -164,7 +165,12 @@ PassResult ArrayParts::PassOver(Whole& whole, int pass, const OthersSums& sums) 
         for (std::int64_t i = begin; i < end; ++i) {
           const Begun& each = whole.begun[static_cast<std::size_t>(i)];
           const NDArray& weight = each.part->value->array;
-          UpdateElements(each.update, 0, weight.size(), each.gradient, weight.data());
+          if (result.last && !each.rows.empty() &&
+              each.update.rule->lazy(/*row_sparse_weight=*/false)) {
+            UpdateRows(each.update, each.rows, weight, each.part->part_rows());
+          } else {
+            UpdateElements(each.update, 0, weight.size(), each.gradient, weight.data());
+          }
         }
       });
   if (result.last) return result;

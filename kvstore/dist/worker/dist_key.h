@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/worker/worker_link.h"
+#include "kvstore/part_rows.h"
 
 namespace heddle::kvstore::dist {
 
@@ -37,6 +38,10 @@ class DistKey {
   const std::vector<PlacedPart>& parts() const { return parts_; }
   PartId IdOf(const PlacedPart& part) const { return {store_, part.part, id_}; }
   PartInfo InfoOf(const PlacedPart& part) const;
+  PartRows RowsOf(const PlacedPart& part) const {
+    return row_sparse_ ? PartRows::OfRows(part.begin, part.end, row_size_)
+                       : PartRows::OfElements(part.begin, part.end, row_size_);
+  }
   WorkerLink& link() const { return *link_; }
   const std::shared_ptr<const std::string>& name() const { return name_; }  // for people
 

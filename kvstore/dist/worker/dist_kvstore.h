@@ -84,6 +84,10 @@ class DistKVStore final : public KVStore {
   std::optional<PartInfo> Describe(std::string_view call, KeyRef key) const;
   KeyPtr Insert(const PartInfo& info) EXCLUDES(mutex_);
 
+  // Updates work on whole rows, or need norms of whole arrays and are not made in rounds.
+  bool NeedsWholeKeys(const internal::UpdatePlan& plan) const {
+    return plan.rule->by_rows() || (async_ && plan.NeedsNorms());
+  }
   CallOptions OptionsOf(Kind kind, const DistKey& key, int priority) const;
   std::vector<KeyPush> PreparePush(std::string_view call, std::span<const KeyArrays> pairs,
                                    int priority, std::vector<std::size_t>* push_of)
@@ -134,8 +138,7 @@ class DistKVStore final : public KVStore {
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
   bool pushed_ GUARDED_BY(mutex_) = false;
-  // Keys to come are not cut: updates need norms of whole arrays, and are not made in rounds.
-  bool whole_keys_ GUARDED_BY(mutex_) = false;
+  bool whole_keys_ GUARDED_BY(mutex_) = false;  // keys to come are not cut, see NeedsWholeKeys
 };
 
 // A store of the job that `link` is part of; `store` counts those of the link. `type` is one of the

@@ -58,7 +58,7 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   optimizer_.swap(optimizer);
   told_plan_ = plan;
   told_ = WithoutRates(parameters);
-  whole_keys_ = async_ && plan->NeedsNorms();
+  whole_keys_ = NeedsWholeKeys(*plan);
 }
 
 // Pushes that come now are of the optimizer as it is now.

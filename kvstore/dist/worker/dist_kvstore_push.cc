@@ -18,20 +18,25 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
                                   const internal::UpdatePlan* plan) const {
   const KeyRef name(push.key->key());
   const bool row_sparse = !push.row_sparse.empty();
-  if (row_sparse != push.key->is_row_sparse()) {
-    throw InvalidArgument(fmt::format(
-        "{}: key {}: expected {} arrays, as the value is, got {} ones", call, ToString(name),
-        push.key->is_row_sparse() ? "row-sparse" : "dense", row_sparse ? "row-sparse" : "dense"));
+  if (plan != nullptr && push.key->is_row_sparse() && !row_sparse) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected row-sparse arrays, as the value is and an optimizer is "
+                    "set, got dense ones",
+                    call, ToString(name)));
   }
-  const PushedKind pushed{name, push.key->shape(), push.key->dtype(), row_sparse};
+  // Dense arrays for row-sparse values travel as rows.
+  const PushedKind pushed{name, push.key->shape(), push.key->dtype(),
+                          row_sparse || push.key->is_row_sparse()};
   if (compressor_ != nullptr) CheckCompression(call, pushed, *compressor_);
   if (plan == nullptr) return;
   CheckUpdate(call, pushed, *optimizer_, *plan);
-  if (async_ && push.key->parts().size() > 1 && !row_sparse && plan->NeedsNorms()) {
+  if (push.key->parts().size() > 1 && !push.key->is_row_sparse() && NeedsWholeKeys(*plan)) {
     throw InvalidArgument(fmt::format(
-        "{}: key {}: optimizer {} needs the norm of the whole array: expected a key of a {} store "
-        "that was initialised after SetOptimizer, and so is not cut, got one of {} parts",
-        call, ToString(name), optimizer_->name(), type(), push.key->parts().size()));
+        "{}: key {}: optimizer {} needs the {}: expected a key of a {} store that was initialised "
+        "after SetOptimizer, and so is not cut, got one of {} parts",
+        call, ToString(name), optimizer_->name(),
+        plan->rule->by_rows() ? "rows of the array whole" : "norm of the whole array", type(),
+        push.key->parts().size()));
   }
 }
 
@@ -130,6 +135,7 @@ void DistKVStore::QueuePush(const KeyPush& push, int priority) {
   if (!push.row_sparse.empty()) return queue(SumOf(push.row_sparse, priority));
   const NDArray value = SumOf(push.arrays, priority);
   if (push.compressor != nullptr) return QueueCompressedPush(push, value, priority);
+  if (push.key->is_row_sparse()) return queue(RowSparseNDArray::FromDense(value, priority));
   queue(value);
 }
 
@@ -190,7 +196,8 @@ bool DistKVStore::CanFuse(std::span<const KeyPush> pushes, std::span<const KeyAr
   std::unordered_map<internal::VarState*, std::size_t> reader;
   for (std::size_t i = 0; i < pushes.size(); ++i) {
     const KeyPush& push = pushes[i];
-    if (push.compressor != nullptr || push.arrays.size() != 1 || out[i].arrays.size() != 1) {
+    if (push.compressor != nullptr || push.key->is_row_sparse() || push.arrays.size() != 1 ||
+        out[i].arrays.size() != 1) {
       return false;
     }
     const NDArray& to = out[i].arrays[0];

@@ -140,16 +140,28 @@ void PartsCall::SendRows(const RowSparseNDArray& array) {
   const auto owner = std::make_shared<const RowSparseNDArray>(array);
   const std::span<const std::int64_t> ids = array.row_ids();
   const auto* const rows = static_cast<const std::byte*>(array.const_rows());
-  const std::size_t row_bytes = static_cast<std::size_t>(array.row_size()) * SizeOf(array.dtype());
+  const std::size_t element_bytes = SizeOf(array.dtype());
+  const std::size_t row_bytes = static_cast<std::size_t>(array.row_size()) * element_bytes;
   std::size_t begin = 0;
   for (const PlacedPart& part : key_->parts()) {
-    const std::size_t end = ops::LowerBoundFrom(ids, begin, part.end);
+    const PartRows here = key_->RowsOf(part);
+    begin = ops::LowerBoundFrom(ids, begin, here.first());
+    const std::size_t end = ops::LowerBoundFrom(ids, begin, here.end());
+    std::vector<std::span<const std::byte>> runs = {std::as_bytes(ids.subspan(begin, end - begin))};
+    if (here.width() == array.row_size()) {
+      runs.emplace_back(rows + begin * row_bytes, (end - begin) * row_bytes);
+    } else {  // the part is shorter than a row: two of them at most
+      for (std::size_t i = begin; i < end; ++i) {
+        const auto from = static_cast<std::size_t>(here.WindowIn(ids[i])) * element_bytes;
+        runs.emplace_back(rows + i * row_bytes + from,
+                          static_cast<std::size_t>(here.width()) * element_bytes);
+      }
+    }
     Request& request = AddRequest(part);
     request.flags |= kFlagRowSparse;
-    request.payload = Payload(owner, std::vector<std::span<const std::byte>>{
-                                         std::as_bytes(ids.subspan(begin, end - begin)),
-                                         {rows + begin * row_bytes, (end - begin) * row_bytes}});
-    begin = end;
+    request.payload = Payload(owner, std::move(runs));
+    // The next part may begin within the last of these rows.
+    if (end > begin) begin = end - 1;
   }
 }
 

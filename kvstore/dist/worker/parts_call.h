@@ -92,7 +92,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   void SendNothing();
   void SendElements(const NDArray& array);  // dense, of the key's shape
   void SendCodes(const NDArray& codes, const Compressor& compressor);
-  void SendRows(const RowSparseNDArray& array);               // to each part its rows
+  void SendRows(const RowSparseNDArray& array);  // to each part the windows of its rows
   void SendRowIds(std::span<const std::int64_t> sorted_ids);  // to the parts that have some of them
   void SendFailure(const ErrorBody& error);                   // instead of a value
   // Where values are received: the elements of `out`, of options().dtype and the key's shape.

@@ -4,6 +4,7 @@
 
 #include <heddle/kvstore.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "kvstore/compression/compressor.h"
+#include "tests/kvstore/support.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -251,6 +253,170 @@ TEST_F(ArrayPartsTest, RowSparsePartsHaveTheRowsOfALocalStore) {
   }
 }
 
+// What docs/wire.md says that a part of a dense array is sent of row-sparse rows.
+Payload WindowsOf(const RowVectors<float>& all, std::int64_t row_size, const Cut& cut, DType dtype,
+                  Engine& engine) {
+  std::vector<std::int64_t> ids;
+  std::vector<float> windows;
+  const std::int64_t width = std::min(row_size, cut.end - cut.begin);
+  for (std::size_t i = 0; i < all.row_ids.size(); ++i) {
+    const std::int64_t begin = all.row_ids[i] * row_size;
+    if (begin >= cut.end || begin + row_size <= cut.begin) continue;
+    ids.push_back(all.row_ids[i]);
+    const std::int64_t from = std::min(std::max(begin, cut.begin), begin + row_size - width);
+    const auto* const row = all.rows.data() + i * static_cast<std::size_t>(row_size);
+    windows.insert(windows.end(), row + (from - begin), row + (from - begin) + width);
+  }
+  std::vector<std::byte> bytes(ids.size() * 8);
+  if (ids.empty()) return Received(std::move(bytes));
+  std::memcpy(bytes.data(), ids.data(), bytes.size());
+  const auto count = static_cast<std::int64_t>(windows.size());
+  const std::vector<std::byte> values =
+      BytesOf(NDArray::FromVector(windows, {count}, dtype, Cpu(), engine));
+  bytes.insert(bytes.end(), values.begin(), values.end());
+  return Received(std::move(bytes));
+}
+
+// Row-sparse gradients of dense values, the parts of which begin and end within rows, and of which
+// some lie within one row.
+TEST_F(ArrayPartsTest, RowSparseGradientsOfDensePartsHaveTheBitsOfALocalStore) {
+  const std::uint64_t seed = kvstore_test::TestSeed();
+  std::mt19937_64 random(seed);
+  const auto pick = [&](int count) { return static_cast<int>(random() % count); };
+  using Parameters = std::vector<std::pair<std::string_view, double>>;
+  const std::vector<std::pair<std::string, Parameters>> rules = {
+      {"", {}},
+      {"sgd", {{"learning_rate", 0.25}, {"momentum", 0.5}, {"lazy_update", 1}}},
+      {"sgd", {{"learning_rate", 0.25}, {"momentum", 0.5}, {"lazy_update", 0}}},
+      {"adam", {{"learning_rate", 0.25}, {"lazy_update", 1}}},
+      {"adagrad", {{"learning_rate", 0.25}}},
+      {"ftrl", {{"learning_rate", 0.25}}},
+      {"sgld", {{"learning_rate", 0.25}}}};
+  for (std::uint32_t store = 0; store < 80; ++store) {
+    const DType dtype =
+        std::vector{DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}[pick(4)];
+    const std::int64_t row_size = std::vector{1, 3, 64, 300, 5000, 20'000}[pick(6)];
+    const std::int64_t rows = 1 + pick(static_cast<int>(40'000 / row_size) + 2);
+    const Shape shape{rows, row_size};
+    const auto& [name, given] = rules[static_cast<std::size_t>(pick(7))];
+    Parameters parameters = given;
+    if (!name.empty() && SizeOf(dtype) == 2 && pick(2) == 0) {
+      parameters.emplace_back("multi_precision", 1);
+    }
+    SCOPED_TRACE(::testing::Message() << "store " << store << " " << Name(dtype) << " " << rows
+                                      << " rows of " << row_size << " '" << name << "'");
+    const auto random_rows = [&](int one_in) {
+      RowVectors<float> all;
+      for (std::int64_t id = 0; id < rows; ++id) {
+        if (pick(one_in) != 0) continue;
+        all.row_ids.push_back(id);
+        for (std::int64_t i = 0; i < row_size; ++i) {
+          all.rows.push_back(static_cast<float>(pick(2001) - 1000) / 7);
+        }
+      }
+      return all;
+    };
+    auto local = KVStore::Create("local", engine_);
+    UpdateBy by;
+    if (!name.empty()) {
+      const OptimizerPtr optimizer = MakeOptimizer(name, parameters);
+      local->SetOptimizer(optimizer);
+      by = {.version = std::uint64_t{1} << 32,
+            .rates = {optimizer->Get("learning_rate"), optimizer->Get("weight_decay")}};
+      parts_.SetOptimizer(store, by.version, MakeOptimizer(name, parameters), false);
+    }
+    const NDArray start = RandomArray(shape.size(), dtype, random, engine_);
+    local->Init("a", start.Reshape(shape));
+    std::vector<Cut> cuts;
+    for (std::int64_t begin = 0; begin < shape.size();) {
+      const std::int64_t end = std::min(shape.size(), begin + 4096 * (1 + pick(4)));
+      cuts.push_back({begin, end});
+      begin = end;
+    }
+    for (std::uint32_t i = 0; i < cuts.size(); ++i) {
+      parts_.Create({store, i, 1},
+                    {Key("a"), shape, dtype, false, static_cast<std::uint32_t>(cuts.size()),
+                     cuts[i].begin, cuts[i].end},
+                    Received(BytesOf(start.Slice(cuts[i].begin, cuts[i].end))));
+    }
+    std::vector<Payload> kept;  // what is being sent is never written
+    for (int round = 0; round < 4; ++round) {
+      std::vector<RowVectors<float>> gradients;
+      std::vector<RowSparseNDArray> arrays;
+      for (int worker = 0, workers = 1 + pick(4); worker < workers; ++worker) {
+        gradients.push_back(random_rows(std::vector{2, 5, 50, 1'000'000}[pick(4)]));
+        arrays.push_back(RowSparseNDArray::FromVectors<float>(
+            gradients.back().row_ids, gradients.back().rows, shape, dtype, Cpu(), engine_));
+      }
+      local->Push("a", arrays);
+      NDArray out(shape, dtype, Cpu(), engine_);
+      local->Pull("a", out);
+      const std::vector<std::byte> expected = BytesOf(out);
+      for (std::uint32_t i = 0; i < cuts.size(); ++i) {
+        const PartId id{store, i, 1};
+        std::vector<Message> pushes;
+        for (const RowVectors<float>& gradient : gradients) {
+          Message push{.kind = Kind::kPush, .flags = kFlagRowSparse, .dtype = dtype, .part = id};
+          push.payload = WindowsOf(gradient, row_size, cuts[i], dtype, engine_);
+          pushes.push_back(std::move(push));
+        }
+        Push(id, pushes, by);
+        kept.push_back(parts_.Read(id, {.kind = Kind::kPull, .dtype = dtype, .part = id}));
+        const std::vector<std::byte> now = BytesOf(kept.back());
+        const std::size_t at = static_cast<std::size_t>(cuts[i].begin) * SizeOf(dtype);
+        ASSERT_EQ(std::memcmp(now.data(), expected.data() + at, now.size()), 0)
+            << "round " << round << " part " << i;
+      }
+    }
+  }
+}
+
+// Workers whose gradients are of different kinds: the sum is that of the dense arrays.
+TEST_F(ArrayPartsTest, SumsOfBothKindsAreThoseOfDenseArrays) {
+  const Shape shape{100, 50};
+  const Cut cut{0, shape.size()};
+  std::mt19937_64 random(kvstore_test::TestSeed());
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const PartId id{0, static_cast<std::uint32_t>(dtype), 1};
+    const NDArray zeros = NDArray::Zeros(shape, dtype, Cpu(), engine_);
+    parts_.Create(id, {Key("a"), shape, dtype, false, 1, 0, shape.size()},
+                  Received(BytesOf(zeros)));
+    for (int round = 0; round < 20; ++round) {
+      std::vector<NDArray> summed;
+      std::vector<Message> pushes;
+      for (int worker = 0; worker < 4; ++worker) {
+        Message push{.kind = Kind::kPush, .dtype = dtype, .part = id};
+        if (random() % 2 == 0) {
+          summed.push_back(RandomArray(shape.size(), dtype, random, engine_));
+          push.payload = Received(BytesOf(summed.back()));
+        } else {
+          RowVectors<float> all{{3, 4, 99}, {}};
+          all.row_ids[0] = static_cast<std::int64_t>(random() % 4);
+          for (int i = 0; i < 150; ++i) all.rows.push_back(static_cast<float>(random() % 99) / 7);
+          const auto rows = RowSparseNDArray::FromVectors<float>(all.row_ids, all.rows, shape,
+                                                                 dtype, Cpu(), engine_);
+          summed.push_back(NDArray(shape, dtype, Cpu(), engine_));
+          rows.CopyTo(summed.back());
+          push.flags = kFlagRowSparse;
+          push.payload = WindowsOf(all, 50, cut, dtype, engine_);
+          summed.back() = summed.back().Reshape({shape.size()});
+        }
+        pushes.push_back(std::move(push));
+      }
+      Push(id, pushes, {});
+      NDArray sum({shape.size()}, dtype, Cpu(), engine_);
+      Sum(std::span<const NDArray>(summed), sum);
+      EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .dtype = dtype, .part = id})),
+                BytesOf(sum));
+    }
+  }
+  Message codes{.kind = Kind::kPush, .flags = kFlagCompressed, .part = {0, 0, 1}};
+  Message rows{.kind = Kind::kPush, .flags = kFlagRowSparse, .part = {0, 0, 1}};
+  parts_.SetCompression(0, MakeCompressor({.type = "2bit", .threshold = 0.5}));
+  parts_.Add(rows.part, rows, /*first=*/true);
+  EXPECT_THROW(parts_.Add(codes.part, codes, /*first=*/false), InvalidArgument);
+}
+
 TEST_F(ArrayPartsTest, CodesAreSummedAsALocalStoreDoes) {
   const CompressionOptions options{.type = "2bit", .threshold = 0.5};
   const auto compressor = MakeCompressor(options);
@@ -306,8 +472,24 @@ TEST_F(ArrayPartsTest, WhatDoesNotFitIsRefusedByName) {
   push.dtype = DType::kFloat16;
   EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected dtype float32, got float16");
   push.flags = kFlagRowSparse;
+  EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected a multiple of 12 bytes, got 16");
+  const auto rows = [](const std::vector<std::int64_t>& ids) {
+    std::vector<std::byte> bytes(ids.size() * 12);
+    std::memcpy(bytes.data(), ids.data(), ids.size() * 8);
+    return Received(std::move(bytes));
+  };
+  push.dtype = DType::kFloat32;
+  push.payload = rows({0, 4});
+  EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected row ids in [0, 4), got 0 to 4");
+  push.payload = rows({2, 2});
+  EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected row ids that are sorted and unique");
+  push.payload = rows({0, 3});
+  EXPECT_EQ(message_of(push), "");
+  push.kind = Kind::kReset;
   EXPECT_EQ(message_of(push),
             "key 'w', part 0 of 1: expected a dense array, as the value is, got a row-sparse one");
+  push.kind = Kind::kPush;
+  push.payload = Received(std::vector<std::byte>(16));
   push.flags = kFlagCompressed;
   push.dtype = DType::kFloat32;
   EXPECT_EQ(message_of(push),
