@@ -121,22 +121,27 @@ HWY_INLINE void ForEachMasked(std::size_t count, const std::array<std::uint8_t*,
 HWY_INLINE void PackTwoBit(const std::uint8_t* plus, const std::uint8_t* minus, std::uint8_t* code,
                            std::size_t mask_bytes) {
   std::size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR  // which has nothing to interleave
-  const ByteTag d;
-  const auto plus_codes = hn::Load(d, kPlusCodes.data());
-  const auto minus_codes = hn::Load(d, kMinusCodes.data());
-  const auto low4 = hn::Set(d, std::uint8_t{15});
-  const auto codes_of = [&](auto p, auto m) HWY_ATTR {
-    return hn::Or(hn::TableLookupBytes(plus_codes, p), hn::TableLookupBytes(minus_codes, m));
+#if HWY_TARGET != HWY_SCALAR  // which looks nothing up
+  // A lane takes a byte of each mask.
+  const auto pack = [&](auto d) HWY_ATTR {
+    const hn::Rebind<std::uint8_t, decltype(d)> masks;
+    const hn::Repartition<std::uint8_t, decltype(d)> codes;
+    // The four low bits to the first byte, the four high ones to the second.
+    const auto spread = [&](const std::uint8_t* mask) HWY_ATTR {
+      const auto bits = hn::PromoteTo(d, hn::LoadU(masks, mask));
+      return hn::BitCast(
+          codes, hn::And(hn::Or(bits, hn::ShiftLeft<4>(bits)), hn::Set(d, std::uint16_t{0x0F0F})));
+    };
+    const auto p = hn::TableLookupBytes(hn::LoadDup128(codes, kPlusCodes.data()), spread(plus + i));
+    const auto m =
+        hn::TableLookupBytes(hn::LoadDup128(codes, kMinusCodes.data()), spread(minus + i));
+    hn::StoreU(hn::Or(p, m), codes, code + 2 * i);
+    i += hn::Lanes(d);
   };
-  for (; i + 16 <= mask_bytes; i += 16) {
-    const auto p = hn::LoadU(d, plus + i);
-    const auto m = hn::LoadU(d, minus + i);
-    const auto first = codes_of(hn::And(p, low4), hn::And(m, low4));
-    const auto second = codes_of(hn::ShiftRight<4>(p), hn::ShiftRight<4>(m));
-    hn::StoreU(hn::InterleaveLower(d, first, second), d, code + 2 * i);
-    hn::StoreU(hn::InterleaveUpper(d, first, second), d, code + 2 * i + 16);
-  }
+  const hn::CappedTag<std::uint16_t, 32> wide;
+  const hn::CappedTag<std::uint16_t, 8> narrow;
+  while (i + hn::Lanes(wide) <= mask_bytes) pack(wide);
+  while (i + hn::Lanes(narrow) <= mask_bytes) pack(narrow);
 #endif
   for (; i < mask_bytes; ++i) {
     code[2 * i] = kPlusCodes[plus[i] & 15U] | kMinusCodes[minus[i] & 15U];
@@ -324,8 +329,18 @@ HWY_INLINE void Decode(const std::uint8_t* code, float* out, std::size_t count, 
 
 void DequantiseTwoBitForTarget(float threshold, const std::uint8_t* code, float* out,
                                std::size_t count, bool streaming) {
-  Decode<2>(code, out, count, streaming, [threshold](auto d, auto bits) HWY_ATTR {
+  // By code, again and again; 1 is never sent.
+  alignas(64) std::array<float, 16> by_code = {};
+  for (std::size_t i = 0; i < by_code.size(); i += 4) {
+    by_code[i + 2] = -threshold;
+    by_code[i + 3] = threshold;
+  }
+  Decode<2>(code, out, count, streaming, [&by_code, threshold](auto d, auto bits) HWY_ATTR {
     const hn::RebindToSigned<decltype(d)> di;
+    if constexpr (hn::MaxLanes(d) >= 4) {
+      const auto codes = hn::BitCast(di, hn::ShiftRight<30>(bits));
+      return hn::TableLookupLanes(hn::Load(d, by_code.data()), hn::IndicesFromVec(d, codes));
+    }
     const auto sign = hn::SignBit(d);
     const auto sent = hn::BroadcastSignBit(hn::BitCast(di, bits));  // all ones, or zero
     const auto is_plus = hn::And(hn::BitCast(d, hn::Add(bits, bits)), sign);
