@@ -109,6 +109,7 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
     if constexpr (kPrefetches) {
       hwy::Prefetch(state + i + kFetchedAhead);
       hwy::Prefetch(gradient + i + kFetchedAhead);
+      if constexpr (kWeightApart) hwy::Prefetch(weight + i + kFetchedAhead);
       for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + kFetchedAhead);
     }
     Element<V, F::kStates, F::kOutputs> e;
