@@ -123,7 +123,10 @@ void ReadyQueue::Taken(Levels::iterator level) {
   if (--level->second.count > 0) return;
   --levels_in_use_;
   if (level == top_ && size_ > 0) {
-    while (top_->second.count == 0) ++top_;
+    std::size_t passed = 0;
+    for (; top_->second.count == 0; ++top_) ++passed;
+    // Nobody is to pass by so many a second time.
+    if (passed > kPassedMax) levels_.erase(level, top_);
   }
   if (levels_.size() - levels_in_use_ > kEmptyLevelsMax) {
     std::erase_if(levels_, [](const auto& entry) { return entry.second.count == 0; });

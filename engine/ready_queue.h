@@ -92,7 +92,9 @@ class ReadyQueue {
   std::uint64_t check_at_ = std::numeric_limits<std::uint64_t>::max();  // see Pop
   Levels levels_;                         // emptied ones are kept, up to kEmptyLevelsMax
   Levels::iterator top_ = levels_.end();  // the highest non-empty one
-  static constexpr std::size_t kEmptyLevelsMax = 64;
+  // More than the layers of most networks, each with a priority of its own.
+  static constexpr std::size_t kEmptyLevelsMax = 512;
+  static constexpr std::size_t kPassedMax = 16;  // empty levels that one call walks past and keeps
 };
 
 }  // namespace heddle::engine

@@ -74,6 +74,18 @@ TEST_P(PriorityTest, ReadyOpsRunByPriorityAndTheOldestFirstAmongEquals) {
   }
 }
 
+TEST_P(PriorityTest, PrioritiesThatWereInUseBeforeDoNotMatter) {
+  std::mt19937_64 random(BaseSeed());
+  Engine engine(Options(/*ageing=*/0));
+  for (int round = 0; round < Rounds(40); ++round) {
+    // Of many at once, then of a few far apart, and the other way round.
+    const int used = std::vector{600, 3, 40, 2}[round % 4];
+    std::vector<int> priorities(700);
+    for (int& priority : priorities) priority = static_cast<int>(random() % used) * (600 / used);
+    ASSERT_EQ(OrderOf(engine, priorities), ExpectedOrder(priorities)) << "round " << round;
+  }
+}
+
 TEST_P(PriorityTest, TheWholeRangeOfIntCounts) {
   Engine engine(Options(/*ageing=*/0));
   const std::vector<int> priorities = {0,           INT_MIN,     INT_MAX, -1,     1,
