@@ -289,7 +289,7 @@ class KVStore {
   void Reset(const K& key, ArrayList value) {
     DoReset(KeyArrays(KeyRef(key), value));
   }
-  // Takes a key out of the store. Operations pushed before complete.
+  // Takes a key out of the store (in a job each worker for itself). Earlier operations complete.
   template <KeyLike K>
   void Remove(const K& key) {
     DoRemove(KeyRef(key));

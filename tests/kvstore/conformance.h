@@ -1,5 +1,5 @@
 // The table of stores that keep the contract of heddle/kvstore.h: all types, engines and networks.
-// What only the stores of one process do (updaters, keys made by a push, Remove) is in
+// What only the stores of one process do (updaters, keys made by a push) is in
 // contract_test.cc, what only several workers show in dist/.
 #pragma once
 

@@ -372,6 +372,44 @@ TEST_P(ConformanceTest, RowsOfRowSparseValues) {
   ExpectInvalid([&] { store->RowSparsePull("none", out, ids); }, {"unknown key", "'none'"});
 }
 
+TEST_P(ConformanceTest, ARemovedKeyIsUnknownAndFree) {
+  store->Init({"z", "a"}, {Full(1), Full(2)});
+  store->Remove("a");
+  EXPECT_FALSE(store->Contains("a"));
+  EXPECT_TRUE(store->Contains("z"));
+  EXPECT_EQ(store->Keys(), (std::vector<Key>{"z"}));
+  ExpectInvalid([&] { store->Pull("a", Full(0)); }, {"unknown key", "'a'"});
+  ExpectInvalid([&] { store->Remove("a"); }, {"Remove", "unknown key", "'a'"});
+  ExpectInvalid([&] { store->Remove("none"); }, {"Remove", "unknown key", "'none'"});
+  // For another shape and dtype as well, without anything of the value before.
+  store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
+  for (int life = 0; life < 3; ++life) {
+    const std::int64_t size = life == 1 ? 100'000 : 5;  // which a job cuts
+    store->Init("a", NDArray::Ones({size}, DType::kFloat64, Cpu(), engine));
+    store->Push("a", NDArray::Ones({size}, DType::kFloat64, Cpu(), engine));
+    NDArray out({size}, DType::kFloat64, Cpu(), engine);
+    store->Pull("a", out);
+    EXPECT_EQ(out.ToVector<double>(), std::vector<double>(static_cast<std::size_t>(size), 0));
+    EXPECT_EQ(store->Keys().size(), 2);
+    store->Remove("a");
+  }
+  EXPECT_EQ(Pulled(*store, "z"), All(1));
+}
+
+TEST_P(ConformanceTest, OperationsPushedBeforeRemoveComplete) {
+  NDArray gradient = Full(1);
+  store->Init("k", Full(0));
+  Hold writer(engine, {gradient.var()}, {gradient.var()});
+  NDArray out = Full(-1);
+  store->Push("k", gradient);
+  store->Pull("k", out);
+  store->Remove("k");
+  store->Init("k", Full(9));
+  writer.Release();
+  EXPECT_EQ(out.ToVector<float>(), All(1));
+  EXPECT_EQ(Pulled(*store, "k"), All(9));
+}
+
 // Of an array that a job cuts over its servers, the first part of which ends within row 54.
 TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
   const Shape whole{600, 300};

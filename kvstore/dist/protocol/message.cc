@@ -68,6 +68,8 @@ std::string_view Name(Kind kind) {
       return "reset";
     case Kind::kDescribe:
       return "describe";
+    case Kind::kRemove:
+      return "remove";
     case Kind::kOpenStore:
       return "open_store";
     case Kind::kSetOptimizer:

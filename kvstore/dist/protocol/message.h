@@ -51,6 +51,7 @@ enum class Kind : std::uint8_t {
   kRowPull = 34,  // payload: int64 row ids, sorted and unique
   kReset = 35,
   kDescribe = 36,  // what is the key?
+  kRemove = 37,    // the worker's last request about the part
 
   // From a worker to a server, about all of it: part kControlPart.
   kOpenStore = 40,

@@ -69,6 +69,9 @@ class PartStore {
 
   // A part with its first value.
   virtual void Create(const PartId& id, const PartInfo& info, const Payload& value) = 0;
+  // Forgets a part; no call about it comes any more. Not between a call that has returned false and
+  // its end.
+  virtual void Remove(const PartId& id) = 0;
   // Overwrites the value and forgets the optimizer's state of the part.
   virtual void Reset(const PartId& id, const Payload& value) = 0;
   // Why `message`, a push, pull or reset of the part, cannot work (wrong size, dtype, kind, row ids

@@ -63,10 +63,11 @@ class Placer {
 
 }  // namespace
 
-std::uint64_t KeyId(KeyRef key) {
-  if (key.is_string()) return XXH3_64bits_withSeed(key.text().data(), key.text().size(), 0);
+std::uint64_t KeyId(KeyRef key, std::uint64_t removals) {
+  const std::uint64_t seed = 2 * removals;
+  if (key.is_string()) return XXH3_64bits_withSeed(key.text().data(), key.text().size(), seed);
   const std::int64_t bytes = SwapToLittleEndian(key.number());
-  return XXH3_64bits_withSeed(&bytes, sizeof(bytes), 1);
+  return XXH3_64bits_withSeed(&bytes, sizeof(bytes), seed + 1);
 }
 
 std::vector<PlacedPart> PlaceKey(std::uint64_t key_id, const Shape& shape, DType dtype,

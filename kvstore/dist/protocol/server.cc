@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kBeforeRosterMax = 1 << 16;  // messages
 constexpr std::size_t kAcksMax = 4096;             // in one message
 
-constexpr bool IsPartRequest(Kind kind) { return kind >= Kind::kInit && kind <= Kind::kDescribe; }
+constexpr bool IsPartRequest(Kind kind) { return kind >= Kind::kInit && kind <= Kind::kRemove; }
 
 constexpr bool IsControlRequest(Kind kind) {
   return kind >= Kind::kOpenStore && kind <= Kind::kLeave;
@@ -257,20 +257,25 @@ void ServerMachine::Apply(Time now, Part& part, Message message, Outputs& out) {
     ApplyControl(now, part, message, out);
     return;
   }
-  if (message.kind == Kind::kInit) {
+  const bool removed = part.Of(message.rank).removed;
+  if (message.kind == Kind::kInit && !removed) {
     ApplyInit(now, part, message, out);
     return;
   }
-  if (!part.created) {
+  if (!part.created || removed) {
     SendError(part, message,
               {.code = ErrorBody::Code::kUnknownKey,
-               .message = fmt::format("{} was never initialised", NameOf(part))},
+               .message = fmt::format("{} was {}", NameOf(part),
+                                      removed ? "removed before" : "never initialised")},
               out);
     return;
   }
   switch (message.kind) {
     case Kind::kDescribe:
       Describe(part, message, out);
+      break;
+    case Kind::kRemove:
+      ApplyRemove(now, part, message, out);
       break;
     case Kind::kPush:
     case Kind::kPushPull:
@@ -350,6 +355,29 @@ void ServerMachine::ApplyReset(Part& part, const Message& message, Outputs& out)
   SendDone(part, message, out);
 }
 
+// S8. Answered at once: nobody waits for the others.
+void ServerMachine::ApplyRemove(Time now, Part& part, const Message& message, Outputs& out) {
+  part.Of(message.rank).removed = true;
+  SendDone(part, message, out);
+  if (FindStore(part.id.store)->async) {
+    DropIfRemoved(part);
+  } else {
+    Advance(now, part, out);
+  }
+}
+
+void ServerMachine::DropIfRemoved(Part& part) {
+  if (!part.created || part.updating) return;
+  bool removed = false;
+  for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
+    if (!IsGone(part, rank)) return;
+    removed = removed || part.Of(rank).removed;
+  }
+  if (!removed) return;
+  values_.Remove(part.id);
+  part.created = false;
+}
+
 void ServerMachine::Describe(Part& part, const Message& message, Outputs& out) {
   Message answer = AnswerTo(message, Kind::kValue);
   answer.meta = Encode(InitBody{.info = part.info});
@@ -380,7 +408,8 @@ void ServerMachine::Repeat(Part& part, const Message& message, Outputs& out) {
     } else if (part.created) {
       Describe(part, message, out);
     }
-  } else if (part.control() || message.kind == Kind::kInit || message.kind == Kind::kReset) {
+  } else if (part.control() || message.kind == Kind::kInit || message.kind == Kind::kReset ||
+             message.kind == Kind::kRemove) {
     if (!waits) SendDone(part, message, out);
   } else if (message.kind == Kind::kPush || waits) {
     if (IsPush(message.kind) && !applying) Ack(message);

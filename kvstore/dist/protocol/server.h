@@ -21,6 +21,11 @@
 //        begins when all parts that are here have the sum of the same round, and all other servers'
 //        sums of the pass before are here. Sums count for the round and pass that they name.
 //
+//   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. When
+//   all
+//        have removed it that have not left, the value goes, and the identities stay: what is late
+//        or comes again finds its place taken. A key that is initialised anew is another part.
+//
 // Failure cases: a contribution that failed, or that does not fit the part, takes its place in the
 // round; the round then ends without an update, every pull of it answers the error of the lowest
 // such rank, and the value stands; the next good round cures. A failed update poisons the part
@@ -174,6 +179,9 @@ class ServerMachine {
   void ApplyInit(Time now, Part& part, const Message& message, Outputs& out);
   void ApplyRead(Time now, Part& part, Message message, Outputs& out);
   void ApplyReset(Part& part, const Message& message, Outputs& out);
+  void ApplyRemove(Time now, Part& part, const Message& message, Outputs& out);
+  void DropIfRemoved(Part& part);
+  bool IsGone(const Part& part, std::int32_t rank) const;  // has left, or removed the part
   void Describe(Part& part, const Message& message, Outputs& out);
   void Repeat(Part& part, const Message& message, Outputs& out);
   void OnStatus(Time now, NodeId from, const Message& message, Outputs& out);
@@ -221,7 +229,7 @@ class ServerMachine {
   void SetCompression(const Message& message);
   void StartControl(Part& part, const Message& message, Outputs& out);
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
-  std::string KeysOf(std::uint32_t store) const;
+  std::string KeysOf(std::uint32_t store, std::int32_t rank) const;
   void Left(Time now, std::int32_t rank, Outputs& out);
 
   // Answers.

@@ -112,7 +112,7 @@ std::string ServerMachine::DescribeRanks(Time now, const Part& part, bool arrive
   for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
     const Worker& worker = WorkerOf(rank);
     const bool here = part.Of(rank).pushes > part.rounds;
-    if (here != arrived || (!here && worker.left)) continue;
+    if (here != arrived || (!here && IsGone(part, rank))) continue;
     if (++count > kShownMax) continue;
     text += fmt::format("{}{}", count == 1 ? "" : ", ", rank);
     if (here) continue;

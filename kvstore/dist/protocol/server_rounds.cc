@@ -127,7 +127,7 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
         auto& held = state.held[(part.rounds + 1) % kPushesAheadMax];
         if (held) AddContribution(part, part.next_rank, std::move(*held));
         held.reset();
-      } else if (!WorkerOf(part.next_rank).left) {
+      } else if (!IsGone(part, part.next_rank)) {
         break;
       }
     }
@@ -136,7 +136,7 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
       if (missing.extra && missing.extra->ask) Grant(part, part.next_rank, out);
       return;
     }
-    if (part.contributions == 0) return;  // all have left
+    if (part.contributions == 0) return DropIfRemoved(part);  // nobody is left
     if (!StartUpdate(now, part, out)) return;
     FinishRound(now, part, out);
   }
@@ -181,6 +181,7 @@ void ServerMachine::OnUpdated(Time now, const PartId& id, const std::exception_p
   if (FindStore(id.store)->async) {
     FinishAsync(now, part, error, out);
     DrainBlocked(now, part, out);
+    DropIfRemoved(part);
     return;
   }
   if (error) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(error));
@@ -292,7 +293,7 @@ void ServerMachine::OnAsk(const Message& message, Outputs& out) {
   if (!worker.asks) {
     worker.asks = true;
     for (const auto& [id, other] : parts_) {
-      if (other->created && other->Of(rank).told < other->rounds) TellComplete(*other, rank, out);
+      if (other->Of(rank).told < other->rounds) TellComplete(*other, rank, out);
     }
   }
   Part& part = PartOf(message.part);

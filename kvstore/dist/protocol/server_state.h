@@ -59,6 +59,7 @@ struct ServerMachine::RankState {
   std::array<Time, kPushesAheadMax> arrived{};
   std::unique_ptr<RankExtra> extra;
   bool blocked = false;   // is among Part::blocked
+  bool removed = false;   // kRemove has come: the last request
   std::uint8_t slow = 0;  // rounds in a row
 
   RankExtra& Extra() {
@@ -171,6 +172,10 @@ inline ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) {
 
 inline const ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) const {
   return workers_[static_cast<std::size_t>(rank)];
+}
+
+inline bool ServerMachine::IsGone(const Part& part, std::int32_t rank) const {
+  return WorkerOf(rank).left || part.Of(rank).removed;
 }
 
 inline const ServerMachine::Store* ServerMachine::FindStore(std::uint32_t store) const {

@@ -52,7 +52,7 @@ void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, O
       break;
     case Kind::kKeys: {
       Message answer = AnswerTo(message, Kind::kDone);
-      answer.meta = KeysOf(message.part.store);
+      answer.meta = KeysOf(message.part.store, message.rank);
       SendAnswer(part, std::move(answer), out);
       return;
     }
@@ -187,10 +187,11 @@ void ServerMachine::EndControl(Part& part, const ControlId& id, ControlResult re
   SendAnswer(part, std::move(answer), out);
 }
 
-std::string ServerMachine::KeysOf(std::uint32_t store) const {
+std::string ServerMachine::KeysOf(std::uint32_t store, std::int32_t rank) const {
   KeysBody body;
   for (const auto& [id, part] : parts_) {
-    if (id.store == store && part->created) body.keys.push_back(part->info.key);
+    if (id.store != store || !part->created || part->Of(rank).removed) continue;
+    body.keys.push_back(part->info.key);
   }
   std::sort(body.keys.begin(), body.keys.end());
   body.keys.erase(std::unique(body.keys.begin(), body.keys.end()), body.keys.end());
@@ -203,7 +204,12 @@ void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
   WorkerOf(rank).asking.clear();
   for (const auto& [id, part] : parts_) {
     part->Of(rank).slow = 0;
-    if (part->created && !FindStore(id.store)->async) Advance(now, *part, out);
+    if (!part->created) continue;
+    if (FindStore(id.store)->async) {
+      DropIfRemoved(*part);
+    } else {
+      Advance(now, *part, out);
+    }
   }
 }
 

@@ -54,6 +54,10 @@ class ArrayParts final : public PartStore {
       : engine_(engine), updated_(std::move(updated)), passed_(std::move(passed)) {}
 
   void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
+  void Remove(const PartId& id) override {
+    parts_.erase(id);
+    DropPasses(id);  // those of the array are over, of all its parts
+  }
   void Reset(const PartId& id, const Payload& value) override;
   std::exception_ptr Check(const PartId& id, const Message& message) override;
   void Add(const PartId& id, const Message& push, bool first) override;

@@ -24,11 +24,11 @@ PlacementOptions PlacementOf(const WorkerLink& link, bool whole) {
 }  // namespace
 
 DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape,
-                 DType dtype, bool row_sparse, bool whole)
+                 DType dtype, bool row_sparse, bool whole, std::uint64_t removals)
     : link_(std::move(link)),
       store_(store),
       key_(std::move(key)),
-      id_(KeyId(key_)),
+      id_(KeyId(key_, removals)),
       shape_(std::move(shape)),
       dtype_(dtype),
       row_sparse_(row_sparse),

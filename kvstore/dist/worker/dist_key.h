@@ -27,8 +27,9 @@ class PartsCall;
 // written. So every part sees the calls in program order, whatever is ready first.
 class DistKey {
  public:
+  // whole: one part, whatever its size. removals: how often the key was removed before.
   DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape, DType dtype,
-          bool row_sparse, bool whole = false);  // whole: one part, whatever its size
+          bool row_sparse, bool whole = false, std::uint64_t removals = 0);
 
   const Key& key() const { return key_; }
   const Shape& shape() const { return shape_; }

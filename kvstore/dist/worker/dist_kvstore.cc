@@ -17,7 +17,8 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
     : KVStore(engine),
       link_(std::move(link)),
       store_(store),
-      async_(type.find("async") != std::string::npos) {
+      async_(type.find("async") != std::string::npos),
+      removing_(engine.NewVar("dist.removing")) {
   link_->Serve(engine);
   try {
     CallServersInTurn("opening the store", Kind::kOpenStore,

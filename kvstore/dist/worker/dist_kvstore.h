@@ -66,6 +66,7 @@ class DistKVStore final : public KVStore {
   void DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                    int priority) override;
   void DoReset(const KeyArrays& value) override;
+  void DoRemove(KeyRef key) override EXCLUDES(mutex_);
   bool DoContains(KeyRef key) const override;
 
  private:
@@ -81,7 +82,8 @@ class DistKVStore final : public KVStore {
   // Keys.
   KeyPtr FindKnown(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
   KeyPtr Find(std::string_view call, KeyRef key) EXCLUDES(mutex_);
-  std::optional<PartInfo> Describe(std::string_view call, KeyRef key) const;
+  std::optional<PartInfo> Describe(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
+  std::uint64_t RemovalsLocked(KeyRef key) const REQUIRES(mutex_);
   KeyPtr Insert(const PartInfo& info) EXCLUDES(mutex_);
 
   // Updates work on whole rows, or need norms of whole arrays and are not made in rounds.
@@ -124,13 +126,15 @@ class DistKVStore final : public KVStore {
   const std::uint32_t store_;
   const bool async_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
+  const Var removing_;  // read by ops that remove keys
   std::atomic<std::int64_t> pushed_bytes_{0};
   std::atomic<std::int64_t> pulled_bytes_{0};
 
   // Nothing waits, and no op is pushed, while it is held.
   mutable Mutex mutex_;
   KeyTable<KeyPtr> keys_ GUARDED_BY(mutex_);
-  std::optional<bool> string_keys_ GUARDED_BY(mutex_);  // set by the first key
+  KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);  // of keys that were removed: how often
+  std::optional<bool> string_keys_ GUARDED_BY(mutex_);   // set by the first key
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);

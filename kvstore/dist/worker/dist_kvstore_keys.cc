@@ -24,7 +24,11 @@ KeyPtr DistKVStore::FindKnown(std::string_view call, KeyRef key) const {
 
 // What the servers know of the key.
 std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key) const {
-  const std::uint64_t id = KeyId(key);
+  std::uint64_t id = 0;
+  {
+    MutexLock lock(mutex_);
+    id = KeyId(key, RemovalsLocked(key));
+  }
   Request request;
   request.kind = Kind::kDescribe;
   request.server =
@@ -48,11 +52,16 @@ std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key)
   return info;
 }
 
+std::uint64_t DistKVStore::RemovalsLocked(KeyRef key) const {
+  const auto found = removals_.find(key);
+  return found != removals_.end() ? found->second : 0;
+}
+
 KeyPtr DistKVStore::Insert(const PartInfo& info) {
+  MutexLock lock(mutex_);
   auto fresh =
       std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
-                                /*whole=*/info.num_parts == 1);
-  MutexLock lock(mutex_);
+                                /*whole=*/info.num_parts == 1, RemovalsLocked(info.key));
   string_keys_ = std::holds_alternative<std::string>(info.key);
   return keys_.emplace(info.key, std::move(fresh)).first->second;
 }
@@ -66,6 +75,7 @@ KeyPtr DistKVStore::Find(std::string_view call, KeyRef key) {
 }
 
 std::vector<Key> DistKVStore::Keys() const {
+  engine().WaitForReadsAndWrites(removing_);
   std::set<Key> keys;
   for (const Message& answer : CallServers("keys", Kind::kKeys, {})) {
     KeysBody body;
@@ -112,12 +122,14 @@ Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array* value) {
 
 void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
   bool whole = false;
+  std::vector<std::uint64_t> removals;
   {
     MutexLock lock(mutex_);
     whole = whole_keys_;
     for (const KeyArrays& pair : pairs) {
       CheckKeyKind(call, pair.key, string_keys_);
       if (keys_.find(pair.key) != keys_.end()) ThrowNotNew(call, pair.key);
+      removals.push_back(RemovalsLocked(pair.key));
     }
   }
   const bool gives_value = link_->rank() == 0;
@@ -131,8 +143,9 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
     WithFirstArray(pair, [&](const auto& value) {
       using Array = std::decay_t<decltype(value)>;
       constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
-      const KeyPtr key = std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(),
-                                                   value.dtype(), kRowSparse, whole);
+      const KeyPtr key =
+          std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(), value.dtype(),
+                                    kRowSparse, whole, removals[queued.size()]);
       const Array* const sent = gives_value ? &value : nullptr;
       queued.emplace_back(key->InfoOf(key->parts().front()),
                           QueueValue<Array>(key, Kind::kInit, sent));
@@ -169,6 +182,29 @@ void DistKVStore::DoReset(const KeyArrays& value) {
     array.WaitToRead();
     engine().WaitForVar(QueueValue(key, Kind::kReset, &array));
   });
+}
+
+// Nobody waits: the servers let the value go when all workers have removed the key, and from here
+// on it is another one.
+void DistKVStore::DoRemove(KeyRef name) {
+  const KeyPtr key = Find("Remove", name);
+  CallOptions options = OptionsOf(Kind::kRemove, *key, /*priority=*/0);
+  options.flags = 0;
+  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  {
+    MutexLock lock(mutex_);  // comes before the key's
+    const auto found = keys_.find(name);
+    if (found == keys_.end() || found->second != key) ThrowUnknownKey("Remove", name);
+    keys_.erase(found);
+    ++removals_[name.ToKey()];
+    key->Enter(call);
+  }
+  engine().PushAsync(
+      {.name = "kvstore.remove", .reads = {removing_}, .lane = Lane::kComm, .start_inline = true},
+      [starter = CallStarter(call)](Completion done) {
+        starter->SendNothing();
+        starter->Start(std::move(done));
+      });
 }
 
 }  // namespace heddle::kvstore::dist

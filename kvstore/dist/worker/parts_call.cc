@@ -34,6 +34,8 @@ const char* NameOf(Kind kind) {
       return "row_sparse_pull";
     case Kind::kReset:
       return "reset";
+    case Kind::kRemove:
+      return "remove";
     default:
       return "describe";
   }

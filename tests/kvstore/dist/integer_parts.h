@@ -68,6 +68,11 @@ class IntegerParts : public PartStore {
     part.info = info;
     part.value = ValuesOf(value);
   }
+  void Remove(const PartId& id) override {
+    if (Idle(id).sum_begun) throw InvalidState("removed within a round");
+    parts_.erase(id);
+  }
+  bool Has(const PartId& id) const { return parts_.contains(id); }
   void Reset(const PartId& id, const Payload& value) override {
     Part& part = Idle(id);
     part.value = ValuesOf(value);

@@ -167,6 +167,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kRowPull, kFlagRowSparse, true, nullptr},
     {Kind::kReset, kFlagRowSparse, true, "InitBody"},
     {Kind::kDescribe, 0, false, nullptr},
+    {Kind::kRemove, 0, false, nullptr},
     {Kind::kOpenStore, 0, false, "OpenStoreBody"},
     {Kind::kSetOptimizer, 0, false, "OptimizerBody"},
     {Kind::kSetCompression, 0, false, "CompressionBody"},

@@ -54,7 +54,8 @@ struct Plan {
   // Keys are parts of arrays that are updated together: of array a those that begin at
   // a * ArrayKeys(), on as many servers as there are.
   bool whole = false;
-  std::vector<std::vector<int>> pushes{};             // [worker][key]: how many
+  bool removes = false;                    // every worker removes every key when it has pushed all
+  std::vector<std::vector<int>> pushes{};  // [worker][key]: how many
   std::vector<std::vector<std::vector<bool>>> bad{};  // [worker][key][push]: its input failed
   SimFaults faults{};
   int cuts = 0;
@@ -99,6 +100,7 @@ Plan MakePlan(std::uint64_t seed) {
   plan.defer_updates = random.Chance(300);
   plan.barrier_per_1000 = random.Chance(400) ? 100 : 0;
   plan.wait_per_1000 = static_cast<std::uint32_t>(random.Between(0, 600));
+  plan.removes = random.Chance(300);
   if (random.Chance(250)) plan.bytes_max = 24u * static_cast<unsigned>(random.Between(1, 4));
   const bool leave_early = random.Chance(400);
   const bool inputs_fail = !plan.async && random.Chance(300);
@@ -128,15 +130,16 @@ Plan MakePlan(std::uint64_t seed) {
 
 std::string TextOf(const Plan& plan) {
   std::string text = fmt::format(
-      "{}: {} workers, {} servers, {} keys, {}; drops {}/1000, doubles {}/1000, {} cuts, {} stale "
+      "{}: {} workers, {} servers, {} keys, {}{}; drops {}/1000, doubles {}/1000, {} cuts, {} "
+      "stale "
       "messages, delays up to {} us, updates {}, at most {} bytes unfinished, pushes",
       plan.async ? "dist_async" : "dist_sync", plan.workers, plan.servers, plan.keys,
       plan.whole       ? "values grow, whole arrays together"
       : plan.optimizer ? "values grow"
                        : "values are replaced",
-      plan.faults.drop_per_1000, plan.faults.duplicate_per_1000, plan.cuts, plan.ghosts,
-      plan.faults.delay_max.count() / 1000, plan.defer_updates ? "take time" : "at once",
-      plan.bytes_max);
+      plan.removes ? ", and are removed" : "", plan.faults.drop_per_1000,
+      plan.faults.duplicate_per_1000, plan.cuts, plan.ghosts, plan.faults.delay_max.count() / 1000,
+      plan.defer_updates ? "take time" : "at once", plan.bytes_max);
   for (const auto& of_worker : plan.pushes) text += fmt::format(" {}", of_worker[0]);
   return text;
 }
@@ -215,7 +218,7 @@ class NoControl : public ServerControl {
 };
 
 struct Step {
-  enum class Kind : std::uint8_t { kPush, kPull, kPushPull, kWait, kBarrier, kLeave };
+  enum class Kind : std::uint8_t { kPush, kPull, kPushPull, kRemove, kWait, kBarrier, kLeave };
   Kind kind;
   std::int32_t key = 0;
   int push = 0;  // the how many-th of the key, from 1; of a pull: how many came before
@@ -242,8 +245,11 @@ std::vector<Step> StepsOf(const Plan& plan, std::int32_t rank, SimRandom& random
   }
   for (const std::int32_t key : keys) {
     steps.push_back({Step::Kind::kPull, key, plan.Pushes(rank, key)});
+    if (plan.removes) steps.push_back({Step::Kind::kRemove, key});
   }
   steps.push_back({Step::Kind::kWait});
+  // Others go on while those that have removed their keys are still there.
+  if (plan.removes && plan.barrier_per_1000 == 0) steps.push_back({Step::Kind::kBarrier});
   steps.push_back({Step::Kind::kLeave});
   return steps;
 }
@@ -509,8 +515,9 @@ class Schedule {
                     .version = plan_.optimizer ? kVersion : 0};
     request.kind = step.kind == Step::Kind::kPull       ? Kind::kPull
                    : step.kind == Step::Kind::kPushPull ? Kind::kPushPull
+                   : step.kind == Step::Kind::kRemove   ? Kind::kRemove
                                                         : Kind::kPush;
-    if (step.kind == Step::Kind::kPull) return request;
+    if (!IsPush(request.kind)) return request;
     if (plan_.Failed(rank, step.key, step.push)) {
       request.flags = kFlagFailed;
       request.meta = Encode(ErrorBody{.message = "planned"});
@@ -807,7 +814,13 @@ class Schedule {
 
   void CheckEnd() {
     for (std::int32_t key = 0; key < plan_.keys; ++key) {
-      const auto& part = servers_[static_cast<std::size_t>(ServerOf(key))]->parts.At(IdOf(key));
+      IntegerParts& parts = servers_[static_cast<std::size_t>(ServerOf(key))]->parts;
+      if (plan_.removes) {
+        if (parts.Has(IdOf(key))) Fail(fmt::format("at the end key {} is still there", key));
+        if (plan_.async) CheckMonotone(key);
+        continue;
+      }
+      const auto& part = parts.At(IdOf(key));
       Value expected{key, 0, 0};
       if (plan_.async) {
         CheckMonotone(key);

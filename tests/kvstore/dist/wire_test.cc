@@ -106,7 +106,7 @@ TEST(WireHeader, UnknownKindsAreRefusedByNumber) {
       EXPECT_THAT(why, HasSubstr("unknown kind " + std::to_string(kind)));
     }
   }
-  EXPECT_EQ(known, 41);
+  EXPECT_EQ(known, 42);
 }
 
 TEST(WireHeader, FlagsThatTheKindDoesNotHaveAreRefused) {
