@@ -25,6 +25,12 @@ Violation FindViolation(const Var& var, Touch touch) {
   return {fmt::format("op '{}'", op.name), declared};
 }
 
+std::string RunningCpuOp() {
+  const internal::Op* const op = tls_context.op;
+  if (op == nullptr || op->on_gpu()) return {};
+  return fmt::format("op '{}' on {}", op->name, ToString(op->device()));
+}
+
 UncheckedScope::UncheckedScope() { ++tls_context.unchecked_depth; }
 UncheckedScope::~UncheckedScope() { --tls_context.unchecked_depth; }
 

@@ -30,6 +30,9 @@ struct Violation {
 };
 Violation FindViolation(const Var& var, Touch touch);
 
+// "op 'add' on cpu(0)", if this thread runs the body of an op of the CPUs; else empty.
+std::string RunningCpuOp();
+
 // While one lives, what this thread touches is not checked: for what nobody writes any more, which
 // needs no order. Scopes nest.
 class UncheckedScope {

@@ -142,7 +142,7 @@ void EngineCore::Validate(const OpOptions& options) const {
 NewOp EngineCore::BeginPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                             bool async, PushMode mode) {
   Validate(options);
-  if (options.device.type != DeviceType::kCpu || options.device.id < 0) [[unlikely]] {
+  if (options.device.type == DeviceType::kGpu || options.device.id < 0) [[unlikely]] {
     ThrowNotACpu(options);
   }
   return EnterAndMake(options, body_bytes, function, async, mode);

@@ -27,6 +27,11 @@ void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& eng
                       "engine",
                       call, ToString(pair.key)));
     }
+    if (const Device device = array.device(); device.type == DeviceType::kGpu) {
+      throw InvalidArgument(
+          fmt::format("{}: key {}: stores do not take arrays of GPUs yet: expected cpu(i), got {}",
+                      call, ToString(pair.key), ToString(device)));
+    }
   });
 }
 

@@ -35,11 +35,14 @@ std::vector<std::string> AllocatorNames();
 // Makes an allocator by its name in the registry. InvalidArgument listing the known ones.
 std::unique_ptr<Allocator> MakeAllocator(const MemoryOptions& options);
 
-// The process-wide allocator of a type of device. Lives until the process ends, since arrays may be
-// dropped by destructors of static objects. InvalidArgument if this build has no such devices.
-Allocator& AllocatorOf(DeviceType type);
+// Throws InvalidArgument for an unknown allocator, listing the known ones, or a cap below 1.
+void CheckMemoryOptions(const MemoryOptions& options);
 
-// Throws InvalidArgument unless arrays can live on `device` in this build.
-void CheckDevice(Device device);
+// The process-wide allocator of the CPUs. Lives until the process ends, since arrays may be dropped
+// by destructors of static objects. Those of other devices: storage/gpus.h.
+Allocator& CpuAllocator();
+
+// Throws InvalidArgument, naming `what`, unless `device` is a cpu(i): for what lies nowhere else.
+void CheckCpuDevice(const char* what, Device device);
 
 }  // namespace heddle::storage

@@ -46,6 +46,12 @@ void ThrowDType(const char* operation, DType expected, DType given) {
       fmt::format("{}: expected dtype {}, got {}", operation, Name(expected), Name(given)));
 }
 
+void ThrowNotOnGpu(const char* operation, Device given) {
+  throw InvalidArgument(
+      fmt::format("{}: GPUs do not have it yet: expected an array on cpu(i), got one on {}",
+                  operation, ToString(given)));
+}
+
 void ThrowDevice(const char* operation, Device expected, Device given) {
   throw InvalidArgument(fmt::format("{}: expected device {}, got {}", operation, ToString(expected),
                                     ToString(given)));
@@ -54,6 +60,7 @@ void ThrowDevice(const char* operation, Device expected, Device given) {
 void CheckRowIdArray(const char* operation, const NDArray& row_ids, const Engine& engine) {
   CheckNotEmpty(operation, row_ids);
   if (&row_ids.engine() != &engine) ThrowOtherEngine(operation, row_ids.shape());
+  CheckNotOnGpu(operation, row_ids);
   if (row_ids.dtype() == DType::kBool) {
     throw InvalidArgument(
         fmt::format("{}: expected row ids of a numeric dtype, got bool", operation));

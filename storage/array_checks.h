@@ -12,6 +12,7 @@ namespace heddle::storage {
 [[noreturn]] void ThrowOtherEngine(const char* operation, const Shape& shape);
 [[noreturn]] void ThrowShape(const char* operation, const Shape& expected, const Shape& given);
 [[noreturn]] void ThrowDType(const char* operation, DType expected, DType given);
+[[noreturn]] void ThrowNotOnGpu(const char* operation, Device given);
 [[noreturn]] void ThrowDevice(const char* operation, Device expected, Device given);
 
 inline void CheckNotEmpty(const char* operation, const NDArray& array) {
@@ -41,12 +42,15 @@ inline void CheckSameDevice(const char* operation, const NDArray& like, const ND
     ThrowDevice(operation, like.device(), array.device());
   }
 }
-// Kernels can read both at once: all cpu(i) share one memory.
+// Kernels can read both at once: all cpu(i) and cpu_pinned(i) share one memory.
 inline void CheckSameMemory(const char* operation, const NDArray& like, const NDArray& array) {
-  if (internal::StateOf(like).buffer->device().type !=
-      internal::StateOf(array).buffer->device().type) {
-    ThrowDevice(operation, like.device(), array.device());
+  if (internal::StateOf(like).buffer->is_on_gpu() || internal::StateOf(array).buffer->is_on_gpu()) {
+    CheckSameDevice(operation, like, array);
   }
+}
+// For operations that GPUs do not have yet.
+inline void CheckNotOnGpu(const char* operation, const NDArray& array) {
+  if (internal::StateOf(array).buffer->is_on_gpu()) ThrowNotOnGpu(operation, array.device());
 }
 
 // An array of row ids: not empty, of `engine`, numbers rather than bools.

@@ -39,6 +39,14 @@ void CheckTouch(const ArrayState& state, engine::Touch touch) {
   CheckTouch(state.buffer->var(), touch, state.shape, state.dtype, state.buffer->device());
 }
 
+void CheckGpuTouch(const ArrayState& state) {
+  const std::string op = engine::RunningCpuOp();
+  if (op.empty()) return;
+  throw InvalidArgument(
+      fmt::format("{}: expected an array in the CPUs' memory, got one on {} (shape {}, {})", op,
+                  ToString(state.buffer->device()), ToString(state.shape), Name(state.dtype)));
+}
+
 void RetainArray(ArrayState* state) noexcept {
   state->refs.fetch_add(1, std::memory_order_relaxed);
 }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "engine/access_check.h"
@@ -22,12 +23,14 @@ namespace heddle::internal {
 class Buffer {
  public:
   // `block`: memory that is there already, of which the allocator hears only when it is freed.
+  // `keeper`: what the allocator lives as long as; null: longer than any array.
   Buffer(Engine& engine, Var var, Device device, std::int64_t bytes, storage::Allocator& allocator,
-         std::byte* block = nullptr)
+         std::byte* block = nullptr, std::shared_ptr<void> keeper = nullptr)
       : engine_(engine),
         var_(std::move(var)),
         device_(device),
         bytes_(bytes),
+        keeper_(std::move(keeper)),
         allocator_(allocator),
         block_(block) {}
 
@@ -46,6 +49,7 @@ class Buffer {
   Engine& engine() const { return engine_; }
   const Var& var() const { return var_; }
   Device device() const { return device_; }
+  bool is_on_gpu() const { return device_.type == DeviceType::kGpu; }
   std::int64_t bytes() const { return bytes_; }
 
  private:
@@ -59,6 +63,7 @@ class Buffer {
   const Var var_;
   const Device device_;
   const std::int64_t bytes_;
+  const std::shared_ptr<void> keeper_;
   storage::Allocator& allocator_;
   std::atomic<std::byte*> block_;
 };
@@ -103,13 +108,22 @@ NDArray NewArrayGuardedBy(const Array& guard, Shape shape, DType dtype) {
   return NewArrayWith(guard.var(), std::move(shape), dtype, guard.device(), guard.engine());
 }
 
+// Throws InvalidArgument, naming op and array, if the body of an op of the CPUs runs here: it would
+// take an address of a GPU for one of its own.
+void CheckGpuTouch(const ArrayState& state);
+
 // The elements of an array, which the access checker lets a body have only if its op declares that.
+// Those of a GPU are for the bodies of GPU ops, and for nobody's eyes outside of ops.
 inline const std::byte* ReadableElements(const ArrayState& state) {
+  if (state.buffer->is_on_gpu()) [[unlikely]]
+    CheckGpuTouch(state);
   if (engine::ChecksAccess()) [[unlikely]]
     CheckTouch(state, engine::Touch::kRead);
   return state.buffer->data() + state.offset;
 }
 inline std::byte* WritableElements(const ArrayState& state) {
+  if (state.buffer->is_on_gpu()) [[unlikely]]
+    CheckGpuTouch(state);
   if (engine::ChecksAccess()) [[unlikely]]
     CheckTouch(state, engine::Touch::kWrite);
   return state.buffer->data() + state.offset;

@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "storage/array_checks.h"
+#include "storage/array_ops.h"
 #include "storage/file_io.h"
 #include "storage/safetensors.h"
 
@@ -237,12 +238,15 @@ void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
     job.Write();
     return;
   }
-  std::vector<VarRef> reads;
-  for (const NamedArray& named : arrays) reads.emplace_back(named.array.var());
-  for (const NamedRowSparseArray& named : row_sparse) reads.emplace_back(named.array.var());
   const Var written = engine->NewVar("file");
   // Inside an op, this wait refuses before anything is queued.
   engine->WaitForVar(written);
+  std::vector<VarRef> reads;
+  for (NamedArray& named : job.arrays) {
+    if (storage::IsOnGpu(named.array)) named.array = named.array.Copy(Cpu());
+    reads.emplace_back(named.array.var());
+  }
+  for (const NamedRowSparseArray& named : row_sparse) reads.emplace_back(named.array.var());
   // The body keeps its failure rather than throwing it: it is this caller's alone, not
   // WaitForAll's.
   const auto shared = std::make_shared<SaveJob>(std::move(job));  // by this call and the body
@@ -265,6 +269,8 @@ void SaveArrayList(const std::string& file, const std::vector<NDArray>& arrays,
 }
 
 ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
+  storage::CheckDevice(device, engine);
+  const bool on_gpu = device.type == DeviceType::kGpu;
   const storage::InputFile in(file);
   if (in.size() < kHeaderLengthBytes) {
     throw IoError(fmt::format("{}: expected a safetensors file, found {} bytes", file, in.size()));
@@ -289,12 +295,15 @@ ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
   loaded.metadata = std::move(header.metadata);
   for (TensorEntry& tensor : header.tensors) {
     // Nobody else has the array yet, so it is filled here rather than by an op.
-    const NDArray array(tensor.shape, tensor.dtype, device, engine);
+    const NDArray array(tensor.shape, tensor.dtype, on_gpu ? Cpu() : device, engine);
     in.Read(data_start + tensor.begin, array.data(), array.bytes());
     CheckBools(in, tensor, array);
     loaded.arrays.push_back({std::move(tensor.name), array});
   }
   JoinRowSparse(file, device, engine, &loaded);
+  if (on_gpu) {
+    for (NamedArray& named : loaded.arrays) named.array = named.array.Copy(device);
+  }
   return loaded;
 }
 

@@ -13,28 +13,18 @@
 #include "ops/dispatch.h"
 #include "ops/reduce.h"
 #include "storage/array_checks.h"
+#include "storage/array_ops.h"
 #include "storage/parallel.h"
 
 namespace heddle {
 
-using internal::StateOf;
+using storage::At;
+using storage::ConstAt;
+using storage::ElementBytes;
 using storage::ForBlocks;
+using storage::ToKernel;
 
 namespace {
-
-ops::Scalar ToKernel(Scalar value) {
-  return value.is_integer() ? ops::Scalar(value.integer()) : ops::Scalar(value.real());
-}
-
-std::int64_t ElementBytes(const NDArray& array) {
-  return static_cast<std::int64_t>(SizeOf(array.dtype()));
-}
-std::byte* At(const NDArray& array, std::int64_t index) {
-  return internal::WritableElements(StateOf(array)) + index * ElementBytes(array);
-}
-const std::byte* ConstAt(const NDArray& array, std::int64_t index) {
-  return internal::ReadableElements(StateOf(array)) + index * ElementBytes(array);
-}
 
 void CheckPair(const char* operation, const NDArray& a, const NDArray& b) {
   storage::CheckNotEmpty(operation, a);
@@ -53,6 +43,7 @@ void CheckFloating(const char* operation, const NDArray& array) {
 // Pushes kernel(begin, end) over the elements of `out`, a fresh array; `bytes` for each of them.
 template <class Kernel>
 NDArray Mapped(OpName name, NDArray out, VarList reads, std::int64_t bytes, Kernel kernel) {
+  storage::CheckNotOnGpu(name.c_str(), out);
   out.engine().Push(
       {.name = name, .reads = std::move(reads), .writes = {out.var()}, .device = out.device()},
       [out, bytes, kernel = std::move(kernel)] {
@@ -97,6 +88,7 @@ NDArray PairOf(OpName name, ops::PairOp op, const NDArray& a, Scalar b) {
 
 NDArray Reduced(OpName name, const NDArray& a, std::optional<std::int64_t> axis, bool mean) {
   storage::CheckNotEmpty(name.c_str(), a);
+  storage::CheckNotOnGpu(name.c_str(), a);
   const auto axes = static_cast<std::int64_t>(a.shape().ndim());
   std::size_t outer = 1;
   std::size_t length = static_cast<std::size_t>(a.size());
@@ -178,6 +170,7 @@ Part PartOf(const char* operation, const NDArray& array, std::span<const AxisRan
 }
 
 NDArray Gathered(OpName name, const NDArray& array, const ops::StridedPart& layout, Shape shape) {
+  storage::CheckNotOnGpu(name.c_str(), array);
   NDArray out(std::move(shape), array.dtype(), array.device(), array.engine());
   array.engine().Push(
       {.name = name, .reads = {array.var()}, .writes = {out.var()}, .device = array.device()},
@@ -274,6 +267,7 @@ NDArray MeanAlong(const NDArray& a, std::optional<std::int64_t> axis) {
 
 NDArray Norm(const NDArray& a) {
   CheckFloating("Norm", a);
+  storage::CheckNotOnGpu("Norm", a);
   NDArray out({1}, a.dtype(), a.device(), a.engine());
   a.engine().Push({.name = "Norm", .reads = {a.var()}, .writes = {out.var()}, .device = a.device()},
                   [a, out] {
@@ -295,6 +289,7 @@ NDArray Dot(const NDArray& a, const NDArray& b) {
   storage::CheckSameEngine("Dot", a, b);
   storage::CheckSameDType("Dot", a, b);
   storage::CheckSameDevice("Dot", a, b);
+  storage::CheckNotOnGpu("Dot", a);
   const Shape& x = a.shape();
   const Shape& y = b.shape();
   const bool ranks_fit =
@@ -343,6 +338,7 @@ void AssignPart(const NDArray& array, std::span<const AxisRange> part, const NDA
   storage::CheckSameEngine("AssignPart", array, values);
   storage::CheckSameDType("AssignPart", array, values);
   storage::CheckSameDevice("AssignPart", array, values);
+  storage::CheckNotOnGpu("AssignPart", array);
   if (values.shape() != checked.shape) {
     storage::ThrowShape("AssignPart", checked.shape, values.shape());
   }

@@ -34,13 +34,13 @@ MemoryStats MemoryBudget::stats() const {
 
 void MemoryBudget::ThrowOverCap(std::int64_t bytes) const {
   const MemoryStats now = stats();
-  throw OutOfMemory(fmt::format("array memory: asked for {} bytes, {} in use, cap {} bytes", bytes,
+  throw OutOfMemory(fmt::format("{}: asked for {} bytes, {} in use, cap {} bytes", name_, bytes,
                                 now.used, now.bytes_max));
 }
 
 void MemoryBudget::ThrowSystemEmpty(std::int64_t bytes) const {
-  throw OutOfMemory(fmt::format(
-      "array memory: asked for {} bytes, {} in use, the system has no more", bytes, stats().used));
+  throw OutOfMemory(fmt::format("{}: asked for {} bytes, {} in use, the system has no more", name_,
+                                bytes, stats().used));
 }
 
 }  // namespace heddle::storage

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 namespace heddle::storage {
 
@@ -12,7 +14,9 @@ namespace heddle::storage {
 // an allocation in progress.
 class MemoryBudget {
  public:
-  explicit MemoryBudget(std::int64_t bytes_max) : bytes_max_(bytes_max) {}
+  // `name`: whose memory it is, for errors.
+  MemoryBudget(std::int64_t bytes_max, std::string name)
+      : name_(std::move(name)), bytes_max_(bytes_max) {}
 
   // Books `bytes` taken from the system; false if that would exceed the cap.
   [[nodiscard]] bool Reserve(std::int64_t bytes);
@@ -27,11 +31,12 @@ class MemoryBudget {
   }
   MemoryStats stats() const;
 
-  // `bytes` asked for did not fit under the cap; or fitted, and the system had none.
+  // `bytes` asked for did not fit under the cap; or fitted, and there was no more.
   [[noreturn]] void ThrowOverCap(std::int64_t bytes) const;
   [[noreturn]] void ThrowSystemEmpty(std::int64_t bytes) const;
 
  private:
+  const std::string name_;
   std::atomic<std::int64_t> bytes_max_;
   std::atomic<std::int64_t> held_{0};  // used and cached
   std::atomic<std::int64_t> used_{0};

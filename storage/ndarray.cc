@@ -15,6 +15,7 @@
 #include "storage/allocator.h"
 #include "storage/array_checks.h"
 #include "storage/array_state.h"
+#include "storage/gpus.h"
 
 namespace heddle {
 
@@ -55,15 +56,16 @@ NDArray MakeView(const ArrayState& of, Shape shape, std::int64_t offset) {
 // The state of a new array; `var` is empty for a fresh one.
 ArrayState* NewState(Shape shape, DType dtype, Device device, Engine& engine, Var var) {
   const std::int64_t bytes = CheckedBytes(shape, dtype);
-  storage::Allocator& allocator = storage::AllocatorOf(device.type);
+  const auto [allocator, keeper] = storage::MemoryOf(device, engine);
   // What can never fit is the caller's to hear, not a waiter's.
   if (const MemoryStats memory = allocator.stats(); bytes > memory.bytes_max) {
-    throw OutOfMemory(
-        fmt::format("array of shape {}, {}: asked for {} bytes, {} in use, cap {} bytes",
-                    ToString(shape), Name(dtype), bytes, memory.used, memory.bytes_max));
+    throw OutOfMemory(fmt::format(
+        "array of shape {}, {}, on {}: asked for {} bytes, {} in use, cap {} bytes",
+        ToString(shape), Name(dtype), ToString(device), bytes, memory.used, memory.bytes_max));
   }
   if (!var) var = engine.NewVar();
-  auto* const buffer = new Buffer(engine, std::move(var), device, bytes, allocator);
+  auto* const buffer =
+      new Buffer(engine, std::move(var), device, bytes, allocator, nullptr, keeper);
   try {
     return new ArrayState(std::move(shape), dtype, buffer, 0);
   } catch (...) {
@@ -96,7 +98,7 @@ class ForeignMemory final : public storage::Allocator {
 
 NDArray NDArray::FromForeign(void* data, Shape shape, DType dtype, std::function<void()> release,
                              Device device, Engine& engine) {
-  storage::CheckDevice(device);
+  storage::CheckDevice(device, engine);
   const std::int64_t bytes = CheckedBytes(shape, dtype);
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   if (data == nullptr && bytes > 0) {
@@ -124,7 +126,7 @@ NDArray NDArray::FromForeign(void* data, Shape shape, DType dtype, std::function
 }
 
 NDArray::NDArray(Shape shape, DType dtype, Device device, Engine& engine) {
-  storage::CheckDevice(device);
+  storage::CheckDevice(device, engine);
   state_ = NewState(std::move(shape), dtype, device, engine, Var());
 }
 

@@ -18,48 +18,23 @@
 #include "ops/fill.h"
 #include "ops/sum.h"
 #include "storage/array_checks.h"
+#include "storage/array_ops.h"
+#include "storage/device_copy.h"
 #include "storage/parallel.h"
 
 namespace heddle {
 
-using internal::StateOf;
 using ops::BinaryOp;
+using storage::At;
+using storage::ConstAt;
+using storage::ElementBytes;
 using storage::ForBlocks;
+using storage::IsOnGpu;
+using storage::PushKernel;
+using storage::ToKernel;
+using storage::Writing;
 
 namespace {
-
-std::int64_t ElementBytes(const NDArray& array) {
-  return static_cast<std::int64_t>(SizeOf(StateOf(array).dtype));
-}
-
-// The address of element `index`, to write or only to read. Inside op bodies.
-std::byte* At(const NDArray& array, std::int64_t index) {
-  return internal::WritableElements(StateOf(array)) + index * ElementBytes(array);
-}
-const std::byte* ConstAt(const NDArray& array, std::int64_t index) {
-  return internal::ReadableElements(StateOf(array)) + index * ElementBytes(array);
-}
-
-ops::Scalar ToKernel(Scalar value) {
-  return value.is_integer() ? ops::Scalar(value.integer()) : ops::Scalar(value.real());
-}
-
-// An op that writes `out`: whole, or, for a view of a part, as a read-modify.
-OpOptions Writing(OpName name, const NDArray& out, int priority) {
-  const internal::ArrayState& state = StateOf(out);
-  OpOptions options{
-      .name = name, .writes = {state.buffer->var()}, .device = state.buffer->device()};
-  if (out.is_partial()) options.reads = {state.buffer->var()};
-  options.priority = priority;
-  return options;
-}
-
-// The same for an op that also reads one array.
-OpOptions Writing(OpName name, const NDArray& out, const NDArray& in, int priority) {
-  OpOptions options = Writing(name, out, priority);
-  options.reads = out.is_partial() ? VarList{out.var(), in.var()} : VarList{in.var()};
-  return options;
-}
 
 // Kernels take an input that is the output itself, but not one that overlaps it otherwise.
 NDArray WithoutOverlap(const NDArray& in, const NDArray& out) {
@@ -121,6 +96,13 @@ void CheckLike(const char* operation, const NDArray& like, const NDArray& array)
 void PushBinary(BinaryOp op, const NDArray& a, const NDArray& b, const NDArray& out) {
   OpOptions options = Writing(OpNameOf(op), out, 0);
   options.reads = {a.var(), b.var()};  // for an `out` in place, a is out
+  if (IsOnGpu(out)) {
+    PushKernel(options, out, [op, a, b, out](const ops::GpuKernels& kernels, GpuStream stream) {
+      kernels.Binary(op, out.dtype(), ConstAt(a, 0), ConstAt(b, 0), At(out, 0),
+                     static_cast<std::size_t>(out.size()), stream);
+    });
+    return;
+  }
   out.engine().Push(options, [op, a, b, out] {
     out.data();
     ForBlocks(out.engine(), out.size(), 3 * ElementBytes(out),
@@ -151,6 +133,21 @@ enum class ScalarSide : std::uint8_t { kLeft, kRight };
 // out = a op value, or value op a.
 void PushScalar(BinaryOp op, ScalarSide side, const NDArray& a, Scalar value, const NDArray& out) {
   const OpOptions options = Writing(OpNameOf(op), out, a, 0);
+  if (IsOnGpu(out)) {
+    PushKernel(options, out,
+               [op, side, a, value = ToKernel(value), out](const ops::GpuKernels& kernels,
+                                                           GpuStream stream) {
+                 const auto count = static_cast<std::size_t>(out.size());
+                 if (side == ScalarSide::kRight) {
+                   kernels.BinaryWithScalar(op, out.dtype(), ConstAt(a, 0), value, At(out, 0),
+                                            count, stream);
+                 } else {
+                   kernels.BinaryWithScalar(op, out.dtype(), value, ConstAt(a, 0), At(out, 0),
+                                            count, stream);
+                 }
+               });
+    return;
+  }
   out.engine().Push(options, [op, side, a, value = ToKernel(value), out] {
     out.data();
     ForBlocks(out.engine(), out.size(), 2 * ElementBytes(out),
@@ -198,18 +195,29 @@ class Inputs {
   std::unique_ptr<NDArray[]> more_;
 };
 
+// Element `begin` of each input.
+class InputBlocks {
+ public:
+  InputBlocks(const Inputs& inputs, std::int64_t begin) : count_(inputs.size()) {
+    if (count_ > kFew) more_.reset(new const void*[count_]);
+    const void** const blocks = more_ ? more_.get() : few_.data();
+    for (std::size_t i = 0; i < count_; ++i) blocks[i] = ConstAt(inputs[i], begin);
+  }
+  std::span<const void* const> all() const { return {more_ ? more_.get() : few_.data(), count_}; }
+
+ private:
+  static constexpr std::size_t kFew = 16;
+  std::size_t count_;
+  std::array<const void*, kFew> few_;
+  std::unique_ptr<const void*[]> more_;
+};
+
 void SumElements(const Inputs& inputs, const NDArray& out) {
   out.data();
   const auto touched = static_cast<std::int64_t>(inputs.size() + 1) * ElementBytes(out);
   ForBlocks(out.engine(), out.size(), touched,
             [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
-              constexpr std::size_t kFew = 16;
-              std::array<const void*, kFew> few;
-              std::unique_ptr<const void*[]> more;
-              if (inputs.size() > kFew) more.reset(new const void*[inputs.size()]);
-              const void** const blocks = more ? more.get() : few.data();
-              for (std::size_t i = 0; i < inputs.size(); ++i) blocks[i] = ConstAt(inputs[i], begin);
-              ops::Sum(out.dtype(), {blocks, inputs.size()}, At(out, begin),
+              ops::Sum(out.dtype(), InputBlocks(inputs, begin).all(), At(out, begin),
                        static_cast<std::size_t>(end - begin), mode);
             });
 }
@@ -241,6 +249,10 @@ NDArray NDArray::Full(Shape shape, Scalar value, DType dtype, Device device, Eng
 NDArray NDArray::Arange(std::int64_t count, DType dtype, Device device, Engine& engine) {
   NDArray out({count}, dtype, device, engine);
   if (count > 0) storage::CheckScalar("Arange", dtype, count - 1);
+  if (IsOnGpu(out)) {
+    Arange(count, dtype, Cpu(), engine).CopyTo(out);
+    return out;
+  }
   engine.Push(Writing("Arange", out, 0), [out] {
     ops::DispatchDType(out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
@@ -255,6 +267,10 @@ NDArray NDArray::FromHost(const void* values, std::int64_t count, DType from, Sh
                           DType dtype, Device device, Engine& engine) {
   CheckValueCount("FromVector", count, shape);
   NDArray out(std::move(shape), dtype, device, engine);
+  if (IsOnGpu(out)) {
+    FromHost(values, count, from, out.shape(), dtype, Cpu(), engine).CopyTo(out);
+    return out;
+  }
   // Nobody else has the array yet, so it needs no op.
   ops::Cast(from, values, dtype, out.data(), static_cast<std::size_t>(count));
   return out;
@@ -264,6 +280,10 @@ void NDArray::FromHostQueued(const void* values, std::int64_t count, DType from,
                              int priority) const {
   CheckValueCount("CopyFromHost", count, shape());
   const NDArray staged = FromHost(values, count, from, shape(), from, Cpu(), engine());
+  if (IsOnGpu(*this)) {
+    staged.CopyTo(*this, priority);
+    return;
+  }
   OpOptions options = Writing("CopyFromHost", *this, staged, priority);
   options.lane = Lane::kCopy;
   options.temporary_bytes = staged.bytes();
@@ -286,6 +306,10 @@ void NDArray::CopyTo(const NDArray& dst, int priority) const {
   storage::CheckSameEngine("CopyTo", *this, dst);
   storage::CheckSameShape("CopyTo", *this, dst);
   if (IsSameAs(dst)) return;
+  if (IsOnGpu(*this) || IsOnGpu(dst)) {
+    storage::PushDeviceCopy(*this, dst, priority);
+    return;
+  }
   OpOptions options = Writing("CopyTo", dst, *this, priority);
   options.lane = Lane::kCopy;
   engine().Push(options, [src = *this, dst] { CopyElements(src, dst); });
@@ -308,8 +332,16 @@ NDArray NDArray::AsType(DType dtype, int priority) const {
 void NDArray::Fill(Scalar value, int priority) const {
   storage::CheckNotEmpty("Fill", *this);
   storage::CheckScalar("Fill", dtype(), value);
-  engine().Push(Writing("Fill", *this, priority),
-                [out = *this, value] { FillElements(out, value); });
+  const OpOptions options = Writing("Fill", *this, priority);
+  if (IsOnGpu(*this)) {
+    PushKernel(options, *this,
+               [out = *this, value](const ops::GpuKernels& kernels, GpuStream stream) {
+                 kernels.Fill(out.dtype(), ToKernel(value), At(out, 0),
+                              static_cast<std::size_t>(out.size()), stream);
+               });
+    return;
+  }
+  engine().Push(options, [out = *this, value] { FillElements(out, value); });
 }
 
 const NDArray& NDArray::operator+=(const NDArray& other) const {
@@ -390,6 +422,14 @@ void Sum(std::span<const NDArray> inputs, const NDArray& out, int priority) {
   OpOptions options = Writing("Sum", out, priority);
   if (out.is_partial()) reads.emplace_back(out.var());
   options.reads = reads;
+  if (IsOnGpu(out)) {
+    PushKernel(options, out,
+               [held = std::move(held), out](const ops::GpuKernels& kernels, GpuStream stream) {
+                 kernels.Sum(out.dtype(), InputBlocks(held, 0).all(), At(out, 0),
+                             static_cast<std::size_t>(out.size()), stream);
+               });
+    return;
+  }
   out.engine().Push(options, [held = std::move(held), out] { SumElements(held, out); });
 }
 

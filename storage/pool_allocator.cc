@@ -1,14 +1,11 @@
 // The caching allocator. Free blocks wait in one list per size class, last freed first, because its
 // lines are the likeliest to be in a cache still.
 //
-// Size classes: multiples of 64 bytes up to 512, then eight to a doubling, so a block wastes less
-// than an eighth. The link of a list lies in the free block itself: freeing needs no memory and
-// cannot fail.
+// The link of a list lies in the free block itself: freeing needs no memory and cannot fail.
 //
 // Under AddressSanitizer free blocks are poisoned, except for the link, which the leak check
 // follows, and so is what a block has beyond the bytes asked for.
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <utility>
 
@@ -16,6 +13,7 @@
 #include "base/mutex.h"
 #include "storage/allocator.h"
 #include "storage/memory_budget.h"
+#include "storage/size_class.h"
 #include "storage/system_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -35,43 +33,17 @@
 namespace heddle::storage {
 namespace {
 
-constexpr int kLinearClasses = 8;  // 64, 128, ... 512
-constexpr int kStepBits = 3;       // eight classes to a doubling
-constexpr int kLinearBits = 9;     // 512 = 2^9
-constexpr int kClasses = kLinearClasses + ((62 - kLinearBits) << kStepBits);
-
-struct SizeClass {
-  int index;
-  std::int64_t bytes;
-};
-
-// `bytes` in [1, 2^62].
-SizeClass ClassOf(std::int64_t bytes) {
-  if (bytes <= std::int64_t{1} << kLinearBits) {
-    const auto index = static_cast<int>((bytes - 1) / kBlockAlignment);
-    return {index, (index + 1) * kBlockAlignment};
-  }
-  // bytes - 1 = 1xyz..., binary: its three digits after the first pick the step within the
-  // doubling.
-  const auto last = static_cast<std::uint64_t>(bytes - 1);
-  const int exponent = std::bit_width(last) - 1;
-  const auto step = static_cast<std::int64_t>(last >> (exponent - kStepBits)) - (1 << kStepBits);
-  const std::int64_t unit = std::int64_t{1} << (exponent - kStepBits);
-  return {kLinearClasses + ((exponent - kLinearBits) << kStepBits) + static_cast<int>(step),
-          (std::int64_t{1} << exponent) + (step + 1) * unit};
-}
-
 struct FreeBlock {
   FreeBlock* next;
 };
 
 class PoolAllocator final : public Allocator {
  public:
-  explicit PoolAllocator(std::int64_t bytes_max) : budget_(bytes_max) {}
+  explicit PoolAllocator(std::int64_t bytes_max) : budget_(bytes_max, "array memory") {}
   ~PoolAllocator() override { Trim(); }
 
   void* Allocate(std::int64_t bytes) override {
-    if (bytes > kLargest) budget_.ThrowOverCap(bytes);
+    if (bytes > kBlockBytesMax) budget_.ThrowOverCap(bytes);
     const SizeClass size = ClassOf(bytes);
     void* block = Pop(size);
     if (block == nullptr) block = TakeFresh(size.bytes, bytes);
@@ -95,8 +67,8 @@ class PoolAllocator final : public Allocator {
 
   std::int64_t Trim() override {
     std::int64_t trimmed = 0;
-    for (int index = 0; index < kClasses; ++index) {
-      const std::int64_t bytes = BytesOf(index);
+    for (int index = 0; index < kSizeClasses; ++index) {
+      const std::int64_t bytes = BytesOfClass(index);
       FreeBlock* block = nullptr;
       {
         List& list = lists_[static_cast<std::size_t>(index)];
@@ -119,19 +91,10 @@ class PoolAllocator final : public Allocator {
   MemoryStats stats() const override { return budget_.stats(); }
 
  private:
-  static constexpr std::int64_t kLargest = std::int64_t{1} << 61;
-
   struct alignas(64) List {
     Mutex mutex;
     FreeBlock* first GUARDED_BY(mutex) = nullptr;
   };
-
-  static std::int64_t BytesOf(int index) {
-    if (index < kLinearClasses) return (index + 1) * kBlockAlignment;
-    const int exponent = kLinearBits + ((index - kLinearClasses) >> kStepBits);
-    const std::int64_t step = (index - kLinearClasses) & ((1 << kStepBits) - 1);
-    return (std::int64_t{1} << exponent) + ((step + 1) << (exponent - kStepBits));
-  }
 
   void* Pop(SizeClass size) {
     List& list = lists_[static_cast<std::size_t>(size.index)];
@@ -160,7 +123,7 @@ class PoolAllocator final : public Allocator {
   }
 
   MemoryBudget budget_;
-  std::array<List, kClasses> lists_;
+  std::array<List, kSizeClasses> lists_;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "base/env.h"
 #include "base/mutex.h"
 #include "storage/allocator.h"
+#include "storage/gpus.h"
 
 namespace heddle::storage {
 
@@ -26,26 +27,6 @@ struct AllocatorEntry {
 };
 constexpr std::array kAllocators = {AllocatorEntry{"pool", &MakePoolAllocator},
                                     AllocatorEntry{"system", &MakeSystemAllocator}};
-
-std::string_view TypeName(DeviceType type) {
-  switch (type) {
-    case DeviceType::kCpu:
-      return "cpu";
-    case DeviceType::kCpuPinned:
-      return "cpu_pinned";
-    case DeviceType::kGpu:
-      return "gpu";
-  }
-  return "unknown device";
-}
-
-void CheckDeviceType(DeviceType type) {
-  if (type != DeviceType::kCpu) {
-    throw InvalidArgument(
-        fmt::format("expected a cpu device, got {}: arrays lie in the CPUs' memory only, so far",
-                    TypeName(type)));
-  }
-}
 
 const AllocatorEntry& CheckOptions(const MemoryOptions& options) {
   if (options.bytes_max < 1) {
@@ -68,12 +49,12 @@ struct CpuMemory {
   void MakeLocked(const MemoryOptions& options) REQUIRES(mutex) {
     Allocator* const made = MakeAllocator(options).release();
     name = options.allocator;
-    allocator.store(made, std::memory_order_release);  // pairs with the acquire in AllocatorOf
+    allocator.store(made, std::memory_order_release);  // pairs with the acquire in CpuAllocator
   }
 };
 
 CpuMemory& TheCpuMemory() {
-  static auto* const memory = new CpuMemory;  // never deleted, see AllocatorOf
+  static auto* const memory = new CpuMemory;  // never deleted, see CpuAllocator
   return *memory;
 }
 
@@ -89,23 +70,23 @@ std::unique_ptr<Allocator> MakeAllocator(const MemoryOptions& options) {
   return CheckOptions(options).make(options.bytes_max);
 }
 
-Allocator& AllocatorOf(DeviceType type) {
-  CheckDeviceType(type);
+void CheckMemoryOptions(const MemoryOptions& options) { CheckOptions(options); }
+
+Allocator& CpuAllocator() {
   CpuMemory& memory = TheCpuMemory();
   Allocator* const made = memory.allocator.load(std::memory_order_acquire);
   if (made != nullptr) return *made;
   MutexLock lock(memory.mutex);
   if (memory.allocator.load(std::memory_order_relaxed) == nullptr) {
-    memory.MakeLocked(MemoryOptions::FromEnvironment(type));
+    memory.MakeLocked(MemoryOptions::FromEnvironment(DeviceType::kCpu));
   }
   return *memory.allocator.load(std::memory_order_relaxed);
 }
 
-void CheckDevice(Device device) {
-  CheckDeviceType(device.type);
-  if (device.id < 0) {
-    throw InvalidArgument(fmt::format("expected a device number of at least 0, got {}", device.id));
-  }
+void CheckCpuDevice(const char* what, Device device) {
+  if (device.type == DeviceType::kCpu && device.id >= 0) return;
+  throw InvalidArgument(
+      fmt::format("{}: expected a device cpu(i) with i >= 0, got {}", what, ToString(device)));
 }
 
 }  // namespace heddle::storage
@@ -113,15 +94,22 @@ void CheckDevice(Device device) {
 namespace heddle {
 
 MemoryOptions MemoryOptions::FromEnvironment(DeviceType type) {
-  storage::CheckDeviceType(type);
+  static constexpr std::array<std::array<const char*, 2>, 3> kVariables = {
+      {{"HEDDLE_CPU_ALLOCATOR", "HEDDLE_CPU_MEMORY_MAX"},
+       {"HEDDLE_PINNED_ALLOCATOR", "HEDDLE_PINNED_MEMORY_MAX"},
+       {"HEDDLE_GPU_ALLOCATOR", "HEDDLE_GPU_MEMORY_MAX"}}};
+  const auto& [allocator, bytes_max] = kVariables[static_cast<std::size_t>(type)];
   MemoryOptions options;
-  options.allocator = EnvString("HEDDLE_CPU_ALLOCATOR", options.allocator);
-  options.bytes_max = EnvInt("HEDDLE_CPU_MEMORY_MAX", options.bytes_max, 1);
+  options.allocator = EnvString(allocator, options.allocator);
+  options.bytes_max = EnvInt(bytes_max, options.bytes_max, 1);
   return options;
 }
 
 void ConfigureMemory(DeviceType type, const MemoryOptions& options) {
-  storage::CheckDeviceType(type);
+  if (type != DeviceType::kCpu) {
+    storage::Gpus::Default().Configure(type, options);
+    return;
+  }
   storage::CpuMemory& memory = storage::TheCpuMemory();
   MutexLock lock(memory.mutex);
   storage::Allocator* const made = memory.allocator.load(std::memory_order_relaxed);
@@ -137,8 +125,21 @@ void ConfigureMemory(DeviceType type, const MemoryOptions& options) {
   made->set_bytes_max(options.bytes_max);
 }
 
-MemoryStats GetMemoryStats(DeviceType type) { return storage::AllocatorOf(type).stats(); }
+MemoryStats GetMemoryStats(DeviceType type) {
+  return type == DeviceType::kCpu ? storage::CpuAllocator().stats()
+                                  : storage::Gpus::Default().Stats(type);
+}
 
-std::int64_t TrimMemory(DeviceType type) { return storage::AllocatorOf(type).Trim(); }
+MemoryStats GetMemoryStats(Device device) {
+  if (device.type == DeviceType::kCpu) return storage::CpuAllocator().stats();
+  storage::Gpus& gpus = storage::Gpus::Default();
+  gpus.Check(device);
+  return gpus.Pool(device).stats();
+}
+
+std::int64_t TrimMemory(DeviceType type) {
+  return type == DeviceType::kCpu ? storage::CpuAllocator().Trim()
+                                  : storage::Gpus::Default().Trim(type);
+}
 
 }  // namespace heddle

@@ -98,7 +98,7 @@ std::vector<std::size_t> SortedOrder(std::span<const std::int64_t> row_ids) {
 }  // namespace
 
 RowSparseNDArray::RowSparseNDArray(Shape shape, DType dtype, Device device, Engine& engine) {
-  storage::CheckDevice(device);
+  storage::CheckCpuDevice("row-sparse array", device);
   state_ = std::make_shared<RowSparseState>(std::move(shape), dtype, device, engine);
 }
 

@@ -64,8 +64,8 @@ void ForEach(Engine& engine, std::int64_t count, const Body& body) {
 template <class T>
 class Scratch {
  public:
-  Scratch(Device device, std::size_t count)
-      : allocator_(AllocatorOf(device.type)),
+  explicit Scratch(std::size_t count)
+      : allocator_(CpuAllocator()),
         bytes_(static_cast<std::int64_t>(std::max<std::size_t>(1, count) * sizeof(T))),
         data_(static_cast<T*>(allocator_.Allocate(bytes_))) {}
   ~Scratch() { allocator_.Free(data_, bytes_); }
@@ -126,7 +126,7 @@ void SumInto(const RowSparseState& like, std::span<const SparseRows> values, Row
   const RowRanges ranges(values, row_bytes, 2 * row_bytes + 128);
   const std::size_t total = ranges.RowsBefore(ranges.count());
   // Each range merges its entries at a place of its own, so that the ids are merged only once.
-  const Scratch<ops::RowEntry> entries(like.device, 2 * total);
+  const Scratch<ops::RowEntry> entries(2 * total);
   std::vector<std::span<const ops::RowEntry>> merged(Size(ranges.count()));
   std::vector<std::int64_t> starts(merged.size() + 1, 0);  // of the ranges, in rows of the result
   ForEach(engine, ranges.count(), [&](std::int64_t i) {

@@ -74,6 +74,6 @@ RowSparseState::RowSparseState(Shape dims, DType type, Device where, Engine& of)
       engine(of),
       var(of.NewVar()),
       row_size(RowSize(shape)),
-      rows(storage::AllocatorOf(where.type), RowBytes(row_size, type)) {}
+      rows(storage::CpuAllocator(), RowBytes(row_size, type)) {}
 
 }  // namespace heddle::internal

@@ -9,7 +9,7 @@ namespace {
 
 class SystemAllocator final : public Allocator {
  public:
-  explicit SystemAllocator(std::int64_t bytes_max) : budget_(bytes_max) {}
+  explicit SystemAllocator(std::int64_t bytes_max) : budget_(bytes_max, "array memory") {}
 
   void* Allocate(std::int64_t bytes) override {
     if (!budget_.Reserve(bytes)) budget_.ThrowOverCap(bytes);

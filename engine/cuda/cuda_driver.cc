@@ -2,12 +2,15 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include "base/cuda/check.h"
 #include "base/gpus.h"
+#include "base/mutex.h"
 #include "engine/gpu/driver.h"
 
 namespace heddle::internal {
@@ -15,6 +18,17 @@ namespace {
 
 cudaStream_t AsStream(GpuDriver::Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t AsEvent(GpuDriver::Event event) { return static_cast<cudaEvent_t>(event); }
+
+// Of one device. DESIGN. Blocks come from a pool of CUDA's of our own, allocated and freed in the
+// order of one stream that does nothing else: unlike cudaFree this never waits for the device, and
+// the pool puts freed blocks together again. A block is handed out once its allocation has
+// happened, a few microseconds, so that all streams may use it; it is freed after its last use.
+// The caches of storage/ lie above: what they give back is free memory again (release threshold
+// 0), and in steady state nothing of this is called.
+struct DeviceMemory {
+  cudaMemPool_t pool = nullptr;
+  cudaStream_t stream = nullptr;
+};
 
 class CudaDriver final : public GpuDriver {
  public:
@@ -74,10 +88,115 @@ class CudaDriver final : public GpuDriver {
     CUDA_CHECK(cudaLaunchHostFunc(AsStream(stream), signal, context));
   }
   void CheckLaunches() override { CUDA_CHECK(cudaGetLastError()); }
+
+  void* AllocateDevice(int device, std::int64_t bytes) override {
+    const DeviceGuard guard(device);
+    const DeviceMemory memory = MemoryOf(device);
+    void* block = nullptr;
+    const cudaError_t error = cudaMallocFromPoolAsync(&block, static_cast<std::size_t>(bytes),
+                                                      memory.pool, memory.stream);
+    if (IsNoMemory(error)) return nullptr;
+    CUDA_CHECK(error);
+    CUDA_CHECK(cudaStreamSynchronize(memory.stream));
+    return block;
+  }
+  void FreeDevice(int device, void* block) noexcept override {
+    const int outer = EnterToFree(device);
+    LogIfFailed(cudaFreeAsync(block, ExistingMemoryOf(device).stream), "cudaFreeAsync");
+    Leave(outer);
+  }
+  void TrimDevice(int device) noexcept override {
+    const DeviceMemory memory = ExistingMemoryOf(device);
+    if (memory.pool == nullptr) return;
+    const int outer = EnterToFree(device);
+    LogIfFailed(cudaStreamSynchronize(memory.stream), "cudaStreamSynchronize");
+    LogIfFailed(cudaMemPoolTrimTo(memory.pool, 0), "cudaMemPoolTrimTo");
+    Leave(outer);
+  }
+  void* AllocatePinned(int near, std::int64_t bytes) override {
+    const DeviceGuard guard(near);
+    void* block = nullptr;
+    const cudaError_t error =
+        cudaHostAlloc(&block, static_cast<std::size_t>(bytes), cudaHostAllocPortable);
+    if (IsNoMemory(error)) return nullptr;
+    CUDA_CHECK(error);
+    return block;
+  }
+  void FreePinned(void* block) noexcept override {
+    LogIfFailed(cudaFreeHost(block), "cudaFreeHost");
+  }
+
+  // Of pools the access is a property, which cudaDeviceEnablePeerAccess does not change.
+  bool EnablePeer(int device, int peer) override {
+    int linked = 0;
+    CUDA_CHECK(cudaDeviceCanAccessPeer(&linked, device, peer));
+    if (linked == 0) return false;
+    const DeviceGuard guard(peer);
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = device;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    CUDA_CHECK(cudaMemPoolSetAccess(MemoryOf(peer).pool, &access, 1));
+    return true;
+  }
+  void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                               AsStream(stream)));
+  }
+  void CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
+                std::int64_t bytes) override {
+    CUDA_CHECK(cudaMemcpyPeerAsync(to, to_device, from, from_device,
+                                   static_cast<std::size_t>(bytes), AsStream(stream)));
+  }
+
+ private:
+  // An answer, not an error that a later check of a launch should find.
+  static bool IsNoMemory(cudaError_t error) {
+    if (error != cudaErrorMemoryAllocation) return false;
+    cudaGetLastError();
+    return true;
+  }
+
+  // Makes `device` current; returns the outer one, for Leave.
+  static int EnterToFree(int device) noexcept {
+    int outer = device;
+    LogIfFailed(cudaGetDevice(&outer), "cudaGetDevice");
+    if (outer != device) LogIfFailed(cudaSetDevice(device), "cudaSetDevice");
+    return outer;
+  }
+
+  // Made by the first call, on the current device.
+  DeviceMemory MemoryOf(int device) {
+    const MutexLock lock(mutex_);
+    memories_.resize(std::max(memories_.size(), static_cast<std::size_t>(device) + 1));
+    DeviceMemory& memory = memories_[static_cast<std::size_t>(device)];
+    if (memory.pool == nullptr) {
+      if (memory.stream == nullptr) {
+        CUDA_CHECK(cudaStreamCreateWithFlags(&memory.stream, cudaStreamNonBlocking));
+      }
+      cudaMemPoolProps properties{};
+      properties.allocType = cudaMemAllocationTypePinned;  // what CUDA calls memory that stays put
+      properties.location.type = cudaMemLocationTypeDevice;
+      properties.location.id = device;
+      CUDA_CHECK(cudaMemPoolCreate(&memory.pool, &properties));
+    }
+    return memory;
+  }
+  DeviceMemory ExistingMemoryOf(int device) noexcept {
+    const MutexLock lock(mutex_);
+    const auto index = static_cast<std::size_t>(device);
+    return index < memories_.size() ? memories_[index] : DeviceMemory{};
+  }
+
+  Mutex mutex_;
+  std::vector<DeviceMemory> memories_ GUARDED_BY(mutex_);  // of devices that had blocks
 };
 
 }  // namespace
 
-std::shared_ptr<GpuDriver> DefaultGpuDriver() { return std::make_shared<CudaDriver>(); }
+const std::shared_ptr<GpuDriver>& DefaultGpuDriver() {
+  static const auto* const driver = new std::shared_ptr<GpuDriver>(std::make_shared<CudaDriver>());
+  return *driver;
+}
 
 }  // namespace heddle::internal

@@ -1,10 +1,11 @@
-// What the engine needs of GPUs: the one place between its bookkeeping and CUDA. Tests put a
-// simulated device here.
+// What the engine and the arrays need of GPUs: the one place between their bookkeeping and CUDA.
+// Tests put simulated devices here.
 //
 // Errors: calls throw CudaError if not said otherwise.
 // Threads: all methods, any thread.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
@@ -48,9 +49,34 @@ class GpuDriver {
   virtual void Signal(Stream stream, void (*signal)(void*), void* context) = 0;
   // Throws what launches of this thread have reported since the last call.
   virtual void CheckLaunches() = 0;
+
+  // --- memory. Whatever device is current. ---
+
+  // A block of `device`, which every stream may use from now on; null: it has no more.
+  virtual void* AllocateDevice(int device, std::int64_t bytes) = 0;
+  // Takes back a block that nothing issued uses any more. Does not wait for the device.
+  virtual void FreeDevice(int device, void* block) noexcept = 0;
+  // Gives the device what the blocks that were taken back have left.
+  virtual void TrimDevice(int device) noexcept = 0;
+  // Host memory that all devices copy from and to by themselves; null: there is no more. `near`:
+  // the one device that may get a context by this. Slow, and so is giving it back.
+  virtual void* AllocatePinned(int near, std::int64_t bytes) = 0;
+  virtual void FreePinned(void* block) noexcept = 0;
+
+  // --- copies, in the order of a stream whose device is current ---
+
+  // Lets streams of `device` copy from and to blocks of `peer`, where the two are linked. False:
+  // they are not.
+  virtual bool EnablePeer(int device, int peer) = 0;
+  // Between memory of the stream's device and itself or pinned memory.
+  virtual void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;
+  // Between two devices after EnablePeer; the stream is one of `to_device`.
+  virtual void CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
+                        std::int64_t bytes) = 0;
 };
 
-// CUDA's; without CUDA one that has no devices and says why.
-std::shared_ptr<GpuDriver> DefaultGpuDriver();
+// CUDA's; without CUDA one that has no devices and says why. One a process, never deleted: arrays
+// may be dropped by destructors of static objects.
+const std::shared_ptr<GpuDriver>& DefaultGpuDriver();
 
 }  // namespace heddle::internal

@@ -21,6 +21,14 @@ class NoDriver final : public GpuDriver {
   State Query(Event) noexcept override { Unreachable(); }
   void Signal(Stream, void (*)(void*), void*) override { Unreachable(); }
   void CheckLaunches() override { Unreachable(); }
+  void* AllocateDevice(int, std::int64_t) override { Unreachable(); }
+  void FreeDevice(int, void*) noexcept override { Unreachable(); }
+  void TrimDevice(int) noexcept override { Unreachable(); }
+  void* AllocatePinned(int, std::int64_t) override { Unreachable(); }
+  void FreePinned(void*) noexcept override { Unreachable(); }
+  bool EnablePeer(int, int) override { Unreachable(); }
+  void Copy(Stream, void*, const void*, std::int64_t) override { Unreachable(); }
+  void CopyPeer(Stream, int, void*, int, const void*, std::int64_t) override { Unreachable(); }
 
  private:
   [[noreturn]] static void Unreachable() { CHECK(false, "a GPU is used in a build without CUDA"); }
@@ -28,6 +36,9 @@ class NoDriver final : public GpuDriver {
 
 }  // namespace
 
-std::shared_ptr<GpuDriver> DefaultGpuDriver() { return std::make_shared<NoDriver>(); }
+const std::shared_ptr<GpuDriver>& DefaultGpuDriver() {
+  static const auto* const driver = new std::shared_ptr<GpuDriver>(std::make_shared<NoDriver>());
+  return *driver;
+}
 
 }  // namespace heddle::internal

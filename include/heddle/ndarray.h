@@ -16,7 +16,7 @@
 // when the
 //           first op touches it and given back when the last handle is gone and the last op is
 //           done. Dropping a handle is safe at any time, also after its engine is gone.
-// Devices:  cpu(i) for any i >= 0. cpu_pinned and gpu(i) need a build with CUDA.
+// Devices:  cpu(i) for any i >= 0; gpu(i) and cpu_pinned(i) where there are GPUs: see docs/gpu.md.
 // Errors:   InvalidArgument on the calling thread for an empty handle, or shape, dtype, device or
 // engine
 //           that do not fit, naming the expected and the given; nothing is changed then. Failures

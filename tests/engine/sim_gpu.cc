@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <random>
 #include <thread>
@@ -11,6 +12,9 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "ops/cast.h"
+#include "ops/fill.h"
+#include "ops/sum.h"
 
 namespace heddle::engine_test {
 namespace {
@@ -196,6 +200,106 @@ void SimGpu::Signal(Stream stream, void (*signal)(void*), void* context) {
 void SimGpu::CheckLaunches() {
   if (launch_error.empty()) return;
   throw CudaError(std::exchange(launch_error, {}), kLaunchFailure);
+}
+
+// --- memory and copies ---------------------------------------------------------------------------
+
+void* SimGpu::AllocateDevice(int device, std::int64_t bytes) {
+  return memory_.Allocate(device, bytes, device_bytes_);
+}
+void SimGpu::FreeDevice(int device, void* block) noexcept { memory_.Free(device, block); }
+void* SimGpu::AllocatePinned(int, std::int64_t bytes) {
+  return memory_.Allocate(SimMemory::kPinned, bytes, std::int64_t{1} << 40);
+}
+void SimGpu::FreePinned(void* block) noexcept { memory_.Free(SimMemory::kPinned, block); }
+
+bool SimGpu::EnablePeer(int device, int peer) {
+  if (linked_) memory_.Link(device, peer);
+  return linked_;
+}
+
+void SimGpu::LaunchOn(GpuStream stream, std::vector<const void*> arrays,
+                      std::vector<std::int64_t> bytes,
+                      std::function<void(const std::vector<std::byte*>& at)> kernel) const {
+  auto uses = memory_.Use(arrays);
+  Launch(stream, [this, stream, arrays = std::move(arrays), bytes = std::move(bytes),
+                  kernel = std::move(kernel), uses = std::move(uses)] {
+    std::vector<std::byte*> at;
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      at.push_back(memory_.Find(stream.device, arrays[i], bytes[i]));
+    }
+    kernel(at);
+  });
+}
+
+void SimGpu::Copy(Stream stream, void* to, const void* from, std::int64_t bytes) {
+  const GpuStream on{static_cast<SimStream*>(stream)->device(), stream};
+  LaunchOn(on, {to, from}, {bytes, bytes}, [bytes](const std::vector<std::byte*>& at) {
+    std::memcpy(at[0], at[1], static_cast<std::size_t>(bytes));
+  });
+}
+
+void SimGpu::CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
+                      std::int64_t bytes) {
+  CHECK(to_device != from_device && static_cast<SimStream*>(stream)->device() == to_device);
+  Copy(stream, to, from, bytes);
+}
+
+// --- kernels -------------------------------------------------------------------------------------
+
+namespace {
+
+std::int64_t Bytes(DType dtype, std::size_t count) {
+  return static_cast<std::int64_t>(SizeOf(dtype) * count);
+}
+
+}  // namespace
+
+void SimGpu::Fill(DType dtype, ops::Scalar value, void* out, std::size_t count,
+                  GpuStream stream) const {
+  LaunchOn(stream, {out}, {Bytes(dtype, count)},
+           [=](const std::vector<std::byte*>& at) { ops::Fill(dtype, value, at[0], count); });
+}
+
+void SimGpu::Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+                  GpuStream stream) const {
+  LaunchOn(stream, {out, source}, {Bytes(to, count), Bytes(from, count)},
+           [=](const std::vector<std::byte*>& at) { ops::Cast(from, at[1], to, at[0], count); });
+}
+
+void SimGpu::Binary(ops::BinaryOp op, DType dtype, const void* a, const void* b, void* out,
+                    std::size_t count, GpuStream stream) const {
+  const std::int64_t bytes = Bytes(dtype, count);
+  LaunchOn(stream, {out, a, b}, {bytes, bytes, bytes}, [=](const std::vector<std::byte*>& at) {
+    ops::Binary(op, dtype, at[1], at[2], at[0], count);
+  });
+}
+
+void SimGpu::BinaryWithScalar(ops::BinaryOp op, DType dtype, const void* a, ops::Scalar b,
+                              void* out, std::size_t count, GpuStream stream) const {
+  const std::int64_t bytes = Bytes(dtype, count);
+  LaunchOn(stream, {out, a}, {bytes, bytes}, [=](const std::vector<std::byte*>& at) {
+    ops::BinaryWithScalar(op, dtype, at[1], b, at[0], count);
+  });
+}
+
+void SimGpu::BinaryWithScalar(ops::BinaryOp op, DType dtype, ops::Scalar a, const void* b,
+                              void* out, std::size_t count, GpuStream stream) const {
+  const std::int64_t bytes = Bytes(dtype, count);
+  LaunchOn(stream, {out, b}, {bytes, bytes}, [=](const std::vector<std::byte*>& at) {
+    ops::BinaryWithScalar(op, dtype, a, at[1], at[0], count);
+  });
+}
+
+void SimGpu::Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
+                 GpuStream stream) const {
+  std::vector<const void*> arrays(inputs.begin(), inputs.end());
+  arrays.push_back(out);
+  std::vector<std::int64_t> bytes(arrays.size(), Bytes(dtype, count));
+  LaunchOn(stream, std::move(arrays), std::move(bytes), [=](const std::vector<std::byte*>& at) {
+    const std::vector<const void*> read(at.begin(), at.end() - 1);
+    ops::Sum(dtype, read, at.back(), count);
+  });
 }
 
 }  // namespace heddle::engine_test

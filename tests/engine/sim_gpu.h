@@ -3,6 +3,7 @@
 // sanitizer sees an order that the engine forgot.
 #pragma once
 
+#include <heddle/device.h>
 #include <heddle/gpu.h>
 
 #include <atomic>
@@ -11,14 +12,17 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/gpu/driver.h"
+#include "ops/gpu_kernels.h"
+#include "tests/engine/sim_memory.h"
 
 namespace heddle::engine_test {
 
-class SimGpu final : public internal::GpuDriver {
+class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
  public:
   SimGpu(int devices, std::uint64_t seed);
   ~SimGpu() override;  // every stream has been freed
@@ -28,6 +32,14 @@ class SimGpu final : public internal::GpuDriver {
   static void Launch(GpuStream stream, std::function<void()> kernel);
   // The next CheckLaunches of this thread throws CudaError with this name.
   static void FailLaunch(std::string name);
+
+  // Before the first copy: no two devices are linked.
+  void Unlink() { linked_ = false; }
+  // How much each device has.
+  void set_device_bytes(std::int64_t bytes) { device_bytes_ = bytes; }
+  std::int64_t bytes_used(Device device) const {
+    return memory_.bytes_used(device.type == DeviceType::kGpu ? device.id : SimMemory::kPinned);
+  }
 
   std::set<int> devices_entered() const;
   int streams_made() const { return streams_made_; }
@@ -46,8 +58,34 @@ class SimGpu final : public internal::GpuDriver {
   State Query(Event event) noexcept override;
   void Signal(Stream stream, void (*signal)(void*), void* context) override;
   void CheckLaunches() override;
+  void* AllocateDevice(int device, std::int64_t bytes) override;
+  void FreeDevice(int device, void* block) noexcept override;
+  void TrimDevice(int) noexcept override {}
+  void* AllocatePinned(int near, std::int64_t bytes) override;
+  void FreePinned(void* block) noexcept override;
+  bool EnablePeer(int device, int peer) override;
+  void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
+  void CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
+                std::int64_t bytes) override;
+
+  // The kernels of the CPU, on the simulated streams.
+  void Fill(DType dtype, ops::Scalar value, void* out, std::size_t count,
+            GpuStream stream) const override;
+  void Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+            GpuStream stream) const override;
+  void Binary(ops::BinaryOp op, DType dtype, const void* a, const void* b, void* out,
+              std::size_t count, GpuStream stream) const override;
+  void BinaryWithScalar(ops::BinaryOp op, DType dtype, const void* a, ops::Scalar b, void* out,
+                        std::size_t count, GpuStream stream) const override;
+  void BinaryWithScalar(ops::BinaryOp op, DType dtype, ops::Scalar a, const void* b, void* out,
+                        std::size_t count, GpuStream stream) const override;
+  void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
+           GpuStream stream) const override;
 
  private:
+  // A kernel over arrays of `bytes` bytes each: kernel(where they lie).
+  void LaunchOn(GpuStream stream, std::vector<const void*> arrays, std::vector<std::int64_t> bytes,
+                std::function<void(const std::vector<std::byte*>& at)> kernel) const;
   struct SimDevice {
     std::atomic<bool> failed{false};
     std::atomic<bool> entered{false};
@@ -56,6 +94,9 @@ class SimGpu final : public internal::GpuDriver {
   class SimStream;
   struct Shared;  // by the driver and its streams
 
+  mutable SimMemory memory_;
+  bool linked_ = true;
+  std::atomic<std::int64_t> device_bytes_{std::int64_t{1} << 40};
   std::vector<std::unique_ptr<SimDevice>> devices_;
   const std::shared_ptr<Shared> shared_;
   std::atomic<std::uint64_t> seed_;

@@ -326,7 +326,7 @@ TEST_P(Files, ThatCannotBeReadAreNamed) {
     const std::string message = MessageOf<IoError>([&] { Load(file); });
     EXPECT_TRUE(Contains(message, file)) << message;
   }
-  EXPECT_THROW(LoadArrays(file_, Gpu(0), engine_), Error);
+  EXPECT_THROW(LoadArrays(file_, Gpu(-1), engine_), InvalidArgument);
 }
 
 TEST_P(Files, OfOtherFormatsAreRefused) {

@@ -62,7 +62,7 @@ TEST(ForeignTest, BadMemoryIsRefusedAndNotReleased) {
   EXPECT_THROW(NDArray::FromForeign(nullptr, {2}, DType::kFloat32, never), InvalidArgument);
   EXPECT_THROW(NDArray::FromForeign(memory + 1, {2}, DType::kFloat32, never), InvalidArgument);
   EXPECT_THROW(NDArray::FromForeign(memory, {2}, DType::kFloat32, nullptr), InvalidArgument);
-  EXPECT_THROW(NDArray::FromForeign(memory, {2}, DType::kFloat32, never, Gpu()), InvalidArgument);
+  EXPECT_THROW(NDArray::FromForeign(memory, {2}, DType::kFloat32, never, Gpu(-1)), InvalidArgument);
 }
 
 }  // namespace

@@ -29,15 +29,19 @@ namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
 // distributed jobs.
-constexpr std::array<std::string_view, 14> kVariables = {"HEDDLE_AGEING",
+constexpr std::array<std::string_view, 18> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_CHECK_ACCESS",
                                                          "HEDDLE_CPU_ALLOCATOR",
                                                          "HEDDLE_CPU_MEMORY_MAX",
                                                          "HEDDLE_ENGINE",
+                                                         "HEDDLE_GPU_ALLOCATOR",
                                                          "HEDDLE_GPU_ISSUED_AHEAD",
+                                                         "HEDDLE_GPU_MEMORY_MAX",
                                                          "HEDDLE_MAX_PENDING_BYTES",
                                                          "HEDDLE_MAX_PENDING_OPS",
                                                          "HEDDLE_NUM_WORKERS",
+                                                         "HEDDLE_PINNED_ALLOCATOR",
+                                                         "HEDDLE_PINNED_MEMORY_MAX",
                                                          "HEDDLE_SEED",
                                                          "HEDDLE_TRACE",
                                                          "HEDDLE_TRACE_BYTES_MAX",

@@ -1,0 +1,51 @@
+#include "ops/gpu_kernels.h"
+
+#include "ops/cuda/cast.h"
+#include "ops/cuda/copy.h"
+#include "ops/cuda/elementwise.h"
+#include "ops/cuda/sum.h"
+
+namespace heddle::ops {
+namespace {
+
+cuda::Stream ToStream(GpuStream stream) { return static_cast<cuda::Stream>(stream.handle); }
+
+class AllCudaKernels final : public GpuKernels {
+ public:
+  void Fill(DType dtype, Scalar value, void* out, std::size_t count,
+            GpuStream stream) const override {
+    const cuda::FillTask task{out, count};
+    cuda::Fill(dtype, value, {&task, 1}, ToStream(stream));
+  }
+  void Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+            GpuStream stream) const override {
+    const cuda::CastTask task{source, out, count};
+    cuda::Cast(from, to, {&task, 1}, ToStream(stream));
+  }
+  void Binary(BinaryOp op, DType dtype, const void* a, const void* b, void* out, std::size_t count,
+              GpuStream stream) const override {
+    cuda::Binary(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void BinaryWithScalar(BinaryOp op, DType dtype, const void* a, Scalar b, void* out,
+                        std::size_t count, GpuStream stream) const override {
+    cuda::BinaryWithScalar(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void BinaryWithScalar(BinaryOp op, DType dtype, Scalar a, const void* b, void* out,
+                        std::size_t count, GpuStream stream) const override {
+    cuda::BinaryWithScalar(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
+           GpuStream stream) const override {
+    const cuda::SumTask task{inputs, out, count};
+    cuda::Sum(dtype, {&task, 1}, ToStream(stream));
+  }
+};
+
+}  // namespace
+
+const GpuKernels& CudaKernels() {
+  static const AllCudaKernels kernels;
+  return kernels;
+}
+
+}  // namespace heddle::ops

@@ -1,0 +1,43 @@
+// The kernels that arrays on GPUs need, behind one interface: CUDA's (ops/cuda/), or those of
+// simulated devices in tests.
+#pragma once
+
+#include <heddle/dtype.h>
+#include <heddle/gpu.h>
+
+#include <cstddef>
+#include <span>
+
+#include "ops/convert.h"
+#include "ops/elementwise.h"
+
+namespace heddle::ops {
+
+// Each issues on `stream`, whose device is current and reaches all pointers, what the function of
+// its name in ops/ does at once: the same shapes and bits (of a NaN, only that it is one). Counts
+// are above 0. Aliasing: as there, but nothing overlaps the output of Cast.
+//
+// Errors:  CudaError if a launch fails; Sum: InvalidArgument for more inputs than a launch takes.
+// Threads: all methods, any thread.
+class GpuKernels {
+ public:
+  virtual ~GpuKernels() = default;
+
+  virtual void Fill(DType dtype, Scalar value, void* out, std::size_t count,
+                    GpuStream stream) const = 0;
+  virtual void Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+                    GpuStream stream) const = 0;
+  virtual void Binary(BinaryOp op, DType dtype, const void* a, const void* b, void* out,
+                      std::size_t count, GpuStream stream) const = 0;
+  virtual void BinaryWithScalar(BinaryOp op, DType dtype, const void* a, Scalar b, void* out,
+                                std::size_t count, GpuStream stream) const = 0;
+  virtual void BinaryWithScalar(BinaryOp op, DType dtype, Scalar a, const void* b, void* out,
+                                std::size_t count, GpuStream stream) const = 0;
+  virtual void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
+                   GpuStream stream) const = 0;
+};
+
+// Those of ops/cuda/. Without CUDA there is no device to call them for.
+const GpuKernels& CudaKernels();
+
+}  // namespace heddle::ops
