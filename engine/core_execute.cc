@@ -166,6 +166,9 @@ Op* EngineCore::StreamLocked(Executor& executor) {
     const Dequeued next = DequeueLocked();
     if (!next.any) break;
     if (next.ready == nullptr) {
+      // A GPU op goes to the ready queue by itself: it is issued now, not after the rest of a
+      // burst.
+      if (!ready_.empty() && ready_.top_priority() >= 0) break;
       ++blocked;
       continue;
     }

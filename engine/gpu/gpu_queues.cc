@@ -164,11 +164,14 @@ GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, Async
     }
     issued.error = error;
   }
-  // seq_cst; pairs with the store of asleep_ in Reap: it sees the op, or this thread sees it asleep
+  // seq_cst; pairs with the store of kAsleep in Reap: it sees the op, or this thread sees it asleep
   unfinished_.fetch_add(1, std::memory_order_seq_cst);
-  // On a device that has failed the signal that was asked for may never come.
-  if (asleep_.load(std::memory_order_seq_cst) &&
-      (!entered || !queue.signal_comes_.load(std::memory_order_seq_cst))) {
+  // While it dozes, a signal that was asked for wakes it. On a device that has failed, or fails
+  // now, that one may never come, so it does not do for a reaper that would sleep for ever.
+  const ReaperState reaper = reaper_state_.load(std::memory_order_seq_cst);
+  if (reaper == ReaperState::kAsleep ||
+      (reaper == ReaperState::kDozing &&
+       (!entered || !queue.signal_comes_.load(std::memory_order_seq_cst)))) {
     Wake();
   }
   return mark;
@@ -230,9 +233,12 @@ void GpuQueues::Reap() {
       --polls;
       for (int i = 0; i < pauses; ++i) Pause();
     }
-    asleep_.store(true, std::memory_order_seq_cst);  // then look; see End
+    reaper_state_.store(ReaperState::kAsleep, std::memory_order_seq_cst);  // then look; see End
     const bool pending = unfinished_.load(std::memory_order_seq_cst) > 0;
-    if (pending) AskForSignals();
+    if (pending) {
+      reaper_state_.store(ReaperState::kDozing, std::memory_order_seq_cst);
+      AskForSignals();
+    }
     {
       const MutexLock lock(reaper_mutex_);
       if (stop_) return;
@@ -245,7 +251,7 @@ void GpuQueues::Reap() {
       }
       woken_ = false;
     }
-    asleep_.store(false, std::memory_order_seq_cst);
+    reaper_state_.store(ReaperState::kAwake, std::memory_order_seq_cst);
   }
 }
 

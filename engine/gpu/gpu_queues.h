@@ -174,7 +174,12 @@ class GpuQueues {
   std::vector<std::unique_ptr<DeviceQueues>> devices_;
 
   std::atomic<std::int64_t> unfinished_{0};
-  std::atomic<bool> asleep_{false};
+  enum class ReaperState : std::uint8_t {
+    kAwake,
+    kDozing,  // ops are unfinished: it waits for signals, and looks again soon in any case
+    kAsleep,  // there are none: it wakes for Wake alone
+  };
+  std::atomic<ReaperState> reaper_state_{ReaperState::kAwake};
   Mutex reaper_mutex_;
   CondVar reaper_wake_;
   bool woken_ GUARDED_BY(reaper_mutex_) = false;
