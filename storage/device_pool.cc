@@ -40,17 +40,8 @@ class DevicePool final : public Allocator {
   }
 
   std::int64_t Trim() override {
-    std::int64_t trimmed = 0;
-    for (int index = 0; index < kSizeClasses; ++index) {
-      const SizeClass size{index, BytesOfClass(index)};
-      while (void* const block = Pop(index)) {
-        source_->Return(block);
-        Forget(size);
-        trimmed += size.bytes;
-      }
-    }
-    if (trimmed > 0) source_->Trim();
-    return trimmed;
+    const MutexLock lock(mutex_);
+    return TrimLocked();
   }
 
   void set_bytes_max(std::int64_t bytes_max) override { budget_.set_bytes_max(bytes_max); }
@@ -63,6 +54,37 @@ class DevicePool final : public Allocator {
   };
 
   List& ListOf(int index) REQUIRES(mutex_) { return lists_[static_cast<std::size_t>(index)]; }
+
+  // Under the lock to its end: whoever then finds the cap reached knows that no block is cached,
+  // nor on its way back.
+  std::int64_t TrimLocked() REQUIRES(mutex_) {
+    std::int64_t trimmed = 0;
+    for (int index = 0; index < kSizeClasses; ++index) {
+      List& list = ListOf(index);
+      const std::int64_t bytes = BytesOfClass(index);
+      for (; !list.free.empty(); list.free.pop_back()) {
+        source_->Return(list.free.back());
+        budget_.Unreserve(bytes);
+        --list.blocks;
+        trimmed += bytes;
+      }
+    }
+    if (trimmed > 0) source_->Trim();
+    return trimmed;
+  }
+
+  // Books a block, if the cap allows it after a Trim at the latest.
+  bool Reserve(std::int64_t bytes) {
+    if (budget_.Reserve(bytes)) return true;
+    const MutexLock lock(mutex_);
+    TrimLocked();
+    return budget_.Reserve(bytes);
+  }
+  void* Take(std::int64_t bytes) {
+    if (void* const block = source_->Take(bytes)) return block;
+    Trim();
+    return source_->Take(bytes);
+  }
 
   void* Pop(int index) {
     const MutexLock lock(mutex_);
@@ -85,12 +107,9 @@ class DevicePool final : public Allocator {
     --ListOf(size.index).blocks;
   }
 
-  // When the cap or the source refuses, cached blocks of other classes make room. Another thread
-  // may free a block meanwhile, hence the loops.
+  // When the cap or the source refuses, cached blocks of other classes make room.
   void* TakeFresh(SizeClass size, std::int64_t asked) {
-    while (!budget_.Reserve(size.bytes)) {
-      if (Trim() == 0) budget_.ThrowOverCap(asked);
-    }
+    if (!Reserve(size.bytes)) budget_.ThrowOverCap(asked);
     void* block = nullptr;
     try {
       Remember(size);
@@ -99,9 +118,8 @@ class DevicePool final : public Allocator {
       throw;
     }
     try {
-      while ((block = source_->Take(size.bytes)) == nullptr) {
-        if (Trim() == 0) budget_.ThrowSystemEmpty(asked);
-      }
+      block = Take(size.bytes);
+      if (block == nullptr) budget_.ThrowSystemEmpty(asked);
     } catch (...) {
       Forget(size);
       throw;
