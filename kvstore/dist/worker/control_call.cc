@@ -96,9 +96,12 @@ std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
 
 void BarrierAndWait(Engine& engine, WorkerLink& link) {
   RunAndWait(engine, "kvstore.barrier", [&link](CallEnded ended) {
-    Outputs out;
-    link.Barrier((new ControlCall(1, std::move(ended)))->sink(0), &out);
-    link.Carry(out);
+    auto* const call = new ControlCall(1, std::move(ended));  // ends itself
+    link.pushes().WhenEmpty([&link, call] {
+      Outputs out;
+      link.Barrier(call->sink(0), &out);
+      link.Carry(out);
+    });
   });
 }
 

@@ -42,18 +42,22 @@ PartInfo DistKey::InfoOf(const PlacedPart& part) const {
 }
 
 void DistKey::Enter(const std::shared_ptr<PartsCall>& call) {
+  if (IsPush(call->options_.kind)) call->not_submitted_ = link_->pushes().Enter();
   MutexLock lock(mutex_);
   calls_.push_back(call);
 }
 
 void DistKey::Ready(PartsCall& call) {
   ReusedOutputs out;
+  boost::container::small_vector<PushGate::Entry, 2>
+      submitted;  // let go of without locks: barriers may begin
   {
     MutexLock lock(mutex_);
     call.ready_ = true;
     while (!calls_.empty() && calls_.front()->ready_) {
       const std::shared_ptr<PartsCall> next = std::move(calls_.front());
       calls_.pop_front();
+      if (next->not_submitted_) submitted.push_back(std::move(next->not_submitted_));
       if (next->requests_.empty()) continue;
       link_->Submit({next->requests_.data(), next->requests_.size()}, &*out);
       next->requests_.clear();

@@ -137,7 +137,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   RowSparseNDArray rows_out_;
   std::optional<Completion> done_;
   bool started_ = false;
-  bool ready_ = false;               // guarded by the key's lock
+  // Guarded by the key's lock.
+  bool ready_ = false;
+  PushGate::Entry not_submitted_;    // of a push
   std::shared_ptr<PartsCall> self_;  // while answers are missing
   std::atomic<std::size_t> missing_{0};
   Mutex mutex_;

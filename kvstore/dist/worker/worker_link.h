@@ -14,6 +14,7 @@
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/protocol/worker.h"
 #include "kvstore/dist/transport/transport.h"
+#include "kvstore/dist/worker/push_gate.h"
 
 namespace heddle::kvstore::dist {
 
@@ -51,8 +52,15 @@ class WorkerLink {
   // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run
   // anything.
   virtual void Submit(std::span<Request> requests, Outputs* out) = 0;
+  // Of what has been submitted; see pushes().
   virtual void Barrier(AnswerSink& sink, Outputs* out) = 0;
   virtual void Carry(Outputs& out) = 0;  // once
+
+  // The pushes of all stores that have not been submitted.
+  PushGate& pushes() { return pushes_; }
+
+ private:
+  PushGate pushes_;
 };
 
 }  // namespace heddle::kvstore::dist

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -390,6 +393,41 @@ TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
     NDArray out({50'000}, DType::kFloat32, Cpu(), engine);
     store.Pull("w", out);
     EXPECT_EQ(out.ToVector<float>(), std::vector<float>(50'000, 20 * kWorkers));
+  });
+}
+
+TEST_P(DistStoreTest, ABarrierComesAfterPushesWhoseGradientsAreStillBeingComputed) {
+  constexpr int kWorkers = 2;
+  Job job({.network = GetParam(), .num_workers = kWorkers});
+  job.RunWorkers("dist_async", [](int rank, KVStore& store, Engine& engine) {
+    store.SetOptimizer(Sgd({.learning_rate = 1}));
+    for (const char* key : {"w", "late"}) store.Init(key, Filled(engine, 1000, 0));
+    for (int round = 1; round <= 10; ++round) {
+      const NDArray gradient = Filled(engine, 1000, -1);
+      std::thread computation;
+      if (rank == round % kWorkers) {
+        // An op that another thread completes only now or later.
+        engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
+                         [&](Completion done) {
+                           computation = std::thread([done = std::move(done)]() mutable {
+                             std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                             done();
+                           });
+                         });
+      }
+      store.Push("late", gradient);
+      for (int i = 0; i < 3; ++i) store.Push("w", Filled(engine, 1000, -1));
+      store.Barrier();
+      for (const auto& [key, pushes] : {std::pair("late", 1), std::pair("w", 3)}) {
+        NDArray out({1000}, DType::kFloat32, Cpu(), engine);
+        store.Pull(key, out);
+        EXPECT_EQ(out.ToVector<float>(),
+                  std::vector<float>(1000, static_cast<float>(round * kWorkers * pushes)))
+            << key << " in round " << round;
+      }
+      store.Barrier();
+      if (computation.joinable()) computation.join();
+    }
   });
 }
 
