@@ -201,6 +201,18 @@ void CheckContiguous(const DLTensor& tensor) {
   }
 }
 
+// Where an array over memory of another owner lies, which is always the CPUs'.
+Device ToHostDevice(const char* call, int code) {
+  const Device device = ToDevice(code);
+  if (device.type == DeviceType::kGpu) {
+    throw InvalidArgument(
+        fmt::format("{}: expected cpu(i) or cpu_pinned(i) for memory of the CPUs, got {}; "
+                    "nd.array(x) copies it",
+                    call, ToString(device)));
+  }
+  return device;
+}
+
 // Takes the tensor over from its capsule.
 template <class Managed>
 nb::any FromCapsule(nb::handle type, nb::handle capsule, int device) {
@@ -237,7 +249,7 @@ nb::any FromCapsule(nb::handle type, nb::handle capsule, int device) {
       [managed] {
         if (managed->deleter != nullptr) WhilePythonLives([&] { managed->deleter(managed); });
       },
-      ToDevice(device), TheEngine());
+      ToHostDevice("from_dlpack", device), TheEngine());
   if (PyCapsule_SetName(capsule.ptr(), Names::kUsed) != 0) throw nb::python_error();
   return WrapAs(type, std::move(array));
 }
@@ -281,7 +293,7 @@ nb::any FromBuffer(nb::handle type, nb::handle object, const std::vector<std::in
   const auto release = [held] { WhilePythonLives([&] { delete held; }); };
   try {
     return WrapAs(type, NDArray::FromForeign((*held)->view.buf, shape, ToDType(dtype), release,
-                                             ToDevice(device), TheEngine()));
+                                             ToHostDevice("from_buffer", device), TheEngine()));
   } catch (...) {
     delete held;
     throw;

@@ -124,6 +124,17 @@ def test_buffers_come_in():
     assert mx.nd.array(memoryview(plain)).asnumpy().tolist() == [2, 4, 6]
 
 
+def test_memory_of_the_cpus_is_no_array_of_a_gpu():
+    x = numpy.ones(2)
+    calls = [lambda: mx.nd.from_buffer(x, ctx=mx.gpu(0)), lambda: mx.nd.from_dlpack(x, ctx=mx.gpu(0))]
+    for call in calls:
+        with pytest.raises(ValueError, match="for memory of the CPUs, got gpu"):
+            call()
+    with mx.gpu(0), pytest.raises(ValueError, match="for memory of the CPUs, got gpu"):
+        mx.nd.from_numpy(x)
+    assert mx.nd.from_numpy(x).asnumpy().tolist() == [1, 1]
+
+
 def test_asnumpy_is_a_copy_of_one_moment():
     a = mx.nd.zeros((300, 300))  # of both sizes that are copied differently
     for array in (a, a[0]):
