@@ -5,12 +5,13 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,8 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -38,19 +41,23 @@ namespace {
 using namespace dist;  // NOLINT(google-build-using-namespace)
 using testing::HasSubstr;
 
-// How many TCP connections there are at the port of that address.
+// How many connected TCP sockets this process has at the port of that address. Not by
+// /proc/self/net/tcp, which may leave some out while others come and go.
 int ConnectionsAt(const std::string& address) {
   const auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
-  char text[16];
-  std::snprintf(text, sizeof text, ":%04X", port);
-  std::ifstream file("/proc/self/net/tcp");
   int count = 0;
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string number, local, remote, state;
-    words >> number >> local >> remote >> state;
-    if (local.ends_with(text) && state == "01") ++count;  // ESTABLISHED
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    sockaddr_in local{};
+    socklen_t length = sizeof local;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0 ||
+        local.sin_family != AF_INET || ntohs(local.sin_port) != port) {
+      continue;
+    }
+    tcp_info info{};
+    length = sizeof info;
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
+    if (info.tcpi_state == TCP_ESTABLISHED) ++count;
   }
   return count;
 }
