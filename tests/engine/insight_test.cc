@@ -130,6 +130,16 @@ TEST_P(WatchdogTest, AStallIsLoggedWithTheBlockedChain) {
   engine.WaitForAll();
 }
 
+TEST_P(WatchdogTest, AStallOfTheFirstOpAfterAQuietTimeIsLogged) {
+  LogCapture log;
+  EngineOptions options = GetParam().options;
+  options.watchdog = milliseconds(50);
+  Engine engine(options);
+  std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+  const Blocker blocker(engine, {.name = "stalled_op"});
+  log.WaitForLine({"stalled_op"});
+}
+
 TEST_P(WatchdogTest, NothingIsLoggedWhileOpsFinishOrNoneIsPending) {
   LogCapture log;
   EngineOptions options = GetParam().options;

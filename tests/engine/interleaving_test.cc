@@ -42,6 +42,82 @@ TEST_P(InterleavingTest, APushAfterAWaitOnASleepingEngineIsRun) {
   WaitUntil([&] { return ran.load(); });
 }
 
+// The first op after a quiet time has the engine to itself: nobody else is awake.
+TEST_P(InterleavingTest, APushDuringTheFirstOpAfterAQuietTimeIsRun) {
+  EngineOptions options = GetParam().options;
+  if (options.num_workers == 1) GTEST_SKIP() << "the one worker is busy";
+  options.watchdog = milliseconds(0);
+  Engine engine(options);
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+    std::atomic<bool> started = false;
+    std::atomic<bool> second_ran = false;
+    std::atomic<bool> ended = false;
+    engine.Push({.name = "first"}, [&] {
+      started = true;
+      WaitUntil([&] { return second_ran.load(); });
+      ended = true;
+    });
+    if (round > 0) WaitUntil([&] { return started.load(); });
+    engine.Push({.name = "second"}, [&] { second_ran = true; });
+    WaitUntil([&] { return ended.load(); });
+  }
+}
+
+// The first op after a quiet time runs with nobody awake beside it. Whoever comes meanwhile and
+// goes again leaves somebody who looks out for what is pushed later.
+class FirstOpTest : public InterleavingTest {
+ protected:
+  static EngineOptions Options() {
+    EngineOptions options = GetParam().options;
+    options.watchdog = milliseconds(0);
+    return options;
+  }
+  // `during` is called while the first op runs, which ends when an op that is pushed after has run.
+  static void Run(Engine& engine, const Var& x, const std::function<void()>& during) {
+    std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+    std::atomic<bool> started = false;
+    std::atomic<bool> last_ran = false;
+    std::atomic<bool> ended = false;
+    engine.Push({.name = "first", .writes = {x}}, [&] {
+      started = true;
+      WaitUntil([&] { return last_ran.load(); });
+      ended = true;
+    });
+    WaitUntil([&] { return started.load(); });
+    during();
+    std::this_thread::sleep_for(milliseconds(20));  // long enough to come and go
+    engine.Push({.name = "last"}, [&] { last_ran = true; });
+    WaitUntil([&] { return ended.load(); });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Threaded, FirstOpTest, testing::ValuesIn(ThreadedConfigs()), ConfigLabel);
+
+TEST_P(FirstOpTest, APushAfterABlockedOneIsRun) {
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the one worker is busy";
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  Run(engine, x, [&] { engine.Push({.name = "blocked", .writes = {x}}, [] {}); });
+  engine.WaitForAll();
+}
+
+TEST_P(FirstOpTest, APushAfterAWaitForAllIsRun) {
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the one worker is busy";
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  Run(engine, x, [&] { EXPECT_THROW(engine.WaitForAll(milliseconds(20)), TimeoutError); });
+}
+
+// Ops have been so short that one worker is faster than two.
+TEST_P(FirstOpTest, APushAfterShortOpsIsRun) {
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the one worker is busy";
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 20'000; ++i) engine.Push({.name = "short", .writes = {x}}, [] {});
+  engine.WaitForAll();
+  Run(engine, x, [] {});
+}
+
 // Calls `while_waiting` on another thread while the calling thread runs an op of its WaitForAll,
 // which has begun for certain then; returns when the wait has. False: workers took the op each
 // time.
