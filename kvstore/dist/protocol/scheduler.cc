@@ -56,7 +56,11 @@ void SchedulerMachine::OnConnected(NodeId peer, const std::string& address) {
 }
 
 void SchedulerMachine::OnMessage(Time now, NodeId from, const Message& message, Outputs& out) {
-  if (message.kind == Kind::kJoin) return OnJoin(now, from, message, out);
+  if (message.kind == Kind::kJoin) {
+    OnJoin(now, from, message, out);
+    CheckDone(now);
+    return;
+  }
   if (message.kind == Kind::kStatus) return OnStatus(now, from, out);
   Node* const node = Find(from);
   if (node == nullptr) return;  // what a refused one had sent already
@@ -187,6 +191,7 @@ void SchedulerMachine::Refuse(NodeId peer, const std::string& why, Outputs& out)
   out.Send(peer, {.kind = Kind::kRefused,
                   .meta = Encode(ErrorBody{ErrorBody::Code::kInvalidState, why})});
   out.disconnects.push_back(peer);
+  connected_.erase(peer);
 }
 
 // S1: wanted ranks differ (WhyNotJoin), the others take what is free.
@@ -331,7 +336,7 @@ void SchedulerMachine::OnLost(Time now, NodeId peer, const std::string& address,
         LogLevel::kWarning,
         fmt::format("lost a connection from {}, which had not joined: {}", At(address), why));
   }
-  if (node == nullptr || node->presence == Presence::kGone) return;
+  if (node == nullptr || node->presence == Presence::kGone) return CheckDone(now);
   if (node->address.empty()) node->address = address;
   const bool expected = node->presence == Presence::kLeft || failure_ ||
                         (phase_ == Phase::kShuttingDown && node->id.role == Role::kServer);
@@ -397,7 +402,9 @@ void SchedulerMachine::CheckDone(Time now) {
     phase_ = Phase::kEnded;
     done_ = true;
   }
-  if (failure_ && (all_gone || now - ended_at_ >= options_.linger)) done_ = true;
+  // Who is about to join shall hear why it cannot.
+  const bool all_told = all_gone && connected_.empty();
+  if (failure_ && (all_told || now - ended_at_ >= options_.linger)) done_ = true;
 }
 
 // Time.

@@ -573,6 +573,24 @@ TEST_F(SchedulerTest, AfterAFailureItStaysUntilAllAreGoneOrForAWhile) {
   EXPECT_THAT(WhyFailed(), HasSubstr("worker 0"));
 }
 
+TEST_F(SchedulerTest, AfterAFailureItStaysForThoseWhoAreAboutToJoin) {
+  const auto fail = [this] {
+    Make(3, 1);
+    Join(1, Role::kWorker);
+    scheduler_->OnConnected(Worker(-3), Address(2));
+    Lose(Worker(-2));
+    EXPECT_THAT(WhyFailed(), HasSubstr(Address(1)));
+    EXPECT_FALSE(scheduler_->done());
+  };
+  fail();
+  EXPECT_THAT(RefusalIn(Join(2, Role::kWorker)),
+              AllOf(HasSubstr("the job has failed"), HasSubstr(Address(1))));
+  EXPECT_TRUE(scheduler_->done());
+  fail();
+  Lose(Worker(-3));
+  EXPECT_TRUE(scheduler_->done());
+}
+
 TEST_F(SchedulerTest, ASchedulerThatIsToldToEndSaysSo) {
   StartJob();
   Outputs out;
