@@ -62,9 +62,10 @@ std::vector<Message> RunAndWait(Engine& engine, const OpName& name,
   const auto outcome = std::make_shared<Outcome>();
   engine.PushAsync({.name = name, .writes = {ended}, .lane = Lane::kComm, .start_inline = true},
                    [start = std::move(start), outcome](Completion done) {
-                     start([outcome, done = std::move(done)](std::exception_ptr error,
-                                                             std::vector<Message> answers) {
-                       *outcome = {std::move(error), std::move(answers)};
+                     start([held = outcome, done = std::move(done)](
+                               std::exception_ptr error, std::vector<Message> answers) mutable {
+                       *held = {std::move(error), std::move(answers)};
+                       held.reset();  // an error ends with the caller, on its thread
                        done();
                      });
                    });
