@@ -21,10 +21,9 @@
 //        begins when all parts that are here have the sum of the same round, and all other servers'
 //        sums of the pass before are here. Sums count for the round and pass that they name.
 //
-//   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. When
-//   all
-//        have removed it that have not left, the value goes, and the identities stay: what is late
-//        or comes again finds its place taken. A key that is initialised anew is another part.
+//   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. The
+//        value goes when all have removed it that have not left, and the identities stay: what is
+//        late or comes again finds its place taken. A key that is initialised anew is another part.
 //
 // Failure cases: a contribution that failed, or that does not fit the part, takes its place in the
 // round; the round then ends without an update, every pull of it answers the error of the lowest

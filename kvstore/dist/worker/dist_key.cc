@@ -49,8 +49,8 @@ void DistKey::Enter(const std::shared_ptr<PartsCall>& call) {
 
 void DistKey::Ready(PartsCall& call) {
   ReusedOutputs out;
-  boost::container::small_vector<PushGate::Entry, 2>
-      submitted;  // let go of without locks: barriers may begin
+  // Let go of without locks: barriers may begin.
+  boost::container::small_vector<PushGate::Entry, 2> submitted;
   {
     MutexLock lock(mutex_);
     call.ready_ = true;
