@@ -27,12 +27,19 @@ void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& eng
                       "engine",
                       call, ToString(pair.key)));
     }
-    if (const Device device = array.device(); device.type == DeviceType::kGpu) {
-      throw InvalidArgument(
-          fmt::format("{}: key {}: stores do not take arrays of GPUs yet: expected cpu(i), got {}",
-                      call, ToString(pair.key), ToString(device)));
-    }
   });
+}
+
+void CheckOnCpus(std::string_view call, std::span<const KeyArrays> pairs) {
+  for (const KeyArrays& pair : pairs) {
+    for (const NDArray& array : pair.arrays) {
+      if (array.device().type != DeviceType::kGpu) continue;
+      throw InvalidArgument(
+          fmt::format("{}: key {}: this type of store does not take arrays of GPUs yet: expected "
+                      "cpu(i), got {}",
+                      call, ToString(pair.key), ToString(array.device())));
+    }
+  }
 }
 
 void CheckOneArray(std::string_view call, const KeyArrays& pair, const Engine& engine) {

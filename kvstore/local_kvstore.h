@@ -123,6 +123,10 @@ class LocalKVStore final : public KVStore {
   void QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority)
       EXCLUDES(mutex_);
   void QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority);
+  // "device" does not take arrays of GPUs yet.
+  void CheckDevices(std::string_view call, std::span<const KeyArrays> pairs) const {
+    if (merge_on_ == MergeOn::kPushingDevices) CheckOnCpus(call, pairs);
+  }
   // Whether what is pushed, the stored value and the updaters fit each other.
   void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);

@@ -13,6 +13,7 @@ void LocalKVStore::QueuePull(const ValuePtr& value, std::span<const NDArray> out
 
 void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
+  CheckDevices("Pull", pairs);
   const auto pull = [&](const ValuePtr& value, const KeyArrays& pair) {
     if (!pair.arrays.empty()) {
       QueuePull(value, pair.arrays, priority);

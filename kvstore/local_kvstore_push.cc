@@ -240,6 +240,7 @@ void LocalKVStore::TakePlace(const KeyPush& push) {
 
 void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
+  CheckDevices("Push", pairs);
   if (pairs.size() == 1) {
     KeyPush push(pairs[0]);
     const UpdatersPtr updaters = PreparePush("Push", {&push, 1});
@@ -255,6 +256,8 @@ void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
 void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                               int priority) {
   CheckPushPull(values, out, engine());
+  CheckDevices("PushPull", values);
+  CheckDevices("PushPull", out);
   std::vector<std::size_t> push_of;
   std::vector<KeyPush> pushes = JoinRepeatedKeys("PushPull", values, &push_of);
   const UpdatersPtr updaters = PreparePush("PushPull", pushes);

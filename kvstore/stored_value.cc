@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "kvstore/array_kernels.h"
 #include "kvstore/compression/compressed_sum.h"
 #include "kvstore/held_arrays.h"
+#include "kvstore/near_arrays.h"
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
@@ -400,6 +402,8 @@ template <class Array>
 void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                             std::shared_ptr<const Compressor> compressor, Update update,
                             int priority) {
+  const NearInputs near(values, self->device(), priority);
+  values = near.view();
   // The value is only in `writes`, although an update reads it: its body looks at poison itself.
   if (values.size() == 1) {
     self->engine().Push({.name = "kvstore.push",
@@ -426,6 +430,8 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
                                const std::shared_ptr<StoredValue>& old,
                                std::span<const Array> values,
                                std::shared_ptr<const Compressor> compressor, int priority) {
+  const NearInputs near(values, self->device(), priority);
+  values = near.view();
   std::vector<VarRef> reads = VarsOf(values);
   reads.push_back(old->var());
   self->engine().Push(
@@ -441,6 +447,14 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
 template <class Array>
 void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                             int priority) {
+  if constexpr (std::is_same_v<Array, NDArray>) {
+    if (!AreNear(out, self->device())) {
+      const RelayedOutputs outputs(out, self->device());
+      QueuePull(self, outputs.near(), priority);
+      outputs.Forward(priority);
+      return;
+    }
+  }
   Engine& engine = self->engine();
   const VarRef stored = self->var();
   if (out.size() == 1) {
@@ -480,24 +494,28 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
 void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
                                std::span<const RowSparseNDArray> out, const NDArray& row_ids,
                                int priority) {
+  const NearInputs near(View(row_ids), self->device(), priority);
+  const NDArray& ids = near.view()[0];
   self->engine().Push({.name = "kvstore.row_sparse_pull",
-                       .reads = {self->var(), row_ids.var()},
+                       .reads = {self->var(), ids.var()},
                        .writes = VarListOf(out),
                        .device = out[0].device(),
                        .lane = Lane::kCopy,
                        .priority = priority},
-                      RowPullOp{self, {out.begin(), out.end()}, row_ids});
+                      RowPullOp{self, {out.begin(), out.end()}, ids});
 }
 
 template <class Array>
 void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
                              std::uint64_t origin_number) {
+  const NearInputs near(View(value), self->device(), /*priority=*/0);
+  const Array& input = near.view()[0];
   self->engine().Push({.name = "kvstore.reset",
-                       .reads = {value.var()},
+                       .reads = {input.var()},
                        .writes = {self->var()},
                        .device = self->device(),
                        .run_when_poisoned = true},
-                      ResetOp<Array>{self, value, origin_number});
+                      ResetOp<Array>{self, input, origin_number});
 }
 
 void StoredValue::QueueSnapshot(const std::shared_ptr<StoredValue>& self,
@@ -538,6 +556,8 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
 
   Engine& engine = v.engine();
   const Device device = v.device();
+  const NearInputs near(values, device, priority);
+  values = near.view();
   Array& merged = v.Merged(values[0]);
   if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
   engine.Push({.name = "kvstore.merge",

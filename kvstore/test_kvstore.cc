@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvstore/checks.h"
+#include "kvstore/near_arrays.h"
 
 namespace heddle::kvstore {
 
@@ -51,7 +52,7 @@ class TestKVStore final : public KVStore {
     for (const KeyArrays& pair : values) {
       const NDArray& first = pair.arrays[0];
       sums.emplace_back(first.shape(), first.dtype(), first.device(), engine());
-      Sum(pair.arrays, sums.back(), priority);
+      Sum(NearInputs(pair.arrays, first.device(), priority).view(), sums.back(), priority);
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
       for (const NDArray& array : out[i].arrays) sums[i].CopyTo(array, priority);

@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -73,7 +74,7 @@ class CompressionTest : public StoreTest {
  protected:
   NDArray Array(const Floats& values, int device = 0, DType dtype = DType::kFloat32) {
     return NDArray::FromVector(values, {static_cast<std::int64_t>(values.size())}, dtype,
-                               Cpu(device), engine);
+                               On(Cpu(device)), engine);
   }
 };
 
@@ -339,6 +340,7 @@ TEST_P(CompressionTest, EveryListedTypeWorks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompressionTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, CompressionTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 TEST(Compression, GivesTheSameBitsForEveryNumberOfWorkers) {
   std::mt19937_64 random(TestSeed());

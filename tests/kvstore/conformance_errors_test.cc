@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/conformance.h"
+#include "tests/kvstore/gpu_setups.h"
 
 namespace heddle::kvstore_test {
 namespace {
@@ -88,7 +89,7 @@ TEST_P(ConformanceErrorsTest, BroadcastOfAKnownKeyIsAnErrorAndWritesNothing) {
         store->Broadcast({"a", "b"}, {Full(2), Full(2)}, outs);
       },
       {"'b'", "already"});
-  const NDArray wrong = NDArray::Zeros({4}, DType::kFloat32, Cpu(), engine);
+  const NDArray wrong = NDArray::Zeros({4}, DType::kFloat32, On(Cpu()), engine);
   ExpectInvalid(
       [&] {
         store->Broadcast({"a", "c"}, {Full(2), Full(2)}, {outs[0], wrong});
@@ -121,7 +122,7 @@ TEST_P(ConformanceErrorsTest, KeysAreOfOneKind) {
 
 TEST_P(ConformanceErrorsTest, WrongShapeOrDTypeIsAnErrorOfTheCall) {
   store->Init("k", Full(1));
-  const NDArray wrong = NDArray::Zeros({3, 2}, DType::kFloat32, Cpu(), engine);
+  const NDArray wrong = NDArray::Zeros({3, 2}, DType::kFloat32, On(Cpu()), engine);
   const NDArray doubles = Full(1, Cpu(), DType::kFloat64);
   const std::vector<std::string> shapes = {"'k'", "(2, 3)", "(3, 2)"};
   const std::vector<std::string> dtypes = {"'k'", "float32", "float64"};
@@ -167,7 +168,7 @@ TEST_P(ConformanceErrorsTest, ArraysOfAnotherEngineAreErrors) {
 
 TEST_P(ConformanceErrorsTest, NothingOfAListCallHappensIfOneOfItIsBad) {
   store->Init({"a", "b"}, {Full(1), Full(1)});
-  const NDArray wrong = NDArray::Zeros({4}, DType::kFloat32, Cpu(), engine);
+  const NDArray wrong = NDArray::Zeros({4}, DType::kFloat32, On(Cpu()), engine);
   NDArray out = Full(7);
   ExpectInvalid([&] { store->Push({"a", "b"}, {Full(2), wrong}); }, {"'b'"});
   ExpectInvalid([&] { store->Push({"a", "b"}, {Full(2), Full(2), Full(2)}); }, {"2 keys", "got 3"});
@@ -252,6 +253,7 @@ TEST_P(ConformanceErrorsTest, ResetComesAfterEarlierPushesAndPulls) {
 
 INSTANTIATE_TEST_SUITE_P(All, ConformanceErrorsTest, testing::ValuesIn(ConformanceSetups()),
                          SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, ConformanceErrorsTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -15,6 +15,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
+
 namespace heddle::kvstore_test {
 namespace {
 
@@ -102,12 +104,12 @@ TEST_P(ConformanceTest, LargeArraysAreSummedWhole) {
   const std::int64_t size = 300'001;  // several blocks of the kernels, and a rest
   std::vector<NDArray> arrays;
   for (int i = 0; i < 3; ++i) {
-    arrays.push_back(NDArray::Arange(size, DType::kFloat64, Cpu(i), engine));
+    arrays.push_back(NDArray::Arange(size, DType::kFloat64, On(Cpu(i)), engine));
   }
-  store->Init("k", NDArray::Zeros({size}, DType::kFloat64, Cpu(), engine));
+  store->Init("k", NDArray::Zeros({size}, DType::kFloat64, On(Cpu()), engine));
   store->Push("k", arrays);
   std::vector<NDArray> out(2, NDArray());
-  for (int i = 0; i < 2; ++i) out[i] = NDArray(Shape{size}, DType::kFloat64, Cpu(i), engine);
+  for (int i = 0; i < 2; ++i) out[i] = NDArray(Shape{size}, DType::kFloat64, On(Cpu(i)), engine);
   store->Pull("k", out);
   for (const NDArray& array : out) {
     const std::vector<double> values = array.ToVector<double>();
@@ -116,7 +118,7 @@ TEST_P(ConformanceTest, LargeArraysAreSummedWhole) {
 }
 
 TEST_P(ConformanceTest, PushesFromInsideOps) {
-  NDArray gradient = Full(0);
+  NDArray gradient = NDArray::Zeros(shape, DType::kFloat32, Cpu(), engine);
   NDArray out = Full(0);
   store->Init("k", Full(0));
   engine.Push({.name = "step", .writes = {gradient.var()}}, [&] {
@@ -180,7 +182,7 @@ TEST_P(ConformanceTest, PullCastsToTheDTypeOfItsOutput) {
 
 TEST_P(ConformanceTest, PullIntoAPartOfAnArray) {
   store->Init("k", Full(4));
-  NDArray large = NDArray::Full({6, 3}, 1, DType::kFloat32, Cpu(), engine);
+  NDArray large = NDArray::Full({6, 3}, 1, DType::kFloat32, On(Cpu()), engine);
   NDArray other = Full(0);
   store->Pull("k", {large.Slice(2, 4), other});
   EXPECT_EQ(large.Slice(2, 4).ToVector<float>(), All(4));
@@ -341,7 +343,7 @@ TEST_P(ConformanceTest, SavedStatesAreThoseOfTheMomentOfSaving) {
 
 TEST_P(ConformanceTest, CompressionKeepsWhatItCouldNotSend) {
   const auto array = [&](const std::vector<float>& values) {
-    return NDArray::FromVector(values, {4}, DType::kFloat32, Cpu(), engine);
+    return NDArray::FromVector(values, {4}, DType::kFloat32, On(Cpu()), engine);
   };
   const NDArray out = array({0, 0, 0, 0});
   store->SetGradientCompression({.type = "2bit", .threshold = 0.5});
@@ -364,7 +366,7 @@ TEST_P(ConformanceTest, RowsOfRowSparseValues) {
   store->Push("k", {rows({0, 70}, 1), rows({70, 99}, 2)});
   RowSparseNDArray out(whole, DType::kFloat32, Cpu(), engine);
   const NDArray ids =
-      NDArray::FromVector<std::int64_t>({99, 50, 70, 50}, {4}, DType::kInt64, Cpu(), engine);
+      NDArray::FromVector<std::int64_t>({99, 50, 70, 50}, {4}, DType::kInt64, On(Cpu()), engine);
   store->RowSparsePull("k", out, ids);
   const RowVectors<float> got = out.ToVectors<float>();
   EXPECT_EQ(got.row_ids, (std::vector<std::int64_t>{50, 70, 99}));
@@ -385,9 +387,9 @@ TEST_P(ConformanceTest, ARemovedKeyIsUnknownAndFree) {
   store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
   for (int life = 0; life < 3; ++life) {
     const std::int64_t size = life == 1 ? 100'000 : 5;  // which a job cuts
-    store->Init("a", NDArray::Ones({size}, DType::kFloat64, Cpu(), engine));
-    store->Push("a", NDArray::Ones({size}, DType::kFloat64, Cpu(), engine));
-    NDArray out({size}, DType::kFloat64, Cpu(), engine);
+    store->Init("a", NDArray::Ones({size}, DType::kFloat64, On(Cpu()), engine));
+    store->Push("a", NDArray::Ones({size}, DType::kFloat64, On(Cpu()), engine));
+    NDArray out({size}, DType::kFloat64, On(Cpu()), engine);
     store->Pull("a", out);
     EXPECT_EQ(out.ToVector<double>(), std::vector<double>(static_cast<std::size_t>(size), 0));
     EXPECT_EQ(store->Keys().size(), 2);
@@ -423,7 +425,7 @@ TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
     for (const auto& [id, value] : changed) {
       std::fill_n(expected.begin() + id * 300, 300, value);
     }
-    NDArray out(whole, DType::kFloat32, Cpu(), engine);
+    NDArray out(whole, DType::kFloat32, On(Cpu()), engine);
     store->Pull(key, out);
     EXPECT_TRUE(out.ToVector<float>() == expected) << key;
   };
@@ -431,7 +433,7 @@ TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
     // Momenta go on in all rows, or in those of the gradient.
     store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5, .lazy_update = lazy}));
     const std::string key = lazy ? "lazy" : "standard";
-    store->Init(key, NDArray::Full(whole, 10, DType::kFloat32, Cpu(), engine));
+    store->Init(key, NDArray::Full(whole, 10, DType::kFloat32, On(Cpu()), engine));
     store->Push(key, {rows({0, 54, 599}, 1), rows({54, 55}, 2)});
     expect(key, 10, {{0, 9}, {54, 7}, {55, 8}, {599, 9}});
     store->Push(key, rows({}, 0));
@@ -442,7 +444,7 @@ TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
     } else {
       expect(key, 10, {{0, 8.5f}, {54, 5.5f}, {55, 7}, {599, 8.5f}});
     }
-    store->Push(key, NDArray::Full(whole, 0, DType::kFloat32, Cpu(), engine));
+    store->Push(key, NDArray::Full(whole, 0, DType::kFloat32, On(Cpu()), engine));
     if (lazy) {
       expect(key, 10, {{0, 8.5f}, {54, 4.75f}, {55, 7}, {599, 8.5f}});
     } else {
@@ -457,10 +459,10 @@ TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRo
                                                          DType::kFloat32, Cpu(), engine);
   std::vector<float> expected(200, 0);
   expected[6] = 1, expected[7] = 2, expected[198] = 3, expected[199] = 4;
-  const NDArray sevens = NDArray::Full(whole, 7, DType::kFloat32, Cpu(), engine);
+  const NDArray sevens = NDArray::Full(whole, 7, DType::kFloat32, On(Cpu()), engine);
   store->Init("dense", sevens);
   store->Init("rows", rows);
-  NDArray out(whole, DType::kFloat32, Cpu(), engine);
+  NDArray out(whole, DType::kFloat32, On(Cpu()), engine);
   for (const char* const key : {"dense", "rows"}) {
     store->Push(key, sevens);
     store->Pull(key, out);
@@ -479,6 +481,7 @@ TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRo
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ConformanceTest, testing::ValuesIn(ConformanceSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, ConformanceTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -41,7 +42,7 @@ TEST_P(ContractTest, AFirstPushMakesAKeyOfTheSumAndDoesNotAliasIt) {
   EXPECT_EQ(Pulled(*store, "two"), All(5));
   ExpectInvalid(
       [&] {
-        store->Push("new", {Full(1), NDArray::Zeros({4}, DType::kFloat32, Cpu(), engine)});
+        store->Push("new", {Full(1), NDArray::Zeros({4}, DType::kFloat32, On(Cpu()), engine)});
       },
       {"'new'", "(2, 3)", "(4,)"});
   EXPECT_FALSE(store->Contains("new"));
@@ -100,7 +101,7 @@ TEST_P(ContractTest, HigherPriorityRunsFirst) {
 
 TEST_P(ContractTest, ThePoisonOfOneOutputDoesNotReachTheOthers) {
   store->Init("k", Full(4));
-  NDArray large = NDArray::Full({6, 3}, 1, DType::kFloat32, Cpu(), engine);
+  NDArray large = NDArray::Full({6, 3}, 1, DType::kFloat32, On(Cpu()), engine);
   engine.Push({.name = "fail", .writes = {large.var()}},
               [] { throw std::runtime_error("broken"); });
   NDArray whole = Poisoned("also broken");
@@ -130,7 +131,7 @@ TEST_P(ContractTest, KeysAreInTheOrderOfTheirCreation) {
   EXPECT_TRUE(store->Contains(std::string("m")));
   store->Remove("a");
   EXPECT_EQ(store->Keys(), (std::vector<Key>{"z", "m"}));
-  store->Init("a", NDArray::Ones({5}, DType::kInt32, Cpu(), engine));
+  store->Init("a", NDArray::Ones({5}, DType::kInt32, On(Cpu()), engine));
   EXPECT_EQ(store->Keys(), (std::vector<Key>{"z", "m", "a"}));
 }
 
@@ -262,7 +263,9 @@ TEST_P(FailedUpdateTest, APushThatFailsCountsForTheSchedule) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ContractTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, ContractTest, testing::ValuesIn(GpuSetups()), SetupName);
 INSTANTIATE_TEST_SUITE_P(All, FailedUpdateTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, FailedUpdateTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -24,6 +24,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -33,6 +34,11 @@ using Random = std::mt19937_64;
 
 int Draw(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
+}
+
+// Where the arrays of device `i` lie: where there are GPUs, those of two devices in three on one.
+Device AnyDevice(const Engine& engine, int i) {
+  return engine.options().gpu_driver != nullptr && i % 3 > 0 ? Gpu(i % 3) : Cpu(i);
 }
 
 class HistoryTest : public StoreTest {
@@ -97,7 +103,8 @@ class OneThreadHistory {
 
   int Priority() { return Draw(random_, -3, 3); }
   NDArray NewArray(std::int64_t value) {
-    return NDArray::Full({3}, value, DType::kInt64, Cpu(Draw(random_, 0, kDevices - 1)), engine_);
+    return NDArray::Full({3}, value, DType::kInt64,
+                         AnyDevice(engine_, Draw(random_, 0, kDevices - 1)), engine_);
   }
 
   // Some arrays, their sum, and the first error among them.
@@ -294,7 +301,7 @@ class ManyThreads {
 
  private:
   NDArray NewArray(std::int64_t value, int device) {
-    return NDArray::Full({5}, value, DType::kInt64, Cpu(device), engine_);
+    return NDArray::Full({5}, value, DType::kInt64, AnyDevice(engine_, device), engine_);
   }
 
   // All elements of an output come from the same pushes.
@@ -486,6 +493,7 @@ TEST_P(HistoryTest, ManyThreadsPushingANewKey) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HistoryTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, HistoryTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 // ---- The checkers find what they are for
 

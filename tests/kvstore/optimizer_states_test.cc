@@ -19,6 +19,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -32,7 +33,7 @@ class OptimizerStatesTest : public StoreTest {
     std::uniform_real_distribution<float> value(-1, 1);
     std::vector<float> values(static_cast<std::size_t>(shape.size()));
     for (float& v : values) v = value(random_);
-    return NDArray::FromVector(values, shape, dtype, device, engine);
+    return NDArray::FromVector(values, shape, dtype, On(device), engine);
   }
   // With momenta and the like where there are any.
   OptimizerPtr Make(std::string_view name, bool multi_precision = false) {
@@ -254,7 +255,7 @@ TEST_P(OptimizerStatesTest, StatesThatDoNotFitAreErrors) {
   other->Remove("c");
   expect(Make("sgd", /*multi_precision=*/true), {"multi_precision true", "false"});
   other->Remove("b");
-  other->Init("b", NDArray::Zeros({3, 2}, DType::kFloat32, Cpu(), engine));
+  other->Init("b", NDArray::Zeros({3, 2}, DType::kFloat32, On(Cpu()), engine));
   expect(Make("sgd"), {"'b'", "(3, 2)", "(2, 3)"});
   other->Remove("b");
   other->Init("b", Full(1, Cpu(), DType::kFloat64));
@@ -330,7 +331,7 @@ TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {
   expect_arrays("momentum");
   arrays.push_back({"more", Full(1)});
   expect_arrays("expected 2 arrays, found 3");
-  arrays[0].array = NDArray::Zeros({4}, DType::kFloat32, Cpu(), engine);
+  arrays[0].array = NDArray::Zeros({4}, DType::kFloat32, On(Cpu()), engine);
   expect_arrays("(4,)");
   arrays[0].array = Full(1, Cpu(), DType::kFloat64);
   expect_arrays("float64");
@@ -359,6 +360,7 @@ TEST_P(OptimizerStatesTest, ErrorsOfSavingLeaveTheFile) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OptimizerStatesTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, OptimizerStatesTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -15,6 +15,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -299,10 +300,10 @@ class OptimizerStoreTest : public StoreTest {
     std::uniform_real_distribution<float> value(-1, 1);
     std::vector<float> values(kSize);
     for (float& v : values) v = value(random);
-    return NDArray::FromVector(values, {kSize}, dtype, device, engine);
+    return NDArray::FromVector(values, {kSize}, dtype, On(device), engine);
   }
   std::vector<float> Weight() {
-    NDArray out({kSize}, DType::kFloat32, Cpu(), engine);
+    NDArray out({kSize}, DType::kFloat32, On(Cpu()), engine);
     store->Pull("w", out);
     return out.ToVector<float>();
   }
@@ -355,7 +356,7 @@ TEST_P(OptimizerStoreTest, SgdFollowsItsFormula) {
       const NDArray a = Random(10 + step, DType::kFloat32, Cpu(0));
       const NDArray b = Random(20 + step, DType::kFloat32, Cpu(1));
       store->Push("w", {a, b});
-      oracle.Update(expected, (a + b.Copy(Cpu(0))).ToVector<float>());
+      oracle.Update(expected, (a + b.Copy(a.device())).ToVector<float>());
     }
     ExpectNear(Weight(), expected, 1e-6f);
   }
@@ -478,7 +479,7 @@ TEST_P(OptimizerStoreTest, ValuesWithoutElementsStayEmpty) {
     if (empty[0] > 0) ids.push_back(1);
     const auto rows =
         RowSparseNDArray::FromVectors<float>(ids, {}, empty, DType::kFloat32, Cpu(), engine);
-    const NDArray dense(empty, DType::kFloat32, Cpu(), engine);
+    const NDArray dense(empty, DType::kFloat32, On(Cpu()), engine);
     for (const std::string_view name : OptimizerNames()) {
       for (const bool row_sparse_value : {false, true}) {
         SCOPED_TRACE(std::string(name) + (row_sparse_value ? " row-sparse " : " dense ") +
@@ -496,7 +497,7 @@ TEST_P(OptimizerStoreTest, ValuesWithoutElementsStayEmpty) {
           trained->Push("w", dense);
           trained->Push("w", {dense, dense});
         }
-        const NDArray out(empty, DType::kFloat32, Cpu(), engine);
+        const NDArray out(empty, DType::kFloat32, On(Cpu()), engine);
         EXPECT_NO_THROW({
           trained->Pull("w", out);
           out.WaitToRead();
@@ -544,6 +545,7 @@ TEST_P(OptimizerStoreTest, Float64IsUpdatedInFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OptimizerStoreTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, OptimizerStoreTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 // The same bits for every engine and number of workers.
 TEST(OptimizerBits, DoNotDependOnTheEngine) {

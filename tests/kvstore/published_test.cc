@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -84,7 +85,8 @@ TEST_P(PublishedTest, SessionWithStringKeys) {
 
 TEST_P(PublishedTest, EarlyNotesPushWithoutInitAndUpdateThreefold) {
   store->Push(3, Full(1));
-  NDArray a = NDArray::FromVector<float>({1, 2, 3, 2, 3, 4}, shape, DType::kFloat32, Cpu(), engine);
+  NDArray a =
+      NDArray::FromVector<float>({1, 2, 3, 2, 3, 4}, shape, DType::kFloat32, On(Cpu()), engine);
   store->Pull(3, a);
   EXPECT_EQ(a.ToVector<float>(), All(1));
 
@@ -143,6 +145,7 @@ TEST_P(PublishedTest, DefaultSgdLeavesMinusOneHundredth) {
 TEST_P(PublishedTest, TypeIsTheNameGiven) { EXPECT_EQ(store->type(), GetParam().store); }
 
 INSTANTIATE_TEST_SUITE_P(All, PublishedTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, PublishedTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -30,11 +30,14 @@ struct StoreSetup {
   std::string engine;
   int workers;
   std::string network = {};  // of a dist type: "sim", "tcp"
+  // Makes simulated GPUs, on which the tests' arrays lie then. Null: on the CPUs.
+  std::shared_ptr<internal::GpuDriver> (*gpus)() = nullptr;
 };
 
 inline std::string SetupName(const testing::TestParamInfo<StoreSetup>& info) {
   const StoreSetup& setup = info.param;
-  return setup.store + setup.network + "_" + setup.engine + std::to_string(setup.workers);
+  return setup.store + setup.network + "_" + setup.engine + std::to_string(setup.workers) +
+         (setup.gpus != nullptr ? "_gpus" : "");
 }
 
 // `store` on every engine.
@@ -53,6 +56,7 @@ inline EngineOptions OptionsOf(const StoreSetup& setup) {
   EngineOptions options = EngineOptions::FromEnvironment();  // HEDDLE_WORKER_HOST under tsan
   options.type = setup.engine;
   options.num_workers = setup.workers;
+  if (setup.gpus != nullptr) options.gpu_driver = setup.gpus();
   return options;
 }
 
@@ -163,8 +167,12 @@ class StoreTest : public testing::TestWithParam<StoreSetup> {
     return KVStore::Create(GetParam().store, engine, options);
   }
 
+  // Where the arrays lie that a test has on `device`, a cpu(i): there, or on one of four GPUs.
+  static Device On(Device device) {
+    return GetParam().gpus != nullptr ? Gpu(device.id % 4) : device;
+  }
   NDArray Full(Scalar value, Device device = Cpu(), DType dtype = DType::kFloat32) {
-    return NDArray::Full(shape, value, dtype, device, engine);
+    return NDArray::Full(shape, value, dtype, On(device), engine);
   }
   // One array on each of four devices.
   std::vector<NDArray> OnFour(Scalar value) {

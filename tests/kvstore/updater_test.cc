@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -202,7 +203,7 @@ TEST_P(UpdaterTest, AListWithAKeyWhoseUpdaterRunsIsRefusedWhole) {
 TEST_P(UpdaterTest, MayCallTheStoreOtherwise) {
   store->Init("k", Full(1));
   store->SetUpdater([&](KeyRef key, const NDArray& input, const NDArray& stored) {
-    NDArray old = Full(0);
+    const NDArray old(shape, DType::kFloat32, stored.device(), engine);
     store->Pull(key, old);
     stored += input + old;
   });
@@ -241,11 +242,11 @@ TEST_P(UpdaterTest, DeviceSpreadsKeysOverDevicesBySizeAndLocalDoesNot) {
   std::vector<std::vector<NDArray>> arrays(4);
   for (std::size_t key = 0; key < 4; ++key) {
     for (int d = 1; d <= 2; ++d) {
-      arrays[key].push_back(NDArray::Ones({sizes[key]}, DType::kFloat32, Cpu(d), engine));
+      arrays[key].push_back(NDArray::Ones({sizes[key]}, DType::kFloat32, On(Cpu(d)), engine));
     }
     store->Init(static_cast<int>(key), arrays[key][0]);
   }
-  NDArray before = NDArray::Zeros({40}, DType::kFloat32, Cpu(), engine);
+  NDArray before = NDArray::Zeros({40}, DType::kFloat32, On(Cpu()), engine);
   Hold reader(engine, {before.var()}, {});
   store->Pull(1, before);
   store->Push({0, 1, 2, 3}, arrays);
@@ -280,6 +281,7 @@ TEST_P(UpdaterTest, AKeyPushedByOneDeviceStaysWhereItsValueWas) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, UpdaterTest, testing::ValuesIn(AllSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, UpdaterTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

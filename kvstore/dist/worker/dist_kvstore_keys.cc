@@ -157,18 +157,22 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
 
 void DistKVStore::DoInit(std::span<const KeyArrays> pairs) {
   CheckInit(pairs, engine());
+  CheckOnCpus("Init", pairs);
   InitChecked("Init", pairs);
 }
 
 void DistKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                               int priority) {
   CheckBroadcast(values, out, engine());
+  CheckOnCpus("Broadcast", values);
+  CheckOnCpus("Broadcast", out);
   InitChecked("Broadcast", values);
   DoPull(out, priority, /*ignore_sparse=*/true);
 }
 
 void DistKVStore::DoReset(const KeyArrays& value) {
   CheckOneArray("Reset", value, engine());
+  CheckOnCpus("Reset", {&value, 1});
   const KeyPtr key = Find("Reset", value.key);
   if (key->is_row_sparse() != value.arrays.empty()) {
     throw InvalidArgument(

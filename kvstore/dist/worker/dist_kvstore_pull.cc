@@ -94,6 +94,7 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
 
 void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
+  CheckOnCpus("Pull", pairs);
   std::vector<KeyPtr> keys;
   for (const KeyArrays& pair : pairs) {
     keys.push_back(Find("Pull", pair.key));
@@ -141,6 +142,8 @@ void DistKVStore::DoRowSparsePull(std::span<const KeyRowPull> pulls, int priorit
   std::vector<KeyPtr> keys;
   for (const KeyRowPull& pull : pulls) {
     CheckRowPull(pull, engine());
+    const KeyArrays ids(pull.key, pull.row_ids);
+    CheckOnCpus("RowSparsePull", {&ids, 1});
     CheckRowPullOf(*keys.emplace_back(Find("RowSparsePull", pull.key)), pull);
   }
   for (std::size_t i = 0; i < pulls.size(); ++i) {

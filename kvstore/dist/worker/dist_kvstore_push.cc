@@ -184,6 +184,7 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
 
 void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
+  CheckOnCpus("Push", pairs);
   CheckOneKind("Push", pairs);
   for (const KeyPush& push : PreparePush("Push", pairs, priority, nullptr)) {
     QueuePush(push, priority);
@@ -241,6 +242,8 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
 void DistKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                              int priority) {
   CheckPushPull(values, out, engine());
+  CheckOnCpus("PushPull", values);
+  CheckOnCpus("PushPull", out);
   std::vector<std::size_t> push_of;
   const std::vector<KeyPush> pushes = PreparePush("PushPull", values, priority, &push_of);
   if (CanFuse(pushes, out)) {
