@@ -54,6 +54,7 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   tcp.reception = is_worker ? Reception::kCallersFirst : Reception::kThread;
   if (options.io_threads > 0) tcp.io_threads = options.io_threads;
   tcp.shared_memory = options.shared_memory;
+  tcp.cut_limit = options.dead_after * options.heartbeat_interval;
   tcp.spin = options.spin;
   tcp.io_cpu = options.io_cpu;
   tcp.capture = JobFileName(EnvString("HEDDLE_WIRE_CAPTURE", ""));

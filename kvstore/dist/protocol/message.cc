@@ -30,6 +30,8 @@ std::string_view Name(Kind kind) {
       return "welcome";
     case Kind::kRefused:
       return "refused";
+    case Kind::kReceived:
+      return "received";
     case Kind::kJoin:
       return "join";
     case Kind::kRoster:

@@ -28,6 +28,8 @@ enum class Kind : std::uint8_t {
   kProof = 3,
   kWelcome = 4,
   kRefused = 5,  // also answers what cannot be understood; the connection is closed behind it
+  // Of a connection; likewise. `sequence` messages have been received on it.
+  kReceived = 6,
 
   // Between a node and the scheduler.
   kJoin = 10,

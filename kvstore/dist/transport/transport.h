@@ -19,7 +19,8 @@
 namespace heddle::kvstore::dist {
 
 // Where the payload of one message is received. A transport asks for one when the header and meta
-// of a message have come, and holds it until the payload is complete or the peer is lost.
+// of a message have come, and holds it until the payload is complete or the peer is lost; or until
+// the connection is cut, after which the message comes again, and it asks again.
 class Landing {
  public:
   virtual ~Landing() = default;

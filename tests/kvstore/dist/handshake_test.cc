@@ -151,12 +151,12 @@ TEST(Handshake, WhetherMemoryIsSharedIsToldAndProved) {
       Give(Give(Give(connecting.Start(), accepting), connecting), accepting);
       EXPECT_EQ(accepting.peer().meeting, SomeMeeting());
       EXPECT_EQ(connecting.peer().meeting, MeetingName{});
-      std::string welcome = accepting.Admit(shares);
+      std::string welcome = accepting.Admit({.shares = shares});
       if (changed) welcome.back() ^= 1;
       Give(welcome, connecting);
       EXPECT_EQ(connecting.state(), changed ? State::kFailed : State::kDone);
       if (!changed) {
-        EXPECT_EQ(connecting.shares(), shares);
+        EXPECT_EQ(connecting.welcome().shares, shares);
       }
     }
   }
@@ -165,7 +165,7 @@ TEST(Handshake, WhetherMemoryIsSharedIsToldAndProved) {
 TEST(Handshake, MemoryThatNobodyAskedForIsRefused) {
   Ends ends = Make(Of(kWorker2), Of(kServer1));
   Give(Give(Give(ends.connecting.Start(), ends.accepting), ends.connecting), ends.accepting);
-  Give(ends.accepting.Admit(true), ends.connecting);
+  Give(ends.accepting.Admit({.shares = true}), ends.connecting);
   EXPECT_EQ(ends.connecting.state(), State::kFailed);
   EXPECT_THAT(ends.connecting.why(), HasSubstr("shared memory that nobody asked for"));
 }

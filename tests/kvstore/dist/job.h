@@ -34,6 +34,8 @@ struct JobOptions {
   std::int64_t cut_bound = 30'000;
   ServerController controller = {};
   std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
+  // What becomes of each transport but the simulated ones; empty: nothing.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
 };
 
 class Job {
@@ -106,7 +108,13 @@ class Job {
     return options;
   }
   TransportFactory Factory(DistRole role) {
-    if (options_.network != Network::kSim) return TcpTransports(OptionsOf(role));
+    if (options_.network != Network::kSim) {
+      if (!options_.wrap) return TcpTransports(OptionsOf(role));
+      return [this, make = TcpTransports(OptionsOf(role))](TransportEvents& events,
+                                                           Incarnation incarnation) {
+        return options_.wrap(make(events, incarnation));
+      };
+    }
     const NodeId self{static_cast<Role>(role), role == DistRole::kScheduler ? 0 : -1};
     return [this, self](TransportEvents& events, Incarnation incarnation) {
       return hub_.MakeTransport({.self = self,

@@ -153,6 +153,7 @@ struct KindRow {
 };
 constexpr KindRow kKindRows[] = {
     {Kind::kRefused, 0, false, "ErrorBody"},
+    {Kind::kReceived, 0, false, nullptr},
     {Kind::kJoin, 0, false, "JoinBody"},
     {Kind::kRoster, 0, false, "RosterBody"},
     {Kind::kHeartbeat, 0, false, "StateBody"},

@@ -254,7 +254,7 @@ class Rogue {
       if (heard.empty()) break;
       socket.Say(handshake.Feed(std::as_bytes(std::span(heard))));
     }
-    EXPECT_TRUE(handshake.shares()) << handshake.why();
+    EXPECT_TRUE(handshake.welcome().shares) << handshake.why();
     channel = meeting.Take();
   }
 

@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/dist/cutting_proxy.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
 #include "tests/kvstore/dist/test_certificates.h"
@@ -32,6 +33,7 @@ struct Job {
   bool same_priority;  // then messages of a connection keep their order
   std::size_t bytes_max;
   TlsOptions tls = {};
+  Cuts cuts = {};
 };
 
 // Most are small, some medium, a few long.
@@ -90,8 +92,11 @@ Message MakeMessage(const Job& job, int from, int to, std::uint64_t number) {
 // Checks as messages come, and forgets them.
 class Checker : public TransportEvents {
  public:
-  Checker(const Job& job, int self, TcpOptions options)
-      : job_(job), self_(self), transport(TcpTransport::Create(std::move(options), *this)) {}
+  Checker(const Job& job, int self, TcpOptions options, const Cuts& cuts,
+          std::atomic<int>& cut_count)
+      : job_(job), self_(self), transport(TcpTransport::Create(std::move(options), *this)) {
+    if (cuts.count > 0) transport = ThroughProxies(std::move(transport), cuts, cut_count);
+  }
   ~Checker() override { transport->Close(); }
 
   std::shared_ptr<Landing> OnHeader(NodeId, const Message& header, std::uint64_t bytes) override {
@@ -142,13 +147,14 @@ class Checker : public TransportEvents {
   std::set<NodeId> lost_;
 
  public:
-  std::unique_ptr<TcpTransport> transport;  // last: it calls the above
+  std::unique_ptr<Transport> transport;  // last: it calls the above
 };
 
 NodeId NodeOf(int index) { return {Role::kServer, index}; }
 
 // All connected to one another.
-std::vector<std::unique_ptr<Checker>> MakeNodes(const Job& job, Random& random) {
+std::vector<std::unique_ptr<Checker>> MakeNodes(const Job& job, Random& random,
+                                                std::atomic<int>& cut_count) {
   std::vector<std::unique_ptr<Checker>> nodes;
   for (int i = 0; i < job.nodes; ++i) {
     TcpOptions options = OptionsOf(NodeOf(i));
@@ -158,8 +164,11 @@ std::vector<std::unique_ptr<Checker>> MakeNodes(const Job& job, Random& random) 
     options.spin = std::chrono::microseconds(random() % 3 == 0 ? 20 : 0);
     options.bulk_link = random() % 4 != 0;
     options.tls = job.tls;
-    if (job.tls.enabled()) options.shared_memory = false;
-    nodes.push_back(std::make_unique<Checker>(job, i, options));
+    if (job.tls.enabled() || job.cuts.count > 0) options.shared_memory = false;
+    Cuts cuts = job.cuts;
+    cuts.seed = random();
+    options.cut_limit = std::chrono::minutes(10);
+    nodes.push_back(std::make_unique<Checker>(job, i, options, cuts, cut_count));
   }
   for (int i = 0; i < job.nodes; ++i) {
     for (int j = 0; j < i; ++j) {
@@ -180,8 +189,10 @@ void SendAll(const Job& job, std::vector<std::unique_ptr<Checker>>& nodes, int f
   nodes[from]->transport->Flush();
 }
 
-void RunJob(const Job& job, Random& random) {
-  auto nodes = MakeNodes(job, random);
+// Returns how often connections were cut.
+int RunJob(const Job& job, Random& random) {
+  std::atomic<int> cut_count = 0;
+  auto nodes = MakeNodes(job, random, cut_count);
   std::vector<std::thread> threads;
   std::atomic<bool> done = false;
   const int wanted = (job.nodes - 1) * job.messages;
@@ -206,6 +217,8 @@ void RunJob(const Job& job, Random& random) {
   done = true;
   for (auto& thread : threads) thread.join();
   for (const auto& node : nodes) EXPECT_EQ(node->losses, 0);
+  nodes.clear();
+  return cut_count;
 }
 
 // With TLS and without.
@@ -246,6 +259,24 @@ TEST_P(TcpRandom, LongMessagesBothWaysDoNotBlockOneAnother) {
          random);
 }
 
+// Connections are reset after any number of bytes, those of handshakes included.
+TEST_P(TcpRandom, WhereConnectionsAreCutNothingIsLostOrDoubled) {
+  Random random(TestSeed());
+  int cuts = 0;
+  for (int i = 0; i < 3; ++i) {
+    cuts += RunJob({.seed = random(),
+                    .nodes = 2 + i % 2,
+                    .messages = 150,
+                    .threads = 1 + i % 2,
+                    .same_priority = i % 2 == 0,
+                    .bytes_max = std::size_t{1} << 20,
+                    .tls = tls_,
+                    .cuts = {.bytes_max = std::uint64_t{1} << (14 + 3 * i), .count = 40}},
+                   random);
+  }
+  EXPECT_GE(cuts, 30);
+}
+
 // A node ends at some moment, in the midst of it all: the others lose it, and only it.
 TEST_P(TcpRandom, AnEndInTheMidstIsToldToAll) {
   Random random(TestSeed());
@@ -257,7 +288,8 @@ TEST_P(TcpRandom, AnEndInTheMidstIsToldToAll) {
                   .same_priority = true,
                   .bytes_max = std::size_t{1} << 20,
                   .tls = tls_};
-    auto nodes = MakeNodes(job, random);
+    std::atomic<int> no_cuts = 0;
+    auto nodes = MakeNodes(job, random, no_cuts);
     std::vector<std::thread> threads;
     for (int n = 0; n < job.nodes; ++n) {
       threads.emplace_back([&, n] { SendAll(job, nodes, n, 0); });

@@ -106,7 +106,7 @@ TEST(WireHeader, UnknownKindsAreRefusedByNumber) {
       EXPECT_THAT(why, HasSubstr("unknown kind " + std::to_string(kind)));
     }
   }
-  EXPECT_EQ(known, 42);
+  EXPECT_EQ(known, 43);
 }
 
 TEST(WireHeader, FlagsThatTheKindDoesNotHaveAreRefused) {

@@ -249,11 +249,14 @@ void Acceptor::Decide(const std::shared_ptr<Stranger>& stranger) {
   stranger->limit.cancel();
   Channel channel{.socket = UniqueFd(stranger->socket.release(ignored)),
                   .tls = std::move(stranger->tls)};
-  const std::string why = callbacks_.admit(handshake.peer(), stranger->address, channel,
-                                           [&](bool shares) { return handshake.Admit(shares); });
+  // The welcome may be said later, from elsewhere.
+  const auto rest = std::make_shared<Handshake>(std::move(handshake));
+  const std::string why =
+      callbacks_.admit(rest->peer(), stranger->address, channel,
+                       [rest](const WelcomeBody& body) { return rest->Admit(body); });
   if (why.empty()) return;
   NoteRefusal(stranger->address, why);
-  Say(channel.socket.get(), channel.tls.get(), handshake.Refuse(why));
+  Say(channel.socket.get(), channel.tls.get(), rest->Refuse(why));
 }
 
 void Acceptor::TurnAway(Stranger& stranger, const std::string& why) {

@@ -34,13 +34,13 @@ namespace heddle::kvstore::dist {
 
 class Acceptor {
  public:
+  using Welcome = std::function<std::string(const WelcomeBody& body)>;
   struct Callbacks {
     std::function<Identity()> identity;
     // Who has proved itself. Returns why it is refused all the same. Empty: it is admitted, has
-    // been sent what `welcome` returns, and the channel was taken. `shares`: memory was left at its
-    // meeting point.
+    // been sent what `welcome` returns, or will be, from any thread, and the channel was taken.
     std::function<std::string(const HelloBody& peer, const std::string& address, Channel& channel,
-                              const std::function<std::string(bool shares)>& welcome)>
+                              const Welcome& welcome)>
         admit;
   };
 

@@ -44,6 +44,23 @@ void Release(SendQueue::Ended ended) {
   }
 }
 
+// The connection has failed, rather than the peer ended.
+bool IsCut(int error) {
+  switch (error) {
+    case ECONNRESET:
+    case ECONNABORTED:
+    case ENETRESET:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+    case ENETUNREACH:
+    case ENETDOWN:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void Count(std::atomic<std::uint64_t>& count, std::uint64_t by) {
   count.fetch_add(by, std::memory_order_relaxed);
 }
@@ -59,18 +76,24 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
       rings_(std::move(channel.rings)),
       bell_(reactor.context()),
       peer_bell_(std::move(channel.peer_bell)),
-      tls_(std::move(channel.tls)),
       link_(link),
       counts_(counts),
       capture_(std::move(capture)),
-      receiver_(std::move(pool), limits, link == Link::kBulk,
-                {.land = [this](const Message& header,
-                                std::uint64_t bytes) { return events_.sink.land(header, bytes); },
-                 .deliver =
-                     [this](Message message) {
-                       Count(counts_.messages_received, 1);
-                       return !ended_ && events_.sink.deliver(std::move(message)) && !ended_;
-                     }}) {
+      receiver_(
+          std::move(pool), limits, link == Link::kBulk,
+          {.land = [this](const Message& header,
+                          std::uint64_t bytes) { return events_.sink.land(header, bytes); },
+           .deliver = [this](Message message) { return Deliver(std::move(message)); }},
+          [this](const Message& message, std::uint64_t bytes) { OnComplete(message, bytes); }),
+      owe_timer_(reactor.context()),
+      queue_(/*retains=*/rings_ == nullptr) {
+  if (rings_ != nullptr) bell_.assign(channel.own_bell.Release());
+  Assign(channel);
+}
+
+void Connection::Assign(Channel& channel) {
+  fd_ = channel.socket.get();
+  tls_ = std::move(channel.tls);
   sockaddr_storage name{};
   socklen_t length = sizeof name;
   getsockname(fd_, reinterpret_cast<sockaddr*>(&name), &length);
@@ -78,15 +101,12 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
                  channel.socket.Release());
   boost::system::error_code ignored;
   socket_.native_non_blocking(true, ignored);
-  if (rings_ != nullptr) {
-    bell_.assign(channel.own_bell.Release());
-    return;
-  }
+  if (rings_ != nullptr) return;
   SetOption(fd_, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
   // Where the system knows it (Linux 6.15): after a cut the connection goes on within a second. By
   // default it would wait for as long again as the cut has lasted, while heartbeats are missed.
   setsockopt(fd_, IPPROTO_TCP, kTcpRtoMaxMs, &kRtoMaxMs, sizeof kRtoMaxMs);
-  if (link == Link::kBulk) {
+  if (link_ == Link::kBulk) {
     SetOption(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes, "TCP_NOTSENT_LOWAT");
   }
 }
@@ -127,7 +147,7 @@ bool Connection::Send(Transport::SendId id, Message message, std::function<void(
     if (tx_closed_ || finishing_) {
       queue_.Revoke(id, &dropped);
     } else {
-      idle = !writing_ && !write_armed_;
+      idle = !writing_ && !write_armed_ && !cut_;
     }
   }
   Release(std::move(dropped));
@@ -142,7 +162,7 @@ bool Connection::SendSmall(const Message& message, bool now) {
     if (tx_closed_ || finishing_) return false;
     const bool full = queue_.AddSmall(message);
     // Behind a writer, or while the socket is full, it goes with what is before it.
-    const bool idle = !writing_ && !write_armed_;
+    const bool idle = !writing_ && !write_armed_ && !cut_;
     waits = idle && !full && !now && queue_.only_packed() == 1;
     now = idle && (full || now);
   }
@@ -162,11 +182,16 @@ bool Connection::Pump(int calls) {
   bool left_rest = false;
   SendQueue::Ended ended;
   tx_mutex_.Lock();
-  while (!writing_ && !tx_closed_ && !wants_room_ && (!queue_.empty() || Unsent())) {
+  while (!writing_ && !tx_closed_ && !cut_ && !wants_room_ && HasMoreLocked()) {
     if (calls-- == 0) {
       LeaveRestLocked();
       left_rest = true;
       break;
+    }
+    // acquire: pairs with OnComplete
+    if (owes_.load(std::memory_order_relaxed) != Owes::kNothing &&
+        owes_.exchange(Owes::kNothing, std::memory_order_acquire) != Owes::kNothing) {
+      queue_.AddConfirmation(received());
     }
     std::array<iovec, kRunsOfWrite> runs;
     const std::size_t count = queue_.empty() ? 0 : queue_.Fetch(runs.data(), runs.size());
@@ -186,10 +211,10 @@ bool Connection::Pump(int calls) {
     } else if (error == EAGAIN || error == EWOULDBLOCK) {
       if (ArmWriteLocked()) break;
     } else if (error != EINTR) {
-      FailLocked(TextOf(error), &ended);
+      FailLocked(error, &ended);
     }
   }
-  if (finishing_ && !writing_ && !tx_closed_ && queue_.empty()) EndSendingLocked();
+  if (finishing_ && !writing_ && !tx_closed_ && !cut_ && queue_.empty()) EndSendingLocked();
   tx_mutex_.Unlock();
   Release(std::move(ended));
   return left_rest;
@@ -239,8 +264,9 @@ void Connection::LeaveRestLocked() {
   }
   if (std::exchange(write_armed_, true)) return;
   socket_.async_wait(Socket::wait_write,
-                     [self = shared_from_this()](const boost::system::error_code& error) {
+                     [self = shared_from_this(), epoch = epoch_](const auto& error) {
                        self->reactor_.Awake();
+                       if (epoch != self->epoch_) return;
                        {
                          MutexLock lock(self->tx_mutex_);
                          self->write_armed_ = false;
@@ -250,11 +276,122 @@ void Connection::LeaveRestLocked() {
 }
 
 // The reading side finds out, since nothing can come any more, and reports it.
-void Connection::FailLocked(const std::string& why, SendQueue::Ended* ended) {
-  tx_closed_ = true;
-  tx_error_ = why;
-  queue_.Clear(ended);
+void Connection::FailLocked(int error, SendQueue::Ended* ended) {
+  tx_error_ = error;
+  if (can_resume() && error != EPROTO) {
+    // If the reading side has been told of a reset, this one only hears that nothing goes any more.
+    cut_ = true;
+    queue_.Cut();
+  } else {
+    tx_closed_ = true;
+    queue_.Clear(ended);
+  }
   shutdown(fd_, SHUT_RDWR);
+}
+
+// ---- Cuts
+
+std::uint64_t Connection::progress() {
+  MutexLock lock(tx_mutex_);
+  return received() + queue_.confirmed();
+}
+
+void Connection::Cut() {
+  ++epoch_;
+  {
+    MutexLock lock(tx_mutex_);
+    cut_ = true;
+    shutdown(fd_, SHUT_RDWR);  // ends a write in progress
+    while (writing_) written_.Wait(tx_mutex_);
+    queue_.Cut();
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+    fd_ = -1;
+  }
+  receiver_.Restart();
+}
+
+bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
+                        std::unique_ptr<WireCapture> capture) {
+  SendQueue::Ended ended;
+  bool possible = false;
+  {
+    MutexLock lock(tx_mutex_);
+    possible = queue_.Restart(received_by_peer, &ended);
+    if (possible) {
+      Assign(channel);
+      capture_ = std::move(capture);
+      write_armed_ = false;
+      tx_error_ = 0;
+      cut_ = false;
+      owes_ = Owes::kNothing;  // the peer was told while it connected
+    }
+  }
+  Release(std::move(ended));
+  if (!possible) return false;
+  owed_bytes_ = 0;
+  owes_since_ = false;
+  low_water_mark_ = 1;
+  ReadSoon();
+  Pump(1);
+  return true;
+}
+
+// The reactor's.
+void Connection::OnComplete(const Message& message, std::uint64_t bytes) {
+  if (rings_ != nullptr || message.kind == Kind::kReceived) return;
+  received_.store(received() + 1, std::memory_order_relaxed);
+  if (owes_since_ && owes_.load(std::memory_order_relaxed) == Owes::kNothing) {
+    owes_since_ = false;
+    owed_bytes_ = 0;
+  }
+  owed_bytes_ += bytes;
+  if (bytes <= SendQueue::kSmallMax && owed_bytes_ < kOwedSmall) return;
+  owes_since_ = true;
+  // release: the writer that sees it counts this message
+  owes_.store(owed_bytes_ < kOwedMax ? Owes::kWithNextWrite : Owes::kNow,
+              std::memory_order_release);
+  ConfirmInTime();
+}
+
+void Connection::ConfirmInTime() {
+  if (std::exchange(owe_timer_runs_, true)) return;
+  owe_timer_.expires_after(kOweTime);
+  owe_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    self->reactor_.Awake();
+    self->owe_timer_runs_ = false;
+    if (error || self->ended_ || self->owes_.load(std::memory_order_relaxed) == Owes::kNothing) {
+      return;
+    }
+    self->owes_.store(Owes::kNow, std::memory_order_release);
+    self->Pump(1);
+  });
+}
+
+bool Connection::Deliver(Message message) {
+  if (ended_) return false;
+  if (message.kind == Kind::kReceived) {
+    SendQueue::Ended ended;
+    {
+      MutexLock lock(tx_mutex_);
+      queue_.Confirm(message.sequence, &ended);
+    }
+    Release(std::move(ended));
+    return true;
+  }
+  Count(counts_.messages_received, 1);
+  return events_.sink.deliver(std::move(message)) && !ended_;
+}
+
+// In the reactor, by the reading side.
+void Connection::Broken(int error) {
+  const std::string why = TextOf(error);
+  if (!can_resume() || !IsCut(error)) {
+    End(false, why);
+    return;
+  }
+  Cut();
+  events_.cut(why);
 }
 
 Revoked Connection::Revoke(Transport::SendId id) {
@@ -288,9 +425,9 @@ void Connection::OnReadable() {
 
 // When others have had their turn.
 void Connection::ReadSoon() {
-  boost::asio::post(reactor_.context(), [self = shared_from_this()] {
+  boost::asio::post(reactor_.context(), [self = shared_from_this(), epoch = epoch_] {
     self->reactor_.Awake();
-    if (!self->ended_) self->OnReadable();
+    if (!self->ended_ && epoch == self->epoch_) self->OnReadable();
   });
 }
 
@@ -301,7 +438,7 @@ Connection::ReadResult Connection::ReadTurn() {
     Pump(1);
     if (result == ReadResult::kDrained) return result;
     events_.between_reads();
-    if (ended_) return ReadResult::kOver;
+    if (ended_ || fd_ < 0) return ReadResult::kOver;
   }
   return ReadResult::kMore;
 }
@@ -361,7 +498,7 @@ bool Connection::Arm() {
 }
 
 void Connection::Poll() {
-  while (!ended_ && ReadOnce() == ReadResult::kMore) continue;
+  while (!ended_ && fd_ >= 0 && ReadOnce() == ReadResult::kMore) continue;
 }
 
 Connection::ReadResult Connection::ReadOnce() {
@@ -386,13 +523,13 @@ Connection::ReadResult Connection::ReadOnce() {
     return static_cast<std::size_t>(bytes) < wanted ? ReadResult::kDrained : ReadResult::kMore;
   }
   if (bytes == 0) {
-    std::string tx_error;
+    int tx_error = 0;
     {
       MutexLock lock(tx_mutex_);
       tx_error = tx_error_;
     }
-    if (!tx_error.empty()) {
-      End(false, tx_error);
+    if (tx_error != 0) {
+      Broken(tx_error);
     } else if (receiver_.between_messages()) {
       End(true, "it has closed the connection");
     } else {
@@ -402,7 +539,7 @@ Connection::ReadResult Connection::ReadOnce() {
   }
   if (error == EINTR) return ReadResult::kMore;
   if (error == EAGAIN || error == EWOULDBLOCK) return ReadResult::kDrained;
-  End(false, TextOf(error));
+  Broken(error);
   return ReadResult::kOver;
 }
 
@@ -436,9 +573,9 @@ void Connection::ArmRead() {
   }
   MutexLock lock(tx_mutex_);
   socket_.async_wait(Socket::wait_read,
-                     [self = shared_from_this()](const boost::system::error_code& error) {
+                     [self = shared_from_this(), epoch = epoch_](const auto& error) {
                        self->reactor_.Awake();
-                       if (error || self->ended_) return;
+                       if (error || self->ended_ || epoch != self->epoch_) return;
                        self->rings_ == nullptr ? self->OnReadable() : self->OnHangUp();
                      });
 }
@@ -457,6 +594,7 @@ void Connection::Close() {
     socket_.close(ignored);
     bell_.close(ignored);
   }
+  owe_timer_.cancel();
   Release(std::move(ended));
 }
 

@@ -23,9 +23,20 @@
 //        mark is above 1. Otherwise a read could take what the mark waits for. With TLS, which
 //        reads ahead, it stays 1.
 // Ending. The socket is closed in the reactor, or after the reactor's end, and not while writing_.
+//
+// Cuts. A connection over TCP whose socket fails (but not: is closed by the peer, or breaks the
+// rules) is *cut*: it takes in and keeps what is sent, until Resume gives it another socket to the
+// same process, on which both ends send anew what the other has not received in full. So that what
+// is sent can be let go, each end says now and then how many messages it has received
+// (Kind::kReceived): in front of what it writes anyway if it has received a message that the peer
+// may hold memory for (kCopiedMax), else after kOwedSmall bytes; by itself after kOwedMax bytes or
+// kOweTime. Connections with rings are never cut, and say nothing.
+//   (C5) Socket, tls_ and capture_ change in the reactor, under tx_mutex_, while cut_ and not
+//        writing_. Handlers of an earlier socket, which have another epoch_, do nothing.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,6 +45,7 @@
 
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "base/mutex.h"
 #include "kvstore/dist/transport/tcp/channel.h"
@@ -68,6 +80,8 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
     // The peer has closed, or the connection is broken: `clean` is the former, between messages.
     // Once. Nothing is received after it.
     std::function<void(bool clean, const std::string& why)> ended;
+    // The connection is cut: Resume or Close must follow.
+    std::function<void(const std::string& why)> cut;
     // Between two reads of a long run of them: chance for what is more urgent.
     std::function<void()> between_reads;
   };
@@ -91,6 +105,19 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   // In the reactor, for a connection whose low-water mark is never above 1 (kUrgent): reads what
   // there is.
   void Poll();
+  // Whether it can be cut; any thread.
+  bool can_resume() const { return rings_ == nullptr; }
+  // Messages that were received in full; any thread.
+  std::uint64_t received() const { return received_.load(std::memory_order_relaxed); }
+  // Grows as messages pass, in either direction.
+  std::uint64_t progress() EXCLUDES(tx_mutex_);
+  // In the reactor: this end learns otherwise that the connection is cut, if it does not know;
+  // without the event.
+  void Cut() EXCLUDES(tx_mutex_);
+  // In the reactor, when it is cut; the peer has received so many messages. False: that cannot be.
+  [[nodiscard]] bool Resume(Channel channel, std::uint64_t received_by_peer,
+                            std::unique_ptr<WireCapture> capture) EXCLUDES(tx_mutex_);
+
   // In the reactor or after its end: drops all; no events any more.
   void Close() EXCLUDES(tx_mutex_);
 
@@ -112,7 +139,13 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   // Of a full ring, before it is written to again: one wake-up for several writes.
   static constexpr std::size_t RoomOf(Link link) { return RingBytesOf(link) / 4; }
 
+  // See Cuts above.
+  static constexpr std::uint64_t kOwedSmall = 32 << 10;
+  static constexpr std::uint64_t kOwedMax = 1 << 20;
+  static constexpr std::chrono::milliseconds kOweTime{100};
+
   enum class ReadResult { kMore, kDrained, kOver };
+  enum class Owes : std::uint8_t { kNothing, kWithNextWrite, kNow };
 
   // With rings, from any thread.
   void BeAttended();
@@ -124,8 +157,18 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   ReadResult ReadTurn();
   Transferred Receive(const iovec* runs, std::size_t count);
   ReadResult ReadOnce();
+  // Takes the channel's socket and streams.
+  void Assign(Channel& channel);
+  bool Deliver(Message message) EXCLUDES(tx_mutex_);
+  void OnComplete(const Message& message, std::uint64_t bytes);
+  void ConfirmInTime();
+  // Something is to be written.
+  bool HasMoreLocked() const REQUIRES(tx_mutex_) {
+    return !queue_.empty() || Unsent() || owes_.load(std::memory_order_relaxed) == Owes::kNow;
+  }
   // Of an error of reading or writing.
   std::string TextOf(int error) const;
+  void Broken(int error);
   void End(bool clean, const std::string& why);
   void ArmRead();
   bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
@@ -141,25 +184,30 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   bool ArmWriteLocked() REQUIRES(tx_mutex_);
   void LeaveRestLocked() REQUIRES(tx_mutex_);
   bool GoOnWriting() EXCLUDES(tx_mutex_);
-  void FailLocked(const std::string& why, SendQueue::Ended* ended) REQUIRES(tx_mutex_);
+  void FailLocked(int error, SendQueue::Ended* ended) REQUIRES(tx_mutex_);
 
   Reactor& reactor_;
   Socket socket_;  // its waits are armed under tx_mutex_
-  const int fd_;
+  int fd_;
   const std::unique_ptr<SharedRings> rings_;    // null: the bytes go through the socket
   boost::asio::posix::stream_descriptor bell_;  // with rings; as socket_
   const UniqueFd peer_bell_;
   // Null: the bytes go as they are. Its lock may be taken under tx_mutex_.
-  const std::unique_ptr<TlsStream> tls_;
+  std::unique_ptr<TlsStream> tls_;
   const Link link_;
   TcpCounts& counts_;
-  const std::unique_ptr<WireCapture> capture_;  // null: nothing is captured
+  std::unique_ptr<WireCapture> capture_;  // null: nothing is captured; as socket_
+  std::uint32_t epoch_ = 0;
 
   // The reactor's.
   Receiver receiver_;
   Events events_;
   bool ended_ = false;
   int low_water_mark_ = 1;
+  boost::asio::steady_timer owe_timer_;
+  bool owe_timer_runs_ = false;
+  std::uint64_t owed_bytes_ = 0;  // of messages since the peer was told last
+  bool owes_since_ = false;       // owes_ was set, and may have been taken back since
   bool hung_up_ = false;  // with rings: the peer has ended; what is in its ring is still read
 
   Mutex tx_mutex_;
@@ -167,11 +215,14 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   SendQueue queue_ GUARDED_BY(tx_mutex_);
   bool writing_ GUARDED_BY(tx_mutex_) = false;
   bool write_armed_ GUARDED_BY(tx_mutex_) = false;
-  std::atomic<bool> wants_room_{false};  // written under tx_mutex_
+  std::atomic<bool> wants_room_{false};     // written under tx_mutex_
+  std::atomic<std::uint64_t> received_{0};  // written in the reactor
+  std::atomic<Owes> owes_{Owes::kNothing};  // set in the reactor, taken back by the writer
+  bool cut_ GUARDED_BY(tx_mutex_) = false;
   bool finishing_ GUARDED_BY(tx_mutex_) = false;
   bool told_end_ GUARDED_BY(tx_mutex_) = false;  // to TLS
   bool tx_closed_ GUARDED_BY(tx_mutex_) = false;
-  std::string tx_error_ GUARDED_BY(tx_mutex_);  // why sending failed
+  int tx_error_ GUARDED_BY(tx_mutex_) = 0;  // why sending failed, as errno
 };
 
 }  // namespace heddle::kvstore::dist

@@ -39,14 +39,16 @@ class Attempts {
   Attempts(const ConnectTarget& target, const Identity& self, Link link)
       : target_(target), self_(self), link_(link) {}
 
-  Channel Run(HelloBody* peer) {
+  Connected Run() {
     const auto [host, port] = SplitAddress();
     for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kPauseMax)) {
       const std::vector<tcp::endpoint> endpoints = Resolve(host, port);
+      listens_ = endpoints.empty();
       for (const tcp::endpoint& endpoint : endpoints) {
-        std::optional<Channel> channel = Try(endpoint, host, peer);
-        if (channel) return *std::move(channel);
+        std::optional<Connected> connected = Try(endpoint, host);
+        if (connected) return *std::move(connected);
       }
+      if (target_.cut && !listens_) Refused(seen_);
       Sleep(pause);
     }
   }
@@ -136,8 +138,7 @@ class Attempts {
   }
 
   // Nothing if it is worth another try. Throws if it is not.
-  std::optional<Channel> Try(const tcp::endpoint& endpoint, const std::string& host,
-                             HelloBody* peer) {
+  std::optional<Connected> Try(const tcp::endpoint& endpoint, const std::string& host) {
     boost::asio::io_context context(1);
     tcp::socket socket(context);
     error_code error;
@@ -148,6 +149,7 @@ class Attempts {
     });
     seen_ = "no answer";
     RunUntil(context, done);
+    listens_ = listens_ || error != boost::asio::error::connection_refused;
     if (error) {
       seen_ = error.message();
       return std::nullopt;
@@ -162,18 +164,27 @@ class Attempts {
     }
     std::optional<MeetingPoint> meeting = Meeting();
     Handshake handshake =
-        Handshake::Connecting(self_, link_, meeting ? meeting->name() : MeetingName{});
+        Handshake::Connecting(self_, link_, meeting ? meeting->name() : MeetingName{},
+                              target_.cut ? std::optional(target_.cut->received) : std::nullopt);
     if (!Shake(context, socket, tls.get(), handshake)) return std::nullopt;
-    *peer = handshake.peer();
-    if (peer->node.role != target_.peer.role ||
-        (peer->node.rank != -1 && peer->node.rank != target_.peer.rank)) {
-      Refused(fmt::format("{} listens there", ToString(peer->node)));
+    const HelloBody& peer = handshake.peer();
+    if (peer.node.role != target_.peer.role ||
+        (peer.node.rank != -1 && peer.node.rank != target_.peer.rank)) {
+      Refused(fmt::format("{} listens there", ToString(peer.node)));
     }
-    if (!handshake.shares()) {
-      return Channel{.socket = UniqueFd(socket.release(error)), .tls = std::move(tls)};
+    if (target_.cut && peer.incarnation != target_.cut->incarnation) {
+      Refused("another process listens there");
+    }
+    Connected connected;
+    connected.incarnation = peer.incarnation;
+    connected.received = handshake.welcome().received;
+    if (!handshake.welcome().shares) {
+      connected.channel = {.socket = UniqueFd(socket.release(error)), .tls = std::move(tls)};
+      return connected;
     }
     try {
-      return meeting->Take();
+      connected.channel = meeting->Take();
+      return connected;
     } catch (const NetworkError& failed) {
       Refused(fmt::format("{}; without shared memory (HEDDLE_SHARED_MEMORY=0) it would go on",
                           failed.what()));
@@ -245,12 +256,13 @@ class Attempts {
   const Identity& self_;
   const Link link_;
   std::string seen_ = "nothing";
+  bool listens_ = true;  // somebody, at one of the endpoints tried last
 };
 
 }  // namespace
 
-Channel ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer) {
-  return Attempts(target, self, link).Run(peer);
+Connected ConnectTo(const ConnectTarget& target, const Identity& self, Link link) {
+  return Attempts(target, self, link).Run();
 }
 
 }  // namespace heddle::kvstore::dist

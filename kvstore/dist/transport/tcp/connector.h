@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "kvstore/dist/protocol/ids.h"
@@ -19,12 +21,26 @@ struct ConnectTarget {
   std::function<bool()> cancelled;
   bool shared_memory = true;        // with a peer on this host
   const TlsContext* tls = nullptr;  // null: none
+
+  // Of a connection that was cut: which process it was to, and how many of its messages came.
+  struct Cut {
+    Incarnation incarnation;
+    std::uint64_t received;
+  };
+  std::optional<Cut> cut = std::nullopt;
+};
+
+struct Connected {
+  Channel channel;
+  Incarnation incarnation = 0;  // of the peer
+  std::uint64_t received = 0;   // messages of this end, before the cut
 };
 
 // A connected channel behind its handshake. As long as nobody listens, or the listener vanishes, it
-// tries again. InvalidArgument for an address that is none; NetworkError if the peer refuses, or is
-// not who is wanted, or if TLS fails; TimeoutError at the deadline, with what was seen last; all
-// name peer and address.
-Channel ConnectTo(const ConnectTarget& target, const Identity& self, Link link, HelloBody* peer);
+// tries again; after a cut a listener that is not there any more is an error at once, and so is
+// another process. InvalidArgument for an address that is none; NetworkError if the peer refuses,
+// or is not who is wanted, or if TLS fails; TimeoutError at the deadline, with what was seen last;
+// all name peer and address.
+Connected ConnectTo(const ConnectTarget& target, const Identity& self, Link link);
 
 }  // namespace heddle::kvstore::dist

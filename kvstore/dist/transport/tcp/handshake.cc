@@ -18,10 +18,7 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr std::size_t kDigestsBytes = 2 * sizeof(Digest) + sizeof(MeetingName);
-constexpr std::size_t kHelloBytes = 1 + 4 + 8 + 1 + 1 + kDigestsBytes;
-// What a welcome says besides the proof.
-constexpr std::string_view kNotShared{"\0", 1};
-constexpr std::string_view kShared{"\1", 1};
+constexpr std::size_t kHelloBytes = 1 + 4 + 8 + 1 + 1 + 1 + 8 + kDigestsBytes;
 
 std::string_view AsText(const Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
@@ -41,6 +38,21 @@ std::string Frame(Kind kind, std::string meta) {
   std::array<std::byte, kHeaderBytes> header;
   EncodeHeader(message, header);
   return std::string(reinterpret_cast<const char*>(header.data()), header.size()) + message.meta;
+}
+
+// What a welcome says besides the proof.
+std::string Encode(const WelcomeBody& body) {
+  WireWriter writer;
+  writer.Put(body.shares);
+  writer.Put(body.received);
+  return writer.Take();
+}
+
+bool Decode(std::string_view said, WelcomeBody* body) {
+  WireReader reader(said);
+  reader.Get(&body->shares);
+  reader.Get(&body->received);
+  return reader.Ended();
 }
 
 std::string PreambleText() {
@@ -66,6 +78,8 @@ std::string Encode(const HelloBody& body) {
   writer.Put(body.incarnation);
   writer.Put(body.link);
   writer.Put(body.has_token);
+  writer.Put(body.resumes);
+  writer.Put(body.received);
   for (const std::byte byte : body.job) writer.Put(static_cast<std::uint8_t>(byte));
   for (const std::byte byte : body.nonce) writer.Put(static_cast<std::uint8_t>(byte));
   for (const std::byte byte : body.meeting) writer.Put(static_cast<std::uint8_t>(byte));
@@ -80,6 +94,8 @@ bool Decode(std::string_view meta, HelloBody* body) {
   reader.Get(&body->incarnation);
   reader.GetEnum(&body->link, Link::kUrgent, Link::kBulk);
   reader.Get(&body->has_token);
+  reader.Get(&body->resumes);
+  reader.Get(&body->received);
   auto digests = std::as_bytes(std::span(meta).last(kDigestsBytes));
   const auto take = [&digests](auto& digest) {
     std::copy_n(digests.begin(), digest.size(), digest.begin());
@@ -91,12 +107,15 @@ bool Decode(std::string_view meta, HelloBody* body) {
   return reader.Ended() && body->node.rank >= -1;
 }
 
-Handshake::Handshake(const Identity& self, Link link, const MeetingName& meeting, bool connecting)
+Handshake::Handshake(const Identity& self, Link link, const MeetingName& meeting,
+                     std::optional<std::uint64_t> received, bool connecting)
     : self_(self), connecting_(connecting), meeting_(meeting) {
   HelloBody hello{.node = self.node,
                   .incarnation = self.incarnation,
                   .link = link,
                   .has_token = !self.token.empty(),
+                  .resumes = received.has_value(),
+                  .received = received.value_or(0),
                   .job = Sha256(self.job_id),
                   .meeting = meeting};
   CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(hello.nonce.data()), sizeof(Digest)) == 1,
@@ -181,11 +200,12 @@ std::string Handshake::OnProof() {
   if (meta.size() < proof.size() || CRYPTO_memcmp(meta.data(), proof.data(), proof.size()) != 0) {
     return Fail("wrong token (HEDDLE_TOKEN, HEDDLE_TOKEN_FILE)");
   }
-  shares_ = connecting_ && said == kShared;
-  if (connecting_ ? !shares_ && said != kNotShared : !said.empty()) {
+  if (connecting_ ? !Decode(said, &welcome_) : !said.empty()) {
     return Fail(fmt::format("a {} that cannot be understood", Name(expected)));
   }
-  if (shares_ && meeting_ == MeetingName{}) return Fail("shared memory that nobody asked for");
+  if (welcome_.shares && meeting_ == MeetingName{}) {
+    return Fail("shared memory that nobody asked for");
+  }
   state_ = connecting_ ? State::kDone : State::kAdmit;
   return {};
 }
@@ -233,10 +253,10 @@ Digest Handshake::Proof(bool of_connecting, std::string_view said) const {
   return digest;
 }
 
-std::string Handshake::Admit(bool shares) {
+std::string Handshake::Admit(const WelcomeBody& welcome) {
   CHECK(state_ == State::kAdmit);
   state_ = State::kDone;
-  const std::string_view said = shares ? kShared : kNotShared;
+  const std::string said = Encode(welcome);
   return Frame(Kind::kWelcome, fmt::format("{}{}", AsText(Proof(false, said)), said));
 }
 

@@ -4,12 +4,14 @@
 //   preamble, kHello{who, nonce}         ->
 //                                        <-   preamble, kChallenge{who, nonce}
 //   kProof{HMAC}                         ->
-//                                        <-   kWelcome{HMAC, shares}
+//                                        <-   kWelcome{HMAC, shares, received}
 //
 // The HMACs (SHA-256) have the job's token as key and cover a label of the side, both bodies
 // before, hence both nonces, and what else the message says: neither can be replayed, nor sent back
 // to its sender. Who connects may name a place where peers of the same host can leave shared memory
-// (shm/meeting.h); `shares` says that the peer has done so, and all messages go that way. In place
+// (shm/meeting.h); `shares` says that the peer has done so, and all messages go that way. Who
+// connects again after a cut says so in its hello, and either end how many messages it has received
+// before, so that the other one goes on behind them. In place
 // of any message either side may say kRefused, with the reason in words, and close. A job without a
 // token goes through the same steps with an empty key, which proves nothing.
 //
@@ -20,6 +22,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,7 +47,9 @@ struct HelloBody {  // kHello, kChallenge
   Incarnation incarnation = 0;
   Link link = Link::kUrgent;
   bool has_token = false;
-  Digest job{};  // SHA-256 of the job's id
+  bool resumes = false;        // the connection goes on with one that was cut
+  std::uint64_t received = 0;  // messages, before the cut
+  Digest job{};                // SHA-256 of the job's id
   Digest nonce{};
   MeetingName meeting{};  // zero in a kChallenge, and where there is none
 };
@@ -60,6 +65,12 @@ struct Identity {
   std::string token;
 };
 
+// What the accepting end says last.
+struct WelcomeBody {
+  bool shares = false;         // it has left memory at the meeting point
+  std::uint64_t received = 0;  // messages, before the cut
+};
+
 class Handshake {
  public:
   enum class State {
@@ -71,10 +82,14 @@ class Handshake {
   // What is buffered of a peer.
   static constexpr std::size_t kBytesMax = 8 << 10;
 
-  static Handshake Connecting(const Identity& self, Link link, const MeetingName& meeting = {}) {
-    return {self, link, meeting, true};
+  // `received`: of a connection that was cut.
+  static Handshake Connecting(const Identity& self, Link link, const MeetingName& meeting = {},
+                              std::optional<std::uint64_t> received = std::nullopt) {
+    return {self, link, meeting, received, true};
   }
-  static Handshake Accepting(const Identity& self) { return {self, Link::kUrgent, {}, false}; }
+  static Handshake Accepting(const Identity& self) {
+    return {self, Link::kUrgent, {}, std::nullopt, false};
+  }
 
   // Accepting: whoever passes as far as its hello is refused. Before the first Feed.
   void RefuseAll(const std::string& why) { refusal_ = why; }
@@ -84,8 +99,7 @@ class Handshake {
   std::size_t wanted() const;
   // Takes bytes; returns what is to be sent.
   std::string Feed(std::span<const std::byte> bytes);
-  // `shares`: this end has left memory at the peer's meeting point.
-  std::string Admit(bool shares = false);
+  std::string Admit(const WelcomeBody& welcome = {});
   std::string Refuse(const std::string& why);
 
   State state() const { return state_; }
@@ -95,11 +109,12 @@ class Handshake {
   bool refused_by_peer() const { return refused_by_peer_; }
   // From kAdmit or kDone on.
   const HelloBody& peer() const { return peer_; }
-  // Connecting, from kDone on: the peer has left memory at the meeting point.
-  bool shares() const { return shares_; }
+  // Connecting, from kDone on.
+  const WelcomeBody& welcome() const { return welcome_; }
 
  private:
-  Handshake(const Identity& self, Link link, const MeetingName& meeting, bool connecting);
+  Handshake(const Identity& self, Link link, const MeetingName& meeting,
+            std::optional<std::uint64_t> received, bool connecting);
 
   std::string OnPreamble();
   std::string OnHeader();
@@ -128,7 +143,7 @@ class Handshake {
   std::string part_received_;
   Message message_;
   bool hello_received_ = false;
-  bool shares_ = false;
+  WelcomeBody welcome_;
 };
 
 }  // namespace heddle::kvstore::dist

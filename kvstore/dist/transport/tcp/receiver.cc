@@ -14,11 +14,12 @@ constexpr std::size_t kBufferBytes = 64 << 10;
 }  // namespace
 
 Receiver::Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits, bool mostly_long,
-                   Sink sink)
+                   Sink sink, OnComplete on_complete)
     : pool_(std::move(pool)),
       limits_(limits),
       mostly_long_(mostly_long),
       sink_(std::move(sink)),
+      on_complete_(std::move(on_complete)),
       buffer_(kBufferBytes) {}
 
 std::size_t Receiver::Prepare(iovec* runs, std::size_t count) {
@@ -186,7 +187,22 @@ void Receiver::SkipFullRuns() {
   }
 }
 
+void Receiver::Restart() {
+  EndPayload();
+  begin_ = end_ = 0;
+}
+
+void Receiver::EndPayload() {
+  landing_ = nullptr;
+  dropping_ = false;
+  runs_.clear();
+  chunks_.clear();
+  chunk_bytes_ = 0;
+  state_ = State::kHeader;
+}
+
 bool Receiver::Deliver() {
+  on_complete_(message_, message_.meta.size() + payload_bytes_);
   bool deliver = true;
   if (payload_bytes_ > 0) {
     if (dropping_) {
@@ -203,12 +219,7 @@ bool Receiver::Deliver() {
                   std::move(runs));
     }
   }
-  landing_ = nullptr;
-  dropping_ = false;
-  runs_.clear();
-  chunks_.clear();
-  chunk_bytes_ = 0;
-  state_ = State::kHeader;
+  EndPayload();
   return !deliver || sink_.deliver(std::move(message_));
 }
 

@@ -43,14 +43,21 @@ class Receiver {
     std::function<bool(Message message)> deliver;
   };
 
+  // A message is complete, with so many bytes behind its header, and will be delivered or dropped.
+  using OnComplete = std::function<void(const Message& message, std::uint64_t bytes)>;
+
   // `mostly_long`: headers are read alone, in the expectation of a long payload.
-  Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits, bool mostly_long, Sink sink);
+  Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits, bool mostly_long, Sink sink,
+           OnComplete on_complete);
 
   // Fills at most `count` (2 or more) runs; returns how many. The memory is held until Commit.
   std::size_t Prepare(iovec* runs, std::size_t count);
   // `bytes` have been read into the runs of the last Prepare; 0 for none. Calls the sink. Returns
   // what is wrong with the bytes, in words; empty: nothing.
   [[nodiscard]] std::string Commit(std::size_t bytes);
+
+  // A new connection follows: what had come of a message that is not complete comes again.
+  void Restart();
 
   // How many bytes are missing to the end of the payload that is being received; 0 outside of one.
   std::uint64_t rest() const { return state_ == State::kPayload ? payload_bytes_ - received_ : 0; }
@@ -70,12 +77,14 @@ class Receiver {
   void TakeMeta();
   void TakePayload();
   void SkipFullRuns();
+  void EndPayload();
   bool Deliver();
 
   const std::shared_ptr<BufferPool> pool_;
   const WireLimits limits_;
   const bool mostly_long_;
   const Sink sink_;
+  const OnComplete on_complete_;
 
   State state_ = State::kHeader;
   Message message_;

@@ -22,6 +22,38 @@ void AppendHeaderAndMeta(const Message& message, std::vector<std::byte>* to) {
   Append(std::as_bytes(std::span(message.meta)), to);
 }
 
+// Of a pack, the first ones.
+void SkipMessages(std::uint64_t count, SendQueue::Item* pack) {
+  std::size_t at = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Message message;
+    std::uint32_t meta_bytes = 0;
+    std::uint64_t payload_bytes = 0;
+    const std::string wrong =
+        DecodeHeader(std::span<const std::byte, kHeaderBytes>(pack->head.data() + at, kHeaderBytes),
+                     {}, &message, &meta_bytes, &payload_bytes);
+    CHECK(wrong.empty());
+    at += kHeaderBytes + meta_bytes + payload_bytes;
+  }
+  pack->head.erase(pack->head.begin(), pack->head.begin() + static_cast<std::ptrdiff_t>(at));
+  pack->messages -= count;
+}
+
+// From now on the item is in memory of its own.
+void CopyPayload(std::unique_ptr<SendQueue::Item>* item, SendQueue::Ended* ended) {
+  auto copy = std::make_unique<SendQueue::Item>();
+  copy->priority = (*item)->priority;
+  copy->age = (*item)->age;
+  copy->id = (*item)->id;
+  copy->begun = (*item)->begun;
+  copy->bytes_sent = (*item)->bytes_sent;
+  copy->head.reserve((*item)->bytes());
+  Append((*item)->head, &copy->head);
+  for (const auto& run : (*item)->payload.runs()) Append(run, &copy->head);
+  item->swap(copy);
+  ended->push_back(std::move(copy));
+}
+
 }  // namespace
 
 bool SendQueue::AddSmall(const Message& message) {
@@ -32,9 +64,7 @@ bool SendQueue::AddSmall(const Message& message) {
     wants_to_go = true;
   }
   if (pack_ == nullptr) {
-    pack_ = spare_pack_ != nullptr ? std::move(spare_pack_) : std::make_unique<Item>();
-    pack_->head.reserve(kPackBytes);
-    pack_->messages = 0;
+    pack_ = TakeSpare();
     pack_->priority = message.priority;
     pack_->age = next_age_++;
   }
@@ -57,6 +87,45 @@ void SendQueue::Add(Transport::SendId id, Message message, std::function<void()>
   item->payload = std::move(message.payload);
   item->sent = std::move(sent);
   Push(std::move(item));
+}
+
+void SendQueue::AddConfirmation(std::uint64_t received) {
+  std::unique_ptr<Item> item = TakeSpare();
+  item->control = true;
+  item->begun = true;  // it keeps its place
+  AppendHeaderAndMeta({.kind = Kind::kReceived, .sequence = received}, &item->head);
+  const bool midway = !going_.empty() && going_.front()->bytes_sent > 0;  // Q1
+  going_.insert(going_.begin() + (midway ? 1 : 0), std::move(item));
+}
+
+std::unique_ptr<SendQueue::Item> SendQueue::TakeSpare() {
+  std::unique_ptr<Item> pack;
+  if (spares_.empty()) {
+    pack = std::make_unique<Item>();
+    pack->head.reserve(kPackBytes);
+  } else {
+    pack = std::move(spares_.back());
+    spares_.pop_back();
+  }
+  pack->messages = 0;
+  return pack;
+}
+
+void SendQueue::Recycle(std::unique_ptr<Item> pack) {
+  if (spares_.size() == kSparesMax) return;
+  pack->head.clear();
+  pack->begun = false;
+  pack->control = false;
+  pack->bytes_sent = 0;
+  spares_.push_back(std::move(pack));
+}
+
+void SendQueue::End(std::unique_ptr<Item> item, Ended* ended) {
+  if (item->id == 0) {
+    Recycle(std::move(item));
+  } else {
+    ended->push_back(std::move(item));
+  }
 }
 
 void SendQueue::Push(std::unique_ptr<Item> item) {
@@ -131,15 +200,60 @@ void SendQueue::Advance(std::size_t bytes, Ended* ended) {
     }
     std::unique_ptr<Item> done = std::move(going_.front());
     going_.pop_front();
-    if (done->id != 0) {
-      ended->push_back(std::move(done));
+    if (retains_ && !done->control) {
+      Retain(std::move(done));
     } else {
-      done->head.clear();
-      done->begun = false;
-      done->bytes_sent = 0;
-      spare_pack_ = std::move(done);
+      End(std::move(done), ended);
     }
   }
+  if (retains_) Confirm(said_received_, ended);
+}
+
+void SendQueue::Retain(std::unique_ptr<Item> item) {
+  if (item->id == 0 && !retained_.empty() && retained_.back()->id == 0 &&
+      retained_.back()->head.size() + item->head.size() <= kPackBytes) {
+    Append(item->head, &retained_.back()->head);
+    retained_.back()->messages += item->messages;
+    Recycle(std::move(item));
+  } else {
+    retained_.push_back(std::move(item));
+  }
+}
+
+void SendQueue::Confirm(std::uint64_t received, Ended* ended) {
+  said_received_ = std::max(said_received_, received);
+  while (!retained_.empty() && confirmed_ + retained_.front()->messages <= said_received_) {
+    confirmed_ += retained_.front()->messages;
+    End(std::move(retained_.front()), ended);
+    retained_.pop_front();
+  }
+}
+
+void SendQueue::Cut() {
+  std::erase_if(going_, [](const auto& item) { return item->control; });
+  for (const auto& item : going_) item->begun = true;
+}
+
+bool SendQueue::Restart(std::uint64_t received, Ended* ended) {
+  if (received < confirmed_) return false;
+  std::uint64_t arrived = received - confirmed_;
+  going_.insert(going_.begin(), std::make_move_iterator(retained_.begin()),
+                std::make_move_iterator(retained_.end()));
+  retained_.clear();
+  for (; arrived > 0 && !going_.empty() && going_.front()->messages <= arrived;
+       going_.pop_front()) {
+    arrived -= going_.front()->messages;
+    End(std::move(going_.front()), ended);
+  }
+  if (arrived > 0 && going_.empty()) return false;
+  if (arrived > 0) SkipMessages(arrived, going_.front().get());
+  for (const auto& item : going_) {
+    item->begun = true;
+    item->bytes_sent = 0;
+  }
+  confirmed_ = received;
+  said_received_ = received;
+  return true;
 }
 
 Revoked SendQueue::Revoke(Transport::SendId id, Ended* ended) {
@@ -151,26 +265,17 @@ Revoked SendQueue::Revoke(Transport::SendId id, Ended* ended) {
       going_.erase(going_.begin() + static_cast<std::ptrdiff_t>(i));
       return Revoked::kDropped;
     }
-    auto rest = std::make_unique<Item>();
-    rest->priority = item.priority;
-    rest->age = item.age;
-    rest->head.reserve(item.bytes() - item.bytes_sent);
-    std::size_t skip = item.bytes_sent;
-    const auto copy = [&](std::span<const std::byte> run) {
-      const std::size_t skipped = std::min(skip, run.size());
-      skip -= skipped;
-      Append(run.subspan(skipped), &rest->head);
-    };
-    copy(item.head);
-    for (const auto& run : item.payload.runs()) copy(run);
-    rest->begun = true;
-    std::swap(going_[i], rest);
-    ended->push_back(std::move(rest));
+    CopyPayload(&going_[i], ended);
     return Revoked::kCopied;
   }
   const auto queued =
       std::find_if(heap_.begin(), heap_.end(), [id](const auto& item) { return item->id == id; });
-  if (queued == heap_.end()) return Revoked::kSent;
+  if (queued == heap_.end()) {
+    const auto sent = std::find_if(retained_.begin(), retained_.end(),
+                                   [id](const auto& item) { return item->id == id; });
+    if (sent != retained_.end()) CopyPayload(&*sent, ended);
+    return Revoked::kSent;
+  }
   ended->push_back(std::move(*queued));
   heap_.erase(queued);
   std::make_heap(heap_.begin(), heap_.end(), Later);
@@ -178,6 +283,8 @@ Revoked SendQueue::Revoke(Transport::SendId id, Ended* ended) {
 }
 
 void SendQueue::Clear(Ended* ended) {
+  std::move(retained_.begin(), retained_.end(), std::back_inserter(*ended));
+  retained_.clear();
   std::move(going_.begin(), going_.end(), std::back_inserter(*ended));
   std::move(heap_.begin(), heap_.end(), std::back_inserter(*ended));
   if (pack_ != nullptr) ended->push_back(std::move(pack_));

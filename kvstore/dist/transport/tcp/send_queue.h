@@ -10,6 +10,12 @@
 //   (Q3) The open pack is a part of the queue as soon as a Fetch would otherwise find nothing; so
 //        what is small leaves with what is written anyway.
 // A pack counts as its most urgent message: the others in it gain by that, which costs 16 KiB.
+//
+// Where the connection may be cut and made again, what is complete is *retained* until the peer has
+// confirmed it. Both ends count the messages of a stream, so a number says which ones arrived.
+//   (Q4) Retained items, then going_, then the rest: this is the order of the stream. Message
+//        number confirmed_ is the first of the retained ones, or of going_ if there are none.
+//   (Q5) Small messages are retained in packs of kPackBytes; only whole packs are let go.
 // Threads: none of its own; the connection's lock.
 #pragma once
 
@@ -34,6 +40,7 @@ class SendQueue {
   static constexpr std::size_t kSmallMax = Transport::kCopiedMax;
   static constexpr std::size_t kPackMessages = 64;
   static constexpr std::size_t kPackBytes = 16 << 10;
+  static constexpr std::size_t kSparesMax = 4;
   // What one Fetch gives.
   static constexpr std::size_t kFetchBytes = 128 << 10;
 
@@ -45,7 +52,8 @@ class SendQueue {
     std::size_t messages = 1;
     Payload payload;
     std::function<void()> sent;
-    bool begun = false;  // a byte of the message has been sent
+    bool begun = false;    // a byte of the message has been sent, or may have been
+    bool control = false;  // says what has been received: neither counted nor retained
     std::size_t bytes_sent = 0;
 
     std::size_t bytes() const { return head.size() + payload.bytes(); }
@@ -57,10 +65,15 @@ class SendQueue {
     return message.meta.size() + message.payload.bytes() <= kSmallMax;
   }
 
+  explicit SendQueue(bool retains) : retains_(retains) {}
+
   // Copies a small message. True: the pack is full, or was closed for this message: it wants to
   // go.
   bool AddSmall(const Message& message);
   void Add(Transport::SendId id, Message message, std::function<void()> sent);
+  // Tells the peer that so many of its messages have arrived, before all else that has not begun.
+  // Not between Fetch and Advance.
+  void AddConfirmation(std::uint64_t received);
 
   bool empty() const { return going_.empty() && heap_.empty() && pack_ == nullptr; }
   // Messages of the open pack, if there is nothing else; 0 if there is.
@@ -74,6 +87,14 @@ class SendQueue {
 
   // See Transport::Revoke. Not between Fetch and Advance.
   Revoked Revoke(Transport::SendId id, Ended* ended);
+  // The peer says that so many messages have arrived.
+  void Confirm(std::uint64_t received, Ended* ended);
+  std::uint64_t confirmed() const { return confirmed_; }
+  // The connection is cut: what of going_ has left is not known.
+  void Cut();
+  // After Cut, on the next connection: the peer has received so many messages, all others are sent
+  // anew. False: that cannot be.
+  [[nodiscard]] bool Restart(std::uint64_t received, Ended* ended);
   // All there is.
   void Clear(Ended* ended);
 
@@ -83,14 +104,24 @@ class SendQueue {
   }
   void Push(std::unique_ptr<Item> item);
   void ClosePack();
+  std::unique_ptr<Item> TakeSpare();
+  // A pack that is over.
+  void Recycle(std::unique_ptr<Item> pack);
+  void End(std::unique_ptr<Item> item, Ended* ended);
+  void Retain(std::unique_ptr<Item> item);
   // Brings the next item from the heap to going_; false if there is none.
   bool TakeNext();
   void PutBackWhatIsOvertaken();
 
-  std::deque<std::unique_ptr<Item>> going_;  // fetched from; of the first, some may be sent
-  std::vector<std::unique_ptr<Item>> heap_;  // by Later
-  std::unique_ptr<Item> pack_;               // open; has a message
-  std::unique_ptr<Item> spare_pack_;         // sent and empty, for the next
+  const bool retains_;
+  std::deque<std::unique_ptr<Item>> retained_;
+  std::uint64_t confirmed_ = 0;
+  // The last word of the peer, which may be ahead of what Advance has been told of.
+  std::uint64_t said_received_ = 0;
+  std::deque<std::unique_ptr<Item>> going_;    // fetched from; of the first, some may be sent
+  std::vector<std::unique_ptr<Item>> heap_;    // by Later
+  std::unique_ptr<Item> pack_;                 // open; has a message
+  std::vector<std::unique_ptr<Item>> spares_;  // empty packs, for the next
   std::uint64_t next_age_ = 0;
 };
 

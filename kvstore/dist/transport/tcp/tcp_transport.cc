@@ -13,11 +13,11 @@
 #include <vector>
 
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/words.h"
 #include "kvstore/dist/transport/tcp/acceptor.h"
@@ -25,6 +25,8 @@
 #include "kvstore/dist/transport/tcp/connection.h"
 #include "kvstore/dist/transport/tcp/connector.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
+#include "kvstore/dist/transport/tcp/redialer.h"
+#include "kvstore/dist/transport/tcp/tcp_peer.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -37,40 +39,9 @@ constexpr std::chrono::seconds kOtherLinkTime{1};
 // How long a peer that this node has disconnected from may take to close its end.
 constexpr std::chrono::seconds kLingerTime{5};
 constexpr std::chrono::seconds kCloseTime{1};
-
-// Index of a link among those of a peer.
-constexpr std::size_t kLinks = 2;
-constexpr std::size_t IndexOf(Link link) { return link == Link::kBulk ? 0 : 1; }
-
-// A peer with its connections. The handlers of both run in one reactor, so its events come one
-// after another.
-//   (P1) Links are set under the transport's peers_mutex_, and not taken away while the peer is
-//        open.
-//   (P2) Ended is called once a link; Lose once, when all links have ended, or one has broken.
-//   After
-//        it there are no events of the peer.
-struct Peer {
-  Peer(Reactor& its_reactor, NodeId node, Incarnation its_incarnation, std::string its_address)
-      : reactor(its_reactor),
-        role(node.role),
-        incarnation(its_incarnation),
-        address(std::move(its_address)),
-        id(node),
-        patience(its_reactor.context()) {}
-
-  Reactor& reactor;
-  const Role role;
-  const Incarnation incarnation;
-  const std::string address;
-  std::atomic<NodeId> id;                 // Rename changes it
-  std::atomic<bool> disconnected{false};  // by this node: no OnLost
-  std::array<std::shared_ptr<Connection>, kLinks> links;
-
-  // The reactor's.
-  int links_ended = 0;
-  bool lost = false;
-  boost::asio::steady_timer patience;
-};
+// Lines of the log about cuts.
+constexpr int kCutLinesMax = 20;
+constexpr std::chrono::seconds kCutLinesPeriod{10};
 
 class TcpTransportImpl final : public TcpTransport {
  public:
@@ -96,16 +67,17 @@ class TcpTransportImpl final : public TcpTransport {
 
   Identity identity() const;
   std::string Admit(const HelloBody& hello, const std::string& address, Channel& channel,
-                    const std::function<std::string(bool shares)>& welcome);
+                    const Acceptor::Welcome& welcome);
   // Through shared memory, if the peer is on this host and both ends want it.
   std::optional<Channel> ShareMemory(const HelloBody& hello, const std::string& address) const;
+  enum class Place { kNewPeer, kNewLink, kOfACut };
   std::string FindPlace(const HelloBody& hello, const std::string& address, PeerPtr* peer,
-                        bool* is_new) REQUIRES(peers_mutex_);
+                        Place* place) REQUIRES(peers_mutex_);
   Reactor& NextReactor() { return *reactors_[next_reactor_++ % reactors_.size()]; }
   std::unique_ptr<WireCapture> MakeCapture(const Peer& peer, Link link);
   std::shared_ptr<Connection> MakeConnection(const PeerPtr& peer, Channel channel, Link link)
       REQUIRES(peers_mutex_);
-  void Start(const PeerPtr& peer, const std::shared_ptr<Connection>& connection);
+  void Start(const PeerPtr& peer, Link link, const std::shared_ptr<Connection>& connection);
   std::array<std::shared_ptr<Connection>, kLinks> LinksOf(const PeerPtr& peer) const
       EXCLUDES(peers_mutex_) {
     MutexLock lock(peers_mutex_);
@@ -115,6 +87,14 @@ class TcpTransportImpl final : public TcpTransport {
   std::shared_ptr<Connection> LinkFor(NodeId to, bool bulk) const EXCLUDES(peers_mutex_);
 
   // In the peer's reactor.
+  void LinkCut(const PeerPtr& peer, Link link, const std::string& why);
+  void NoteCut(const Peer& peer, const std::string& why) EXCLUDES(cut_log_mutex_);
+  void Redial(const PeerPtr& peer, Link link, Clock::time_point deadline, const std::string& why);
+  void PostTakeUp(const PeerPtr& peer, const HelloBody& hello, Channel channel,
+                  const Acceptor::Welcome& welcome);
+  void TakeUp(const PeerPtr& peer, const HelloBody& hello, Channel& channel,
+              const Acceptor::Welcome& welcome);
+  void Resume(const PeerPtr& peer, Link link, Channel channel, std::uint64_t received);
   void LinkEnded(const PeerPtr& peer, bool clean, const std::string& why);
   void Lose(const PeerPtr& peer, const std::string& why);
   void WaitAtMost(const PeerPtr& peer, std::chrono::seconds time, const std::string& why);
@@ -147,7 +127,11 @@ class TcpTransportImpl final : public TcpTransport {
   std::unordered_map<NodeId, PeerPtr> peers_ GUARDED_BY(peers_mutex_);
   std::vector<PeerPtr> open_ GUARDED_BY(peers_mutex_);  // also those disconnected from
 
+  Mutex cut_log_mutex_;
+  LogLimit cut_log_limit_ GUARDED_BY(cut_log_mutex_){kCutLinesMax, kCutLinesPeriod};
+
   std::unique_ptr<Acceptor> acceptor_;
+  Redialer redialer_;
 };
 
 TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
@@ -171,13 +155,12 @@ TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
   if (!options_.listen) return;
   acceptor_ = std::make_unique<Acceptor>(
       *reactors_[0], options_, tls_.get(),
-      Acceptor::Callbacks{
-          .identity = [this] { return identity(); },
-          .admit =
-              [this](const HelloBody& hello, const std::string& address, Channel& channel,
-                     const std::function<std::string(bool shares)>& welcome) {
-                return Admit(hello, address, channel, welcome);
-              }});
+      Acceptor::Callbacks{.identity = [this] { return identity(); },
+                          .admit =
+                              [this](const HelloBody& hello, const std::string& address,
+                                     Channel& channel, const Acceptor::Welcome& welcome) {
+                                return Admit(hello, address, channel, welcome);
+                              }});
 }
 
 Identity TcpTransportImpl::identity() const {
@@ -275,20 +258,29 @@ bool TcpTransportImpl::Rename(NodeId from, NodeId to) {
 }
 
 std::string TcpTransportImpl::FindPlace(const HelloBody& hello, const std::string& address,
-                                        PeerPtr* peer, bool* is_new) {
+                                        PeerPtr* peer, Place* place) {
   if (closing_.load(std::memory_order_acquire)) return "this node is closing";
   const bool provisional = options_.peers_are_provisional || hello.node.rank < 0;
   // The other connection of a process that is connected already?
   for (const auto& [id, known] : peers_) {
     if (known->role != hello.node.role || known->incarnation != hello.incarnation) continue;
     if (!provisional && id.rank >= 0 && id.rank != hello.node.rank) continue;
-    if (known->links[IndexOf(hello.link)] != nullptr) {
+    const auto& link = known->links[IndexOf(hello.link)];
+    // If the peer has not heard the welcome, it does not know that the connection was there.
+    if (link != nullptr && link->can_resume() && (hello.resumes || link->received() == 0)) {
+      *peer = known;
+      *place = Place::kOfACut;
+      return {};
+    }
+    if (hello.resumes) break;
+    if (link != nullptr) {
       return fmt::format("{} has this connection already, from {}", ToString(id), known->address);
     }
     *peer = known;
-    *is_new = false;
+    *place = Place::kNewLink;
     return {};
   }
+  if (hello.resumes) return "the connection that was cut is not known here any more";
   const NodeId id = provisional ? NodeId{hello.node.role, next_provisional_} : hello.node;
   const auto same = peers_.find(id);
   if (same != peers_.end()) {
@@ -298,8 +290,8 @@ std::string TcpTransportImpl::FindPlace(const HelloBody& hello, const std::strin
         ToString(id), same->second->address, same->second->incarnation, hello.incarnation);
   }
   if (provisional) --next_provisional_;
-  *peer = std::make_shared<Peer>(NextReactor(), id, hello.incarnation, address);
-  *is_new = true;
+  *peer = std::make_shared<Peer>(NextReactor(), id, hello.incarnation, address, false);
+  *place = Place::kNewPeer;
   return {};
 }
 
@@ -316,29 +308,32 @@ std::optional<Channel> TcpTransportImpl::ShareMemory(const HelloBody& hello,
 }
 
 std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& address,
-                                    Channel& channel,
-                                    const std::function<std::string(bool shares)>& welcome) {
+                                    Channel& channel, const Acceptor::Welcome& welcome) {
   std::optional<Channel> shared = ShareMemory(hello, address);
   PeerPtr peer;
-  bool is_new = false;
+  Place place{};
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(peers_mutex_);
-    std::string why = FindPlace(hello, address, &peer, &is_new);
+    std::string why = FindPlace(hello, address, &peer, &place);
     if (!why.empty()) return why;
+    if (place == Place::kOfACut) {
+      PostTakeUp(peer, hello, std::move(channel), welcome);
+      return {};
+    }
     // Before anybody can send on it.
-    Say(channel.socket.get(), channel.tls.get(), welcome(shared.has_value()));
+    Say(channel.socket.get(), channel.tls.get(), welcome({.shares = shared.has_value()}));
     if (shared) channel = *std::move(shared);
     connection = MakeConnection(peer, std::move(channel), hello.link);
-    if (is_new) {
+    if (place == Place::kNewPeer) {
       peers_.emplace(peer->id.load(std::memory_order_relaxed), peer);
       open_.push_back(peer);
     }
   }
-  if (is_new) {
+  if (place == Place::kNewPeer) {
     events_.OnConnected(peer->id.load(std::memory_order_acquire), peer->incarnation, peer->address);
   }
-  Start(peer, connection);
+  Start(peer, hello.link, connection);
   return {};
 }
 
@@ -362,7 +357,8 @@ std::shared_ptr<Connection> TcpTransportImpl::MakeConnection(const PeerPtr& peer
 }
 
 // Its handlers, which know the peer, end with Close.
-void TcpTransportImpl::Start(const PeerPtr& peer, const std::shared_ptr<Connection>& connection) {
+void TcpTransportImpl::Start(const PeerPtr& peer, Link link,
+                             const std::shared_ptr<Connection>& connection) {
   const auto id = [peer] { return peer->id.load(std::memory_order_acquire); };
   connection->Start(
       {.sink = {.land = [this, id](
@@ -374,6 +370,7 @@ void TcpTransportImpl::Start(const PeerPtr& peer, const std::shared_ptr<Connecti
                       return true;
                     }},
        .ended = [this, peer](bool clean, const std::string& why) { LinkEnded(peer, clean, why); },
+       .cut = [this, peer, link](const std::string& why) { LinkCut(peer, link, why); },
        .between_reads =
            [this, peer, connection = connection.get()] {
              const std::shared_ptr<Connection> urgent = LinksOf(peer)[IndexOf(Link::kUrgent)];
@@ -383,12 +380,104 @@ void TcpTransportImpl::Start(const PeerPtr& peer, const std::shared_ptr<Connecti
            }});
 }
 
+// ---- Connections that are cut
+
+void TcpTransportImpl::LinkCut(const PeerPtr& peer, Link link, const std::string& why) {
+  const auto now = Clock::now();
+  const auto since = peer->cuts[IndexOf(link)].Cut(now, LinksOf(peer)[IndexOf(link)]->progress(),
+                                                   options_.cut_limit);
+  const auto until = since + options_.cut_limit;
+  if (peer->disconnected.load(std::memory_order_acquire) || peer->links_ended > 0 || now >= until) {
+    return Lose(peer, why);
+  }
+  NoteCut(*peer, why);
+  auto& limit = peer->cut_limits[IndexOf(link)];
+  limit.expires_at(until);
+  limit.async_wait([this, peer, link, why](const error_code& aborted) {
+    peer->reactor.Awake();
+    if (aborted || !peer->cuts[IndexOf(link)].cut()) return;
+    Lose(peer, fmt::format("{}, and it was not connected again for {}", why,
+                           InSeconds(options_.cut_limit)));
+  });
+  if (peer->dialled) Redial(peer, link, until, why);
+}
+
+void TcpTransportImpl::NoteCut(const Peer& peer, const std::string& why) {
+  MutexLock lock(cut_log_mutex_);
+  const auto left_out = cut_log_limit_.Take(Clock::now());
+  if (!left_out) return;
+  Log(LogLevel::kWarning, "a connection with {} at {} was cut: {}; it is made again{}",
+      ToString(peer.id.load(std::memory_order_acquire)), peer.address, why,
+      *left_out > 0 ? fmt::format(" (so were {} more)", *left_out) : "");
+}
+
+void TcpTransportImpl::Redial(const PeerPtr& peer, Link link, Clock::time_point deadline,
+                              const std::string& why) {
+  const std::uint64_t received = LinksOf(peer)[IndexOf(link)]->received();
+  redialer_.Start([this, peer, link, deadline, why, received, self = identity()] {
+    const ConnectTarget target{
+        .peer = peer->id.load(std::memory_order_acquire),
+        .address = peer->address,
+        .deadline = deadline,
+        .cancelled =
+            [&] {
+              return closing_.load(std::memory_order_acquire) ||
+                     peer->lost.load(std::memory_order_relaxed);
+            },
+        .shared_memory = false,
+        .tls = tls_.get(),
+        .cut = ConnectTarget::Cut{.incarnation = peer->incarnation, .received = received}};
+    const auto connected = std::make_shared<Connected>();
+    std::string wrong;
+    try {
+      *connected = ConnectTo(target, self, link);
+    } catch (const Error& error) {
+      wrong = fmt::format("{}, then {}", why, error.what());
+    }
+    boost::asio::post(peer->reactor.context(), [this, peer, link, connected, wrong] {
+      peer->reactor.Awake();
+      if (!wrong.empty()) return Lose(peer, wrong);
+      Resume(peer, link, std::move(connected->channel), connected->received);
+    });
+  });
+}
+
+void TcpTransportImpl::PostTakeUp(const PeerPtr& peer, const HelloBody& hello, Channel channel,
+                                  const Acceptor::Welcome& welcome) {
+  const auto taken = std::make_shared<Channel>(std::move(channel));
+  boost::asio::post(peer->reactor.context(), [this, peer, hello, welcome, taken] {
+    peer->reactor.Awake();
+    TakeUp(peer, hello, *taken, welcome);
+  });
+}
+
+void TcpTransportImpl::TakeUp(const PeerPtr& peer, const HelloBody& hello, Channel& channel,
+                              const Acceptor::Welcome& welcome) {
+  const auto connection = LinksOf(peer)[IndexOf(hello.link)];
+  // It closes without a word; when the peer comes again it is told.
+  if (connection == nullptr || peer->disconnected.load(std::memory_order_acquire)) return;
+  connection->Cut();
+  Say(channel.socket.get(), channel.tls.get(), welcome({.received = connection->received()}));
+  Resume(peer, hello.link, std::move(channel), hello.received);
+}
+
+void TcpTransportImpl::Resume(const PeerPtr& peer, Link link, Channel channel,
+                              std::uint64_t received) {
+  const auto connection = LinksOf(peer)[IndexOf(link)];
+  if (connection == nullptr || peer->lost.load(std::memory_order_relaxed)) return;
+  peer->cuts[IndexOf(link)].Resumed(Clock::now());
+  peer->cut_limits[IndexOf(link)].cancel();
+  if (!connection->Resume(std::move(channel), received, MakeCapture(*peer, link))) {
+    Lose(peer, "it says that it has received what was not sent to it");
+  }
+}
+
 // ---- Peers that go
 
 void TcpTransportImpl::LinkEnded(const PeerPtr& peer, bool clean, const std::string& why) {
   int links = 0;
   for (const auto& link : LinksOf(peer)) links += link != nullptr ? 1 : 0;
-  if (clean && ++peer->links_ended < links) {
+  if (clean && ++peer->links_ended < links && !peer->any_cut()) {
     WaitAtMost(peer, kOtherLinkTime, why);
   } else {
     Lose(peer, why);
@@ -405,8 +494,9 @@ void TcpTransportImpl::WaitAtMost(const PeerPtr& peer, std::chrono::seconds time
 }
 
 void TcpTransportImpl::Lose(const PeerPtr& peer, const std::string& why) {
-  if (std::exchange(peer->lost, true)) return;
+  if (peer->lost.exchange(true, std::memory_order_relaxed)) return;
   peer->patience.cancel();
+  for (auto& limit : peer->cut_limits) limit.cancel();
   const auto links = LinksOf(peer);
   for (const auto& link : links) {
     if (link != nullptr) link->Poll();  // what had arrived before
@@ -450,20 +540,23 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
       .shared_memory = options_.shared_memory,
       .tls = tls_.get()};
   const Identity self = identity();
-  HelloBody hello;
-  Channel urgent = ConnectTo(target, self, Link::kUrgent, &hello);
-  std::optional<Channel> bulk;
-  if (options_.bulk_link) bulk = ConnectTo(target, self, Link::kBulk, &hello);
-  std::vector<std::shared_ptr<Connection>> connections;
-  const auto peer = std::make_shared<Peer>(NextReactor(), peer_id, hello.incarnation, address);
+  Connected urgent = ConnectTo(target, self, Link::kUrgent);
+  std::optional<Connected> bulk;
+  if (options_.bulk_link) bulk = ConnectTo(target, self, Link::kBulk);
+  std::vector<std::pair<Link, std::shared_ptr<Connection>>> connections;
+  const auto peer =
+      std::make_shared<Peer>(NextReactor(), peer_id, urgent.incarnation, address, true);
   bool refused = false;
   {
     MutexLock lock(peers_mutex_);
     refused = closing_.load(std::memory_order_acquire) || !peers_.emplace(peer_id, peer).second;
     if (!refused) {
       open_.push_back(peer);
-      connections.push_back(MakeConnection(peer, std::move(urgent), Link::kUrgent));
-      if (bulk) connections.push_back(MakeConnection(peer, *std::move(bulk), Link::kBulk));
+      const auto make = [&](Channel& channel, Link link) REQUIRES(peers_mutex_) {
+        connections.emplace_back(link, MakeConnection(peer, std::move(channel), link));
+      };
+      make(urgent.channel, Link::kUrgent);
+      if (bulk) make(bulk->channel, Link::kBulk);
     }
   }
   if (refused) {
@@ -471,7 +564,7 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
     throw InvalidState(
         fmt::format("connect to {} at {}: connected meanwhile", ToString(peer_id), address));
   }
-  for (const auto& connection : connections) Start(peer, connection);
+  for (const auto& [link, connection] : connections) Start(peer, link, connection);
 }
 
 void TcpTransportImpl::Disconnect(NodeId peer_id) {
@@ -491,7 +584,9 @@ void TcpTransportImpl::Disconnect(NodeId peer_id) {
   }
   boost::asio::post(peer->reactor.context(), [this, peer] {
     peer->reactor.Awake();
-    if (!peer->lost) WaitAtMost(peer, kLingerTime, "it did not close its end");
+    if (peer->lost) return;
+    if (peer->any_cut()) return Lose(peer, "");  // nothing can be told to it
+    WaitAtMost(peer, kLingerTime, "it did not close its end");
   });
 }
 
@@ -505,6 +600,7 @@ void TcpTransportImpl::Close() {
     for (const auto& [id, peer] : peers_) ids.push_back(id);
   }
   for (const NodeId id : ids) Disconnect(id);
+  redialer_.Stop();
   for (const auto& reactor : reactors_) reactor->Stop();
   const auto open = [this] {
     MutexLock lock(peers_mutex_);

@@ -7,6 +7,12 @@
 // (kCallersFirst), servers on threads of their own (kThread). What must be answered while those are
 // busy (heartbeats) needs a TcpTransport of its own: any number may live in a process.
 //
+// Cuts. A connection over TCP that is reset, or that the network gives up, is made again, by the
+// end that made it before; nothing is lost or doubled by that (connection.h). The peer is lost if
+// nobody listens there any more, or another process does; if its process does not know the
+// connection; or if it takes longer than cut_limit. What has been Disconnected from, or closes, is
+// not connected again; nor is shared memory, which nothing cuts.
+//
 // Errors: InvalidArgument and NetworkError name address and setting, or file, TimeoutError what was
 // waited for. A stranger that does not pass the handshake (handshake.h, before it tls.h) is told
 // why and logged; acceptor.h says what it costs. Threads: see transport.h. Locks, in the order in
@@ -62,6 +68,8 @@ struct TcpOptions {
   bool bulk_link = true;      // false: one connection a peer that this node connects to
   WireLimits limits;
   std::chrono::milliseconds handshake_limit{10'000};
+  // A connection that is cut for so long is the loss of the peer.
+  std::chrono::milliseconds cut_limit{3'000};
   std::size_t strangers_max = 128;
   std::size_t pool_bytes_max = std::size_t{64} << 20;  // kept for payloads without a landing
 };

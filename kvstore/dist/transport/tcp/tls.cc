@@ -258,7 +258,7 @@ bool TlsStream::EncryptLocked(const char* from, std::size_t bytes) {
 }
 
 int TlsStream::SendLocked() {
-  int error = 0;
+  int error = send_failed_;
   while (sent_ < encrypted_.size() && error == 0) {
     const ssize_t bytes = send(fd_, encrypted_.data() + sent_, encrypted_.size() - sent_,
                                MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -266,6 +266,7 @@ int TlsStream::SendLocked() {
       sent_ += static_cast<std::size_t>(bytes);
     } else if (errno != EINTR) {
       error = errno == EWOULDBLOCK ? EAGAIN : errno;
+      if (error != EAGAIN) send_failed_ = error;
     }
   }
   if (sent_ == encrypted_.size()) {
@@ -303,16 +304,18 @@ int TlsStream::ErrorLocked(int result) {
     case SSL_ERROR_ZERO_RETURN:
       return 0;
     case SSL_ERROR_SYSCALL:
-      return of_system == 0 ? ECONNRESET : of_system;
+      return of_system == 0 ? EndLocked() : of_system;
     default:
-      // An end that was not announced: of the process, or somebody has cut the connection.
       if (ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
-        return ECONNRESET;
+        return EndLocked();
       }
       if (why_.empty()) why_ = ExplainLocked();
       return EPROTO;
   }
 }
+
+// An end that TLS has not announced is that of the process, most likely, unless it was a reset.
+int TlsStream::EndLocked() const { return send_failed_ != 0 ? send_failed_ : EPIPE; }
 
 std::string TlsStream::ExplainLocked() const {
   const int reason = ERR_GET_REASON(ERR_peek_last_error());

@@ -81,6 +81,7 @@ class TlsStream {
   int SendLocked() REQUIRES(mutex_);
   // After a call of OpenSSL returned `result`: as errno, 0 for an end in order.
   int ErrorLocked(int result) REQUIRES(mutex_);
+  int EndLocked() const REQUIRES(mutex_);
   std::string ExplainLocked() const REQUIRES(mutex_);
 
   const int fd_;
@@ -90,6 +91,8 @@ class TlsStream {
   std::vector<char> encrypted_ GUARDED_BY(mutex_);
   std::size_t sent_ GUARDED_BY(mutex_) = 0;  // of encrypted_
   int failed_ GUARDED_BY(mutex_) = 0;        // as errno
+  // Likewise, of sending: the socket says why once, and not to who reads.
+  int send_failed_ GUARDED_BY(mutex_) = 0;
   std::string why_ GUARDED_BY(mutex_);
   std::atomic<bool> unsent_{false};  // written under mutex_
 };

@@ -1,0 +1,33 @@
+#include "kvstore/dist/transport/tcp/redialer.h"
+
+#include <utility>
+
+namespace heddle::kvstore::dist {
+
+void Redialer::Start(std::function<void()> dial) {
+  MutexLock lock(mutex_);
+  if (stopped_) return;
+  calls_.remove_if([](Call& call) {
+    // acquire: pairs with the end of the thread
+    if (!call.done.load(std::memory_order_acquire)) return false;
+    call.thread.join();
+    return true;
+  });
+  Call& call = calls_.emplace_back();
+  call.thread = std::thread([&call, dial = std::move(dial)] {
+    dial();
+    call.done.store(true, std::memory_order_release);
+  });
+}
+
+void Redialer::Stop() {
+  std::list<Call> calls;
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+    calls.swap(calls_);
+  }
+  for (Call& call : calls) call.thread.join();
+}
+
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,74 @@
+// Goal: a job whose connections are reset at any byte computes what it would have computed
+// (docs/distributed.md, When a part dies). Method: whole jobs in one process, each connection of
+// which goes through a proxy that cuts it. The values are whole numbers, which add up exactly in
+// any order, so that anything lost or applied twice shows.
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/kvstore/dist/cutting_proxy.h"
+#include "tests/kvstore/dist/job.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+constexpr int kWorkers = 2;
+constexpr int kRounds = 20;
+
+class CutJobs : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, CutJobs, ::testing::Values("dist_sync", "dist_async"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(CutJobs, LoseAndDoubleNothing) {
+  const bool sync = GetParam() == std::string("dist_sync");
+  std::atomic<int> cuts = 0;
+  std::atomic<std::uint64_t> seed = kvstore_test::TestSeed();
+  {
+    Job job({.network = Network::kTcp,
+             .num_workers = kWorkers,
+             .num_servers = 2,
+             .wrap = [&](std::unique_ptr<Transport> transport) {
+               return dist_test::ThroughProxies(
+                   std::move(transport),
+                   {.seed = seed.fetch_add(1000), .bytes_max = 600'000, .count = 30}, cuts);
+             }});
+    job.RunWorkers(GetParam(), [&](int rank, KVStore& store, Engine& engine) {
+      if (!sync) store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1.0}}));
+      const std::vector<std::int64_t> counts = {10, 3000, 20'000, 200'000};
+      const auto filled = [&](std::int64_t count, float value) {
+        return NDArray::Full({count}, value, DType::kFloat32, Cpu(), engine);
+      };
+      for (const std::int64_t count : counts) store.Init(count, filled(count, 5));
+      for (int round = 1; round <= kRounds; ++round) {
+        for (const std::int64_t count : counts) {
+          store.Push(count, filled(count, static_cast<float>(rank + round)));
+          NDArray out({count}, DType::kFloat32, Cpu(), engine);
+          store.Pull(count, out);
+          out.WaitToRead();
+          if (!sync) continue;
+          EXPECT_EQ(out.ToVector<float>(), std::vector<float>(static_cast<std::size_t>(count),
+                                                              static_cast<float>(2 * round + 1)));
+        }
+      }
+      store.Barrier();
+      if (sync) return;
+      // 5, and all pushes of both ranks subtracted
+      constexpr int kPushed = kRounds * (kRounds + 1) + kRounds;
+      for (const std::int64_t count : counts) {
+        NDArray out({count}, DType::kFloat32, Cpu(), engine);
+        store.Pull(count, out);
+        EXPECT_EQ(out.ToVector<float>(),
+                  std::vector<float>(static_cast<std::size_t>(count), 5.0f - kPushed));
+      }
+    });
+  }
+  EXPECT_GE(cuts, 10);
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist

@@ -1,0 +1,248 @@
+// Goal: a connection that is cut is made again as long as the peer is the same process, and nothing
+// is lost or doubled by that (tcp_transport.h); else the peer is lost, as soon as that is known.
+// Method: a worker and a server with a proxy between them that resets what it carries.
+// TcpRandom.WhereConnectionsAreCutNothingIsLostOrDoubled has random cuts, with and without TLS.
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kvstore/dist/transport/tcp/handshake.h"
+#include "tests/kvstore/dist/cutting_proxy.h"
+#include "tests/kvstore/dist/plain_socket.h"
+#include "tests/kvstore/dist/tcp_node.h"
+
+namespace heddle::kvstore::dist_test {
+namespace {
+
+using namespace dist;  // NOLINT(google-build-using-namespace)
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+constexpr std::size_t kLong = 300'000;  // goes by the bulk link
+constexpr milliseconds kForever{600'000};
+
+TcpOptions Options(NodeId self, milliseconds cut_limit, Reception reception = Reception::kThread) {
+  TcpOptions options = OptionsOf(self, reception);
+  options.shared_memory = false;
+  options.token = "secret";
+  options.cut_limit = cut_limit;
+  return options;
+}
+
+Message Numbered(std::uint64_t number, std::size_t bytes) {
+  Message message;
+  message.kind = Kind::kPush;
+  message.sequence = number;
+  message.payload = PayloadOf(std::string(bytes, static_cast<char>('a' + number % 26)));
+  return message;
+}
+
+struct Ends {
+  explicit Ends(milliseconds cut_limit, Reception reception_of_server = Reception::kThread)
+      : server(Options(kServer0, cut_limit, reception_of_server)),
+        proxy(server.transport->address()),
+        worker(Options(kWorker0, cut_limit)) {}
+  void Connect() { worker.transport->Connect(kServer0, proxy.address(), Long()); }
+  // Short and long ones, both ways.
+  void SendSome() {
+    for (int i = 0; i < 4; ++i, ++sent) {
+      const std::size_t bytes = i % 2 == 0 ? 100 : kLong;
+      worker.transport->Send(kServer0, Numbered(sent, bytes));
+      server.transport->Send(kWorker0, Numbered(sent, bytes));
+    }
+    worker.transport->Flush();
+    server.transport->Flush();
+  }
+  // All that was sent has come once, as it was, and nobody was lost.
+  void ExpectAll() {
+    for (TcpNode* node : {&worker, &server}) {
+      ASSERT_TRUE(node->WaitForMessages(sent));
+      std::vector<std::uint64_t> numbers;
+      for (const auto& [from, message] : node->Received()) {
+        numbers.push_back(message.sequence);
+        const Message expected = Numbered(message.sequence, message.payload.bytes());
+        EXPECT_EQ(TextOf(message.payload), TextOf(expected.payload));
+      }
+      std::sort(numbers.begin(), numbers.end());
+      for (std::uint64_t i = 0; i < sent; ++i) EXPECT_EQ(numbers[i], i);
+      EXPECT_EQ(numbers.size(), sent);
+      EXPECT_TRUE(node->Lost().empty()) << node->Lost()[0].why;
+    }
+  }
+
+  TcpNode server;
+  CuttingProxy proxy;
+  TcpNode worker;
+  std::uint64_t sent = 0;
+};
+
+TEST(TcpCuts, AnIdleConnectionThatWasCutGoesOn) {
+  Ends ends(kForever);
+  ends.Connect();
+  for (int i = 0; i < 3; ++i) {
+    ends.SendSome();
+    ends.ExpectAll();
+    ends.proxy.Cut();
+  }
+  ends.SendSome();
+  ends.ExpectAll();
+  EXPECT_EQ(ends.proxy.cuts(), 6);  // two links, three times
+}
+
+TEST(TcpCuts, WhatIsSentDuringACutComesAfterIt) {
+  Ends ends(kForever);
+  ends.Connect();
+  ends.SendSome();
+  ends.proxy.GoDown();
+  ends.proxy.Cut();
+  ends.SendSome();
+  ends.proxy.GoUp();
+  ends.ExpectAll();
+}
+
+TEST(TcpCuts, CutForTooLongThePeerIsLost) {
+  Ends ends(milliseconds(200));
+  ends.Connect();
+  ends.SendSome();
+  ends.ExpectAll();
+  ends.proxy.GoDown();
+  ends.proxy.Cut();
+  ASSERT_TRUE(ends.worker.WaitForLoss());
+  ASSERT_TRUE(ends.server.WaitForLoss());
+  EXPECT_EQ(ends.worker.Lost()[0].peer, kServer0);
+  EXPECT_EQ(ends.server.Lost()[0].peer, kWorker0);
+  EXPECT_THAT(ends.server.Lost()[0].why, HasSubstr("Connection reset by peer"));
+  EXPECT_THAT(ends.server.Lost()[0].why, HasSubstr("not connected again for 0.2 s"));
+  EXPECT_THAT(ends.worker.Lost()[0].why, HasSubstr("Connection reset by peer"));
+}
+
+// No limit, so it cannot be what ends the wait.
+TEST(TcpCuts, WhereNobodyListensAnyMoreThePeerIsLostAtOnce) {
+  Ends ends(kForever);
+  ends.Connect();
+  ends.proxy.StopListening();
+  ends.proxy.Cut();
+  ASSERT_TRUE(ends.worker.WaitForLoss());
+  EXPECT_THAT(ends.worker.Lost()[0].why, HasSubstr("Connection refused"));
+}
+
+TEST(TcpCuts, AnotherProcessIsNotTakenForThePeer) {
+  Ends ends(kForever);
+  ends.Connect();
+  ends.SendSome();
+  ends.ExpectAll();
+  TcpOptions options = Options(kServer0, kForever);
+  options.incarnation = 77;
+  TcpNode restarted(options);
+  ends.proxy.Redirect(restarted.transport->address());
+  ends.proxy.Cut();
+  ASSERT_TRUE(ends.worker.WaitForLoss());
+  EXPECT_THAT(ends.worker.Lost()[0].why, HasSubstr("not known here any more"));
+  EXPECT_TRUE(restarted.Received().empty());
+  EXPECT_TRUE(restarted.connected.empty());
+}
+
+// Who knows the peer's incarnation but not the token gets nothing, and harms nobody.
+TEST(TcpCuts, WithoutTheTokenNobodyTakesAConnectionOver) {
+  Ends ends(kForever);
+  ends.Connect();
+  ends.SendSome();
+  ends.ExpectAll();
+  const TcpOptions of_worker = Options(kWorker0, kForever);
+  for (const char* token : {"", "wrong"}) {
+    Handshake handshake = Handshake::Connecting(
+        {.node = kWorker0, .incarnation = of_worker.incarnation, .job_id = "test", .token = token},
+        Link::kUrgent, {}, 0);
+    PlainSocket stranger(ends.server.transport->address());
+    stranger.Say(handshake.Start());
+    while (handshake.wanted() > 0) {
+      const std::string heard = stranger.Hear(handshake.wanted());
+      if (heard.empty()) break;
+      stranger.Say(handshake.Feed(std::as_bytes(std::span(heard))));
+    }
+    EXPECT_EQ(handshake.state(), Handshake::State::kFailed);
+    EXPECT_THAT(handshake.why(), HasSubstr("token"));
+  }
+  ends.SendSome();
+  ends.ExpectAll();
+  EXPECT_EQ(ends.proxy.cuts(), 0);
+}
+
+// The server does not read: all bytes have left the worker, and none has arrived for good.
+TEST(TcpCuts, WhatWasRevokedAfterItWasSentComesAsItWas) {
+  Ends ends(kForever, Reception::kCallersOnly);
+  std::atomic<bool> connected = false;
+  std::thread connecting([&] {
+    ends.Connect();
+    connected = true;
+  });
+  ASSERT_TRUE(ends.server.WaitFor([&] { return connected.load(); }));
+  connecting.join();
+  auto memory = std::make_shared<std::string>(kLong, 'a');
+  Message message = Numbered(0, 0);
+  message.payload = Payload(nullptr, std::as_bytes(std::span(*memory)));
+  const Transport::SendId id = ends.worker.transport->Send(kServer0, message);
+  ASSERT_TRUE(
+      ends.worker.WaitFor([&] { return ends.worker.transport->stats().bytes_sent >= kLong; }));
+  EXPECT_NE(ends.worker.transport->Revoke(kServer0, id), Revoked::kDropped);
+  std::fill(memory->begin(), memory->end(), '!');
+  memory.reset();
+  ends.proxy.Cut();
+  ASSERT_TRUE(ends.server.WaitForMessages(1));
+  EXPECT_EQ(TextOf(ends.server.Received()[0].second.payload), std::string(kLong, 'a'));
+}
+
+// Given up in the midst of a payload, which then is cut and comes again: the memory stays as it is,
+// and what follows is whole.
+TEST(TcpCuts, ALandingThatIsGivenUpMidwayIsLeftAlone) {
+  constexpr std::size_t kVeryLong = 24 << 20;  // no socket buffers as much
+  Ends ends(kForever);
+  auto landing = std::make_shared<TestLanding>(kVeryLong, 100'000);
+  landing->revoked_after = 1;
+  std::atomic<int> headers = 0;
+  ends.worker.land = [&](NodeId, const Message& header, std::uint64_t) -> std::shared_ptr<Landing> {
+    if (header.sequence != 1) return nullptr;
+    return headers++ == 0 ? landing : nullptr;
+  };
+  ends.Connect();
+  ends.server.transport->Send(kWorker0, Numbered(1, kVeryLong));
+  ASSERT_TRUE(ends.worker.WaitFor([&] { return landing->reads.load() == 1; }));
+  ends.proxy.Cut();
+  ends.server.transport->Send(kWorker0, Numbered(2, kLong));
+  const auto second_came = [&] {
+    return std::any_of(ends.worker.received.begin(), ends.worker.received.end(),
+                       [](const auto& entry) { return entry.second.sequence == 2; });
+  };
+  ASSERT_TRUE(ends.worker.WaitFor(second_came));
+  EXPECT_EQ(landing->reads, 1);
+  EXPECT_EQ(landing->text().back(), '?');
+  EXPECT_TRUE(ends.worker.Lost().empty());
+}
+
+TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {
+  Ends ends(kForever);
+  ends.Connect();
+  Handshake handshake =
+      Handshake::Connecting({.node = kWorker0,
+                             .incarnation = Options(kWorker0, kForever).incarnation,
+                             .job_id = "test",
+                             .token = "secret"},
+                            Link::kUrgent, {}, 1000);
+  PlainSocket peer(ends.server.transport->address());
+  peer.Say(handshake.Start());
+  while (handshake.wanted() > 0) {
+    const std::string heard = peer.Hear(handshake.wanted());
+    ASSERT_FALSE(heard.empty());
+    peer.Say(handshake.Feed(std::as_bytes(std::span(heard))));
+  }
+  ASSERT_TRUE(ends.server.WaitForLoss());
+  EXPECT_THAT(ends.server.Lost()[0].why, HasSubstr("what was not sent to it"));
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist_test
