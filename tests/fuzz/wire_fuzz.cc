@@ -73,7 +73,8 @@ void ReadStream(std::size_t piece, bool mostly_long, std::string_view stream) {
                          [&](Message message) {
                            got.push_back(EncodeMessage(message));
                            return true;
-                         }});
+                         }},
+                    [](const Message&, std::uint64_t) {});
   bool wrong = false;
   while (!stream.empty() && !wrong) {
     std::array<iovec, 8> runs;
