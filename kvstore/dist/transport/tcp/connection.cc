@@ -297,9 +297,9 @@ std::uint64_t Connection::progress() {
 }
 
 void Connection::Cut() {
-  ++epoch_;
   {
     MutexLock lock(tx_mutex_);
+    ++epoch_;
     cut_ = true;
     shutdown(fd_, SHUT_RDWR);  // ends a write in progress
     while (writing_) written_.Wait(tx_mutex_);
@@ -526,6 +526,8 @@ Connection::ReadResult Connection::ReadOnce() {
     int tx_error = 0;
     {
       MutexLock lock(tx_mutex_);
+      // A socket tells of a reset once: to a write in progress, perhaps.
+      while (writing_) written_.Wait(tx_mutex_);
       tx_error = tx_error_;
     }
     if (tx_error != 0) {
