@@ -53,6 +53,7 @@ struct CuttingProxy::Pair {
   // False: a socket has failed, or the budget is used up.
   bool Move(int direction, int from, int to) {
     Stream& stream = streams[static_cast<std::size_t>(direction)];
+    if (from < 0) return true;  // cut already; `to` is reset when it says something
     if (stream.wants_to_read()) {
       const std::size_t room = std::min<std::uint64_t>(stream.buffer.size(), budget);
       const ssize_t bytes = recv(from, stream.buffer.data(), room, MSG_DONTWAIT);
@@ -110,6 +111,12 @@ void CuttingProxy::Cut() {
   cut_ = true;
   Wake();
   while (cut_) std::this_thread::yield();
+}
+
+void CuttingProxy::CutTowardsTarget() {
+  cut_half_ = true;
+  Wake();
+  while (cut_half_) std::this_thread::yield();
 }
 
 void CuttingProxy::StopListening() {
@@ -171,6 +178,13 @@ void CuttingProxy::Run() {
     while (read(wake_.get(), &count, sizeof count) > 0) continue;
     if (stop_listening_) listener_ = UniqueFd();
     stop_listening_ = false;
+    if (cut_half_) {
+      for (const auto& pair : pairs_) {
+        MakeReset(pair->server.get());
+        pair->server = UniqueFd();
+      }
+    }
+    cut_half_ = false;
     const bool cut_all = cut_;
     std::erase_if(pairs_, [&](const auto& pair) {
       const bool fine = !cut_all && pair->Move(0, pair->client.get(), pair->server.get()) &&

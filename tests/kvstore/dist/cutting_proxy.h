@@ -35,6 +35,8 @@ class CuttingProxy {
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   // Resets all connections that there are, after what is said next has been done.
   void Cut();
+  // Resets them towards the target alone: who has connected learns it when it next says something.
+  void CutTowardsTarget();
   // From now on whoever connects is reset at once.
   void GoDown() { down_ = true; }
   void GoUp() { down_ = false; }
@@ -59,7 +61,8 @@ class CuttingProxy {
   std::uint16_t port_ = 0;
   std::mutex mutex_;
   std::string target_;
-  std::atomic<bool> down_{false}, cut_{false}, stop_listening_{false}, stop_{false};
+  std::atomic<bool> down_{false}, cut_{false}, cut_half_{false}, stop_listening_{false},
+      stop_{false};
   std::atomic<std::uint64_t> turns_{0};
   std::atomic<int> cut_count_{0};
   std::list<std::unique_ptr<Pair>> pairs_;  // the thread's

@@ -3,15 +3,22 @@
 // Method: a worker and a server with a proxy between them that resets what it carries.
 // TcpRandom.WhereConnectionsAreCutNothingIsLostOrDoubled has random cuts, with and without TLS.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/uio.h>
 
+#include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
+#include "kvstore/dist/transport/tcp/send_queue.h"
+#include "kvstore/dist/transport/tcp/tcp_peer.h"
 #include "tests/kvstore/dist/cutting_proxy.h"
 #include "tests/kvstore/dist/plain_socket.h"
 #include "tests/kvstore/dist/tcp_node.h"
@@ -103,6 +110,23 @@ TEST(TcpCuts, WhatIsSentDuringACutComesAfterIt) {
   ends.SendSome();
   ends.proxy.GoUp();
   ends.ExpectAll();
+}
+
+// As by a firewall that has forgotten a connection, when what is idle at the connecting end is used
+// by the other one. Which can only wait to be connected with: the connecting end has to notice.
+TEST(TcpCuts, AResetThatOnlyTheAcceptingEndSeesIsMendedToo) {
+  Ends ends(milliseconds(4000));
+  ends.Connect();
+  ends.SendSome();
+  ends.ExpectAll();
+  ends.proxy.CutTowardsTarget();
+  for (int i = 0; i < 4; ++i, ++ends.sent) {
+    ends.server.transport->Send(kWorker0, Numbered(ends.sent, i % 2 == 0 ? 100 : kLong));
+  }
+  ends.server.transport->Flush();
+  ASSERT_TRUE(ends.worker.WaitForMessages(ends.sent));
+  EXPECT_TRUE(ends.server.Lost().empty());
+  EXPECT_TRUE(ends.worker.Lost().empty());
 }
 
 TEST(TcpCuts, CutForTooLongThePeerIsLost) {
@@ -222,6 +246,52 @@ TEST(TcpCuts, ALandingThatIsGivenUpMidwayIsLeftAlone) {
   EXPECT_EQ(landing->reads, 1);
   EXPECT_EQ(landing->text().back(), '?');
   EXPECT_TRUE(ends.worker.Lost().empty());
+}
+
+// Cut ten times, for 10 ms each, and sound for `sound` in between: for how long it counts as cut.
+std::vector<milliseconds> CutFor(bool idle, milliseconds sound) {
+  CutTime cut;
+  CutTime::Clock::time_point now{};
+  std::vector<milliseconds> counted;
+  for (int i = 0; i < 10; ++i) {
+    const auto since = cut.Cut(now, /*progress=*/7, idle, milliseconds(800));
+    counted.push_back(std::chrono::duration_cast<milliseconds>(now - since));
+    cut.Resumed(now += milliseconds(10));
+    now += sound;
+  }
+  return counted;
+}
+
+TEST(TcpCuts, WhatIsCutAgainAndAgainIsCutAllTheWhileIfNothingPasses) {
+  EXPECT_EQ(CutFor(/*idle=*/false, milliseconds(200)).back(), milliseconds(9 * 210));
+  EXPECT_EQ(CutFor(/*idle=*/true, milliseconds(1)).back(), milliseconds(9 * 11));
+  // Nothing was to pass: it was sound.
+  EXPECT_THAT(CutFor(/*idle=*/true, milliseconds(200)), testing::Each(milliseconds(0)));
+}
+
+// While there is no room for what is said, it becomes no more.
+TEST(TcpCuts, OneWordAboutWhatHasComeStandsForAllBefore) {
+  SendQueue queue(/*retains=*/true);
+  SendQueue::Ended ended;
+  queue.Add(1, Numbered(0, kLong), nullptr);
+  std::array<iovec, 8> runs;
+  ASSERT_GT(queue.Fetch(runs.data(), runs.size()), 0u);
+  queue.Advance(10, &ended);
+  for (std::uint64_t received = 1; received <= 100; ++received) queue.AddConfirmation(received);
+  queue.Advance(kHeaderBytes + kLong - 10, &ended);
+  ASSERT_EQ(queue.Fetch(runs.data(), runs.size()), 1u);
+  ASSERT_EQ(runs[0].iov_len, kHeaderBytes);
+  Message word;
+  std::uint32_t meta_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  EXPECT_EQ(DecodeHeader(std::span<const std::byte, kHeaderBytes>(
+                             static_cast<const std::byte*>(runs[0].iov_base), kHeaderBytes),
+                         {}, &word, &meta_bytes, &payload_bytes),
+            "");
+  EXPECT_EQ(word.kind, Kind::kReceived);
+  EXPECT_EQ(word.sequence, 100u);
+  queue.Advance(kHeaderBytes, &ended);
+  EXPECT_TRUE(queue.empty());
 }
 
 TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {

@@ -86,6 +86,7 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
            .deliver = [this](Message message) { return Deliver(std::move(message)); }},
           [this](const Message& message, std::uint64_t bytes) { OnComplete(message, bytes); }),
       owe_timer_(reactor.context()),
+      speak_timer_(reactor.context()),
       queue_(/*retains=*/rings_ == nullptr) {
   if (rings_ != nullptr) bell_.assign(channel.own_bell.Release());
   Assign(channel);
@@ -296,6 +297,11 @@ std::uint64_t Connection::progress() {
   return received() + queue_.confirmed();
 }
 
+bool Connection::idle() {
+  MutexLock lock(tx_mutex_);
+  return queue_.all_confirmed();
+}
+
 void Connection::Cut() {
   {
     MutexLock lock(tx_mutex_);
@@ -366,6 +372,26 @@ void Connection::ConfirmInTime() {
     self->owes_.store(Owes::kNow, std::memory_order_release);
     self->Pump(1);
   });
+}
+
+void Connection::SpeakEvery(std::chrono::milliseconds period) {
+  boost::asio::post(reactor_.context(), [self = shared_from_this(), period] {
+    self->reactor_.Awake();
+    if (!self->ended_) self->SpeakAfter(period);
+  });
+}
+
+void Connection::SpeakAfter(std::chrono::milliseconds period) {
+  speak_timer_.expires_after(period);
+  speak_timer_.async_wait(
+      [self = shared_from_this(), period](const boost::system::error_code& error) {
+        self->reactor_.Awake();
+        if (error || self->ended_) return;
+        self->owes_since_ = true;
+        self->owes_.store(Owes::kNow, std::memory_order_release);
+        self->Pump(1);
+        self->SpeakAfter(period);
+      });
 }
 
 bool Connection::Deliver(Message message) {
@@ -597,6 +623,7 @@ void Connection::Close() {
     bell_.close(ignored);
   }
   owe_timer_.cancel();
+  speak_timer_.cancel();
   Release(std::move(ended));
 }
 

@@ -30,7 +30,8 @@
 // is sent can be let go, each end says now and then how many messages it has received
 // (Kind::kReceived): in front of what it writes anyway if it has received a message that the peer
 // may hold memory for (kCopiedMax), else after kOwedSmall bytes; by itself after kOwedMax bytes or
-// kOweTime. Connections with rings are never cut, and say nothing.
+// kOweTime; and where SpeakEvery was called, whether there is news or not. Connections with rings
+// are never cut, and say nothing.
 //   (C5) Socket, tls_ and capture_ change in the reactor, under tx_mutex_, while cut_ and not
 //        writing_. Handlers of an earlier socket, which have another epoch_, do nothing.
 #pragma once
@@ -111,6 +112,11 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   std::uint64_t received() const { return received_.load(std::memory_order_relaxed); }
   // Grows as messages pass, in either direction.
   std::uint64_t progress() EXCLUDES(tx_mutex_);
+  // Nothing is to be sent, or waits for the peer's word that it has come.
+  bool idle() EXCLUDES(tx_mutex_);
+  // After Start, once, if it can be cut: from now on this end says something every `period`. Where
+  // only the peer has been told of a cut, this end is told by that.
+  void SpeakEvery(std::chrono::milliseconds period);
   // In the reactor: this end learns otherwise that the connection is cut, if it does not know;
   // without the event.
   void Cut() EXCLUDES(tx_mutex_);
@@ -162,6 +168,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   bool Deliver(Message message) EXCLUDES(tx_mutex_);
   void OnComplete(const Message& message, std::uint64_t bytes);
   void ConfirmInTime();
+  void SpeakAfter(std::chrono::milliseconds period);
   // Something is to be written.
   bool HasMoreLocked() const REQUIRES(tx_mutex_) {
     return !queue_.empty() || Unsent() || owes_.load(std::memory_order_relaxed) == Owes::kNow;
@@ -197,7 +204,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   const Link link_;
   TcpCounts& counts_;
   std::unique_ptr<WireCapture> capture_;  // null: nothing is captured; as socket_
-  std::uint32_t epoch_ = 0;
+  std::uint32_t epoch_ = 0;               // as socket_
 
   // The reactor's.
   Receiver receiver_;
@@ -206,6 +213,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   int low_water_mark_ = 1;
   boost::asio::steady_timer owe_timer_;
   bool owe_timer_runs_ = false;
+  boost::asio::steady_timer speak_timer_;
   std::uint64_t owed_bytes_ = 0;  // of messages since the peer was told last
   bool owes_since_ = false;       // owes_ was set, and may have been taken back since
   bool hung_up_ = false;  // with rings: the peer has ended; what is in its ring is still read

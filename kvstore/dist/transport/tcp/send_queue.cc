@@ -90,12 +90,16 @@ void SendQueue::Add(Transport::SendId id, Message message, std::function<void()>
 }
 
 void SendQueue::AddConfirmation(std::uint64_t received) {
-  std::unique_ptr<Item> item = TakeSpare();
-  item->control = true;
-  item->begun = true;  // it keeps its place
-  AppendHeaderAndMeta({.kind = Kind::kReceived, .sequence = received}, &item->head);
   const bool midway = !going_.empty() && going_.front()->bytes_sent > 0;  // Q1
-  going_.insert(going_.begin() + (midway ? 1 : 0), std::move(item));
+  auto at = going_.begin() + (midway ? 1 : 0);
+  if (at == going_.end() || !(*at)->control) {
+    std::unique_ptr<Item> item = TakeSpare();
+    item->control = true;
+    item->begun = true;  // it keeps its place
+    at = going_.insert(at, std::move(item));
+  }
+  (*at)->head.clear();
+  AppendHeaderAndMeta({.kind = Kind::kReceived, .sequence = received}, &(*at)->head);
 }
 
 std::unique_ptr<SendQueue::Item> SendQueue::TakeSpare() {

@@ -71,7 +71,8 @@ class SendQueue {
   // go.
   bool AddSmall(const Message& message);
   void Add(Transport::SendId id, Message message, std::function<void()> sent);
-  // Tells the peer that so many of its messages have arrived, before all else that has not begun.
+  // Tells the peer that so many of its messages have arrived, before all else that has not begun,
+  // and in place of an earlier word that has not.
   // Not between Fetch and Advance.
   void AddConfirmation(std::uint64_t received);
 
@@ -89,6 +90,8 @@ class SendQueue {
   Revoked Revoke(Transport::SendId id, Ended* ended);
   // The peer says that so many messages have arrived.
   void Confirm(std::uint64_t received, Ended* ended);
+  // Nothing is to be sent, or to be confirmed.
+  bool all_confirmed() const { return empty() && retained_.empty(); }
   std::uint64_t confirmed() const { return confirmed_; }
   // The connection is cut: what of going_ has left is not known.
   void Cut();

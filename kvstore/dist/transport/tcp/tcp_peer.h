@@ -25,16 +25,17 @@ inline constexpr std::size_t kLinks = 2;
 constexpr std::size_t IndexOf(Link link) { return link == Link::kBulk ? 0 : 1; }
 
 // Since when a connection is cut. One that is cut again and again, without a message that passes in
-// between, is cut all the while.
+// between, is cut all the while; but if none was to pass, a while in between will do.
 class CutTime {
  public:
   using Clock = std::chrono::steady_clock;
 
   bool cut() const { return cut_; }
-  // `progress`: Connection::progress(). Returns since when it counts as cut.
-  Clock::time_point Cut(Clock::time_point now, std::uint64_t progress,
+  // `progress`, `idle`: of the Connection. Returns since when it counts as cut.
+  Clock::time_point Cut(Clock::time_point now, std::uint64_t progress, bool idle,
                         std::chrono::milliseconds limit) {
-    const bool goes_on = since_ && progress == progress_ && now - resumed_ < limit;
+    const auto sound_for = idle ? limit / 8 : limit;
+    const bool goes_on = since_ && progress == progress_ && now - resumed_ < sound_for;
     if (!goes_on && !cut_) since_ = now;
     cut_ = true;
     progress_ = progress;

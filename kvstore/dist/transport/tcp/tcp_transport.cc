@@ -39,6 +39,9 @@ constexpr std::chrono::seconds kOtherLinkTime{1};
 // How long a peer that this node has disconnected from may take to close its end.
 constexpr std::chrono::seconds kLingerTime{5};
 constexpr std::chrono::seconds kCloseTime{1};
+// A connection can be cut so that only the accepting end is told, by a firewall that has forgotten
+// it for example. Who has connected notices when it says something, so it does.
+constexpr int kWordsPerCutLimit = 4;
 // Lines of the log about cuts.
 constexpr int kCutLinesMax = 20;
 constexpr std::chrono::seconds kCutLinesPeriod{10};
@@ -267,7 +270,8 @@ std::string TcpTransportImpl::FindPlace(const HelloBody& hello, const std::strin
     if (!provisional && id.rank >= 0 && id.rank != hello.node.rank) continue;
     const auto& link = known->links[IndexOf(hello.link)];
     // If the peer has not heard the welcome, it does not know that the connection was there.
-    if (link != nullptr && link->can_resume() && (hello.resumes || link->received() == 0)) {
+    if (link != nullptr && link->can_resume() && !known->dialled &&
+        (hello.resumes || link->received() == 0)) {
       *peer = known;
       *place = Place::kOfACut;
       return {};
@@ -383,8 +387,10 @@ void TcpTransportImpl::Start(const PeerPtr& peer, Link link,
 // ---- Connections that are cut
 
 void TcpTransportImpl::LinkCut(const PeerPtr& peer, Link link, const std::string& why) {
+  if (peer->lost.load(std::memory_order_relaxed)) return;
   const auto now = Clock::now();
-  const auto since = peer->cuts[IndexOf(link)].Cut(now, LinksOf(peer)[IndexOf(link)]->progress(),
+  const auto connection = LinksOf(peer)[IndexOf(link)];
+  const auto since = peer->cuts[IndexOf(link)].Cut(now, connection->progress(), connection->idle(),
                                                    options_.cut_limit);
   const auto until = since + options_.cut_limit;
   if (peer->disconnected.load(std::memory_order_acquire) || peer->links_ended > 0 || now >= until) {
@@ -564,7 +570,10 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
     throw InvalidState(
         fmt::format("connect to {} at {}: connected meanwhile", ToString(peer_id), address));
   }
-  for (const auto& [link, connection] : connections) Start(peer, link, connection);
+  for (const auto& [link, connection] : connections) {
+    Start(peer, link, connection);
+    if (connection->can_resume()) connection->SpeakEvery(options_.cut_limit / kWordsPerCutLimit);
+  }
 }
 
 void TcpTransportImpl::Disconnect(NodeId peer_id) {
