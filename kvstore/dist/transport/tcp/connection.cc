@@ -305,10 +305,10 @@ bool Connection::idle() {
 void Connection::Cut() {
   {
     MutexLock lock(tx_mutex_);
-    ++epoch_;
     cut_ = true;
     shutdown(fd_, SHUT_RDWR);  // ends a write in progress
     while (writing_) written_.Wait(tx_mutex_);
+    ++epoch_;  // the writer may have armed a wait with the earlier one
     queue_.Cut();
     boost::system::error_code ignored;
     socket_.close(ignored);
