@@ -5,12 +5,14 @@
 #include <heddle/error.h>
 
 #include <array>
+#include <cerrno>
 #include <fstream>
 #include <memory>
 #include <random>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -178,6 +180,19 @@ TEST(Tls, AnEndThatWasNotAnnouncedIsAnError) {
   const auto [bytes, error] = ends.accepting->Read(&run, 1);
   EXPECT_EQ(bytes, -1);
   EXPECT_EQ(error, EPIPE);
+}
+
+// Also when something waits to be sent: that cannot be sent any more either, for another reason.
+TEST(Tls, AResetIsToldToWhoReads) {
+  Ends ends(Certificates().right(), Certificates().right());
+  ends.Shake();
+  std::string text(50'000, 't');
+  const iovec run{text.data(), text.size()};
+  while (!ends.connecting->unsent()) ASSERT_EQ(ends.connecting->Write(&run, 1).error, 0);
+  close(std::exchange(ends.accepting_fd, -1));  // it has not read all of it, which is a reset
+  const auto [bytes, error] = ends.connecting->Read(&run, 1);
+  EXPECT_EQ(bytes, -1);
+  EXPECT_EQ(error, ECONNRESET);
 }
 
 TEST(Tls, ChangedBytesAreAnError) {

@@ -202,9 +202,9 @@ Transferred TlsStream::ReadLocked(char* to, std::size_t bytes) {
   ERR_clear_error();
   std::size_t got = 0;
   const int result = SSL_read_ex(ssl_.get(), to, bytes, &got);
-  if (!encrypted_.empty()) SendLocked();  // an answer of TLS's own
+  const int error = result == 1 ? 0 : ErrorLocked(result);  // before another call sets errno
+  if (!encrypted_.empty()) SendLocked();                    // also an answer of TLS's own
   if (result == 1) return {static_cast<ssize_t>(got), 0};
-  const int error = ErrorLocked(result);
   if (error == 0) return {0, 0};
   if (error != EAGAIN) failed_ = error;
   return {-1, error};
