@@ -12,7 +12,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "base/check.h"
 #include "base/log.h"
 
 namespace heddle::kvstore::dist {
@@ -33,31 +32,6 @@ std::string SystemText(int error) {
 void SetOption(int fd, int level, int name, int value, const char* text) {
   if (setsockopt(fd, level, name, &value, sizeof value) != 0) {
     Log(LogLevel::kWarning, "set {} of a connection to {}: {}", text, value, SystemText(errno));
-  }
-}
-
-// Called without locks: owners of payloads may do anything.
-void Release(SendQueue::Ended ended) {
-  for (auto& item : ended) {
-    item->payload = {};
-    if (item->sent) item->sent();
-  }
-}
-
-// The connection has failed, rather than the peer ended.
-bool IsCut(int error) {
-  switch (error) {
-    case ECONNRESET:
-    case ECONNABORTED:
-    case ENETRESET:
-    case ETIMEDOUT:
-    case EHOSTUNREACH:
-    case EHOSTDOWN:
-    case ENETUNREACH:
-    case ENETDOWN:
-      return true;
-    default:
-      return false;
   }
 }
 
@@ -151,7 +125,7 @@ bool Connection::Send(Transport::SendId id, Message message, std::function<void(
       idle = !writing_ && !write_armed_ && !cut_;
     }
   }
-  Release(std::move(dropped));
+  SendQueue::Release(std::move(dropped));
   if (idle) PumpAsSender();
   return false;
 }
@@ -217,7 +191,7 @@ bool Connection::Pump(int calls) {
   }
   if (finishing_ && !writing_ && !tx_closed_ && !cut_ && queue_.empty()) EndSendingLocked();
   tx_mutex_.Unlock();
-  Release(std::move(ended));
+  SendQueue::Release(std::move(ended));
   return left_rest;
 }
 
@@ -290,136 +264,6 @@ void Connection::FailLocked(int error, SendQueue::Ended* ended) {
   shutdown(fd_, SHUT_RDWR);
 }
 
-// ---- Cuts
-
-std::uint64_t Connection::progress() {
-  MutexLock lock(tx_mutex_);
-  return received() + queue_.confirmed();
-}
-
-bool Connection::idle() {
-  MutexLock lock(tx_mutex_);
-  return queue_.all_confirmed();
-}
-
-void Connection::Cut() {
-  {
-    MutexLock lock(tx_mutex_);
-    cut_ = true;
-    shutdown(fd_, SHUT_RDWR);  // ends a write in progress
-    while (writing_) written_.Wait(tx_mutex_);
-    ++epoch_;  // the writer may have armed a wait with the earlier one
-    queue_.Cut();
-    boost::system::error_code ignored;
-    socket_.close(ignored);
-    fd_ = -1;
-  }
-  receiver_.Restart();
-}
-
-bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
-                        std::unique_ptr<WireCapture> capture) {
-  SendQueue::Ended ended;
-  bool possible = false;
-  {
-    MutexLock lock(tx_mutex_);
-    possible = queue_.Restart(received_by_peer, &ended);
-    if (possible) {
-      Assign(channel);
-      capture_ = std::move(capture);
-      write_armed_ = false;
-      tx_error_ = 0;
-      cut_ = false;
-      owes_ = Owes::kNothing;  // the peer was told while it connected
-    }
-  }
-  Release(std::move(ended));
-  if (!possible) return false;
-  owed_bytes_ = 0;
-  owes_since_ = false;
-  low_water_mark_ = 1;
-  ReadSoon();
-  Pump(1);
-  return true;
-}
-
-// The reactor's.
-void Connection::OnComplete(const Message& message, std::uint64_t bytes) {
-  if (rings_ != nullptr || message.kind == Kind::kReceived) return;
-  received_.store(received() + 1, std::memory_order_relaxed);
-  if (owes_since_ && owes_.load(std::memory_order_relaxed) == Owes::kNothing) {
-    owes_since_ = false;
-    owed_bytes_ = 0;
-  }
-  owed_bytes_ += bytes;
-  if (bytes <= SendQueue::kSmallMax && owed_bytes_ < kOwedSmall) return;
-  owes_since_ = true;
-  // release: the writer that sees it counts this message
-  owes_.store(owed_bytes_ < kOwedMax ? Owes::kWithNextWrite : Owes::kNow,
-              std::memory_order_release);
-  ConfirmInTime();
-}
-
-void Connection::ConfirmInTime() {
-  if (std::exchange(owe_timer_runs_, true)) return;
-  owe_timer_.expires_after(kOweTime);
-  owe_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
-    self->reactor_.Awake();
-    self->owe_timer_runs_ = false;
-    if (error || self->ended_ || self->owes_.load(std::memory_order_relaxed) == Owes::kNothing) {
-      return;
-    }
-    self->owes_.store(Owes::kNow, std::memory_order_release);
-    self->Pump(1);
-  });
-}
-
-void Connection::SpeakEvery(std::chrono::milliseconds period) {
-  boost::asio::post(reactor_.context(), [self = shared_from_this(), period] {
-    self->reactor_.Awake();
-    if (!self->ended_) self->SpeakAfter(period);
-  });
-}
-
-void Connection::SpeakAfter(std::chrono::milliseconds period) {
-  speak_timer_.expires_after(period);
-  speak_timer_.async_wait(
-      [self = shared_from_this(), period](const boost::system::error_code& error) {
-        self->reactor_.Awake();
-        if (error || self->ended_) return;
-        self->owes_since_ = true;
-        self->owes_.store(Owes::kNow, std::memory_order_release);
-        self->Pump(1);
-        self->SpeakAfter(period);
-      });
-}
-
-bool Connection::Deliver(Message message) {
-  if (ended_) return false;
-  if (message.kind == Kind::kReceived) {
-    SendQueue::Ended ended;
-    {
-      MutexLock lock(tx_mutex_);
-      queue_.Confirm(message.sequence, &ended);
-    }
-    Release(std::move(ended));
-    return true;
-  }
-  Count(counts_.messages_received, 1);
-  return events_.sink.deliver(std::move(message)) && !ended_;
-}
-
-// In the reactor, by the reading side.
-void Connection::Broken(int error) {
-  const std::string why = TextOf(error);
-  if (!can_resume() || !IsCut(error)) {
-    End(false, why);
-    return;
-  }
-  Cut();
-  events_.cut(why);
-}
-
 Revoked Connection::Revoke(Transport::SendId id) {
   SendQueue::Ended ended;
   Revoked result;
@@ -428,7 +272,7 @@ Revoked Connection::Revoke(Transport::SendId id) {
     while (writing_) written_.Wait(tx_mutex_);
     result = queue_.Revoke(id, &ended);
   }
-  Release(std::move(ended));
+  SendQueue::Release(std::move(ended));
   return result;
 }
 
@@ -579,6 +423,21 @@ Transferred Connection::Receive(const iovec* runs, std::size_t count) {
   return ReadFrom(fd_, tls_.get(), runs, count);
 }
 
+bool Connection::Deliver(Message message) {
+  if (ended_) return false;
+  if (message.kind == Kind::kReceived) {
+    SendQueue::Ended ended;
+    {
+      MutexLock lock(tx_mutex_);
+      queue_.Confirm(message.sequence, &ended);
+    }
+    SendQueue::Release(std::move(ended));
+    return true;
+  }
+  Count(counts_.messages_received, 1);
+  return events_.sink.deliver(std::move(message)) && !ended_;
+}
+
 std::string Connection::TextOf(int error) const {
   return error == EPROTO && tls_ != nullptr ? tls_->why() : SystemText(error);
 }
@@ -624,7 +483,7 @@ void Connection::Close() {
   }
   owe_timer_.cancel();
   speak_timer_.cancel();
-  Release(std::move(ended));
+  SendQueue::Release(std::move(ended));
 }
 
 }  // namespace heddle::kvstore::dist

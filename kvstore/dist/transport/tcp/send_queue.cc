@@ -56,6 +56,13 @@ void CopyPayload(std::unique_ptr<SendQueue::Item>* item, SendQueue::Ended* ended
 
 }  // namespace
 
+void SendQueue::Release(Ended ended) {
+  for (auto& item : ended) {
+    item->payload = {};
+    if (item->sent) item->sent();
+  }
+}
+
 bool SendQueue::AddSmall(const Message& message) {
   const std::size_t bytes = kHeaderBytes + message.meta.size() + message.payload.bytes();
   bool wants_to_go = false;

@@ -58,12 +58,15 @@ class SendQueue {
 
     std::size_t bytes() const { return head.size() + payload.bytes(); }
   };
-  // What is over: to be destroyed, after calling `sent`, outside the lock.
+  // What is over: for Release.
   using Ended = std::vector<std::unique_ptr<Item>>;
 
   static bool IsSmall(const Message& message) {
     return message.meta.size() + message.payload.bytes() <= kSmallMax;
   }
+
+  // Calls `sent`. Without locks: owners of payloads may do anything.
+  static void Release(Ended ended);
 
   explicit SendQueue(bool retains) : retains_(retains) {}
 

@@ -6,32 +6,22 @@
 #include <array>
 #include <atomic>
 #include <functional>
-#include <map>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
-#include "base/check.h"
 #include "base/log.h"
-#include "base/log_limit.h"
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/words.h"
-#include "kvstore/dist/transport/tcp/acceptor.h"
-#include "kvstore/dist/transport/tcp/buffer_pool.h"
-#include "kvstore/dist/transport/tcp/connection.h"
 #include "kvstore/dist/transport/tcp/connector.h"
-#include "kvstore/dist/transport/tcp/handshake.h"
-#include "kvstore/dist/transport/tcp/redialer.h"
-#include "kvstore/dist/transport/tcp/tcp_peer.h"
+#include "kvstore/dist/transport/tcp/tcp_transport_impl.h"
 
 namespace heddle::kvstore::dist {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using boost::system::error_code;
 
 // When one connection of a peer has ended in order, the other one follows within this.
@@ -42,100 +32,8 @@ constexpr std::chrono::seconds kCloseTime{1};
 // A connection can be cut so that only the accepting end is told, by a firewall that has forgotten
 // it for example. Who has connected notices when it says something, so it does.
 constexpr int kWordsPerCutLimit = 4;
-// Lines of the log about cuts.
-constexpr int kCutLinesMax = 20;
-constexpr std::chrono::seconds kCutLinesPeriod{10};
 
-class TcpTransportImpl final : public TcpTransport {
- public:
-  TcpTransportImpl(TcpOptions options, TransportEvents& events);
-  ~TcpTransportImpl() override { TcpTransportImpl::Close(); }
-
-  SendId Send(NodeId to, Message message, std::function<void()> sent) override;
-  Revoked Revoke(NodeId to, SendId id) override;
-  void Flush() override;
-  bool RunOne(Clock::time_point until) override;
-  void Interrupt() override;
-  std::string address() const override;
-  void SetSelf(NodeId self) override;
-  bool Rename(NodeId from, NodeId to) override;
-  void Connect(NodeId peer, const std::string& address, Clock::time_point deadline,
-               const std::function<bool()>& given_up) override;
-  void Disconnect(NodeId peer) override;
-  void Close() override;
-  TcpStats stats() const override;
-
- private:
-  using PeerPtr = std::shared_ptr<Peer>;
-
-  Identity identity() const;
-  std::string Admit(const HelloBody& hello, const std::string& address, Channel& channel,
-                    const Acceptor::Welcome& welcome);
-  // Through shared memory, if the peer is on this host and both ends want it.
-  std::optional<Channel> ShareMemory(const HelloBody& hello, const std::string& address) const;
-  enum class Place { kNewPeer, kNewLink, kOfACut };
-  std::string FindPlace(const HelloBody& hello, const std::string& address, PeerPtr* peer,
-                        Place* place) REQUIRES(peers_mutex_);
-  Reactor& NextReactor() { return *reactors_[next_reactor_++ % reactors_.size()]; }
-  std::unique_ptr<WireCapture> MakeCapture(const Peer& peer, Link link);
-  std::shared_ptr<Connection> MakeConnection(const PeerPtr& peer, Channel channel, Link link)
-      REQUIRES(peers_mutex_);
-  void Start(const PeerPtr& peer, Link link, const std::shared_ptr<Connection>& connection);
-  std::array<std::shared_ptr<Connection>, kLinks> LinksOf(const PeerPtr& peer) const
-      EXCLUDES(peers_mutex_) {
-    MutexLock lock(peers_mutex_);
-    return peer->links;
-  }
-  PeerPtr Find(NodeId id) const EXCLUDES(peers_mutex_);
-  std::shared_ptr<Connection> LinkFor(NodeId to, bool bulk) const EXCLUDES(peers_mutex_);
-
-  // In the peer's reactor.
-  void LinkCut(const PeerPtr& peer, Link link, const std::string& why);
-  void NoteCut(const Peer& peer, const std::string& why) EXCLUDES(cut_log_mutex_);
-  void Redial(const PeerPtr& peer, Link link, Clock::time_point deadline, const std::string& why);
-  void PostTakeUp(const PeerPtr& peer, const HelloBody& hello, Channel channel,
-                  const Acceptor::Welcome& welcome);
-  void TakeUp(const PeerPtr& peer, const HelloBody& hello, Channel& channel,
-              const Acceptor::Welcome& welcome);
-  void Resume(const PeerPtr& peer, Link link, Channel channel, std::uint64_t received);
-  void LinkEnded(const PeerPtr& peer, bool clean, const std::string& why);
-  void Lose(const PeerPtr& peer, const std::string& why);
-  void WaitAtMost(const PeerPtr& peer, std::chrono::seconds time, const std::string& why);
-
-  const TcpOptions options_;
-  TransportEvents& events_;
-  const std::shared_ptr<BufferPool> pool_;
-  const std::unique_ptr<const TlsContext> tls_;  // null: none
-  TcpCounts counts_;
-  std::atomic<SendId> next_send_{1};
-  std::atomic<int> next_capture_{0};
-  std::atomic<bool> closing_{false};
-
-  // Connections with small messages that wait for company. Whoever adds one flushes it, unless
-  // somebody else surely does (Reactor::FlushesSoon).
-  Mutex waiting_mutex_;
-  std::vector<std::shared_ptr<Connection>> waiting_ GUARDED_BY(waiting_mutex_);
-  std::atomic<bool> anything_waits_{false};
-
-  Mutex close_mutex_;
-  bool closed_ GUARDED_BY(close_mutex_) = false;
-
-  // Declared before what runs in them.
-  std::vector<std::unique_ptr<Reactor>> reactors_;
-  std::atomic<std::size_t> next_reactor_{0};
-
-  mutable Mutex peers_mutex_;
-  NodeId self_ GUARDED_BY(peers_mutex_);
-  std::int32_t next_provisional_ GUARDED_BY(peers_mutex_) = -2;
-  std::unordered_map<NodeId, PeerPtr> peers_ GUARDED_BY(peers_mutex_);
-  std::vector<PeerPtr> open_ GUARDED_BY(peers_mutex_);  // also those disconnected from
-
-  Mutex cut_log_mutex_;
-  LogLimit cut_log_limit_ GUARDED_BY(cut_log_mutex_){kCutLinesMax, kCutLinesPeriod};
-
-  std::unique_ptr<Acceptor> acceptor_;
-  Redialer redialer_;
-};
+}  // namespace
 
 TcpTransportImpl::TcpTransportImpl(TcpOptions options, TransportEvents& events)
     : options_(std::move(options)),
@@ -384,100 +282,6 @@ void TcpTransportImpl::Start(const PeerPtr& peer, Link link,
            }});
 }
 
-// ---- Connections that are cut
-
-void TcpTransportImpl::LinkCut(const PeerPtr& peer, Link link, const std::string& why) {
-  if (peer->lost.load(std::memory_order_relaxed)) return;
-  const auto now = Clock::now();
-  const auto connection = LinksOf(peer)[IndexOf(link)];
-  const auto since = peer->cuts[IndexOf(link)].Cut(now, connection->progress(), connection->idle(),
-                                                   options_.cut_limit);
-  const auto until = since + options_.cut_limit;
-  if (peer->disconnected.load(std::memory_order_acquire) || peer->links_ended > 0 || now >= until) {
-    return Lose(peer, why);
-  }
-  NoteCut(*peer, why);
-  auto& limit = peer->cut_limits[IndexOf(link)];
-  limit.expires_at(until);
-  limit.async_wait([this, peer, link, why](const error_code& aborted) {
-    peer->reactor.Awake();
-    if (aborted || !peer->cuts[IndexOf(link)].cut()) return;
-    Lose(peer, fmt::format("{}, and it was not connected again for {}", why,
-                           InSeconds(options_.cut_limit)));
-  });
-  if (peer->dialled) Redial(peer, link, until, why);
-}
-
-void TcpTransportImpl::NoteCut(const Peer& peer, const std::string& why) {
-  MutexLock lock(cut_log_mutex_);
-  const auto left_out = cut_log_limit_.Take(Clock::now());
-  if (!left_out) return;
-  Log(LogLevel::kWarning, "a connection with {} at {} was cut: {}; it is made again{}",
-      ToString(peer.id.load(std::memory_order_acquire)), peer.address, why,
-      *left_out > 0 ? fmt::format(" (so were {} more)", *left_out) : "");
-}
-
-void TcpTransportImpl::Redial(const PeerPtr& peer, Link link, Clock::time_point deadline,
-                              const std::string& why) {
-  const std::uint64_t received = LinksOf(peer)[IndexOf(link)]->received();
-  redialer_.Start([this, peer, link, deadline, why, received, self = identity()] {
-    const ConnectTarget target{
-        .peer = peer->id.load(std::memory_order_acquire),
-        .address = peer->address,
-        .deadline = deadline,
-        .cancelled =
-            [&] {
-              return closing_.load(std::memory_order_acquire) ||
-                     peer->lost.load(std::memory_order_relaxed);
-            },
-        .shared_memory = false,
-        .tls = tls_.get(),
-        .cut = ConnectTarget::Cut{.incarnation = peer->incarnation, .received = received}};
-    const auto connected = std::make_shared<Connected>();
-    std::string wrong;
-    try {
-      *connected = ConnectTo(target, self, link);
-    } catch (const Error& error) {
-      wrong = fmt::format("{}, then {}", why, error.what());
-    }
-    boost::asio::post(peer->reactor.context(), [this, peer, link, connected, wrong] {
-      peer->reactor.Awake();
-      if (!wrong.empty()) return Lose(peer, wrong);
-      Resume(peer, link, std::move(connected->channel), connected->received);
-    });
-  });
-}
-
-void TcpTransportImpl::PostTakeUp(const PeerPtr& peer, const HelloBody& hello, Channel channel,
-                                  const Acceptor::Welcome& welcome) {
-  const auto taken = std::make_shared<Channel>(std::move(channel));
-  boost::asio::post(peer->reactor.context(), [this, peer, hello, welcome, taken] {
-    peer->reactor.Awake();
-    TakeUp(peer, hello, *taken, welcome);
-  });
-}
-
-void TcpTransportImpl::TakeUp(const PeerPtr& peer, const HelloBody& hello, Channel& channel,
-                              const Acceptor::Welcome& welcome) {
-  const auto connection = LinksOf(peer)[IndexOf(hello.link)];
-  // It closes without a word; when the peer comes again it is told.
-  if (connection == nullptr || peer->disconnected.load(std::memory_order_acquire)) return;
-  connection->Cut();
-  Say(channel.socket.get(), channel.tls.get(), welcome({.received = connection->received()}));
-  Resume(peer, hello.link, std::move(channel), hello.received);
-}
-
-void TcpTransportImpl::Resume(const PeerPtr& peer, Link link, Channel channel,
-                              std::uint64_t received) {
-  const auto connection = LinksOf(peer)[IndexOf(link)];
-  if (connection == nullptr || peer->lost.load(std::memory_order_relaxed)) return;
-  peer->cuts[IndexOf(link)].Resumed(Clock::now());
-  peer->cut_limits[IndexOf(link)].cancel();
-  if (!connection->Resume(std::move(channel), received, MakeCapture(*peer, link))) {
-    Lose(peer, "it says that it has received what was not sent to it");
-  }
-}
-
 // ---- Peers that go
 
 void TcpTransportImpl::LinkEnded(const PeerPtr& peer, bool clean, const std::string& why) {
@@ -644,8 +448,6 @@ TcpStats TcpTransportImpl::stats() const {
           .reads = get(counts_.reads),
           .strangers_refused = acceptor_ == nullptr ? 0 : acceptor_->refused()};
 }
-
-}  // namespace
 
 std::unique_ptr<TcpTransport> TcpTransport::Create(TcpOptions options, TransportEvents& events) {
   return std::make_unique<TcpTransportImpl>(std::move(options), events);
