@@ -24,6 +24,7 @@ DistOptions OptionsOf(DistRole role, const JobShape& shape, int scheduler_port) 
   options.num_servers = shape.servers;
   options.spin = shape.spin;
   options.shared_memory = shape.shared_memory;
+  if (!shape.signs_of_life) options.heartbeat_interval = std::chrono::minutes(1);
   return options;
 }
 

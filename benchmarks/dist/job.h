@@ -21,6 +21,7 @@ struct JobShape {
   int servers = 1;
   std::chrono::microseconds spin{0};  // of workers and servers, before sleeping
   bool shared_memory = false;         // else TCP, also on one host
+  bool signs_of_life = true;          // else minutes apart: bytes that are counted have none
 };
 
 // A worker of a job with a store dist_sync; it leaves in order.

@@ -52,7 +52,7 @@ Carried OfConnections(int other_port) {
 }  // namespace
 
 void MeasureBytes(bench::BarReport& report, bool quick) {
-  const Job job({});
+  const Job job({.signs_of_life = false});
   const std::unique_ptr<Worker> worker = job.Join();
   KVStore& store = worker->store();
   const int operations = quick ? 20 : 200;

@@ -214,6 +214,7 @@ std::string DescribeRecord(const WireRecord& record) {
                                  Name(message.kind), Text(message.part), message.rank,
                                  message.incarnation, message.sequence, message.version,
                                  message.priority, Name(message.dtype), Flags(message.flags));
+  if (message.arrivals > 0) text += fmt::format(" arrivals {}", message.arrivals);
   if (!message.meta.empty()) {
     text += fmt::format(" meta {}", message.meta.size());
     const std::optional<std::string> body = TextOfBody(message);

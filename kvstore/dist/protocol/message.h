@@ -136,6 +136,9 @@ struct Message {
   // Of pushes: the version of the optimizer that the worker knows. Of answers: the rounds of the
   // part that are complete (in dist_async: its updates).
   std::uint64_t version = 0;
+  // On a connection that can be cut: so many more messages have come the other way than was said
+  // before. The transport's, set as the message leaves.
+  std::uint8_t arrivals = 0;
   std::string meta = {};
   Payload payload = {};
   // Of requests at their worker, for traces: the ticket of the op that they are of, plus 1; 0:

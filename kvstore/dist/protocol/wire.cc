@@ -22,7 +22,7 @@ constexpr std::string_view kMagic = "HEDL";
 constexpr std::size_t kKindAt = 0;
 constexpr std::size_t kFlagsAt = 1;
 constexpr std::size_t kDTypeAt = 2;
-constexpr std::size_t kReservedAt = 3;
+constexpr std::size_t kArrivalsAt = 3;
 constexpr std::size_t kMetaBytesAt = 4;
 constexpr std::size_t kPayloadBytesAt = 8;
 constexpr std::size_t kRankAt = 16;
@@ -137,7 +137,7 @@ void EncodeHeader(const Message& message, std::span<std::byte, kHeaderBytes> hea
   StoreLittleEndian(message.kind, to + kKindAt);
   StoreLittleEndian(message.flags, to + kFlagsAt);
   StoreLittleEndian(message.dtype, to + kDTypeAt);
-  StoreLittleEndian(std::uint8_t{0}, to + kReservedAt);
+  StoreLittleEndian(message.arrivals, to + kArrivalsAt);
   StoreLittleEndian(static_cast<std::uint32_t>(message.meta.size()), to + kMetaBytesAt);
   StoreLittleEndian(message.payload.bytes(), to + kPayloadBytesAt);
   StoreLittleEndian(message.rank, to + kRankAt);
@@ -150,6 +150,10 @@ void EncodeHeader(const Message& message, std::span<std::byte, kHeaderBytes> hea
   StoreLittleEndian(message.version, to + kVersionAt);
 }
 
+void SetArrivals(std::uint8_t arrivals, std::span<std::byte, kHeaderBytes> header) {
+  StoreLittleEndian(arrivals, header.data() + kArrivalsAt);
+}
+
 std::string DecodeHeader(std::span<const std::byte, kHeaderBytes> header, const WireLimits& limits,
                          Message* message, std::uint32_t* meta_bytes,
                          std::uint64_t* payload_bytes) {
@@ -157,6 +161,7 @@ std::string DecodeHeader(std::span<const std::byte, kHeaderBytes> header, const 
   message->kind = LoadLittleEndian<Kind>(from + kKindAt);
   message->flags = LoadLittleEndian<std::uint8_t>(from + kFlagsAt);
   message->dtype = LoadLittleEndian<DType>(from + kDTypeAt);
+  message->arrivals = LoadLittleEndian<std::uint8_t>(from + kArrivalsAt);
   *meta_bytes = LoadLittleEndian<std::uint32_t>(from + kMetaBytesAt);
   *payload_bytes = LoadLittleEndian<std::uint64_t>(from + kPayloadBytesAt);
   message->rank = LoadLittleEndian<std::int32_t>(from + kRankAt);
@@ -178,10 +183,6 @@ std::string DecodeHeader(std::span<const std::byte, kHeaderBytes> header, const 
   }
   if (static_cast<std::size_t>(message->dtype) >= kAllDTypes.size()) {
     return fmt::format("a {} of unknown dtype {}", name, static_cast<int>(message->dtype));
-  }
-  if (from[kReservedAt] != std::byte{0}) {
-    return fmt::format("a {} whose reserved byte is {}: expected 0", name,
-                       static_cast<int>(from[kReservedAt]));
   }
   if (*meta_bytes > limits.meta_bytes_max) {
     return fmt::format("a {} with {} bytes of meta: expected at most {}", name, *meta_bytes,

@@ -46,6 +46,8 @@ std::string AnswerToStranger(std::span<const std::byte> first, const std::string
 
 // Of the message's meta and payload it writes the sizes. Meta is smaller than 4 GiB.
 void EncodeHeader(const Message& message, std::span<std::byte, kHeaderBytes> header);
+// Sets Message::arrivals in what EncodeHeader has written.
+void SetArrivals(std::uint8_t arrivals, std::span<std::byte, kHeaderBytes> header);
 
 // The inverse; leaves message->meta and message->payload alone. Returns what is wrong, in words;
 // empty: nothing. Wrong are kinds, flags and dtypes that do not exist, flags that the kind does not

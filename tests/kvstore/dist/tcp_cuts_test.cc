@@ -3,7 +3,6 @@
 // Method: a worker and a server with a proxy between them that resets what it carries.
 // TcpRandom.WhereConnectionsAreCutNothingIsLostOrDoubled has random cuts, with and without TLS.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <span>
@@ -13,11 +12,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/uio.h>
 
-#include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
-#include "kvstore/dist/transport/tcp/send_queue.h"
 #include "kvstore/dist/transport/tcp/tcp_peer.h"
 #include "tests/kvstore/dist/cutting_proxy.h"
 #include "tests/kvstore/dist/plain_socket.h"
@@ -267,31 +263,6 @@ TEST(TcpCuts, WhatIsCutAgainAndAgainIsCutAllTheWhileIfNothingPasses) {
   EXPECT_EQ(CutFor(/*idle=*/true, milliseconds(1)).back(), milliseconds(9 * 11));
   // Nothing was to pass: it was sound.
   EXPECT_THAT(CutFor(/*idle=*/true, milliseconds(200)), testing::Each(milliseconds(0)));
-}
-
-// While there is no room for what is said, it becomes no more.
-TEST(TcpCuts, OneWordAboutWhatHasComeStandsForAllBefore) {
-  SendQueue queue(/*retains=*/true);
-  SendQueue::Ended ended;
-  queue.Add(1, Numbered(0, kLong), nullptr);
-  std::array<iovec, 8> runs;
-  ASSERT_GT(queue.Fetch(runs.data(), runs.size()), 0u);
-  queue.Advance(10, &ended);
-  for (std::uint64_t received = 1; received <= 100; ++received) queue.AddConfirmation(received);
-  queue.Advance(kHeaderBytes + kLong - 10, &ended);
-  ASSERT_EQ(queue.Fetch(runs.data(), runs.size()), 1u);
-  ASSERT_EQ(runs[0].iov_len, kHeaderBytes);
-  Message word;
-  std::uint32_t meta_bytes = 0;
-  std::uint64_t payload_bytes = 0;
-  EXPECT_EQ(DecodeHeader(std::span<const std::byte, kHeaderBytes>(
-                             static_cast<const std::byte*>(runs[0].iov_base), kHeaderBytes),
-                         {}, &word, &meta_bytes, &payload_bytes),
-            "");
-  EXPECT_EQ(word.kind, Kind::kReceived);
-  EXPECT_EQ(word.sequence, 100u);
-  queue.Advance(kHeaderBytes, &ended);
-  EXPECT_TRUE(queue.empty());
 }
 
 TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {

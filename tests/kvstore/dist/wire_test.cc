@@ -55,11 +55,12 @@ TEST(WireHeader, EveryFieldIsWhereItIsDocumented) {
   message.part = {.store = 0x21222324, .part = 0x31323334, .key = 0x4142434445464748};
   message.sequence = 0x5152535455565758;
   message.version = 0x6162636465666768;
+  message.arrivals = 0x72;
   message.meta = std::string(0x0205, 'm');
   static const std::array<std::byte, 0x0309> kBytes{};
   message.payload = Payload(nullptr, std::span<const std::byte>(kBytes));
   const unsigned char expected[kHeaderBytes] = {
-      31,   4,    3,    0,    0x05, 0x02, 0,    0,     // kind, flags, dtype, 0, meta
+      31,   4,    3,    0x72, 0x05, 0x02, 0,    0,     // kind, flags, dtype, arrivals, meta
       0x09, 0x03, 0,    0,    0,    0,    0,    0,     // payload
       0x04, 0x03, 0x02, 0x01, 0xfe, 0xff, 0xff, 0xff,  // rank, priority
       0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,  // incarnation
@@ -125,14 +126,12 @@ TEST(WireHeader, FlagsThatTheKindDoesNotHaveAreRefused) {
   EXPECT_EQ(Check(HeaderOf(message)), "");
 }
 
-TEST(WireHeader, UnknownDTypesAndReservedBytesAreRefused) {
+TEST(WireHeader, UnknownDTypesAreRefused) {
   Header header = HeaderOf(Ping());
   header[2] = std::byte{9};
   EXPECT_THAT(Check(header), HasSubstr("unknown dtype 9"));
   header[2] = std::byte{8};
   EXPECT_EQ(Check(header), "");
-  header[3] = std::byte{1};
-  EXPECT_THAT(Check(header), HasSubstr("reserved byte is 1"));
 }
 
 TEST(WireHeader, SizesAboveTheLimitsAreRefusedNamingBoth) {

@@ -164,10 +164,10 @@ bool Connection::Pump(int calls) {
       break;
     }
     // acquire: pairs with OnComplete
-    if (owes_.load(std::memory_order_relaxed) != Owes::kNothing &&
-        owes_.exchange(Owes::kNothing, std::memory_order_acquire) != Owes::kNothing) {
-      queue_.AddConfirmation(received());
-    }
+    const bool owes_word = owes_word_.load(std::memory_order_relaxed) &&
+                           owes_word_.exchange(false, std::memory_order_acquire);
+    queue_.Arrived(received());
+    if (owes_word) queue_.ConfirmArrivals();
     std::array<iovec, kRunsOfWrite> runs;
     const std::size_t count = queue_.empty() ? 0 : queue_.Fetch(runs.data(), runs.size());
     writing_ = true;
@@ -183,6 +183,7 @@ bool Connection::Pump(int calls) {
     if (bytes >= 0) {
       Count(counts_.bytes_sent, static_cast<std::uint64_t>(bytes));
       queue_.Advance(static_cast<std::size_t>(bytes), &ended);
+      told_.store(queue_.said(), std::memory_order_relaxed);
     } else if (error == EAGAIN || error == EWOULDBLOCK) {
       if (ArmWriteLocked()) break;
     } else if (error != EINTR) {
@@ -383,6 +384,7 @@ Connection::ReadResult Connection::ReadOnce() {
   }
   if (bytes > 0) Count(counts_.bytes_received, static_cast<std::uint64_t>(bytes));
   const std::string wrong = receiver_.Commit(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+  TakeArrivals();
   if (ended_) return ReadResult::kOver;
   if (!wrong.empty()) {
     End(false, "it sent " + wrong);
@@ -425,15 +427,7 @@ Transferred Connection::Receive(const iovec* runs, std::size_t count) {
 
 bool Connection::Deliver(Message message) {
   if (ended_) return false;
-  if (message.kind == Kind::kReceived) {
-    SendQueue::Ended ended;
-    {
-      MutexLock lock(tx_mutex_);
-      queue_.Confirm(message.sequence, &ended);
-    }
-    SendQueue::Release(std::move(ended));
-    return true;
-  }
+  if (message.kind == Kind::kReceived) return true;
   Count(counts_.messages_received, 1);
   return events_.sink.deliver(std::move(message)) && !ended_;
 }

@@ -27,11 +27,10 @@
 // Cuts. A connection over TCP whose socket fails (but not: is closed by the peer, or breaks the
 // rules) is *cut*: it takes in and keeps what is sent, until Resume gives it another socket to the
 // same process, on which both ends send anew what the other has not received in full. So that what
-// is sent can be let go, each end says now and then how many messages it has received
-// (Kind::kReceived): in front of what it writes anyway if it has received a message that the peer
-// may hold memory for (kCopiedMax), else after kOwedSmall bytes; by itself after kOwedMax bytes or
-// kOweTime; and where SpeakEvery was called, whether there is news or not. Connections with rings
-// are never cut, and say nothing.
+// is sent can be let go, each end says how many messages it has received: with what it writes
+// anyway; by itself (Kind::kReceived) after kOwedMax bytes, or kOweTime after a message that the
+// peer may hold memory for (kCopiedMax); and where SpeakEvery was called, whether there is news or
+// not. Connections with rings are never cut, and say nothing.
 //   (C5) Socket, tls_ and capture_ change in the reactor, under tx_mutex_, while cut_ and not
 //        writing_. Handlers of an earlier socket, which have another epoch_, do nothing.
 #pragma once
@@ -146,12 +145,10 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   static constexpr std::size_t RoomOf(Link link) { return RingBytesOf(link) / 4; }
 
   // See Cuts above.
-  static constexpr std::uint64_t kOwedSmall = 32 << 10;
   static constexpr std::uint64_t kOwedMax = 1 << 20;
   static constexpr std::chrono::milliseconds kOweTime{100};
 
   enum class ReadResult { kMore, kDrained, kOver };
-  enum class Owes : std::uint8_t { kNothing, kWithNextWrite, kNow };
 
   // With rings, from any thread.
   void BeAttended();
@@ -168,10 +165,11 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   bool Deliver(Message message) EXCLUDES(tx_mutex_);
   void OnComplete(const Message& message, std::uint64_t bytes);
   void ConfirmInTime();
+  void TakeArrivals() EXCLUDES(tx_mutex_);
   void SpeakAfter(std::chrono::milliseconds period);
   // Something is to be written.
   bool HasMoreLocked() const REQUIRES(tx_mutex_) {
-    return !queue_.empty() || Unsent() || owes_.load(std::memory_order_relaxed) == Owes::kNow;
+    return !queue_.empty() || Unsent() || owes_word_.load(std::memory_order_relaxed);
   }
   // Of an error of reading or writing.
   std::string TextOf(int error) const;
@@ -214,8 +212,10 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   boost::asio::steady_timer owe_timer_;
   bool owe_timer_runs_ = false;
   boost::asio::steady_timer speak_timer_;
-  std::uint64_t owed_bytes_ = 0;  // of messages since the peer was told last
-  bool owes_since_ = false;       // owes_ was set, and may have been taken back since
+  std::uint64_t owed_bytes_ = 0;     // of messages since the peer was told last
+  std::uint64_t told_before_ = 0;    // told_ at that time
+  std::uint64_t arrived_there_ = 0;  // of what was sent; queue_ knows it but for the last read's
+  bool arrivals_are_new_ = false;
   bool hung_up_ = false;  // with rings: the peer has ended; what is in its ring is still read
 
   Mutex tx_mutex_;
@@ -225,7 +225,8 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   bool write_armed_ GUARDED_BY(tx_mutex_) = false;
   std::atomic<bool> wants_room_{false};     // written under tx_mutex_
   std::atomic<std::uint64_t> received_{0};  // written in the reactor
-  std::atomic<Owes> owes_{Owes::kNothing};  // set in the reactor, taken back by the writer
+  std::atomic<std::uint64_t> told_{0};  // of received_ what the peer has been told; the writer's
+  std::atomic<bool> owes_word_{false};  // set in the reactor, taken back by the writer
   bool cut_ GUARDED_BY(tx_mutex_) = false;
   bool finishing_ GUARDED_BY(tx_mutex_) = false;
   bool told_end_ GUARDED_BY(tx_mutex_) = false;  // to TLS

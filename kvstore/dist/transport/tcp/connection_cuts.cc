@@ -66,6 +66,7 @@ bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
   bool possible = false;
   {
     MutexLock lock(tx_mutex_);
+    queue_.Arrived(received());
     possible = queue_.Restart(received_by_peer, &ended);
     if (possible) {
       Assign(channel);
@@ -73,13 +74,14 @@ bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
       write_armed_ = false;
       tx_error_ = 0;
       cut_ = false;
-      owes_ = Owes::kNothing;  // the peer was told while it connected
     }
   }
   SendQueue::Release(std::move(ended));
   if (!possible) return false;
+  arrived_there_ = received_by_peer;
+  told_ = told_before_ = received();  // while they connected
   owed_bytes_ = 0;
-  owes_since_ = false;
+  owes_word_ = false;
   low_water_mark_ = 1;
   ReadSoon();
   Pump(1);
@@ -88,33 +90,48 @@ bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
 
 // The reactor's.
 void Connection::OnComplete(const Message& message, std::uint64_t bytes) {
-  if (rings_ != nullptr || message.kind == Kind::kReceived) return;
-  received_.store(received() + 1, std::memory_order_relaxed);
-  if (owes_since_ && owes_.load(std::memory_order_relaxed) == Owes::kNothing) {
-    owes_since_ = false;
-    owed_bytes_ = 0;
+  if (rings_ != nullptr) return;
+  arrivals_are_new_ = arrivals_are_new_ || message.arrivals > 0 || message.kind == Kind::kReceived;
+  arrived_there_ += message.arrivals;
+  if (message.kind == Kind::kReceived) {
+    arrived_there_ = message.sequence;
+    return;
   }
+  received_.store(received() + 1, std::memory_order_relaxed);
+  const std::uint64_t told = told_.load(std::memory_order_relaxed);
+  if (std::exchange(told_before_, told) != told) owed_bytes_ = 0;
   owed_bytes_ += bytes;
-  if (bytes <= SendQueue::kSmallMax && owed_bytes_ < kOwedSmall) return;
-  owes_since_ = true;
   // release: the writer that sees it counts this message
-  owes_.store(owed_bytes_ < kOwedMax ? Owes::kWithNextWrite : Owes::kNow,
-              std::memory_order_release);
-  ConfirmInTime();
+  if (owed_bytes_ >= kOwedMax) owes_word_.store(true, std::memory_order_release);
+  if (bytes > SendQueue::kSmallMax) ConfirmInTime();
+}
+
+void Connection::TakeArrivals() {
+  if (!std::exchange(arrivals_are_new_, false)) return;
+  SendQueue::Ended ended;
+  {
+    MutexLock lock(tx_mutex_);
+    queue_.Confirm(arrived_there_, &ended);
+  }
+  SendQueue::Release(std::move(ended));
 }
 
 void Connection::ConfirmInTime() {
   if (std::exchange(owe_timer_runs_, true)) return;
   owe_timer_.expires_after(kOweTime);
-  owe_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
-    self->reactor_.Awake();
-    self->owe_timer_runs_ = false;
-    if (error || self->ended_ || self->owes_.load(std::memory_order_relaxed) == Owes::kNothing) {
-      return;
-    }
-    self->owes_.store(Owes::kNow, std::memory_order_release);
-    self->Pump(1);
-  });
+  owe_timer_.async_wait(
+      [self = shared_from_this(), owed = received()](const boost::system::error_code& error) {
+        self->reactor_.Awake();
+        self->owe_timer_runs_ = false;
+        if (error || self->ended_) return;
+        const std::uint64_t told = self->told_.load(std::memory_order_relaxed);
+        if (told == self->received()) return;
+        if (told < owed) {
+          self->owes_word_.store(true, std::memory_order_release);
+          self->Pump(1);
+        }
+        self->ConfirmInTime();  // what is to say it may be taken back
+      });
 }
 
 void Connection::SpeakEvery(std::chrono::milliseconds period) {
@@ -130,8 +147,7 @@ void Connection::SpeakAfter(std::chrono::milliseconds period) {
       [self = shared_from_this(), period](const boost::system::error_code& error) {
         self->reactor_.Awake();
         if (error || self->ended_) return;
-        self->owes_since_ = true;
-        self->owes_.store(Owes::kNow, std::memory_order_release);
+        self->owes_word_.store(true, std::memory_order_release);
         self->Pump(1);
         self->SpeakAfter(period);
       });

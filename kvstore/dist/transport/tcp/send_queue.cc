@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -10,6 +11,13 @@
 
 namespace heddle::kvstore::dist {
 namespace {
+
+// What a message can say has come.
+constexpr std::uint64_t kArrivalsMax = std::numeric_limits<std::uint8_t>::max();
+
+std::span<std::byte, kHeaderBytes> FirstHeaderOf(std::vector<std::byte>& head) {
+  return std::span<std::byte, kHeaderBytes>(head.data(), kHeaderBytes);
+}
 
 void Append(std::span<const std::byte> bytes, std::vector<std::byte>* to) {
   to->insert(to->end(), bytes.begin(), bytes.end());
@@ -96,17 +104,26 @@ void SendQueue::Add(Transport::SendId id, Message message, std::function<void()>
   Push(std::move(item));
 }
 
-void SendQueue::AddConfirmation(std::uint64_t received) {
+void SendQueue::ConfirmArrivals() {
+  if (!OnlyRestOfOneWaits() && arrived_ - said_ <= kArrivalsMax) return;
   const bool midway = !going_.empty() && going_.front()->bytes_sent > 0;  // Q1
-  auto at = going_.begin() + (midway ? 1 : 0);
-  if (at == going_.end() || !(*at)->control) {
-    std::unique_ptr<Item> item = TakeSpare();
-    item->control = true;
-    item->begun = true;  // it keeps its place
-    at = going_.insert(at, std::move(item));
+  const auto at = going_.begin() + (midway ? 1 : 0);
+  if (at != going_.end() && (*at)->control) return;
+  std::unique_ptr<Item> item = TakeSpare();
+  item->control = true;
+  item->begun = true;  // it keeps its place
+  going_.insert(at, std::move(item));
+}
+
+void SendQueue::Say(std::uint64_t arrivals, Item* item) {
+  if (item->control) {
+    item->arrivals = arrivals;
+    item->head.clear();
+    AppendHeaderAndMeta({.kind = Kind::kReceived, .sequence = arrived_}, &item->head);
+  } else {
+    item->arrivals = std::min(arrivals, kArrivalsMax);
+    SetArrivals(static_cast<std::uint8_t>(item->arrivals), FirstHeaderOf(item->head));
   }
-  (*at)->head.clear();
-  AppendHeaderAndMeta({.kind = Kind::kReceived, .sequence = received}, &(*at)->head);
 }
 
 std::unique_ptr<SendQueue::Item> SendQueue::TakeSpare() {
@@ -127,6 +144,7 @@ void SendQueue::Recycle(std::unique_ptr<Item> pack) {
   pack->head.clear();
   pack->begun = false;
   pack->control = false;
+  pack->arrivals = 0;
   pack->bytes_sent = 0;
   spares_.push_back(std::move(pack));
 }
@@ -172,6 +190,7 @@ void SendQueue::PutBackWhatIsOvertaken() {
 std::size_t SendQueue::Fetch(iovec* runs, std::size_t count) {
   PutBackWhatIsOvertaken();
   if (going_.empty()) TakeNext();
+  std::uint64_t unsaid = arrived_ - said_;
   std::size_t room = kFetchBytes;
   std::size_t used = 0;
   const auto put = [&](std::span<const std::byte> run, std::size_t* skip) {
@@ -187,7 +206,11 @@ std::size_t SendQueue::Fetch(iovec* runs, std::size_t count) {
   };
   for (std::size_t i = 0; room > 0 && used < count; ++i) {
     if (i == going_.size() && !TakeNext()) break;
-    const Item& item = *going_[i];
+    Item& item = *going_[i];
+    if (retains_ && item.bytes_sent == 0) {
+      Say(unsaid, &item);
+      unsaid -= item.arrivals;
+    }
     std::size_t skip = item.bytes_sent;
     put(item.head, &skip);
     for (const auto& run : item.payload.runs()) {
@@ -202,6 +225,7 @@ void SendQueue::Advance(std::size_t bytes, Ended* ended) {
   while (bytes > 0) {
     Item& item = *going_.front();
     const std::size_t taken = std::min(bytes, item.bytes() - item.bytes_sent);
+    if (item.bytes_sent == 0) said_ += item.arrivals;
     item.bytes_sent += taken;
     item.begun = true;
     bytes -= taken;
@@ -223,6 +247,7 @@ void SendQueue::Advance(std::size_t bytes, Ended* ended) {
 void SendQueue::Retain(std::unique_ptr<Item> item) {
   if (item->id == 0 && !retained_.empty() && retained_.back()->id == 0 &&
       retained_.back()->head.size() + item->head.size() <= kPackBytes) {
+    SetArrivals(0, FirstHeaderOf(item->head));  // Q6
     Append(item->head, &retained_.back()->head);
     retained_.back()->messages += item->messages;
     Recycle(std::move(item));
@@ -264,6 +289,7 @@ bool SendQueue::Restart(std::uint64_t received, Ended* ended) {
   }
   confirmed_ = received;
   said_received_ = received;
+  said_ = arrived_;
   return true;
 }
 

@@ -16,6 +16,11 @@
 //   (Q4) Retained items, then going_, then the rest: this is the order of the stream. Message
 //        number confirmed_ is the first of the retained ones, or of going_ if there are none.
 //   (Q5) Small messages are retained in packs of kPackBytes; only whole packs are let go.
+// The peer's messages are confirmed by what goes anyway: the first header of each item says how
+// many more have come (Message::arrivals), or an item of its own does (Kind::kReceived).
+//   (Q6) said_ is what the items of which a byte has left say, together: what the peer will know,
+//        if the connection is not cut. The header of an item of which none has left is written at
+//        each Fetch; those of the other messages in a pack say nothing.
 // Threads: none of its own; the connection's lock.
 #pragma once
 
@@ -52,8 +57,9 @@ class SendQueue {
     std::size_t messages = 1;
     Payload payload;
     std::function<void()> sent;
-    bool begun = false;    // a byte of the message has been sent, or may have been
-    bool control = false;  // says what has been received: neither counted nor retained
+    bool begun = false;          // a byte of the message has been sent, or may have been
+    bool control = false;        // only says what has come: neither counted nor retained
+    std::uint64_t arrivals = 0;  // so many more have come than items before it say
     std::size_t bytes_sent = 0;
 
     std::size_t bytes() const { return head.size() + payload.bytes(); }
@@ -74,10 +80,14 @@ class SendQueue {
   // go.
   bool AddSmall(const Message& message);
   void Add(Transport::SendId id, Message message, std::function<void()> sent);
-  // Tells the peer that so many of its messages have arrived, before all else that has not begun,
-  // and in place of an earlier word that has not.
-  // Not between Fetch and Advance.
-  void AddConfirmation(std::uint64_t received);
+  // So many messages of the peer have come; never less than before. What leaves from now on says
+  // so. Not between Fetch and Advance.
+  void Arrived(std::uint64_t messages) { arrived_ = messages; }
+  // If nothing that waits can say it all: adds a message that does, before all else that has not
+  // begun. Not between Fetch and Advance.
+  void ConfirmArrivals();
+  // What has been said.
+  std::uint64_t said() const { return said_; }
 
   bool empty() const { return going_.empty() && heap_.empty() && pack_ == nullptr; }
   // Messages of the open pack, if there is nothing else; 0 if there is.
@@ -99,7 +109,7 @@ class SendQueue {
   // The connection is cut: what of going_ has left is not known.
   void Cut();
   // After Cut, on the next connection: the peer has received so many messages, all others are sent
-  // anew. False: that cannot be.
+  // anew; and it knows of all that have come. False: that cannot be.
   [[nodiscard]] bool Restart(std::uint64_t received, Ended* ended);
   // All there is.
   void Clear(Ended* ended);
@@ -117,6 +127,12 @@ class SendQueue {
   void Retain(std::unique_ptr<Item> item);
   // Brings the next item from the heap to going_; false if there is none.
   bool TakeNext();
+  // In the header of an item of which nothing has left.
+  void Say(std::uint64_t arrivals, Item* item);
+  bool OnlyRestOfOneWaits() const {
+    return heap_.empty() && pack_ == nullptr &&
+           (going_.empty() || (going_.size() == 1 && going_.front()->bytes_sent > 0));
+  }
   void PutBackWhatIsOvertaken();
 
   const bool retains_;
@@ -124,6 +140,8 @@ class SendQueue {
   std::uint64_t confirmed_ = 0;
   // The last word of the peer, which may be ahead of what Advance has been told of.
   std::uint64_t said_received_ = 0;
+  std::uint64_t arrived_ = 0;
+  std::uint64_t said_ = 0;
   std::deque<std::unique_ptr<Item>> going_;    // fetched from; of the first, some may be sent
   std::vector<std::unique_ptr<Item>> heap_;    // by Later
   std::unique_ptr<Item> pack_;                 // open; has a message
