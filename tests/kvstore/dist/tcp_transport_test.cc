@@ -347,6 +347,34 @@ TEST(TcpTransport, WithoutCallersTheOwnThreadDoesAll) {
 
 // ---- Peers
 
+// The own thread looks around ever more seldom while callers lead; then they stop, and one sends
+// on.
+TEST(TcpTransport, WhereCallersLeadNoMoreTheOwnThreadDoesAll) {
+  Pair pair(OptionsOf(kServer0, Reception::kCallersFirst));
+  pair.server.answer = [&pair](NodeId from, const Message& message) {
+    pair.server.transport->Send(from, message);
+  };
+  std::uint64_t sent = 0;
+  const auto send = [&] {
+    Message message;
+    message.kind = Kind::kPush;
+    message.sequence = sent++;
+    pair.worker.transport->Send(kServer0, std::move(message));
+  };
+  for (const std::size_t burst : {std::size_t{1}, std::size_t{3}, std::size_t{300}}) {
+    for (int i = 0; i < 100; ++i) {
+      send();
+      ASSERT_TRUE(pair.worker.WaitForMessages(sent));
+      std::this_thread::sleep_for(std::chrono::microseconds(i));
+    }
+    for (std::size_t i = 0; i < burst; ++i) send();
+    std::unique_lock lock(pair.worker.mutex);
+    ASSERT_TRUE(pair.worker.changed.wait_until(lock, Long(), [&] {
+      return pair.worker.received.size() == sent;
+    })) << burst;
+  }
+}
+
 TEST(TcpTransport, AcceptedPeersAreToldOfOnce) {
   Pair pair;
   pair.worker.transport->Send(kServer0, Push(0));

@@ -68,6 +68,9 @@ bool Reactor::RunOne(Clock::time_point until) {
 
 Reactor::Taken Reactor::TakeLeadAsCaller(Clock::time_point until) {
   led_.store(true, std::memory_order_relaxed);
+  if (sends_in_doze_.load(std::memory_order_relaxed) > 0) {
+    sends_in_doze_.store(0, std::memory_order_relaxed);
+  }
   MutexLock lock(mutex_);
   if (lead_ == Lead::kCaller || lead_ == Lead::kStopped || stopping_) return Taken::kNo;
   if (lead_ == Lead::kOwnThread) {
@@ -197,6 +200,14 @@ bool Reactor::FlushesSoon() {
   if (leads_for == options_.owner) return true;
   if (options_.reception == Reception::kCallersOnly) return true;  // in the next RunOne
   if (options_.reception == Reception::kThread) return false;
+  if (napping_.load(std::memory_order_seq_cst)) return true;
+  if (dozing_.load(std::memory_order_seq_cst)) {
+    // Most likely this thread leads next.
+    if (sends_in_doze_.fetch_add(1, std::memory_order_relaxed) + 1 != kSendsPerDoze) return false;
+    napping_.store(true, std::memory_order_seq_cst);
+    EndDoze();
+    return false;
+  }
   if (napping_.exchange(true, std::memory_order_seq_cst)) return true;
   Wake();  // it naps from now on: the next message can wait
   return false;
@@ -233,14 +244,21 @@ void Reactor::Run() {
   auto callers_seen = Clock::now();
   auto nap = kNap;
   while (!stopping_.load(std::memory_order_seq_cst)) {
-    if (options_.reception == Reception::kCallersFirst) Nap(nap);
+    bool sent = false;  // by threads that do not lead
+    if (options_.reception == Reception::kCallersFirst) {
+      if (nap > kNapMax) {
+        sent = !Doze(nap);
+      } else {
+        Nap(nap);
+      }
+    }
     options_.flush();
-    if (led_.exchange(false, std::memory_order_relaxed)) {
+    if (sent || led_.load(std::memory_order_relaxed)) {
+      led_.store(false, std::memory_order_relaxed);
       callers_seen = Clock::now();
-      nap = std::min(2 * nap, kNapMax);
+      nap = sent ? kNap : std::min(2 * nap, kDozeMax);
       continue;  // whoever has led may do so again, without waiting for this thread
     }
-    nap = kNap;
     {
       MutexLock lock(mutex_);
       if (lead_ != Lead::kNobody || callers_waiting_ > 0) continue;
@@ -250,12 +268,15 @@ void Reactor::Run() {
       while (!stopping_.load(std::memory_order_seq_cst)) Turn(always(), true);
     } else if (Clock::now() - callers_seen < kCallersLinger) {
       const Leading leading(*this);
+      bool found = false;
       bool more = true;
       while (more) {
         more = Look() || context_.poll() > 0;
+        found = found || more;
         more = more && !caller_waits_.load(std::memory_order_relaxed);
         options_.flush();
       }
+      nap = found ? kNap : std::min(2 * nap, kDozeMax);
     } else {
       napping_.store(false, std::memory_order_seq_cst);
       options_.flush();  // what has been left to a nap just before
@@ -265,6 +286,7 @@ void Reactor::Run() {
         called = MustNotSleep(true);
       }
       if (!stopping_.load(std::memory_order_relaxed)) callers_seen = Clock::now();
+      nap = kNap;
       napping_.store(true, std::memory_order_seq_cst);
     }
     GiveLeadUp();
@@ -275,6 +297,29 @@ void Reactor::Nap(std::chrono::microseconds time) {
   const auto until = Clock::now() + time;
   MutexLock lock(mutex_);
   while (!stopping_ && Clock::now() < until) nap_.WaitUntil(mutex_, until);
+}
+
+bool Reactor::Doze(std::chrono::microseconds time) {
+  sends_in_doze_.store(0, std::memory_order_relaxed);
+  dozing_.store(true, std::memory_order_seq_cst);
+  napping_.store(false, std::memory_order_seq_cst);
+  options_.flush();  // what has been left to a nap just before
+  const auto until = Clock::now() + time;
+  bool ended = false;
+  {
+    MutexLock lock(mutex_);
+    while (!stopping_ && !doze_is_over_ && Clock::now() < until) nap_.WaitUntil(mutex_, until);
+    ended = std::exchange(doze_is_over_, false);
+  }
+  napping_.store(true, std::memory_order_seq_cst);
+  dozing_.store(false, std::memory_order_seq_cst);
+  return !ended;
+}
+
+void Reactor::EndDoze() {
+  MutexLock lock(mutex_);
+  doze_is_over_ = true;
+  nap_.NotifyAll();
 }
 
 }  // namespace heddle::kvstore::dist

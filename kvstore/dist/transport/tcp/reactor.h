@@ -4,7 +4,9 @@
 // handles the answer itself. A thread of the reactor's own leads while nobody else does:
 //   kCallersFirst  it naps, and looks around every 100 to 400 us, for as long as callers lead now
 //                  and then (within a millisecond); after that it sleeps in the reactor. A caller
-//                  that comes then gets the lead from it.
+//                  that comes then gets the lead from it. While callers always lead right after
+//                  they have sent something, each look costs them time and finds nothing: then it
+//                  *dozes* instead, for up to 3.2 ms, until somebody sends and does not lead.
 //   kThread        it always leads; callers never do.
 //   kCallersOnly   there is no such thread.
 //
@@ -15,7 +17,7 @@
 //        first and then looks at sleeping_; the leader sets sleeping_ first and then looks at the
 //        reasons (all sequentially consistent): one of them sees the other.
 //   (R3) With kCallersFirst, as long as lead_ is kNobody, the own thread looks around within
-//        kNapMax.
+//        kNapMax if napping_, within kDozeMax in any case.
 //   (R4) What is attended is armed before the leader sleeps, and not attended from then on.
 // An interrupt that another caller than the one meant has taken is made up for: no sleep of a
 // caller is longer than kSleepMax.
@@ -91,6 +93,9 @@ class Reactor {
  private:
   static constexpr std::chrono::microseconds kNap{100};
   static constexpr std::chrono::microseconds kNapMax{400};  // while callers lead
+  static constexpr std::chrono::microseconds kDozeMax{3200};
+  // In a row, by threads that do not lead, before the own thread is woken from dozing.
+  static constexpr int kSendsPerDoze = 4;
   static constexpr std::chrono::milliseconds kCallersLinger{1};
   static constexpr std::chrono::milliseconds kSleepMax{10};
   static constexpr int kSpinMisses = 3;
@@ -119,6 +124,9 @@ class Reactor {
   void Wake();
   void Run();  // the own thread
   void Nap(std::chrono::microseconds time) EXCLUDES(mutex_);
+  // False: it was ended.
+  bool Doze(std::chrono::microseconds time) EXCLUDES(mutex_);
+  void EndDoze() EXCLUDES(mutex_);
 
   const Options options_;
   boost::asio::io_context context_{1};
@@ -129,15 +137,18 @@ class Reactor {
   std::atomic<bool> interrupted_{false};  // callers; the own thread leaves it alone
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> led_{false};  // callers have, since the own thread last looked
-  // The own thread looks around within kNapMax. It takes this back before it sleeps; who sets it
-  // again wakes it, so that it does.
+  // The own thread looks around within kNapMax. It takes this back before it sleeps or dozes; who
+  // sets it again wakes it, so that it does.
   std::atomic<bool> napping_{false};
+  std::atomic<bool> dozing_{false};    // or about to, and then napping_
+  std::atomic<int> sends_in_doze_{0};  // since a caller has led
 
   Mutex mutex_;
   CondVar lead_is_free_;
   CondVar nap_;
   Lead lead_ GUARDED_BY(mutex_) = Lead::kNobody;
   int callers_waiting_ GUARDED_BY(mutex_) = 0;
+  bool doze_is_over_ GUARDED_BY(mutex_) = false;
   // Written under mutex_.
   std::atomic<bool> stopping_{false};
   std::atomic<bool> caller_waits_{false};  // callers_waiting_ > 0
