@@ -2,6 +2,7 @@
 // the role, which learn of each other's news.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,8 +39,9 @@ class MemberNode : public Node {
 
   // After a message of the scheduler, before the role's machine gets it.
   virtual void OnMemberChanged(Time /*now*/, Outputs& /*out*/) REQUIRES(mutex_) {}
-  // After every input.
-  virtual void OnInput(Time /*now*/, const Outputs& /*out*/) REQUIRES(mutex_) {}
+  // After every input, which has put out what is behind the first `before` messages.
+  virtual void OnInput(Time /*now*/, const Outputs& /*out*/, std::size_t /*before*/)
+      REQUIRES(mutex_) {}
 
   std::string DescribeMachines() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -50,41 +52,45 @@ class MemberNode : public Node {
   std::optional<Member> member_ GUARDED_BY(mutex_);
 
  private:
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) final REQUIRES(mutex_) {
+  void HandleMessage(Time now, NodeId from, Message&& message, Outputs& out) final
+      REQUIRES(mutex_) {
+    const std::size_t before = out.messages.size();
     if (from.role == Role::kScheduler) {
       member_->OnMessage(now, message, out);
       OnMemberChanged(now, out);
     }
     role_machine_.OnMessage(now, from, std::move(message), out);
-    Follow(now, out);
+    Follow(now, out, before);
   }
   void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
                   Outputs& out) final REQUIRES(mutex_) {
+    const std::size_t before = out.messages.size();
     if (peer.role == Role::kScheduler) {
       member_->OnSchedulerLost(now, why);
     } else {
       role_machine_.OnLost(now, peer, address, why, out);
     }
-    Follow(now, out);
+    Follow(now, out, before);
   }
   void HandleTime(Time now, Outputs& out) final REQUIRES(mutex_) {
+    const std::size_t before = out.messages.size();
     if (joined_) member_->OnTime(now, out, role_machine_.State());
     if (const auto next = role_machine_.next_time(); next && *next <= now) {
       role_machine_.OnTime(now, out);
     }
-    Follow(now, out);
+    Follow(now, out, before);
   }
   std::optional<Time> NextTime() const final REQUIRES(mutex_) {
     return Earlier(joined_ ? member_->next_time() : std::nullopt, role_machine_.next_time());
   }
 
-  void Follow(Time now, Outputs& out) REQUIRES(mutex_) {
+  void Follow(Time now, Outputs& out, std::size_t before) REQUIRES(mutex_) {
     if (member_->failure() && !std::exchange(told_failure_, true)) {
       Message failed{.kind = Kind::kJobFailed};
       failed.meta = Encode(*member_->failure());
       role_machine_.OnMessage(now, {Role::kScheduler, 0}, std::move(failed), out);
     }
-    OnInput(now, out);
+    OnInput(now, out, before);
   }
 
   Machine& role_machine_ GUARDED_BY(mutex_);

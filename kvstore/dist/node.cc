@@ -11,6 +11,8 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr Time kLookAgain = std::chrono::seconds(60);
+// Meta and payload of a small message. Its payload is copied sooner than a place for it is found.
+constexpr std::size_t kSmallBytes = 1024;
 
 }  // namespace
 
@@ -33,23 +35,56 @@ void Node::Stop() {
 }
 
 void Node::OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) {
+  HandleSmall();
   MutexLock lock(mutex_);
   HandleConnected(peer, incarnation, address);
   NoteTimeLocked();
 }
 
 std::shared_ptr<Landing> Node::OnHeader(NodeId from, const Message& header, std::uint64_t bytes) {
+  if (bytes <= kSmallBytes) return nullptr;
+  HandleSmall();
   MutexLock lock(mutex_);
   return FindLanding(from, header, bytes);
 }
 
 void Node::OnMessage(NodeId from, Message message) {
+  // A trace shows when each message was handled, and for how long.
+  if (message.meta.size() + message.payload.bytes() <= kSmallBytes && trace_.Writer() == nullptr) {
+    std::size_t together = 0;
+    {
+      MutexLock lock(small_mutex_);
+      small_.push_back({from, std::move(message)});
+      together = small_.size();
+      any_small_.store(true, std::memory_order_relaxed);
+    }
+    if (together >= kTogetherMax) HandleSmall();
+    return;
+  }
+  HandleSmall();
   const MessageSlice slice(trace_, TraceDirection::kReceived, from, message);
   Drive([&](Time now, Outputs& out)
             REQUIRES(mutex_) { HandleMessage(now, from, std::move(message), out); });
 }
 
+void Node::OnTurnEnd() { HandleSmall(); }
+
+void Node::HandleSmall() {
+  // relaxed: of what another thread has brought that thread sees the turn's end
+  if (!any_small_.load(std::memory_order_relaxed)) return;
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+    {
+      MutexLock lock(small_mutex_);
+      handled_.swap(small_);
+      any_small_.store(false, std::memory_order_relaxed);
+    }
+    for (Arrived& each : handled_) HandleMessage(now, each.from, std::move(each.message), out);
+    handled_.clear();
+  });
+}
+
 void Node::OnLost(NodeId peer, const std::string& address, const std::string& why) {
+  HandleSmall();
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { HandleLost(now, peer, address, why, out); });
 }
 

@@ -5,16 +5,21 @@
 // which is never held up by anything else and so keeps the heartbeats going. What the machines say
 // (Outputs) is done after the lock is released, so what two inputs said may be sent in either
 // order; the protocol allows for that.
+//
+// Small messages that come together are one input: they wait until the transport's turn ends, a
+// long one comes, or there are kTogetherMax.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/mutex.h"
 #include "kvstore/dist/message_trace.h"
@@ -38,7 +43,8 @@ class Node : public TransportEvents {
   void OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
   std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
                                     std::uint64_t payload_bytes) override;
-  void OnMessage(NodeId from, Message message) override;
+  void OnMessage(NodeId from, Message message) override EXCLUDES(small_mutex_);
+  void OnTurnEnd() override EXCLUDES(small_mutex_);
   void OnLost(NodeId peer, const std::string& address, const std::string& why) override;
 
  protected:
@@ -54,7 +60,7 @@ class Node : public TransportEvents {
   // What the machines make of an input.
   virtual void HandleConnected(NodeId /*peer*/, Incarnation /*incarnation*/,
                                const std::string& /*address*/) REQUIRES(mutex_) {}
-  virtual void HandleMessage(Time now, NodeId from, Message message, Outputs& out)
+  virtual void HandleMessage(Time now, NodeId from, Message&& message, Outputs& out)
       REQUIRES(mutex_) = 0;
   virtual void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
                           Outputs& out) REQUIRES(mutex_) = 0;
@@ -68,10 +74,10 @@ class Node : public TransportEvents {
     return nullptr;
   }
   // Without the lock.
-  virtual void SendMessage(Outgoing outgoing) {
+  virtual void SendMessage(Outgoing&& outgoing) {
     transport_->Send(outgoing.to, std::move(outgoing.message));
   }
-  virtual void GiveAnswer(Answer /*answer*/) {}
+  virtual void GiveAnswer(Answer&& /*answer*/) {}
 
   // input(now, outputs), under the lock, and then what it has put out.
   template <class Input>
@@ -97,6 +103,13 @@ class Node : public TransportEvents {
   CondVar changed_;  // after inputs, when MayBeAwaited
 
  private:
+  struct Arrived {
+    NodeId from;
+    Message message;
+  };
+  static constexpr std::size_t kTogetherMax = 64;
+
+  void HandleSmall() EXCLUDES(mutex_, small_mutex_);
   void RunClock() EXCLUDES(mutex_);
 
   Transport* transport_ = nullptr;
@@ -107,6 +120,13 @@ class Node : public TransportEvents {
   // before it is done.
   std::atomic<int> performing_{0};
   std::thread clock_;
+
+  // Small messages that have come and are not handled: in the order of their connections. Taken
+  // with mutex_ held, so that they are handled in this order.
+  Mutex small_mutex_;
+  std::vector<Arrived> small_ GUARDED_BY(small_mutex_);
+  std::atomic<bool> any_small_{false};               // whether small_ has some
+  std::vector<Arrived> handled_ GUARDED_BY(mutex_);  // empty but while they are handled
 };
 
 }  // namespace heddle::kvstore::dist

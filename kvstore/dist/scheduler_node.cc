@@ -54,7 +54,7 @@ void SchedulerNode::HandleConnected(NodeId peer, Incarnation /*incarnation*/,
   machine_->OnConnected(peer, address);
 }
 
-void SchedulerNode::HandleMessage(Time now, NodeId from, Message message, Outputs& out) {
+void SchedulerNode::HandleMessage(Time now, NodeId from, Message&& message, Outputs& out) {
   machine_->OnMessage(now, from, message, out);
 }
 

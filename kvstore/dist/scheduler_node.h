@@ -30,7 +30,7 @@ class SchedulerNode final : private Node {
  private:
   void HandleConnected(NodeId peer, Incarnation incarnation, const std::string& address) override
       REQUIRES(mutex_);
-  void HandleMessage(Time now, NodeId from, Message message, Outputs& out) override
+  void HandleMessage(Time now, NodeId from, Message&& message, Outputs& out) override
       REQUIRES(mutex_);
   void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
                   Outputs& out) override REQUIRES(mutex_);

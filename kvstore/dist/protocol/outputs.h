@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +21,8 @@
 namespace heddle::kvstore::dist {
 
 struct Outgoing {
-  NodeId to;
-  Message message;
+  NodeId to = {};
+  Message message = {};
   // Of requests with a payload: the bytes are the program's until the answer of this token is
   // given.
   std::uint64_t token = 0;
@@ -29,9 +30,9 @@ struct Outgoing {
 
 // The end of something that the program asked a machine for.
 struct Answer {
-  std::uint64_t token;       // as given with the request
-  std::exception_ptr error;  // null: success
-  Message message;           // what was answered; empty where nothing is
+  std::uint64_t token = 0;        // as given with the request
+  std::exception_ptr error = {};  // null: success
+  Message message = {};           // what was answered; empty where nothing is
 };
 
 struct Outputs {
@@ -43,47 +44,65 @@ struct Outputs {
   // Peers that are not wanted. After the messages, in order, so that they hear why.
   std::vector<NodeId> disconnects;
 
+  // A message to `to`, to be filled in.
+  Message& Add(NodeId to, std::uint64_t token = 0) {
+    Outgoing& outgoing = messages.emplace_back();
+    outgoing.to = to;
+    outgoing.token = token;
+    return outgoing.message;
+  }
   void Send(NodeId to, Message message, std::uint64_t token = 0) {
-    messages.push_back({to, std::move(message), token});
+    Add(to, token) = std::move(message);
   }
 };
 
 // Outputs in the memory of those that this thread has used last.
 class ReusedOutputs {
  public:
-  ReusedOutputs() {
-    if (Outputs* const spare = Spare()) outputs_ = std::exchange(*spare, {});
+  ReusedOutputs() : kept_(TakeKept()) {
+    if (kept_ == nullptr) own_.emplace();
   }
   ReusedOutputs(const ReusedOutputs&) = delete;
   ReusedOutputs& operator=(const ReusedOutputs&) = delete;
   ~ReusedOutputs() {
-    if (outputs_.messages.capacity() > kKeptMax || outputs_.answers.capacity() > kKeptMax) return;
-    outputs_.renames.clear();
-    outputs_.messages.clear();
-    outputs_.answers.clear();
-    outputs_.log.clear();
-    outputs_.disconnects.clear();
-    if (Outputs* const spare = Spare()) *spare = std::move(outputs_);
+    if (kept_ != nullptr) kept_->GiveBack();
   }
 
-  Outputs& operator*() { return outputs_; }
+  Outputs& operator*() { return kept_ != nullptr ? kept_->outputs : *own_; }
 
  private:
-  static constexpr std::size_t kKeptMax = 64;
+  struct Kept {
+    static constexpr std::size_t kCapacityMax = 256;
 
-  // Null at the end of the thread: stores may be static variables, whose destructors run later.
-  static Outputs* Spare() {
-    thread_local bool over = false;
-    struct Kept {
-      ~Kept() { over = true; }
-      Outputs outputs;
-    };
+    ~Kept() { over = true; }
+    void GiveBack() {
+      if (outputs.messages.capacity() > kCapacityMax || outputs.answers.capacity() > kCapacityMax) {
+        outputs = {};
+      }
+      outputs.renames.clear();
+      outputs.messages.clear();
+      outputs.answers.clear();
+      outputs.log.clear();
+      outputs.disconnects.clear();
+      taken = false;
+    }
+
+    Outputs outputs;
+    bool taken = false;
+  };
+
+  // Null inside another one's life, and at the end of the thread: stores may be static variables,
+  // whose destructors run later.
+  static Kept* TakeKept() {
     if (over) return nullptr;
     thread_local Kept kept;
-    return &kept.outputs;
+    return std::exchange(kept.taken, true) ? nullptr : &kept;
   }
 
-  Outputs outputs_;
+  inline static thread_local bool over = false;
+
+  Kept* const kept_;
+  std::optional<Outputs> own_;
 };
 
 }  // namespace heddle::kvstore::dist

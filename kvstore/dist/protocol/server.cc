@@ -64,7 +64,7 @@ void ServerMachine::OnRoster(Time now, const RosterBody& roster, Outputs& out) {
   }
 }
 
-void ServerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& out) {
+void ServerMachine::OnMessage(Time now, NodeId from, Message&& message, Outputs& out) {
   if (from.role != Role::kScheduler) {
     if (workers_.empty()) {
       if (before_roster_.size() < kBeforeRosterMax) {
@@ -112,7 +112,7 @@ ServerMachine::Part& ServerMachine::PartOf(const PartId& id) {
 
 // Requests.
 
-void ServerMachine::OnWorkerMessage(Time now, NodeId from, Message message, Outputs& out) {
+void ServerMachine::OnWorkerMessage(Time now, NodeId from, Message&& message, Outputs& out) {
   const auto refuse = [&](ErrorBody::Code code, std::string why) {
     Message answer = AnswerTo(message, Kind::kError);
     answer.meta = Encode(ErrorBody{.code = code, .message = std::move(why)});
@@ -155,7 +155,7 @@ void ServerMachine::OnWorkerMessage(Time now, NodeId from, Message message, Outp
 }
 
 // S1.
-void ServerMachine::OnRequest(Time now, Message message, Outputs& out) {
+void ServerMachine::OnRequest(Time now, Message&& message, Outputs& out) {
   const Worker& worker = WorkerOf(message.rank);
   Part& part = PartOf(message.part);
   const std::int32_t rank = message.rank;
@@ -205,7 +205,7 @@ bool ServerMachine::Blocked(const Part& part, const Message& message) const {
   return store->async && part.updating;
 }
 
-void ServerMachine::Hold(Time now, Part& part, Message message, bool blocked) {
+void ServerMachine::Hold(Time now, Part& part, Message&& message, bool blocked) {
   const std::int32_t rank = message.rank;
   RankState& state = part.Of(rank);
   const std::uint64_t sequence = message.sequence;
@@ -251,7 +251,7 @@ void ServerMachine::DrainStore(Time now, std::uint32_t store, Outputs& out) {
   }
 }
 
-void ServerMachine::Apply(Time now, Part& part, Message message, Outputs& out) {
+void ServerMachine::Apply(Time now, Part& part, Message&& message, Outputs& out) {
   part.Of(message.rank).next = message.sequence + 1;
   if (part.control()) {
     ApplyControl(now, part, message, out);
@@ -329,7 +329,7 @@ void ServerMachine::ApplyInit(Time now, Part& part, const Message& message, Outp
 }
 
 // S3; also of resets, which are to come after the rounds that their rank has pushed to.
-void ServerMachine::ApplyRead(Time now, Part& part, Message message, Outputs& out) {
+void ServerMachine::ApplyRead(Time now, Part& part, Message&& message, Outputs& out) {
   if (const std::exception_ptr error = values_.Check(part.id, message)) {
     SendError(part, message, ToErrorBody(error), out);
     return;
@@ -490,7 +490,7 @@ Message ServerMachine::AnswerTo(const Message& request, Kind kind) {
           .sequence = request.sequence};
 }
 
-void ServerMachine::SendAnswer(Part& part, Message answer, Outputs& out) {
+void ServerMachine::SendAnswer(Part& part, Message&& answer, Outputs& out) {
   if (answer.meta.size() > kMetaBytesMax) {  // of very many keys or states
     return SendError(
         part, answer,

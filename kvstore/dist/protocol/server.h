@@ -110,7 +110,7 @@ class ServerMachine {
 
   // What comes before the roster is held until it is there.
   void OnRoster(Time now, const RosterBody& roster, Outputs& out);
-  void OnMessage(Time now, NodeId from, Message message, Outputs& out);
+  void OnMessage(Time now, NodeId from, Message&& message, Outputs& out);
   // Acknowledgements are gathered, to go in one message a worker. To be called when no more input
   // is at hand, before the node waits for some.
   void EndTurn(Outputs& out);
@@ -167,16 +167,16 @@ class ServerMachine {
   struct Whole;
 
   // Requests.
-  void OnWorkerMessage(Time now, NodeId from, Message message, Outputs& out);
-  void OnRequest(Time now, Message message, Outputs& out);
+  void OnWorkerMessage(Time now, NodeId from, Message&& message, Outputs& out);
+  void OnRequest(Time now, Message&& message, Outputs& out);
   bool Blocked(const Part& part, const Message& message) const;
-  void Hold(Time now, Part& part, Message message, bool blocked);
+  void Hold(Time now, Part& part, Message&& message, bool blocked);
   void Drain(Time now, Part& part, std::int32_t rank, Outputs& out);
   void DrainBlocked(Time now, Part& part, Outputs& out);
   void DrainStore(Time now, std::uint32_t store, Outputs& out);
-  void Apply(Time now, Part& part, Message message, Outputs& out);
+  void Apply(Time now, Part& part, Message&& message, Outputs& out);
   void ApplyInit(Time now, Part& part, const Message& message, Outputs& out);
-  void ApplyRead(Time now, Part& part, Message message, Outputs& out);
+  void ApplyRead(Time now, Part& part, Message&& message, Outputs& out);
   void ApplyReset(Part& part, const Message& message, Outputs& out);
   void ApplyRemove(Time now, Part& part, const Message& message, Outputs& out);
   void DropIfRemoved(Part& part);
@@ -187,11 +187,11 @@ class ServerMachine {
 
   // Pushes.
   std::unique_ptr<ErrorBody> TakePush(Part& part, Message& message, UpdateRates* rates);
-  void RecordPush(Time now, Part& part, Message message, Outputs& out);
-  void PushAsync(Time now, Part& part, Message message, Outputs& out);
+  void RecordPush(Time now, Part& part, Message&& message, Outputs& out);
+  void PushAsync(Time now, Part& part, Message&& message, Outputs& out);
   void FinishAsync(Time now, Part& part, const std::exception_ptr& error, Outputs& out);
   void Advance(Time now, Part& part, Outputs& out);
-  void AddContribution(Part& part, std::int32_t rank, Contribution contribution);
+  void AddContribution(Part& part, std::int32_t rank, Contribution&& contribution);
   bool Update(Part& part, const UpdateBy& by, std::exception_ptr* error);
   bool StartUpdate(Time now, Part& part, Outputs& out);
   void FinishRound(Time now, Part& part, Outputs& out);
@@ -234,7 +234,7 @@ class ServerMachine {
   // Answers.
   void Ack(const Message& message);
   static Message AnswerTo(const Message& request, Kind kind);
-  void SendAnswer(Part& part, Message answer, Outputs& out);
+  void SendAnswer(Part& part, Message&& answer, Outputs& out);
   void SendDone(Part& part, const Message& request, Outputs& out);
   void SendError(Part& part, const Message& request, const ErrorBody& error, Outputs& out);
 

@@ -40,7 +40,7 @@ std::unique_ptr<ErrorBody> ServerMachine::TakePush(Part& part, Message& message,
 }
 
 // S2, S4, S5.
-void ServerMachine::RecordPush(Time now, Part& part, Message message, Outputs& out) {
+void ServerMachine::RecordPush(Time now, Part& part, Message&& message, Outputs& out) {
   const std::int32_t rank = message.rank;
   RankState& state = part.Of(rank);
   Worker& worker = WorkerOf(rank);
@@ -91,7 +91,7 @@ void ServerMachine::RecordPush(Time now, Part& part, Message message, Outputs& o
   }
 }
 
-void ServerMachine::AddContribution(Part& part, std::int32_t rank, Contribution contribution) {
+void ServerMachine::AddContribution(Part& part, std::int32_t rank, Contribution&& contribution) {
   const auto fail = [&](const std::string& why) {
     if (part.sum_begun) values_.DropSum(part.id);
     part.sum_begun = false;
@@ -212,7 +212,7 @@ void ServerMachine::FinishRound(Time now, Part& part, Outputs& out) {
   NoteWaiting(now, part);
 }
 
-void ServerMachine::PushAsync(Time now, Part& part, Message message, Outputs& out) {
+void ServerMachine::PushAsync(Time now, Part& part, Message&& message, Outputs& out) {
   UpdateRates rates;
   const std::unique_ptr<ErrorBody> wrong = TakePush(part, message, &rates);
   if (wrong) {

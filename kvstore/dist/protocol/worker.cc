@@ -20,7 +20,7 @@ void WorkerMachine::OnRoster(Time /*now*/, const RosterBody& roster, Outputs& /*
 
 // Sending.
 
-void WorkerMachine::Submit(Time now, Request request, Outputs& out) {
+void WorkerMachine::Submit(Time now, Request&& request, Outputs& out) {
   CHECK(rank_ >= 0, "a request before the roster");
   CHECK(request.server >= 0 && request.server < std::ssize(servers_));
   if (failure_) {
@@ -70,7 +70,7 @@ WorkerMachine::Part& WorkerMachine::PartOf(const Request& request) {
   return part;
 }
 
-void WorkerMachine::Enqueue(Time now, Request request, Outputs& out) {
+void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
   Part& part = PartOf(request);
   // What is urgent must not wait behind what is not.
   for (std::size_t i = part.open.size(); i > part.sent; --i) {
@@ -167,25 +167,22 @@ void WorkerMachine::Ask(Time now, Part& part, Outputs& out) {
                                     .meta = Encode(AskBody{.bytes = bytes})});
 }
 
-Message WorkerMachine::MessageOf(const Part& part, const Open& open) const {
-  const Request& request = open.request;
-  return {.kind = request.kind,
-          .flags = request.flags,
-          .dtype = request.dtype,
-          .rank = rank_,
-          .priority = request.priority,
-          .incarnation = options_.incarnation,
-          .part = part.id,
-          .sequence = open.sequence,
-          .version = request.version,
-          .meta = request.meta,
-          .payload = request.payload,
-          .op = request.op};
-}
-
 void WorkerMachine::SendRequest(const Part& part, const Open& open, Outputs& out) const {
-  const std::uint64_t token = open.request.payload.empty() ? 0 : open.request.token;
-  out.Send(TheServer(part.server), MessageOf(part, open), token);
+  const Request& request = open.request;
+  const std::uint64_t token = request.payload.empty() ? 0 : request.token;
+  Message& message = out.Add(TheServer(part.server), token);
+  message.kind = request.kind;
+  message.flags = request.flags;
+  message.dtype = request.dtype;
+  message.rank = rank_;
+  message.priority = request.priority;
+  message.incarnation = options_.incarnation;
+  message.part = part.id;
+  message.sequence = open.sequence;
+  message.version = request.version;
+  message.meta = request.meta;
+  message.payload = request.payload;
+  message.op = request.op;
 }
 
 // Bytes have come free: the parts that wait for them go on, the longest waiting first.
@@ -321,7 +318,7 @@ const Request* WorkerMachine::Find(std::int32_t server, const PartId& id,
   return open != nullptr && !open->ended ? &open->request : nullptr;
 }
 
-void WorkerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& out) {
+void WorkerMachine::OnMessage(Time now, NodeId from, Message&& message, Outputs& out) {
   if (failure_) return;
   if (from.role == Role::kScheduler) {
     OnSchedulerMessage(now, message, out);
@@ -332,7 +329,8 @@ void WorkerMachine::OnMessage(Time now, NodeId from, Message message, Outputs& o
   }
 }
 
-void WorkerMachine::OnServerMessage(Time now, std::int32_t server, Message message, Outputs& out) {
+void WorkerMachine::OnServerMessage(Time now, std::int32_t server, Message&& message,
+                                    Outputs& out) {
   if (message.kind == Kind::kAcks) {
     OnAcks(now, server, message, out);
     return;
@@ -387,7 +385,7 @@ void WorkerMachine::OnAcks(Time now, std::int32_t server, const Message& message
   }
 }
 
-void WorkerMachine::OnAnswer(Time now, Part& part, Message message, Outputs& out) {
+void WorkerMachine::OnAnswer(Time now, Part& part, Message&& message, Outputs& out) {
   LearnComplete(part, message.version);
   Open* open = FindOpen(part, message.sequence);
   if (open == nullptr || open->answered) {
@@ -472,12 +470,14 @@ void WorkerMachine::Settle(Time now, Part& part, Outputs& out) {
   SendLeaves(now, out);
 }
 
-void WorkerMachine::End(Open& open, std::exception_ptr error, Message message, Outputs& out) {
+void WorkerMachine::End(Open& open, std::exception_ptr error, Message&& message, Outputs& out) {
   if (open.ended) return;
   open.ended = true;
   ++ended_;
-  if (error) message = {};
-  out.answers.push_back({open.request.token, std::move(error), std::move(message)});
+  Answer& answer = out.answers.emplace_back();
+  answer.token = open.request.token;
+  if (!error) answer.message = std::move(message);
+  answer.error = std::move(error);
 }
 
 void WorkerMachine::OnSchedulerMessage(Time now, const Message& message, Outputs& out) {

@@ -101,7 +101,7 @@ class WorkerMachine {
   // Ends with what the server answered: kValue to pulls (with the payload) and to kDescribe (meta:
   // InitBody), kAcks to pushes (empty), kDone to the others; or with the server's error, a
   // TimeoutError at the deadline, a NetworkError after a failure, an InvalidState after Leave.
-  void Submit(Time now, Request request, Outputs& out);
+  void Submit(Time now, Request&& request, Outputs& out);
   // Ends when all workers that have not left have come to their barrier of the same number; they do
   // once all pushes that they submitted before are acknowledged.
   void Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out);
@@ -109,7 +109,7 @@ class WorkerMachine {
   // scheduler has been told.
   void Leave(Time now, std::uint64_t token, Outputs& out);
 
-  void OnMessage(Time now, NodeId from, Message message, Outputs& out);
+  void OnMessage(Time now, NodeId from, Message&& message, Outputs& out);
   // The connection to `peer` is gone for good: W5, and the scheduler is told.
   void OnLost(Time now, NodeId peer, const std::string& address, const std::string& why,
               Outputs& out);
@@ -183,14 +183,13 @@ class WorkerMachine {
 
   // Sending.
   Part& PartOf(const Request& request);
-  void Enqueue(Time now, Request request, Outputs& out);
+  void Enqueue(Time now, Request&& request, Outputs& out);
   void Pump(Time now, Part& part, Outputs& out);
   bool MaySend(Time now, Part& part, Open& open, Outputs& out);
   bool MaySendBytes(Time now, Part& part, Open& open, Outputs& out);
   void StopWaitingForBytes(Part& part);
   void Number(Time now, Part& part, Open& open);
   void Ask(Time now, Part& part, Outputs& out);
-  Message MessageOf(const Part& part, const Open& open) const;
   void SendRequest(const Part& part, const Open& open, Outputs& out) const;
   void PumpWaiting(Time now, Server& server, Outputs& out);
   void SendBarriers(Time now, Outputs& out);
@@ -200,9 +199,9 @@ class WorkerMachine {
   // Answers.
   Part* FindPart(std::int32_t server, const PartId& id);
   static Open* FindOpen(Part& part, std::uint64_t sequence);
-  void OnServerMessage(Time now, std::int32_t server, Message message, Outputs& out);
+  void OnServerMessage(Time now, std::int32_t server, Message&& message, Outputs& out);
   void OnAcks(Time now, std::int32_t server, const Message& message, Outputs& out);
-  void OnAnswer(Time now, Part& part, Message message, Outputs& out);
+  void OnAnswer(Time now, Part& part, Message&& message, Outputs& out);
   void OnGrant(Time now, Part& part, const Message& message, Outputs& out);
   void OnFacts(Time now, Part& part, const Message& message, Outputs& out);
   void OnSchedulerMessage(Time now, const Message& message, Outputs& out);
@@ -212,7 +211,7 @@ class WorkerMachine {
   void Uncount(Part& part, Open& open);
   void LearnComplete(Part& part, std::uint64_t complete);
   void Settle(Time now, Part& part, Outputs& out);
-  void End(Open& open, std::exception_ptr error, Message message, Outputs& out);
+  void End(Open& open, std::exception_ptr error, Message&& message, Outputs& out);
 
   // Time and failures.
   template <class Machine, class Function>

@@ -158,6 +158,7 @@ void ServerNode::OnMemberChanged(Time now, Outputs& out) {
 
 // Acknowledgements go once nothing else is at hand.
 void ServerNode::OnTurnEnd() {
+  MemberNode::OnTurnEnd();
   Drive([&](Time, Outputs& out) REQUIRES(mutex_) { machine_.EndTurn(out); });
 }
 

@@ -25,13 +25,13 @@ class ControlCall {
  private:
   class Sink final : public AnswerSink {
    public:
-    void OnAnswer(Answer answer) override { call->OnAnswer(*this, std::move(answer)); }
+    void OnAnswer(Answer&& answer) override { call->OnAnswer(*this, std::move(answer)); }
     std::shared_ptr<Landing> LandingFor(const Message&, std::uint64_t) override { return nullptr; }
 
     ControlCall* call = nullptr;
   };
 
-  void OnAnswer(const Sink& sink, Answer answer) {
+  void OnAnswer(const Sink& sink, Answer&& answer) {
     {
       MutexLock lock(mutex_);
       answers_[static_cast<std::size_t>(&sink - sinks_.data())] = std::move(answer.message);

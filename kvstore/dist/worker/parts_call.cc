@@ -229,7 +229,7 @@ std::shared_ptr<Landing> PartsCall::Slot::LandingFor(const Message& header, std:
   return landing;
 }
 
-void PartsCall::OnAnswer(Slot& slot, Answer answer) {
+void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
   std::exception_ptr error = std::move(answer.error);
   if (error != nullptr) {
     // The caller may do with its array what it likes from now on.

@@ -111,7 +111,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
 
   class Slot final : public AnswerSink {
    public:
-    void OnAnswer(Answer answer) override { call->OnAnswer(*this, std::move(answer)); }
+    void OnAnswer(Answer&& answer) override { call->OnAnswer(*this, std::move(answer)); }
     std::shared_ptr<Landing> LandingFor(const Message& header, std::uint64_t bytes) override;
 
     PartsCall* call = nullptr;
@@ -121,7 +121,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   };
 
   Request& AddRequest(const PlacedPart& part);
-  void OnAnswer(Slot& slot, Answer answer);
+  void OnAnswer(Slot& slot, Answer&& answer);
   void Finish();
   void AssembleRows();
   std::span<std::byte> DestinationOf(const PlacedPart& part) const;

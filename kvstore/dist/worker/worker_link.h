@@ -24,7 +24,7 @@ class AnswerSink {
  public:
   virtual ~AnswerSink() = default;
   // The one answer; from any thread, without locks.
-  virtual void OnAnswer(Answer answer) = 0;
+  virtual void OnAnswer(Answer&& answer) = 0;
   // Where the payload of the answer shall be received; null: anywhere. Called under the node's
   // lock.
   virtual std::shared_ptr<Landing> LandingFor(const Message& header, std::uint64_t bytes) = 0;

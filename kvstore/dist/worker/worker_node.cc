@@ -190,8 +190,8 @@ void WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {
 }
 
 // A message is registered once, by the input that it comes from.
-void WorkerNode::OnInput(Time now, const Outputs& out) {
-  RegisterSends(out, 0);
+void WorkerNode::OnInput(Time now, const Outputs& out, std::size_t before) {
+  RegisterSends(out, before);
   if (machine_.left() && !std::exchange(left_, true)) member_->OnLeft(now);
 }
 
@@ -222,12 +222,14 @@ void WorkerNode::RegisterSends(const Outputs& out, std::size_t from) {
   sends_open_.store(sends_.size(), std::memory_order_relaxed);
 }
 
-void WorkerNode::SendMessage(Outgoing outgoing) {
-  const bool lends = LendsMemory(outgoing);
+void WorkerNode::SendMessage(Outgoing&& outgoing) {
+  if (!LendsMemory(outgoing)) {
+    transport_->Send(outgoing.to, std::move(outgoing.message));
+    return;
+  }
   const PartId part = outgoing.message.part;
   const std::uint64_t sequence = outgoing.message.sequence;
   const Transport::SendId id = transport_->Send(outgoing.to, std::move(outgoing.message));
-  if (!lends) return;
   MutexLock lock(mutex_);
   const auto found = sends_.find(outgoing.token);
   // The token may be that of another request by now, and this one be answered.
@@ -262,7 +264,7 @@ void WorkerNode::EndSend(std::uint64_t token, bool failed) {
   });
 }
 
-void WorkerNode::GiveAnswer(Answer answer) {
+void WorkerNode::GiveAnswer(Answer&& answer) {
   if (answer.token == kLeaveToken) return;
   EndSend(answer.token, answer.error != nullptr);
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(answer.token));

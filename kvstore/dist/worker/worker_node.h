@@ -70,14 +70,14 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   void ConnectToServers(const RosterBody& roster, std::chrono::steady_clock::time_point deadline);
 
   // Node
-  void OnInput(Time now, const Outputs& out) override REQUIRES(mutex_);
+  void OnInput(Time now, const Outputs& out, std::size_t before) override REQUIRES(mutex_);
   bool MayBeAwaited() const override REQUIRES(mutex_) {
     return member_->roster() || member_->failure() || machine_.failure();
   }
   std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
                                        std::uint64_t bytes) override REQUIRES(mutex_);
-  void SendMessage(Outgoing outgoing) override;
-  void GiveAnswer(Answer answer) override;
+  void SendMessage(Outgoing&& outgoing) override;
+  void GiveAnswer(Answer&& answer) override;
 
   // Sends of the program's own memory: it is given up before the answer is given, if that is an
   // error. Registered with the request, so that no answer can come before; `id` follows.
