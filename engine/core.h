@@ -17,6 +17,8 @@
 // Sleeping. mode_ says who looks at the inbox next, hence what a pusher must do:
 //   kAwake    an executor will, within microseconds: nothing.
 //   kNap      the lookout thread will, within its nap of 50 us: nothing.
+//   kAlone    nobody, until the body ends that the only executor runs while the lookout sleeps: the
+//             first pusher requests a worker, or wakes the lookout if it is that body.
 //   kDeep     nobody: the first pusher requests a worker.
 //   kStopped  nobody ever again: the pusher empties the inbox itself.
 // Whoever lowers the guard (an executor that leaves, the lookout that goes to sleep) stores the
@@ -25,6 +27,14 @@
 //
 // The lookout (one thread an engine) naps while the engine is in use, so that pushers need not wake
 // anyone, lets a further worker in when a body turns out to be long, and runs the watchdog.
+//
+// Waking the lookout takes longer than most ops run, so the first op after a quiet time runs
+// without it. Invariants, true whenever lock_ is free and such a body runs (alone_):
+//   (A1) mode_ is kAlone, or somebody has found it so and has requested a worker or wakes the
+//        lookout.
+//   (A2) That worker, if it was turned away, and whoever has joined the executors, which may leave
+//        again before the body ends, has woken the lookout.
+//   (A3) So has an op that has become ready meanwhile.
 //
 // The engines `serial` and `seeded` use the same tracker and differ in who executes: see
 // inline_engine.cc.
@@ -114,7 +124,7 @@ class EngineCore {
   using Clock = Deadline::Clock;
   using FailureRecord = engine::FailureRecord;
   enum class Kind { kThreaded, kSerial, kSeeded };
-  enum class Mode : int { kAwake, kNap, kDeep, kStopped };
+  enum class Mode : int { kAwake, kNap, kAlone, kDeep, kStopped };
   enum class WaitKind { kVar, kAll, kRoom, kInline, kPoller };
 
   // What has become of a sleeping thread.
@@ -244,7 +254,7 @@ class EngineCore {
   void AwaitSlot(std::uint64_t ticket) noexcept;
   void AfterPublish() noexcept {
     const Mode mode = mode_.load(std::memory_order_seq_cst);  // see DESIGN
-    if (mode >= Mode::kDeep) WakeFromPublish(mode);
+    if (mode >= Mode::kAlone) WakeFromPublish(mode);
   }
   void WakeFromPublish(Mode mode) noexcept;
   void AwaitRoomLocked(std::int64_t bytes) REQUIRES(lock_);
@@ -290,7 +300,7 @@ class EngineCore {
   static bool IsHeld(Op* op);
 
   // core_workers.cc
-  void RunWorker();
+  bool RunWorker();
   void WorkLocked(Executor& executor, bool* again) REQUIRES(lock_);
   bool LingerLocked(Executor& executor, int* polls) REQUIRES(lock_);
   void JoinExecutorsLocked() REQUIRES(lock_);
@@ -306,6 +316,7 @@ class EngineCore {
   bool ReserveWorker() noexcept;
   void EnsureWorkerLocked() REQUIRES(lock_);
   bool LowerGuardLocked(bool* request_worker) REQUIRES(lock_);
+  bool GoAloneLocked(const Executor& executor) REQUIRES(lock_);
   Job* JoinableJobLocked() REQUIRES(lock_);
   void HelpLocked(Job& job) REQUIRES(lock_);
   static void RunBlocks(Job& job) noexcept;
@@ -314,7 +325,7 @@ class EngineCore {
       REQUIRES(lock_);
   std::string WatchdogLocked(std::int64_t now_ns) REQUIRES(lock_);
   void SightTail(std::int64_t now_ns);
-  void WakeLookoutLocked() REQUIRES(lock_);
+  void WakeLookout() noexcept EXCLUDES(lookout_mutex_);
 
   // inline_engine.cc
   bool AcquireInlineLocked(std::optional<Deadline> deadline) REQUIRES(lock_);
@@ -431,6 +442,7 @@ class EngineCore {
   bool body_measured_ GUARDED_BY(lock_) = false;
   bool admit_ GUARDED_BY(lock_) =
       false;  // the lookout wants a further worker in, whatever the average
+  bool alone_ GUARDED_BY(lock_) = false;  // see DESIGN
   int help_skips_ GUARDED_BY(lock_) = 0;
   int help_backoff_ GUARDED_BY(lock_) = 0;
   int pushers_executing_ GUARDED_BY(lock_) = 0;  // of executing_: bodies started inline

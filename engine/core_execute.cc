@@ -45,6 +45,8 @@ void EngineCore::PushReadyLocked(Op* op) {
   }
   ready_.Push(op);
   if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
+  if (alone_) [[unlikely]]
+    WakeLookout();  // A3
 }
 
 // Takes the next message from the inbox, if there is one.
@@ -205,6 +207,7 @@ void EngineCore::DrainIfUrgentLocked() {
 // Runs the body of `op` without the lock, then finishes it.
 void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   if (op->on_gpu()) [[unlikely]] {
+    WakeLookout();
     ExecuteGpuLocked(executor, op);
     return;
   }
@@ -220,8 +223,11 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   bool request_worker = false;
   // Nobody counts on a pusher to look at the inbox, and how long a transfer takes to start says
   // nothing of other bodies.
-  const bool lowered =
-      kind_ == Kind::kThreaded && !executor.is_pusher && LowerGuardLocked(&request_worker);
+  bool lowered = false;
+  if (kind_ == Kind::kThreaded && !executor.is_pusher) {
+    const bool watched = executors_ == 0 || !lookout_deep_.load(std::memory_order_relaxed);
+    lowered = watched ? LowerGuardLocked(&request_worker) : GoAloneLocked(executor);
+  }
   const bool timed = !executor.is_pusher && (body_ns_ > kTimedBodyNs || --until_sample_ < 0);
   AsyncState* async = op->async_state();
   lock_.unlock();
@@ -262,7 +268,10 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   if (executor.is_pusher) [[unlikely]]
     --pushers_executing_;
   // Whoever was counted on may have left meanwhile, and lowered the mode for good.
-  if (lowered && executors_ > 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  if (lowered) {
+    alone_ = false;
+    if (executors_ > 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  }
   if (timed) MeasureBodyLocked(ended_ns - started_ns);
   if (children > 0) EpochLocked(op->epoch).children += children;
   ReleaseFromBoundLocked(op->temporary_bytes());

@@ -71,7 +71,7 @@ EngineCore::EngineCore(EngineOptions options)
       gpu_(std::make_unique<engine::GpuQueues>(options_)) {
   if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
   if (kind_ == Kind::kThreaded) {
-    const auto run_worker = [this] { RunWorker(); };
+    const auto run_worker = [this] { return RunWorker(); };
     host_ = options_.worker_host == WorkerHost::kTbb
                 ? engine::MakeTbbHost(options_.num_workers, run_worker)
                 : engine::MakeThreadHost(options_.num_workers, run_worker);

@@ -319,9 +319,13 @@ void EngineCore::WakeFromPublish(Mode mode) noexcept {
     return;
   }
   // One pusher wins and wakes; the worker that comes looks at all that was published.
-  if (mode_.compare_exchange_strong(mode, Mode::kAwake, std::memory_order_seq_cst) &&
-      ReserveWorker()) {
+  if (!mode_.compare_exchange_strong(mode, Mode::kAwake, std::memory_order_seq_cst)) return;
+  // What the lone body pushes is for the thread that runs it, unless the body takes long.
+  const bool by_lone_body = mode == Mode::kAlone && tls_context.core == this;
+  if (!by_lone_body && ReserveWorker()) {
     host_->RequestWorker();
+  } else {
+    WakeLookout();  // all workers that count may have looked for the last time
   }
 }
 

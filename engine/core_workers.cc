@@ -32,11 +32,11 @@ constexpr std::int64_t kDeepAfterNs = 1'500'000;      // without a push
 
 // --- executors -----------------------------------------------------------------------------------
 
-void EngineCore::RunWorker() {
+// True: this worker's turn is over, and it asks for another one.
+bool EngineCore::RunWorker() {
   bool again = false;
   {
     const engine::TrackerGuard guard(lock_);
-    WakeLookoutLocked();
     const bool admitted = std::exchange(admit_, false) || !jobs_.empty();
     const bool pays = executors_ < options_.num_workers && ParallelPaysLocked();
     if (executors_ == 0 || admitted || pays) {
@@ -47,14 +47,13 @@ void EngineCore::RunWorker() {
       const ExecutorLink link(*this, executor);
       JoinExecutorsLocked();
       WorkLocked(executor, &again);
+    } else {
+      WakeLookout();  // a pusher counts on this worker: A2
     }
   }
-  if (again) {
-    host_->RequestWorker();
-  } else {
-    workers_.fetch_sub(
-        1, std::memory_order_release);  // pairs with the acquire in Stop; nothing is touched after
-  }
+  // release; pairs with the acquire in Stop; nothing is touched after
+  if (!again) workers_.fetch_sub(1, std::memory_order_release);
+  return again;
 }
 
 // Runs ops until there are none, or until this worker's turn is over (*again).
@@ -113,6 +112,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
 
 void EngineCore::JoinExecutorsLocked() {
   ++executors_;
+  if (alone_) WakeLookout();  // A2
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
 }
 
@@ -189,6 +189,21 @@ bool EngineCore::LowerGuardLocked(bool* request_worker) {
   return false;
 }
 
+// About to run a body while the lookout sleeps. An executor that has found a single op runs it
+// alone (true). Else wakes the lookout.
+bool EngineCore::GoAloneLocked(const Executor& executor) {
+  if (executor.ran == 1 && executors_ == 1 && executing_ == 1) {
+    mode_.store(Mode::kAlone, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
+    if (!WorkIsVisibleLocked()) {
+      alone_ = true;
+      return true;
+    }
+    mode_.store(Mode::kAwake, std::memory_order_relaxed);
+  }
+  WakeLookout();
+  return false;
+}
+
 // Is there so much work beside the op about to run (executing_ counts it) that a further executor
 // pays?
 bool EngineCore::NeedsHelpLocked() {
@@ -217,8 +232,11 @@ bool EngineCore::ReserveWorker() noexcept {
 
 // A thread is about to sleep or to leave: somebody else must do the work that there is.
 void EngineCore::EnsureWorkerLocked() {
-  if (kind_ != Kind::kThreaded || executors_ > 0 || !WorkIsVisibleLocked() || !ReserveWorker())
+  if (kind_ != Kind::kThreaded || executors_ > 0 || !WorkIsVisibleLocked()) return;
+  if (!ReserveWorker()) {
+    WakeLookout();  // all workers that count may have looked for the last time
     return;
+  }
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
   lock_.unlock();
   host_->RequestWorker();
@@ -242,6 +260,7 @@ EngineCore::Job* EngineCore::JoinableJobLocked() {
 }
 
 void EngineCore::HelpLocked(Job& job) {
+  WakeLookout();
   job.helpers.fetch_add(1, std::memory_order_relaxed);
   ++executing_;
   lock_.unlock();
@@ -327,7 +346,8 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
 
 // --- the lookout ---------------------------------------------------------------------------------
 
-void EngineCore::WakeLookoutLocked() {
+// Comes after what the lookout is to find. Threads: any.
+void EngineCore::WakeLookout() noexcept {
   if (!lookout_deep_.load(std::memory_order_relaxed)) return;
   lookout_deep_.store(false, std::memory_order_relaxed);
   {
@@ -341,6 +361,7 @@ void EngineCore::Lookout() {
   engine::PreferExactTimers();
   engine::PreferPromptWakeups();
   std::int64_t quiet_since_ns = SteadyNowNs();
+  bool woken = false;
   while (true) {
     bool deep = false;
     bool request_worker = false;
@@ -351,12 +372,12 @@ void EngineCore::Lookout() {
       const std::int64_t now_ns = SteadyNowNs();
       alarm = WatchdogLocked(now_ns);
       deep = LookOutLocked(now_ns, &quiet_since_ns, &request_worker);
-      if (executors_ > 0) nap = kWatchNap;
+      // Whoever woke it may count on it while the executors are in bodies.
+      if (executors_ > 0 && !woken) nap = kWatchNap;
+      woken = false;
       if (deep) {
-        const bool watch = done_ != pushed_ || kind_ != Kind::kThreaded;
-        nap = watch && options_.watchdog.count() > 0
-                  ? std::chrono::nanoseconds(options_.watchdog) / 4
-                  : std::chrono::hours(24);
+        nap = options_.watchdog.count() > 0 ? std::chrono::nanoseconds(options_.watchdog) / 4
+                                            : std::chrono::hours(24);
       }
     }
     if (!alarm.empty()) Log(LogLevel::kWarning, "{}", alarm);
@@ -365,7 +386,8 @@ void EngineCore::Lookout() {
     if (lookout_stop_) return;
     if (!lookout_signal_) lookout_wake_.WaitUntil(lookout_mutex_, Clock::now() + nap);
     if (lookout_stop_) return;
-    if (std::exchange(lookout_signal_, false)) quiet_since_ns = SteadyNowNs();
+    woken = std::exchange(lookout_signal_, false);
+    if (woken) quiet_since_ns = SteadyNowNs();
   }
 }
 

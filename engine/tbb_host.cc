@@ -1,4 +1,5 @@
-// Workers as oneTBB tasks, in one arena for all engines of the process.
+// Workers as oneTBB tasks, in one arena for all engines of the process; but the first worker of
+// each engine is a thread of its own, see doorman.h.
 //
 // TBB gives its threads to arenas by a fixed rule: of several arenas that all want the only thread,
 // the same one gets it every time. Inside one arena enqueued tasks run in the order in which they
@@ -15,6 +16,7 @@
 #include <oneapi/tbb/task_arena.h>
 
 #include "base/mutex.h"
+#include "engine/doorman.h"
 #include "engine/scheduling.h"
 #include "engine/worker_host.h"
 
@@ -54,24 +56,31 @@ class SharedArena {
 
 class TbbHost final : public WorkerHost {
  public:
-  TbbHost(int workers, std::function<void()> run_worker)
-      : run_worker_(std::move(run_worker)), arena_(SharedArena::WithPlaces(workers)) {}
+  TbbHost(int workers, std::function<bool()> run_worker)
+      : run_worker_(std::move(run_worker)),
+        arena_(SharedArena::WithPlaces(workers)),
+        doorman_(run_worker_) {}
 
   void RequestWorker() noexcept override {
-    arena_.enqueue([this] {
-      PreferPromptWakeups();
-      run_worker_();
-    });
+    if (!doorman_.Wake()) Enqueue();
   }
 
  private:
-  const std::function<void()> run_worker_;
+  void Enqueue() {
+    arena_.enqueue([this] {
+      PreferPromptWakeups();
+      if (run_worker_()) Enqueue();
+    });
+  }
+
+  const std::function<bool()> run_worker_;
   task_arena& arena_;
+  Doorman doorman_;
 };
 
 }  // namespace
 
-std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<void()> run_worker) {
+std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<bool()> run_worker) {
   return std::make_unique<TbbHost>(workers, std::move(run_worker));
 }
 

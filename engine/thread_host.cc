@@ -13,7 +13,7 @@ namespace {
 
 class ThreadHost final : public WorkerHost {
  public:
-  ThreadHost(int workers, std::function<void()> run_worker) : run_worker_(std::move(run_worker)) {
+  ThreadHost(int workers, std::function<bool()> run_worker) : run_worker_(std::move(run_worker)) {
     threads_.reserve(static_cast<std::size_t>(workers));
     for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { Loop(); });
   }
@@ -38,7 +38,9 @@ class ThreadHost final : public WorkerHost {
  private:
   void Loop() {
     PreferPromptWakeups();
-    while (TakeRequest()) run_worker_();
+    while (TakeRequest()) {
+      while (run_worker_()) std::this_thread::yield();
+    }
   }
 
   bool TakeRequest() {
@@ -49,7 +51,7 @@ class ThreadHost final : public WorkerHost {
     return true;
   }
 
-  const std::function<void()> run_worker_;
+  const std::function<bool()> run_worker_;
   Mutex mutex_;
   CondVar wake_;
   int requests_ GUARDED_BY(mutex_) = 0;
@@ -59,7 +61,7 @@ class ThreadHost final : public WorkerHost {
 
 }  // namespace
 
-std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<void()> run_worker) {
+std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<bool()> run_worker) {
   return std::make_unique<ThreadHost>(workers, std::move(run_worker));
 }
 

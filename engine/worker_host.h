@@ -2,7 +2,8 @@
 //
 // The engine asks for a worker when it has work and too few look at it; the host calls run_worker()
 // on some thread, soon. A worker drains the ready ops, lingers briefly and returns: nothing parks
-// inside the host.
+// inside the host. After a while of work it returns true, to be called again when others that share
+// the host's threads have had their turn.
 #pragma once
 
 #include <heddle/engine.h>
@@ -15,11 +16,11 @@ namespace heddle::engine {
 class WorkerHost {
  public:
   virtual ~WorkerHost() = default;  // after every requested run has returned
-  // Calls run_worker once, on another thread. Threads: any.
+  // Calls run_worker on another thread until it returns false. Threads: any.
   virtual void RequestWorker() noexcept = 0;
 };
 
-std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<void()> run_worker);
-std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<void()> run_worker);
+std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<bool()> run_worker);
+std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<bool()> run_worker);
 
 }  // namespace heddle::engine

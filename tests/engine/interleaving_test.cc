@@ -118,6 +118,58 @@ TEST_P(FirstOpTest, APushAfterShortOpsIsRun) {
   Run(engine, x, [] {});
 }
 
+// The first op's own thread would run it, but for the first op.
+TEST_P(FirstOpTest, WhatItPushesItselfIsRun) {
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the one worker is busy";
+  Engine engine(Options());
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+    std::atomic<bool> ran = false;
+    std::atomic<bool> ended = false;
+    engine.Push({.name = "first"}, [&] {
+      engine.Push({.name = "pushed"}, [&] { ran = true; });
+      WaitUntil([&] { return ran.load(); });
+      ended = true;
+    });
+    WaitUntil([&] { return ended.load(); });
+  }
+}
+
+// Ops that need no push to become ready, in each of the ways in which a thread that runs no
+// workers' ops may bring that about.
+TEST_P(FirstOpTest, WhatOthersMakeReadyIsRun) {
+  if (GetParam().options.num_workers == 1) GTEST_SKIP() << "the one worker is busy";
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  enum class Way { kCompletion, kStats, kInlineStart, kWaitForVar };
+  for (const Way way : {Way::kCompletion, Way::kStats, Way::kInlineStart, Way::kWaitForVar}) {
+    std::atomic<bool> ran = false;
+    std::atomic<bool> ended = false;
+    Hold hold(engine, {.name = "hold", .writes = {x}});
+    engine.Push({.name = "blocked", .reads = {x}}, [&] { ran = true; });
+    std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+    engine.Push({.name = "first"}, [&] {
+      std::thread other([&] {
+        hold.Release();
+        const Var y = engine.NewVar("y");
+        if (way == Way::kStats) (void)engine.stats();
+        if (way == Way::kInlineStart) {
+          engine.Push({.name = "inline", .writes = {y}, .start_inline = true}, [] {});
+        }
+        if (way == Way::kWaitForVar) {
+          engine.Push({.name = "waited_for", .writes = {y}}, [] {});
+          engine.WaitForVar(y);
+        }
+      });
+      WaitUntil([&] { return ran.load(); });
+      other.join();
+      ended = true;
+    });
+    WaitUntil([&] { return ended.load(); });
+    engine.WaitForAll();
+  }
+}
+
 // Calls `while_waiting` on another thread while the calling thread runs an op of its WaitForAll,
 // which has begun for certain then; returns when the wait has. False: workers took the op each
 // time.

@@ -1,0 +1,41 @@
+// One thread that sleeps between runs and is woken by one system call.
+//
+// oneTBB wakes several of its threads for one task and takes locks to do so: several times the cost
+// to the caller. A doorman comes for the first worker that an engine asks for. It has nothing to do
+// with oneTBB, so that a process may be forked at any moment of its life: what ends a child waits
+// for oneTBB's locks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+
+namespace heddle::engine {
+
+class Doorman {
+ public:
+  // run() is called on the doorman's thread, once for each Wake that returned true, and again as
+  // long as it returns true.
+  explicit Doorman(std::function<bool()> run);
+  // Waits for runs that were asked for. Nobody may ask for more.
+  ~Doorman();
+  Doorman(const Doorman&) = delete;
+  Doorman& operator=(const Doorman&) = delete;
+
+  // False: the doorman is at work. Threads: any. The run may end, and the destructor begin, before
+  // the call has returned.
+  bool Wake() noexcept;
+
+ private:
+  enum class State : std::uint32_t { kBusy, kParked, kStopping };
+
+  void Loop();
+
+  const std::function<bool()> run_;
+  std::atomic<State> state_{State::kParked};
+  std::atomic<int> wakers_{0};  // threads inside Wake
+  std::thread thread_;          // the last to be made
+};
+
+}  // namespace heddle::engine
