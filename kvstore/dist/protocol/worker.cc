@@ -86,7 +86,7 @@ void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
   }
   if (IsPush(open.request.kind)) {
     open.bytes = open.request.payload.bytes();
-    open.barriers = barriers_done_ + barriers_.size();
+    open.barriers = barriers_open_;
     ++unacknowledged_.back();
   }
   part.open.push_back(std::move(open));
@@ -199,27 +199,34 @@ void WorkerMachine::PumpWaiting(Time now, Server& server, Outputs& out) {
   }
 }
 
-void WorkerMachine::Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out) {
+bool WorkerMachine::Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out) {
   CHECK(rank_ >= 0, "a barrier before the roster");
   if (failure_) {
     out.answers.push_back({token, FailureError("barrier"), {}});
-    return;
+    return false;
   }
   if (leave_token_) {
     const std::string why = fmt::format("barrier: worker {} has left the job", rank_);
     out.answers.push_back({token, std::make_exception_ptr(InvalidState(why)), {}});
-    return;
+    return false;
   }
   barriers_.push_back(
       {.token = token, .called = now, .warn_at = now + options_.warn_after, .deadline = deadline});
   WakeAt(barriers_.back().warn_at);
   if (deadline != Time{0}) WakeAt(now + (deadline - now) / 2);
+  return true;
+}
+
+void WorkerMachine::OpenBarrier(Time now, Outputs& out) {
+  if (failure_) return;
+  DCHECK(barriers_open_ < barriers_done_ + barriers_.size());
+  ++barriers_open_;
   unacknowledged_.push_back(0);
   SendBarriers(now, out);
 }
 
 void WorkerMachine::SendBarriers(Time now, Outputs& out) {
-  while (unacknowledged_.front() == 0 && barriers_sent_ < barriers_done_ + barriers_.size()) {
+  while (unacknowledged_.front() == 0 && barriers_sent_ < barriers_open_) {
     unacknowledged_.pop_front();
     BarrierCall& call = barriers_[barriers_sent_ - barriers_done_];
     call.sent = now;

@@ -103,8 +103,11 @@ class WorkerMachine {
   // TimeoutError at the deadline, a NetworkError after a failure, an InvalidState after Leave.
   void Submit(Time now, Request&& request, Outputs& out);
   // Ends when all workers that have not left have come to their barrier of the same number; they do
-  // once all pushes that they submitted before are acknowledged.
-  void Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out);
+  // once it is open and all pushes that they submitted before that are acknowledged. False: it has
+  // ended with an error already, and is not to be opened.
+  [[nodiscard]] bool Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out);
+  // Of the barriers that are not open, the first: once for each.
+  void OpenBarrier(Time now, Outputs& out);
   // Ends when all pushes are acknowledged, all servers know that nothing more will come, and the
   // scheduler has been told.
   void Leave(Time now, std::uint64_t token, Outputs& out);
@@ -246,6 +249,7 @@ class WorkerMachine {
 
   std::deque<BarrierCall> barriers_;  // those that are not done: number barriers_done_, ...
   std::uint64_t barriers_done_ = 0;
+  std::uint64_t barriers_open_ = 0;
   std::uint64_t barriers_sent_ = 0;
   // Pushes that are not acknowledged, by how many barriers were called before them: the first
   // element is of barriers_sent_. So the next barrier may be sent when that element is 0.

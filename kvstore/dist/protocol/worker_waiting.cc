@@ -148,7 +148,8 @@ void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
       WakeAt(call.sent + options_.resend_after);
     }
     if (call.ended) continue;
-    const std::string state = !sent                    ? "earlier pushes are not acknowledged"
+    const std::string state = number >= barriers_open_ ? "gradients of earlier pushes are not there"
+                              : !sent                  ? "earlier pushes are not acknowledged"
                               : barrier_facts_.empty() ? "not all workers have come"
                                                        : barrier_facts_;
     if (now >= call.warn_at) {

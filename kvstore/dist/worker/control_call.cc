@@ -98,10 +98,17 @@ std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
 void BarrierAndWait(Engine& engine, WorkerLink& link) {
   RunAndWait(engine, "kvstore.barrier", [&link](CallEnded ended) {
     auto* const call = new ControlCall(1, std::move(ended));  // ends itself
-    link.pushes().WhenEmpty([&link, call] {
-      Outputs out;
-      link.Barrier(call->sink(0), &out);
-      link.Carry(out);
+    Outputs called;
+    const bool waits = link.Barrier(call->sink(0), &called);
+    link.Carry(called);
+    if (!waits) return;
+    // The link stays: each store waits for its pushes before it lets go of it. If threads call at
+    // once, the gate may take their barriers in another order. When it takes the n-th, n barriers
+    // have been called, and the pushes before those have entered.
+    link.pushes().WhenEmpty([&link] {
+      Outputs opened;
+      link.OpenBarrier(&opened);
+      link.Carry(opened);
     });
   });
 }

@@ -52,8 +52,10 @@ class WorkerLink {
   // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run
   // anything.
   virtual void Submit(std::span<Request> requests, Outputs* out) = 0;
-  // Of what has been submitted; see pushes().
-  virtual void Barrier(AnswerSink& sink, Outputs* out) = 0;
+  // It waits until it is open. False: it has ended with an error already.
+  [[nodiscard]] virtual bool Barrier(AnswerSink& sink, Outputs* out) = 0;
+  // The first that is not: all pushes called before it have been submitted, see pushes().
+  virtual void OpenBarrier(Outputs* out) = 0;
   virtual void Carry(Outputs& out) = 0;  // once
 
   // The pushes of all stores that have not been submitted.

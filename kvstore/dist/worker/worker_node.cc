@@ -183,9 +183,16 @@ void WorkerNode::Submit(std::span<Request> requests, Outputs* out) {
   NoteTimeLocked();
 }
 
-void WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {
+bool WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {
   MutexLock lock(mutex_);
-  machine_.Barrier(Now(), TokenOf(sink), deadline(), *out);
+  const bool waits = machine_.Barrier(Now(), TokenOf(sink), deadline(), *out);
+  NoteTimeLocked();
+  return waits;
+}
+
+void WorkerNode::OpenBarrier(Outputs* out) {
+  MutexLock lock(mutex_);
+  machine_.OpenBarrier(Now(), *out);
   NoteTimeLocked();
 }
 

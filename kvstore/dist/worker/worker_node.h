@@ -60,7 +60,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   std::int32_t num_dead() override;
   Time deadline() const override;
   void Submit(std::span<Request> requests, Outputs* out) override;
-  void Barrier(AnswerSink& sink, Outputs* out) override;
+  bool Barrier(AnswerSink& sink, Outputs* out) override;
+  void OpenBarrier(Outputs* out) override;
   void Carry(Outputs& out) override { Perform(out); }
   std::string DescribeState() { return DescribeMachines(); }
 

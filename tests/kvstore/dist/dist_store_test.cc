@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/dist/job.h"
@@ -393,6 +394,26 @@ TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
     NDArray out({50'000}, DType::kFloat32, Cpu(), engine);
     store.Pull("w", out);
     EXPECT_EQ(out.ToVector<float>(), std::vector<float>(50'000, 20 * kWorkers));
+  });
+}
+
+TEST_P(DistStoreTest, ABarrierBehindAGradientThatNeverComesEndsAtTheDeadline) {
+  Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(1)});
+  job.RunWorkers("dist_async", [](int, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, 10, 0));
+    const NDArray gradient = Filled(engine, 10, 1);
+    std::optional<Completion> computed;
+    engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
+                     [&](Completion done) { computed.emplace(std::move(done)); });
+    store.Push("w", gradient);
+    try {
+      store.Barrier();
+      ADD_FAILURE() << "it came";
+    } catch (const TimeoutError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("barrier 0"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("gradients of earlier pushes are not there"));
+    }
+    (*computed)();
   });
 }
 

@@ -32,6 +32,7 @@ struct JobOptions {
   int num_servers = 1;
   std::int64_t slice_bytes = 64 << 10;
   std::int64_t cut_bound = 30'000;
+  std::chrono::milliseconds op_deadline{0};
   ServerController controller = {};
   std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
   // What becomes of each transport but the simulated ones; empty: nothing.
@@ -101,6 +102,7 @@ class Job {
     options.num_servers = options_.num_servers;
     options.slice_bytes = options_.slice_bytes;
     options.cut_bound = options_.cut_bound;
+    options.op_deadline = options_.op_deadline;
     options.shared_memory = options_.network == Network::kSharedMemory;
     // No role of these jobs dies. One thread delivers all messages of a simulated network, so a
     // heartbeat comes as late as the thousands of messages before it take.

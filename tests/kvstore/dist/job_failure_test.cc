@@ -290,7 +290,9 @@ class WholeJob {
       }
       if (process.round % 5 == 0) {
         ++process.open;
-        process.worker->Barrier(network_.now(), 0, Time{0}, out);
+        if (process.worker->Barrier(network_.now(), 0, Time{0}, out)) {
+          process.worker->OpenBarrier(network_.now(), out);
+        }
       }
     });
   }

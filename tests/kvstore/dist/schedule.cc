@@ -504,7 +504,9 @@ class Schedule {
     ++worker.barriers;
     const std::uint64_t token = worker.asked.size() - 1;
     OnWorker(rank, [&](WorkerMachine& machine, Outputs& out) {
-      machine.Barrier(network_.now(), token, Time{0}, out);
+      if (machine.Barrier(network_.now(), token, Time{0}, out)) {
+        machine.OpenBarrier(network_.now(), out);
+      }
     });
   }
 

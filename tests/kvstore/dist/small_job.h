@@ -157,10 +157,20 @@ class SmallJob {
         rank, {.kind = kind, .part = ControlPart(0), .version = version, .meta = std::move(meta)});
   }
   std::uint64_t Barrier(std::int32_t rank) {
-    const std::uint64_t token = ++tokens_;
-    Do(WorkerNodeOf(rank),
-       [&](Outputs& out) { workers_[rank]->Barrier(now, token, Time{0}, out); });
+    const std::uint64_t token = CallBarrier(rank, Time{0});
+    if (!Answered(token)) OpenBarrier(rank);
     return token;
+  }
+  // One that is not open.
+  std::uint64_t CallBarrier(std::int32_t rank, Time deadline) {
+    const std::uint64_t token = ++tokens_;
+    Do(WorkerNodeOf(rank), [&](Outputs& out) {
+      std::ignore = workers_[rank]->Barrier(now, token, deadline, out);
+    });
+    return token;
+  }
+  void OpenBarrier(std::int32_t rank) {
+    Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->OpenBarrier(now, out); });
   }
   void Dropped(std::int32_t rank, std::uint32_t part, std::int32_t server, std::uint64_t sequence) {
     Do(WorkerNodeOf(rank),

@@ -120,6 +120,53 @@ TEST(WorkerMachine, BarrierSentOnceItsPushesAreAcknowledgedNotThoseAfterIt) {
   EXPECT_EQ(job.to_scheduler.size(), 1u);
 }
 
+TEST(WorkerMachine, BarriersAreSentInTheOrderInWhichTheyOpen) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto first = job.CallBarrier(0, Time{0});
+  job.CallBarrier(0, Time{0});
+  job.Push(0, 0, {1});  // was called before the first one
+  job.OpenBarrier(0);
+  job.Push(0, 0, {1});  // before the second
+  EXPECT_TRUE(job.to_scheduler.empty());
+  job.Run();
+  ASSERT_EQ(job.to_scheduler.size(), 1u);
+  job.OpenBarrier(0);
+  ASSERT_EQ(job.to_scheduler.size(), 2u);
+  EXPECT_EQ(job.to_scheduler[1].message.sequence, 1u);
+  job.Deliver({kSchedulerNode, WorkerNodeOf(0), {.kind = Kind::kBarrierDone, .sequence = 0}});
+  EXPECT_EQ(job.ErrorOf(first), "");
+}
+
+TEST(WorkerMachine, ABarrierThatDoesNotOpenEndsAtItsDeadline) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto barrier = job.CallBarrier(0, job.now + std::chrono::seconds(2));
+  job.now += std::chrono::seconds(2);
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) { job.worker(0).OnTime(job.now, out); });
+  EXPECT_THAT(job.ErrorOf(barrier), HasSubstr("gradients of earlier pushes are not there"));
+  // The others count on it.
+  job.to_scheduler.clear();
+  job.OpenBarrier(0);
+  ASSERT_EQ(job.to_scheduler.size(), 1u);
+  EXPECT_EQ(job.to_scheduler[0].message.kind, Kind::kBarrier);
+}
+
+TEST(WorkerMachine, ABarrierThatDoesNotOpenIsToldOfAFailure) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto barrier = job.CallBarrier(0, Time{0});
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) {
+    job.worker(0).OnLost(job.now, ServerNodeOf(0), "host:900", "connection reset", out);
+  });
+  EXPECT_THAT(job.ErrorOf(barrier), HasSubstr("connection reset"));
+  job.OpenBarrier(0);
+  EXPECT_THAT(job.ErrorOf(job.Barrier(0)), HasSubstr("connection reset"));
+}
+
 TEST(WorkerMachine, AfterLeaveNothingIsTaken) {
   SmallJob job(1);
   job.Init(0, 0, {0});
