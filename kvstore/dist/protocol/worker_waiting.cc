@@ -125,6 +125,11 @@ void WorkerMachine::OnFacts(Time now, Part& part, const Message& message, Output
 }
 
 std::exception_ptr WorkerMachine::TimedOut(const Part& part, const Open& open) const {
+  if (open.request.deadline <= open.submitted) {
+    return std::make_exception_ptr(TimeoutError(
+        fmt::format("{}: what it waited for in this process was there only {} after its deadline",
+                    open.request.what.text(), InSeconds(open.submitted - open.request.deadline))));
+  }
   return std::make_exception_ptr(TimeoutError(
       fmt::format("{}: no answer from {} within {}: {}", open.request.what.text(),
                   NameOf(TheServer(part.server)), InSeconds(open.request.deadline - open.submitted),

@@ -238,6 +238,20 @@ TEST(WorkerMachine, AServerThatEndsBecauseTheJobHasFailedIsNotTheCause) {
   }
 }
 
+TEST(WorkerMachine, APushWhoseGradientComesAfterItsDeadlineSaysSo) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto push = job.Submit(0, {.kind = Kind::kPush,
+                                   .part = SmallJob::IdOf(0),
+                                   .payload = PayloadOf({1}),
+                                   .deadline = job.now - seconds(2),
+                                   .what = "push key 'a'"});
+  job.Advance(seconds(0));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(push)), TimeoutError);
+  EXPECT_THAT(job.ErrorOf(push), AllOf(HasSubstr("push key 'a'"), HasSubstr("2.0 s after")));
+}
+
 TEST(WorkerMachine, AtTheDeadlineItSaysWhoIsMissing) {
   SmallJob job(3);
   for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {0});
