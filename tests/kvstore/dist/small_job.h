@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -164,9 +165,8 @@ class SmallJob {
   // One that is not open.
   std::uint64_t CallBarrier(std::int32_t rank, Time deadline) {
     const std::uint64_t token = ++tokens_;
-    Do(WorkerNodeOf(rank), [&](Outputs& out) {
-      std::ignore = workers_[rank]->Barrier(now, token, deadline, out);
-    });
+    Do(WorkerNodeOf(rank),
+       [&](Outputs& out) { std::ignore = workers_[rank]->Barrier(now, token, deadline, out); });
     return token;
   }
   void OpenBarrier(std::int32_t rank) {
