@@ -5,14 +5,17 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/tcp_peer.h"
 #include "tests/kvstore/dist/cutting_proxy.h"
@@ -265,22 +268,58 @@ TEST(TcpCuts, WhatIsCutAgainAndAgainIsCutAllTheWhileIfNothingPasses) {
   EXPECT_THAT(CutFor(/*idle=*/true, milliseconds(200)), testing::Each(milliseconds(0)));
 }
 
+// A worker 0 of the test's making connects to the server.
+struct Attempt {
+  Attempt(Ends& ends, std::optional<std::uint64_t> received, std::uint32_t number)
+      : handshake(Handshake::Connecting({.node = kWorker0,
+                                         .incarnation = Options(kWorker0, kForever).incarnation,
+                                         .job_id = "test",
+                                         .token = "secret"},
+                                        Link::kUrgent, {}, received, number)),
+        socket(ends.server.transport->address()),
+        unsaid(handshake.Start()) {}
+  // Says what is unsaid, and hears the answer.
+  void Step() {
+    socket.Say(std::exchange(unsaid, {}));
+    while (unsaid.empty() && handshake.wanted() > 0) {
+      const std::string heard = socket.Hear(handshake.wanted());
+      if (heard.empty()) return;
+      unsaid = handshake.Feed(std::as_bytes(std::span(heard)));
+    }
+  }
+
+  Handshake handshake;
+  PlainSocket socket;
+  std::string unsaid;
+};
+
+TEST(TcpCuts, AnAttemptThatWasGivenUpIsNotTakenForTheLast) {
+  Ends ends(kForever);
+  Attempt first(ends, std::nullopt, 1);
+  first.Step();
+  first.Step();
+  ASSERT_EQ(first.handshake.state(), Handshake::State::kDone) << first.handshake.why();
+  Attempt late(ends, 0, 2);
+  late.Step();
+  ASSERT_FALSE(late.unsaid.empty());
+  Attempt last(ends, 0, 3);
+  last.Step();
+  last.Step();
+  ASSERT_EQ(last.handshake.state(), Handshake::State::kDone) << last.handshake.why();
+  late.Step();
+  EXPECT_EQ(late.socket.HearAll(), "");
+  ends.server.transport->Send(kWorker0, Numbered(0, 10));
+  ends.server.transport->Flush();
+  EXPECT_EQ(last.socket.Hear(kHeaderBytes + 10).substr(kHeaderBytes), std::string(10, 'a'));
+  EXPECT_TRUE(ends.server.Lost().empty());
+}
+
 TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {
   Ends ends(kForever);
   ends.Connect();
-  Handshake handshake =
-      Handshake::Connecting({.node = kWorker0,
-                             .incarnation = Options(kWorker0, kForever).incarnation,
-                             .job_id = "test",
-                             .token = "secret"},
-                            Link::kUrgent, {}, 1000);
-  PlainSocket peer(ends.server.transport->address());
-  peer.Say(handshake.Start());
-  while (handshake.wanted() > 0) {
-    const std::string heard = peer.Hear(handshake.wanted());
-    ASSERT_FALSE(heard.empty());
-    peer.Say(handshake.Feed(std::as_bytes(std::span(heard))));
-  }
+  Attempt liar(ends, 1000, 100);
+  liar.Step();
+  liar.Step();
   ASSERT_TRUE(ends.server.WaitForLoss());
   EXPECT_THAT(ends.server.Lost()[0].why, HasSubstr("what was not sent to it"));
 }

@@ -163,9 +163,9 @@ class Attempts {
       if (!ShakeTls(context, socket, *tls)) return std::nullopt;
     }
     std::optional<MeetingPoint> meeting = Meeting();
-    Handshake handshake =
-        Handshake::Connecting(self_, link_, meeting ? meeting->name() : MeetingName{},
-                              target_.cut ? std::optional(target_.cut->received) : std::nullopt);
+    Handshake handshake = Handshake::Connecting(
+        self_, link_, meeting ? meeting->name() : MeetingName{},
+        target_.cut ? std::optional(target_.cut->received) : std::nullopt, ++*target_.attempts);
     if (!Shake(context, socket, tls.get(), handshake)) return std::nullopt;
     const HelloBody& peer = handshake.peer();
     if (peer.node.role != target_.peer.role ||

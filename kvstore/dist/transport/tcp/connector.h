@@ -1,6 +1,7 @@
 // The connecting end: finds, connects, and passes the handshake, on the calling thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -19,6 +20,8 @@ struct ConnectTarget {
   std::chrono::steady_clock::time_point deadline;
   // True once nobody wants the connection any more.
   std::function<bool()> cancelled;
+  // Counts the attempts to make this connection.
+  std::atomic<std::uint32_t>* attempts;
   bool shared_memory = true;        // with a peer on this host
   const TlsContext* tls = nullptr;  // null: none
 

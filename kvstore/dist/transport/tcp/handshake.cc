@@ -18,7 +18,7 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr std::size_t kDigestsBytes = 2 * sizeof(Digest) + sizeof(MeetingName);
-constexpr std::size_t kHelloBytes = 1 + 4 + 8 + 1 + 1 + 1 + 8 + kDigestsBytes;
+constexpr std::size_t kHelloBytes = 1 + 4 + 8 + 1 + 1 + 1 + 8 + 4 + kDigestsBytes;
 
 std::string_view AsText(const Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
@@ -80,6 +80,7 @@ std::string Encode(const HelloBody& body) {
   writer.Put(body.has_token);
   writer.Put(body.resumes);
   writer.Put(body.received);
+  writer.Put(body.attempt);
   for (const std::byte byte : body.job) writer.Put(static_cast<std::uint8_t>(byte));
   for (const std::byte byte : body.nonce) writer.Put(static_cast<std::uint8_t>(byte));
   for (const std::byte byte : body.meeting) writer.Put(static_cast<std::uint8_t>(byte));
@@ -96,6 +97,7 @@ bool Decode(std::string_view meta, HelloBody* body) {
   reader.Get(&body->has_token);
   reader.Get(&body->resumes);
   reader.Get(&body->received);
+  reader.Get(&body->attempt);
   auto digests = std::as_bytes(std::span(meta).last(kDigestsBytes));
   const auto take = [&digests](auto& digest) {
     std::copy_n(digests.begin(), digest.size(), digest.begin());
@@ -108,7 +110,7 @@ bool Decode(std::string_view meta, HelloBody* body) {
 }
 
 Handshake::Handshake(const Identity& self, Link link, const MeetingName& meeting,
-                     std::optional<std::uint64_t> received, bool connecting)
+                     std::optional<std::uint64_t> received, std::uint32_t attempt, bool connecting)
     : self_(self), connecting_(connecting), meeting_(meeting) {
   HelloBody hello{.node = self.node,
                   .incarnation = self.incarnation,
@@ -116,6 +118,7 @@ Handshake::Handshake(const Identity& self, Link link, const MeetingName& meeting
                   .has_token = !self.token.empty(),
                   .resumes = received.has_value(),
                   .received = received.value_or(0),
+                  .attempt = attempt,
                   .job = Sha256(self.job_id),
                   .meeting = meeting};
   CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(hello.nonce.data()), sizeof(Digest)) == 1,

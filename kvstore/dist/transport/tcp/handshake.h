@@ -49,7 +49,10 @@ struct HelloBody {  // kHello, kChallenge
   bool has_token = false;
   bool resumes = false;        // the connection goes on with one that was cut
   std::uint64_t received = 0;  // messages, before the cut
-  Digest job{};                // SHA-256 of the job's id
+  // How many times the sender has tried to make this connection, this one included, from 1. One
+  // that was given up may be heard of late.
+  std::uint32_t attempt = 0;
+  Digest job{};  // SHA-256 of the job's id
   Digest nonce{};
   MeetingName meeting{};  // zero in a kChallenge, and where there is none
 };
@@ -84,11 +87,12 @@ class Handshake {
 
   // `received`: of a connection that was cut.
   static Handshake Connecting(const Identity& self, Link link, const MeetingName& meeting = {},
-                              std::optional<std::uint64_t> received = std::nullopt) {
-    return {self, link, meeting, received, true};
+                              std::optional<std::uint64_t> received = std::nullopt,
+                              std::uint32_t attempt = 1) {
+    return {self, link, meeting, received, attempt, true};
   }
   static Handshake Accepting(const Identity& self) {
-    return {self, Link::kUrgent, {}, std::nullopt, false};
+    return {self, Link::kUrgent, {}, std::nullopt, 0, false};
   }
 
   // Accepting: whoever passes as far as its hello is refused. Before the first Feed.
@@ -114,7 +118,7 @@ class Handshake {
 
  private:
   Handshake(const Identity& self, Link link, const MeetingName& meeting,
-            std::optional<std::uint64_t> received, bool connecting);
+            std::optional<std::uint64_t> received, std::uint32_t attempt, bool connecting);
 
   std::string OnPreamble();
   std::string OnHeader();

@@ -82,6 +82,8 @@ struct Peer {
   std::atomic<bool> disconnected{false};  // by this node: no OnLost
   std::atomic<bool> lost{false};          // set in the reactor
   std::array<std::shared_ptr<Connection>, kLinks> links;
+  // To make each connection: of this node if it dials, else the last of the peer's that was heeded.
+  std::array<std::atomic<std::uint32_t>, kLinks> attempts{};
 
   // The reactor's.
   int links_ended = 0;

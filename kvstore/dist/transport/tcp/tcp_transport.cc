@@ -227,6 +227,7 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
     Say(channel.socket.get(), channel.tls.get(), welcome({.shares = shared.has_value()}));
     if (shared) channel = *std::move(shared);
     connection = MakeConnection(peer, std::move(channel), hello.link);
+    peer->attempts[IndexOf(hello.link)].store(hello.attempt, std::memory_order_relaxed);
     if (place == Place::kNewPeer) {
       peers_.emplace(peer->id.load(std::memory_order_relaxed), peer);
       open_.push_back(peer);
@@ -341,21 +342,25 @@ void TcpTransportImpl::Connect(NodeId peer_id, const std::string& address,
     throw InvalidState(
         fmt::format("connect to {} at {}: it is connected", ToString(peer_id), address));
   }
-  const ConnectTarget target{
+  std::array<std::atomic<std::uint32_t>, kLinks> attempts{};
+  ConnectTarget target{
       .peer = peer_id,
       .address = address,
       .deadline = deadline,
       .cancelled =
           [&] { return closing_.load(std::memory_order_acquire) || (given_up && given_up()); },
+      .attempts = &attempts[IndexOf(Link::kUrgent)],
       .shared_memory = options_.shared_memory,
       .tls = tls_.get()};
   const Identity self = identity();
   Connected urgent = ConnectTo(target, self, Link::kUrgent);
   std::optional<Connected> bulk;
+  target.attempts = &attempts[IndexOf(Link::kBulk)];
   if (options_.bulk_link) bulk = ConnectTo(target, self, Link::kBulk);
   std::vector<std::pair<Link, std::shared_ptr<Connection>>> connections;
   const auto peer =
       std::make_shared<Peer>(NextReactor(), peer_id, urgent.incarnation, address, true);
+  for (std::size_t i = 0; i < kLinks; ++i) peer->attempts[i].store(attempts[i].load());
   bool refused = false;
   {
     MutexLock lock(peers_mutex_);

@@ -62,6 +62,7 @@ void TcpTransportImpl::Redial(const PeerPtr& peer, Link link, Clock::time_point 
               return closing_.load(std::memory_order_acquire) ||
                      peer->lost.load(std::memory_order_relaxed);
             },
+        .attempts = &peer->attempts[IndexOf(link)],
         .shared_memory = false,
         .tls = tls_.get(),
         .cut = ConnectTarget::Cut{.incarnation = peer->incarnation, .received = received}};
@@ -94,6 +95,10 @@ void TcpTransportImpl::TakeUp(const PeerPtr& peer, const HelloBody& hello, Chann
   const auto connection = LinksOf(peer)[IndexOf(hello.link)];
   // It closes without a word; when the peer comes again it is told.
   if (connection == nullptr || peer->disconnected.load(std::memory_order_acquire)) return;
+  // The peer has given this one up, and goes on with another.
+  auto& attempts = peer->attempts[IndexOf(hello.link)];
+  if (hello.attempt <= attempts.load(std::memory_order_relaxed)) return;
+  attempts.store(hello.attempt, std::memory_order_relaxed);
   connection->Cut();
   Say(channel.socket.get(), channel.tls.get(), welcome({.received = connection->received()}));
   Resume(peer, hello.link, std::move(channel), hello.received);
