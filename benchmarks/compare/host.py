@@ -1,5 +1,5 @@
 """The group `host`: what crosses processes of one host through shared memory, against TCP, copies, bare wake-ups,
-Open MPI and Gloo.
+Open MPI and Gloo; TLS; networks that are not loopback.
 """
 
 import json
@@ -18,7 +18,17 @@ GLOO_SUM = os.path.join(ROOT, "benchmarks", "python", "gloo_sum.py")
 
 def run_one_worker(context):
     """pushpull of 64 MiB and of 4 KiB, one worker and one server."""
-    add_bars(context, "benchmarks/dist/bench_host")
+    add_bars(context, "benchmarks/dist/bench_host", "large", "sleeping", "polling")
+
+
+def run_tls(context):
+    """pushpull of 64 MiB over TCP with TLS."""
+    add_bars(context, "benchmarks/dist/bench_host", "tls")
+
+
+def run_network(context):
+    """Hosts far apart, and a slow link, in network namespaces; left out where there are none."""
+    add_bars(context, "benchmarks/dist/bench_host", "link", "overtake")
 
 
 def _mpi(context):
@@ -82,4 +92,5 @@ def run_launch(context):
                              [seconds * 1000 for seconds in extra], "ms", 1000)
 
 
-SECTIONS = {"launch": run_launch, "one_worker": run_one_worker, "sum": run_sum}
+SECTIONS = {"launch": run_launch, "one_worker": run_one_worker, "sum": run_sum, "tls": run_tls,
+            "network": run_network}

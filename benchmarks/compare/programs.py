@@ -62,7 +62,7 @@ def interleave(programs, reps, measure):
 
 def add_bars(context, program, *arguments):
     """Runs a program that takes `--json FILE [--quick]` and writes there one bar a line, an object with the
-    fields of Report.add; adds its bars."""
+    fields of Report.add, or with the field `missing`; adds its bars."""
     with tempfile.TemporaryDirectory() as folder:
         bars = os.path.join(folder, "bars.json")
         command = [os.path.join(context.build_dir, program), *arguments, "--json", bars]
@@ -79,5 +79,8 @@ def add_bars(context, program, *arguments):
             for line in lines:
                 if line.strip():
                     bar = json.loads(line)
+                    if "missing" in bar:
+                        context.report.add_missing(bar["missing"])
+                        continue
                     fields = [bar.pop(field) for field in FIELDS]
                     context.report.add(*fields, **bar)

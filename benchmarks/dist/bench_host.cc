@@ -1,4 +1,5 @@
-// The store dist_sync between processes of one host, through shared memory.
+// The store dist_sync between processes of one host, through shared memory; with TLS; and between
+// hosts.
 //
 //   bench_host [--json FILE] [--quick] [SECTION...]
 //
@@ -7,6 +8,12 @@
 //           bytes: to the server and back.
 // sleeping  pushpull of 4 KiB where both sides sleep, beside a bare futex round trip.
 // polling   the same where both sides poll, against a fixed limit.
+// tls       pushpull of 64 MiB over TCP with TLS, beside what plain sockets and OpenSSL alone take.
+//
+// One worker and one server, on hosts of a TestNetwork (skipped where there can be none):
+// link      64 MiB in 100 keys over 1 Gbit/s with a delay of 5 ms, against the link, plain sockets
+//           beside it.
+// overtake  4 KiB behind 20 keys of 1 MB of lower priority, over 100 Mbit/s, against a fixed limit.
 //
 // Contenders run in turn, see turns.h. Status: see sections.h.
 #include <cstring>
@@ -16,6 +23,7 @@
 #include <vector>
 
 #include "benchmarks/dist/futex_peer.h"
+#include "benchmarks/dist/host_sections.h"
 #include "benchmarks/dist/job.h"
 #include "benchmarks/dist/sections.h"
 #include "benchmarks/dist/turns.h"
@@ -26,17 +34,6 @@ namespace {
 using bench::BarReport;
 
 constexpr std::size_t kShort = 4096;
-constexpr std::size_t kLong = std::size_t{64} << 20;
-
-std::function<void()> PushPullOf(Worker& worker, std::size_t bytes) {
-  const NDArray value = worker.Array(bytes, 1);
-  const NDArray out = worker.Array(bytes);
-  worker.store().Init("key", value);
-  return [&worker, value, out] {
-    worker.store().PushPull("key", value, out);
-    out.WaitToRead();
-  };
-}
 
 void MeasureLarge(BarReport& report, bool quick) {
   const Job job({.shared_memory = true});
@@ -105,7 +102,8 @@ void MeasurePolling(BarReport& report, bool quick) {
 
 int main(int argc, char** argv) {
   using namespace heddle::bench_dist;  // NOLINT(google-build-using-namespace)
-  constexpr Section kSections[] = {
-      {"large", &MeasureLarge}, {"sleeping", &MeasureSleeping}, {"polling", &MeasurePolling}};
+  constexpr Section kSections[] = {{"large", &MeasureLarge},     {"sleeping", &MeasureSleeping},
+                                   {"polling", &MeasurePolling}, {"tls", &MeasureTls},
+                                   {"link", &MeasureLink},       {"overtake", &MeasureOvertake}};
   return RunSections(argc, argv, kSections);
 }

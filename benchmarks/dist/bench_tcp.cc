@@ -198,7 +198,7 @@ void MeasurePolling(BarReport& report, bool quick) {
 
 void MeasureLarge(BarReport& report, bool quick) {
   const ServerProcess server(HeddleServer({}));
-  const LongContest contest;
+  LongContest contest;
   HeddleClient client(server.address(), {});
   contest.Run(report, Echoes(server, client), quick);
 }

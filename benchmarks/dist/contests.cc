@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/dist/turns.h"
+#include "tools/testing/test_network.h"
 
 namespace heddle::bench_dist {
 
@@ -70,18 +71,39 @@ void RunPolling(bench::BarReport& report, const Ours& ours, bool quick) {
   }
 }
 
-LongContest::LongContest() {
+PlainPeers::PlainPeers(const std::string& host, const std::string& address) {
   for (const PlainOptions& kind : kPlainKinds) {
-    plain_.push_back(std::make_unique<ServerProcess>(PlainServer(kind)));
+    servers_.push_back(std::make_unique<ServerProcess>([&](const auto& ready) {
+      if (!host.empty()) tools::TestNetwork::Enter(host);
+      PlainServer(kind, address)(ready);
+    }));
   }
 }
 
-void LongContest::Run(bench::BarReport& report, const Ours& ours, bool quick) const {
-  std::vector<std::unique_ptr<EchoClient>> clients;
-  for (std::size_t i = 0; i < plain_.size(); ++i) {
-    plain_[i]->process().Pin(1);
-    clients.push_back(ConnectPlain(plain_[i]->address(), kPlainKinds[i]));
+void PlainPeers::Connect() {
+  for (std::size_t i = 0; i < servers_.size(); ++i) {
+    clients_.push_back(ConnectPlain(servers_[i]->address(), kPlainKinds[i]));
   }
+}
+
+void PlainPeers::Pin(int cpu) const {
+  for (const auto& server : servers_) server->process().Pin(cpu);
+}
+
+void PlainPeers::AddTo(std::vector<Contender>& contenders, std::span<const std::byte> out,
+                       std::span<std::byte> in) const {
+  for (std::size_t i = 0; i < clients_.size(); ++i) {
+    contenders.push_back(
+        {.name = NameOf(kPlainKinds[i]),
+         .operation = [&client = *clients_[i], out, in] { client.RoundTrip(out, in); },
+         .cpu_seconds =
+             [&server = servers_[i]->process()] { return OwnCpuSeconds() + server.CpuSeconds(); }});
+  }
+}
+
+void LongContest::Run(bench::BarReport& report, const Ours& ours, bool quick) {
+  plain_.Pin(1);
+  plain_.Connect();
   ours.pin_server(1);
   PinThisProcess(0);
   for (const std::size_t bytes : {kMiB, 16 * kMiB, 64 * kMiB}) {
@@ -91,12 +113,7 @@ void LongContest::Run(bench::BarReport& report, const Ours& ours, bool quick) co
         {.name = "heddle", .operation = ours.operation_of(bytes), .cpu_seconds = [&] {
            return OwnCpuSeconds() + ours.server_cpu_seconds();
          }}};
-    for (std::size_t i = 0; i < plain_.size(); ++i) {
-      contenders.push_back(
-          {.name = NameOf(kPlainKinds[i]),
-           .operation = [&, i] { clients[i]->RoundTrip(out, in); },
-           .cpu_seconds = [&, i] { return OwnCpuSeconds() + plain_[i]->process().CpuSeconds(); }});
-    }
+    plain_.AddTo(contenders, out, in);
     TakeTurns(contenders,
               {.rounds = quick ? 5 : 11,
                .operations = static_cast<int>(std::max<std::size_t>(1, 16 * kMiB / bytes))});

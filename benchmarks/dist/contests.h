@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "benchmarks/dist/echo_peers.h"
+#include "benchmarks/dist/turns.h"
 #include "benchmarks/support/bars.h"
 
 namespace heddle::bench_dist {
@@ -40,14 +42,31 @@ class ShortContest {
 // 4 KiB where both sides poll, against fixed limits.
 void RunPolling(bench::BarReport& report, const Ours& ours, bool quick);
 
+// Plain sockets of all kPlainKinds.
+class PlainPeers {
+ public:
+  // Forks the servers. `host`: the file of a host of a TestNetwork, which has that address; empty:
+  // this one.
+  explicit PlainPeers(const std::string& host = "", const std::string& address = "127.0.0.1");
+  // Connects this process to them.
+  void Connect();
+  void Pin(int cpu) const;  // the servers
+  // A round trip of each kind; both spans stay as long as the contenders.
+  void AddTo(std::vector<Contender>& contenders, std::span<const std::byte> out,
+             std::span<std::byte> in) const;
+
+ private:
+  std::vector<std::unique_ptr<ServerProcess>> servers_;
+  std::vector<std::unique_ptr<EchoClient>> clients_;
+};
+
 // 1, 16 and 64 MiB beside plain sockets by slices, time and CPU seconds; each process on a CPU.
 class LongContest {
  public:
-  LongContest();
-  void Run(bench::BarReport& report, const Ours& ours, bool quick) const;
+  void Run(bench::BarReport& report, const Ours& ours, bool quick);
 
  private:
-  std::vector<std::unique_ptr<ServerProcess>> plain_;  // of kPlainKinds
+  PlainPeers plain_;
 };
 
 // 1 000 short values sent and as many asked for, beside one round trip each, of which only some are

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
@@ -27,6 +28,14 @@ using boost::asio::ip::tcp;
 
 int PortOf(const std::string& address) {
   return std::atoi(address.substr(address.rfind(':') + 1).c_str());
+}
+
+sockaddr_in SocketAddress(const std::string& host, int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  CHECK(inet_pton(AF_INET, host.c_str(), &address.sin_addr) == 1);
+  return address;
 }
 
 void SetTcpOption(int fd, int name, int value) {
@@ -73,10 +82,7 @@ class PlainClient : public EchoClient {
  public:
   PlainClient(const std::string& address, PlainOptions options)
       : options_(options), fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    to.sin_port = htons(static_cast<std::uint16_t>(PortOf(address)));
+    const sockaddr_in to = SocketAddress(address.substr(0, address.rfind(':')), PortOf(address));
     CHECK(connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
     Prepare(fd_, options);
     sender_ = std::thread([this] { SendSlices(); });
@@ -195,17 +201,15 @@ class AsioClient : public EchoClient {
 
 }  // namespace
 
-ServerProcess::Serve PlainServer(PlainOptions options) {
-  return [options](const auto& ready) {
+ServerProcess::Serve PlainServer(PlainOptions options, const std::string& host) {
+  return [options, host](const auto& ready) {
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in here{};
-    here.sin_family = AF_INET;
-    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    sockaddr_in here = SocketAddress(host, 0);
     socklen_t length = sizeof here;
     CHECK(bind(listener, reinterpret_cast<sockaddr*>(&here), length) == 0);
     CHECK(listen(listener, 8) == 0);
     CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&here), &length) == 0);
-    ready("127.0.0.1:" + std::to_string(ntohs(here.sin_port)));
+    ready(host + ":" + std::to_string(ntohs(here.sin_port)));
     for (;;) {
       const int fd = accept(listener, nullptr, nullptr);
       CHECK(fd >= 0);

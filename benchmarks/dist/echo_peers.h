@@ -30,7 +30,8 @@ struct PlainOptions {
 inline constexpr PlainOptions kPlainKinds[] = {
     {256 << 10, 0}, {256 << 10, 16 << 10}, {1 << 20, 0}, {1 << 20, 16 << 10}};
 std::string NameOf(const PlainOptions& options);
-ServerProcess::Serve PlainServer(PlainOptions options);
+// It listens at that numeric address.
+ServerProcess::Serve PlainServer(PlainOptions options, const std::string& host = "127.0.0.1");
 std::unique_ptr<EchoClient> ConnectPlain(const std::string& address, PlainOptions options);
 
 // Asio's composed reads and writes of `bytes`, one io_context a side.

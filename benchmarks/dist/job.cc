@@ -4,10 +4,12 @@
 
 #include <utility>
 
+#include "benchmarks/support/bars.h"
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/run.h"
 #include "kvstore/dist/scheduler_node.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "tools/testing/test_network.h"
 
 namespace heddle::bench_dist {
 
@@ -18,14 +20,25 @@ namespace {
 DistOptions OptionsOf(DistRole role, const JobShape& shape, int scheduler_port) {
   DistOptions options;
   options.role = role;
-  options.root_host = "127.0.0.1";
+  options.root_host = shape.hosts.empty() ? "127.0.0.1" : "10.77.0.1";
   options.root_port = scheduler_port;
   options.num_workers = shape.workers;
   options.num_servers = shape.servers;
   options.spin = shape.spin;
   options.shared_memory = shape.shared_memory;
+  options.tls_certificate = shape.tls.certificate;
+  options.tls_key = shape.tls.key;
+  options.tls_authorities = shape.tls.authorities;
+  if (!shape.hosts.empty()) options.token = "of a benchmark";
   if (!shape.signs_of_life) options.heartbeat_interval = std::chrono::minutes(1);
   return options;
+}
+
+// Before its first thread but this one starts.
+void GoTo(DistRole role, const JobShape& shape) {
+  if (shape.hosts.empty()) return;
+  const std::size_t host = role == DistRole::kScheduler ? 0 : role == DistRole::kServer ? 1 : 2;
+  tools::TestNetwork::Enter(shape.hosts[host]);
 }
 
 }  // namespace
@@ -60,20 +73,35 @@ std::vector<std::size_t> Worker::BytesOfServers(const std::vector<std::int64_t>&
   return bytes;
 }
 
+std::function<void()> PushPullOf(Worker& worker, std::size_t bytes) {
+  const NDArray value = worker.Array(bytes, 1);
+  const NDArray out = worker.Array(bytes);
+  const std::string key = bench::BytesText(bytes);
+  worker.store().Init(key, value);
+  return [&worker, key, value, out] {
+    worker.store().PushPull(key, value, out);
+    out.WaitToRead();
+  };
+}
+
 Job::Job(JobShape shape)
-    : shape_(shape), scheduler_([&](const auto& ready) {
+    : shape_(std::move(shape)), scheduler_([&](const auto& ready) {
+        GoTo(DistRole::kScheduler, shape_);
         const DistOptions options = OptionsOf(DistRole::kScheduler, shape_, 0);
         SchedulerNode node(options, TcpTransports(options));
         ready(node.address());
         node.Run();
       }) {
   for (int server = 0; server < shape_.servers; ++server) {
-    servers_.push_back(std::make_unique<Process>(
-        [this] { RunServer(OptionsOf(DistRole::kServer, shape_, scheduler_port())); }));
+    servers_.push_back(std::make_unique<Process>([this] {
+      GoTo(DistRole::kServer, shape_);
+      RunServer(OptionsOf(DistRole::kServer, shape_, scheduler_port()));
+    }));
   }
 }
 
 std::unique_ptr<Worker> Job::Join() const {
+  GoTo(DistRole::kWorker, shape_);
   const DistOptions options = OptionsOf(DistRole::kWorker, shape_, scheduler_port());
   return std::make_unique<Worker>(WorkerNode::Join(options, TcpTransports(options)));
 }

@@ -7,11 +7,13 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "benchmarks/dist/processes.h"
+#include "kvstore/dist/transport/tcp/tls.h"
 #include "kvstore/dist/worker/worker_node.h"
 
 namespace heddle::bench_dist {
@@ -22,6 +24,10 @@ struct JobShape {
   std::chrono::microseconds spin{0};  // of workers and servers, before sleeping
   bool shared_memory = false;         // else TCP, also on one host
   bool signs_of_life = true;          // else minutes apart: bytes that are counted have none
+  kvstore::dist::TlsOptions tls = {};
+  // Where the scheduler, the servers and the worker run: files of a TestNetwork's first three
+  // hosts; empty: on this one.
+  std::vector<std::string> hosts = {};
 };
 
 // A worker of a job with a store dist_sync; it leaves in order.
@@ -42,6 +48,9 @@ class Worker {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<KVStore> store_;
 };
+
+// A pushpull of a key of its own until it can be read.
+std::function<void()> PushPullOf(Worker& worker, std::size_t bytes);
 
 // A scheduler and servers.
 class Job {

@@ -124,7 +124,7 @@ ServerProcess::ServerProcess(const Serve& serve) {
     });
   });
   close(pipe.in);
-  std::array<char, 64> text;
+  std::array<char, 256> text;
   const ssize_t bytes = read(pipe.out, text.data(), text.size());
   CHECK(bytes > 0, "a server has not come up");
   address_.assign(text.data(), static_cast<std::size_t>(bytes));

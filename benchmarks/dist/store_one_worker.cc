@@ -19,17 +19,7 @@ constexpr std::chrono::microseconds kSpin{50};
 
 Ours PushPulls(const Job& job, Worker& worker) {
   return {.what = "pushpull",
-          .operation_of =
-              [&worker](std::size_t bytes) {
-                const NDArray value = worker.Array(bytes);
-                const NDArray out = worker.Array(bytes);
-                const std::string key = bench::BytesText(bytes);
-                worker.store().Init(key, value);
-                return [&worker, key, value, out] {
-                  worker.store().PushPull(key, value, out);
-                  out.WaitToRead();
-                };
-              },
+          .operation_of = [&worker](std::size_t bytes) { return PushPullOf(worker, bytes); },
           .pin_server = [&job](int cpu) { job.Pin(cpu); },
           .server_cpu_seconds = [&job] { return job.CpuSeconds(); }};
 }
@@ -51,7 +41,7 @@ void MeasurePolling(BarReport& report, bool quick) {
 
 void MeasureLarge(BarReport& report, bool quick) {
   const Job job({});
-  const LongContest contest;
+  LongContest contest;
   const std::unique_ptr<Worker> worker = job.Join();
   contest.Run(report, PushPulls(job, *worker), quick);
 }

@@ -41,6 +41,12 @@ void BarReport::Add(const nlohmann::json& bar) {
   if (json_.is_open()) json_ << bar.dump() << '\n' << std::flush;
 }
 
+void BarReport::AddMissing(const std::string& what) {
+  fmt::print("missing: {}\n", what);
+  std::fflush(stdout);
+  if (json_.is_open()) json_ << nlohmann::json{{"missing", what}}.dump() << '\n' << std::flush;
+}
+
 std::optional<BenchArguments> ParseArguments(int argc, char** argv, BarReport& report,
                                              const std::vector<std::string>& known_sections) {
   BenchArguments arguments;

@@ -22,6 +22,9 @@ class BarReport {
  public:
   bool Open(const std::string& path);  // writes the bars there, too; false: cannot
   void Add(const nlohmann::json& bar);
+  // Instead of bars that need what this machine does not have: its name, and why. Written as an
+  // object with the field `missing`.
+  void AddMissing(const std::string& what);
   bool all_hold() const { return all_hold_; }
 
  private:

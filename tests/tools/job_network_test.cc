@@ -16,7 +16,7 @@
 #include "tests/kvstore/support.h"
 #include "tests/tools/job_processes.h"
 #include "tests/tools/temp_folder.h"
-#include "tests/tools/test_network.h"
+#include "tools/testing/test_network.h"
 
 namespace heddle::tools {
 namespace {

@@ -11,17 +11,16 @@
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/dist/plain_socket.h"
-#include "tests/kvstore/dist/test_certificates.h"
 #include "tests/kvstore/support.h"
 #include "tests/tools/job_processes.h"
 #include "tests/tools/job_roles.h"
 #include "tests/tools/temp_folder.h"
+#include "tools/testing/test_certificates.h"
 
 namespace heddle::tools {
 namespace {
 
 using kvstore::dist_test::PlainSocket;
-using kvstore::dist_test::TestCertificates;
 using ::testing::HasSubstr;
 using Process = JobProcesses::Process;
 

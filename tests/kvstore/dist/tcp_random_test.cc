@@ -17,12 +17,13 @@
 #include "tests/kvstore/dist/cutting_proxy.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
-#include "tests/kvstore/dist/test_certificates.h"
+#include "tools/testing/test_certificates.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
 
 using namespace dist;  // NOLINT(google-build-using-namespace)
+using tools::TestCertificates;
 using Random = std::mt19937_64;
 
 struct Job {

@@ -12,7 +12,7 @@
 
 #include "tests/kvstore/dist/plain_socket.h"
 #include "tests/kvstore/dist/tcp_node.h"
-#include "tests/kvstore/dist/test_certificates.h"
+#include "tools/testing/test_certificates.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 using namespace dist;  // NOLINT(google-build-using-namespace)
 using testing::HasSubstr;
 using testing::Not;
+using tools::TestCertificates;
 
 // All that is logged, at every level, while it lives.
 class WholeLog {

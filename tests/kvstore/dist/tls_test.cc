@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "tests/kvstore/dist/random_bodies.h"
-#include "tests/kvstore/dist/test_certificates.h"
+#include "tools/testing/test_certificates.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
@@ -32,6 +32,7 @@ using namespace dist;  // NOLINT(google-build-using-namespace)
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+using tools::TestCertificates;
 using State = TlsStream::State;
 
 TestCertificates& Certificates() { return TestCertificates::Shared(); }

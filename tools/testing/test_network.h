@@ -1,6 +1,7 @@
 // Hosts in network namespaces of this machine, joined by a switch that this process plays: it hands
 // frames on, late, not at all, or no faster than a link carries them. Needs no more of the system
-// than namespaces and TAP devices, and root.
+// than namespaces and TAP devices, root, and the commands ip and nsenter. The namespaces have no
+// names, so that they end with the last process in them, whatever ends this one.
 //
 // Host 1 has the addresses 10.77.0.1 and fd00:77::1 on network 0, 10.77.1.1 and fd00:77:1::1 on
 // network 1, and so on; its interfaces are eth0 for network 0, ...
@@ -20,6 +21,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.h"
+
 namespace heddle::tools {
 
 class TestNetwork {
@@ -30,6 +33,7 @@ class TestNetwork {
     double loss = 0;                                   // 0.01: one frame in a hundred
     double bits_per_second = 0;                        // 0: any
     std::size_t queue_bytes = std::size_t{256} << 10;  // more than waits for the link is dropped
+    int mtu = 1500;
   };
 
   // Why this machine does not allow it; empty: it does.
@@ -42,8 +46,12 @@ class TestNetwork {
 
   // While it is cut, nothing goes from or to the host. From 1.
   void Cut(int host, bool cut);
-  // What runs a command on a host: "ip netns exec ...".
+  // What runs a command on a host: "nsenter ...".
   std::vector<std::string> On(int host) const;
+  // The file of a host's namespace, for Enter; as long as this object lives.
+  std::string FileOf(int host) const;
+  // From now on the calling thread, and those that it starts, are on the host with this file.
+  static void Enter(const std::string& file);
   std::uint64_t frames_lost() const { return frames_lost_; }
 
  private:
@@ -52,7 +60,7 @@ class TestNetwork {
 
   struct Port {
     int host = 0, network = 0;
-    int tap = -1;
+    UniqueFd tap;
     std::atomic<bool> cut{false};
     Clock::time_point free{};  // when all that was sent has left
   };
@@ -67,7 +75,6 @@ class TestNetwork {
     }
   };
 
-  std::string NameOf(int host) const;
   void AddPort(int host, int network);
   void Run();
   void Take(Port& from);
@@ -75,6 +82,7 @@ class TestNetwork {
   void Deliver(Clock::time_point now);
 
   const Link link_;
+  std::vector<UniqueFd> spaces_;  // the hosts' namespaces
   std::vector<std::unique_ptr<Port>> ports_;
   std::atomic<bool> stopping_{false};
   std::atomic<std::uint64_t> frames_lost_{0};

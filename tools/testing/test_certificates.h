@@ -1,4 +1,5 @@
-// Certificates for tests, made by the openssl command in a folder that lives as long as the object.
+// Certificates for tests and benchmarks, made by the openssl command in a folder that lives as long
+// as the object.
 #pragma once
 
 #include <cstdlib>
@@ -8,7 +9,7 @@
 
 #include "kvstore/dist/transport/tcp/tls.h"
 
-namespace heddle::kvstore::dist_test {
+namespace heddle::tools {
 
 class TestCertificates {
  public:
@@ -32,8 +33,8 @@ class TestCertificates {
 
   // A certificate and its key: `names` as "DNS:localhost,IP:127.0.0.1". Valid for `days`, which may
   // be -1: it has expired.
-  dist::TlsOptions Make(const std::string& names, const std::string& authority = "ours",
-                        int days = 1) {
+  kvstore::dist::TlsOptions Make(const std::string& names, const std::string& authority = "ours",
+                                 int days = 1) {
     const std::string name = "node" + std::to_string(made_++);
     Run("req -new " + NewKey(name) + " -subj /CN=node -addext subjectAltName=" + names + " -out " +
         Path(name + ".request"));
@@ -46,7 +47,7 @@ class TestCertificates {
             .name = {}};
   }
   // For processes of this machine, always the same.
-  const dist::TlsOptions& right() {
+  const kvstore::dist::TlsOptions& right() {
     if (!right_.enabled()) right_ = Make("DNS:localhost,IP:127.0.0.1");
     return right_;
   }
@@ -65,7 +66,7 @@ class TestCertificates {
 
   std::string folder_;
   int made_ = 0;
-  dist::TlsOptions right_;
+  kvstore::dist::TlsOptions right_;
 };
 
-}  // namespace heddle::kvstore::dist_test
+}  // namespace heddle::tools

@@ -1,9 +1,10 @@
-#include "tests/tools/test_network.h"
+#include "tools/testing/test_network.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <span>
 #include <stdexcept>
 
@@ -18,52 +19,77 @@
 namespace heddle::tools {
 namespace {
 
-constexpr std::size_t kFrameBytesMax = 2048;
+constexpr int kMtuMax = 64 << 10;
+constexpr std::size_t kEthernetBytes = 14;
 
-bool Try(const std::string& command) {
-  return std::system((command + " > /dev/null 2>&1").c_str()) == 0;
+// What the system refuses.
+[[noreturn]] void Refuse(const std::string& what) {
+  throw std::runtime_error(what + ": " + std::strerror(errno));
+}
+
+std::string PathOf(int fd) {
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
 }
 
 void Do(const std::string& command) {
-  if (!Try(command)) throw std::runtime_error(command);
+  if (std::system((command + " > /dev/null 2>&1").c_str()) != 0) throw std::runtime_error(command);
+}
+
+// In a thread of its own, which ends in whatever namespace `body` took it to.
+template <class Body>
+void Elsewhere(const Body& body) {
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      body();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
+}
+
+UniqueFd NewSpace() {
+  UniqueFd space;
+  Elsewhere([&] {
+    if (unshare(CLONE_NEWNET) != 0) Refuse("a network namespace");
+    space = UniqueFd(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+    if (space.get() < 0) Refuse("/proc/thread-self/ns/net");
+  });
+  return space;
 }
 
 // A TAP device named `name` of a namespace; its descriptor works everywhere.
-int OpenTap(const std::string& space, const std::string& name) {
-  int tap = -1;
-  std::thread([&] {  // a thread of its own, which ends in that namespace
-    const int there = open(("/run/netns/" + space).c_str(), O_RDONLY | O_CLOEXEC);
-    if (there < 0 || setns(there, CLONE_NEWNET) != 0) return;
-    close(there);
-    tap = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+UniqueFd OpenTap(const std::string& space, const std::string& name) {
+  UniqueFd tap;
+  Elsewhere([&] {
+    TestNetwork::Enter(space);
+    tap = UniqueFd(open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC));
+    if (tap.get() < 0) Refuse("/dev/net/tun");
     ifreq request{};
     request.ifr_flags = IFF_TAP | IFF_NO_PI;
     std::strncpy(request.ifr_name, name.c_str(), IFNAMSIZ - 1);
-    if (tap >= 0 && ioctl(tap, TUNSETIFF, &request) != 0) {
-      close(tap);
-      tap = -1;
-    }
-  })
-      .join();
+    if (ioctl(tap.get(), TUNSETIFF, &request) != 0) Refuse("a TAP device");
+  });
   return tap;
 }
 
 }  // namespace
 
 std::string TestNetwork::WhyNot() {
-  const std::string space = "heddle-try-" + std::to_string(getpid());
-  if (!Try("ip netns add " + space)) return "no network namespaces here";
-  const int tap = OpenTap(space, "eth0");
-  if (tap >= 0) close(tap);
-  Try("ip netns del " + space);
-  return tap >= 0 ? "" : "no TAP devices here";
+  try {
+    const TestNetwork network(1, 1, {}, 0);
+    return "";
+  } catch (const std::runtime_error& error) {
+    return std::string("a network between namespaces: ") + error.what();
+  }
 }
 
 TestNetwork::TestNetwork(int hosts, int networks, const Link& link, std::uint64_t seed)
     : link_(link), random_(seed) {
   for (int host = 1; host <= hosts; ++host) {
-    Do("ip netns add " + NameOf(host));
-    Do("ip -n " + NameOf(host) + " link set lo up");
+    spaces_.push_back(NewSpace());
+    Do("nsenter --net=" + FileOf(host) + " ip link set lo up");
     for (int network = 0; network < networks; ++network) AddPort(host, network);
   }
   thread_ = std::thread([this] { Run(); });
@@ -72,10 +98,6 @@ TestNetwork::TestNetwork(int hosts, int networks, const Link& link, std::uint64_
 TestNetwork::~TestNetwork() {
   stopping_ = true;
   thread_.join();
-  for (const auto& port : ports_) {
-    close(port->tap);
-    if (port->network == 0) Try("ip netns del " + NameOf(port->host));
-  }
 }
 
 void TestNetwork::Cut(int host, bool cut) {
@@ -85,11 +107,16 @@ void TestNetwork::Cut(int host, bool cut) {
 }
 
 std::vector<std::string> TestNetwork::On(int host) const {
-  return {"/usr/bin/env", "ip", "netns", "exec", NameOf(host)};
+  return {"/usr/bin/env", "nsenter", "--net=" + FileOf(host), "--"};
 }
 
-std::string TestNetwork::NameOf(int host) const {
-  return "heddle-" + std::to_string(getpid()) + "-" + std::to_string(host);
+std::string TestNetwork::FileOf(int host) const {
+  return PathOf(spaces_[static_cast<std::size_t>(host - 1)].get());
+}
+
+void TestNetwork::Enter(const std::string& file) {
+  const UniqueFd space(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (space.get() < 0 || setns(space.get(), CLONE_NEWNET) != 0) Refuse(file);
 }
 
 void TestNetwork::AddPort(int host, int network) {
@@ -97,21 +124,20 @@ void TestNetwork::AddPort(int host, int network) {
   port->host = host;
   port->network = network;
   const std::string name = "eth" + std::to_string(network);
-  port->tap = OpenTap(NameOf(host), name);
-  if (port->tap < 0) throw std::runtime_error("no TAP device in " + NameOf(host));
-  const std::string ip = "ip -n " + NameOf(host) + " ";
+  port->tap = OpenTap(FileOf(host), name);
+  const std::string ip = "nsenter --net=" + FileOf(host) + " ip ";
   const std::string last = std::to_string(host);
   const std::string v6 = network == 0 ? "fd00:77::" : "fd00:77:" + std::to_string(network) + "::";
   Do(ip + "addr add 10.77." + std::to_string(network) + "." + last + "/24 dev " + name);
   Do(ip + "addr add " + v6 + last + "/64 dev " + name + " nodad");
-  Do(ip + "link set " + name + " up");
+  Do(ip + "link set " + name + " mtu " + std::to_string(link_.mtu) + " up");
   ports_.push_back(std::move(port));
 }
 
 void TestNetwork::Run() {
   std::vector<pollfd> waits;
   for (const auto& port : ports_)
-    waits.push_back({.fd = port->tap, .events = POLLIN, .revents = 0});
+    waits.push_back({.fd = port->tap.get(), .events = POLLIN, .revents = 0});
   while (!stopping_) {
     auto until = Clock::now() + std::chrono::milliseconds(20);
     if (!under_way_.empty()) until = std::min(until, under_way_.top().at);
@@ -128,10 +154,10 @@ void TestNetwork::Run() {
 
 // Some frames of one port.
 void TestNetwork::Take(Port& from) {
-  std::array<char, kFrameBytesMax> buffer;
+  std::array<char, kEthernetBytes + kMtuMax> buffer;
   for (int i = 0; i < 64; ++i) {
-    const ssize_t bytes = read(from.tap, buffer.data(), buffer.size());
-    if (bytes < 14) return;
+    const ssize_t bytes = read(from.tap.get(), buffer.data(), buffer.size());
+    if (bytes < static_cast<ssize_t>(kEthernetBytes)) return;
     const auto now = Clock::now();
     const bool dropped = from.cut || static_cast<double>(random_() >> 11) * 0x1p-53 < link_.loss;
     Address to, sender;
@@ -172,7 +198,7 @@ void TestNetwork::Deliver(Clock::time_point now) {
   for (; !under_way_.empty() && under_way_.top().at <= now; under_way_.pop()) {
     const Frame& frame = under_way_.top();
     // A port whose host takes no more loses the frame, as a real one.
-    if (frame.to->cut || write(frame.to->tap, frame.bytes.data(), frame.bytes.size()) < 0) {
+    if (frame.to->cut || write(frame.to->tap.get(), frame.bytes.data(), frame.bytes.size()) < 0) {
       ++frames_lost_;
     }
   }
