@@ -41,6 +41,11 @@ std::exception_ptr Make<CudaError>(const std::string& message) {
   return std::make_exception_ptr(CudaError(message, 0));  // no error of the runtime's own
 }
 
+template <>
+std::exception_ptr Make<NcclError>(const std::string& message) {
+  return std::make_exception_ptr(NcclError(message, 0));
+}
+
 // The types of heddle/error.h and their codes; a derived type stands before its base.
 struct TypedError {
   HeddleStatus status;
@@ -58,6 +63,7 @@ constexpr TypedError kTypedErrors[] = {
     Typed<TimeoutError>(HEDDLE_TIMEOUT),       Typed<OutOfMemory>(HEDDLE_OUT_OF_MEMORY),
     Typed<IoError>(HEDDLE_IO_ERROR),           Typed<OpError>(HEDDLE_OP_ERROR),
     Typed<NetworkError>(HEDDLE_NETWORK_ERROR), Typed<CudaError>(HEDDLE_CUDA_ERROR),
+    Typed<NcclError>(HEDDLE_NCCL_ERROR),
 };
 
 HeddleStatus StatusOf(const Error& error) noexcept {

@@ -87,7 +87,10 @@ else()
     list(JOIN version_parts "." HEDDLE_NCCL_VERSION)
     add_library(heddle_nccl INTERFACE)
     target_include_directories(heddle_nccl SYSTEM INTERFACE "${HEDDLE_NCCL_INCLUDE_DIR}")
-    target_link_libraries(heddle_nccl INTERFACE "${HEDDLE_NCCL_LIBRARY}")
+    # Loaded when it is first needed, not linked: programs start where there is none.
+    file(REAL_PATH "${HEDDLE_NCCL_LIBRARY}" nccl_file)
+    target_compile_definitions(heddle_nccl INTERFACE HEDDLE_NCCL_FILE="${nccl_file}")
+    target_link_libraries(heddle_nccl INTERFACE CUDA::cudart_static ${CMAKE_DL_LIBS})
   elseif(nccl_wanted STREQUAL "ON")
     message(FATAL_ERROR "WITH_NCCL is ON, but heddle is built without CUDA or nccl.h and libnccl "
                         "were not found (PyPI: nvidia-nccl-cu13)")

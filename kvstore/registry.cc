@@ -21,6 +21,7 @@ std::unique_ptr<KVStore> MakeDistDeviceSyncStore(Engine&, const KVStoreOptions&)
 std::unique_ptr<KVStore> MakeDistSyncStore(Engine&, const KVStoreOptions&);         // dist/run.cc
 std::unique_ptr<KVStore> MakeDeviceStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
 std::unique_ptr<KVStore> MakeLocalStore(Engine&, const KVStoreOptions&);   // local_kvstore.cc
+std::unique_ptr<KVStore> MakeNcclStore(Engine&, const KVStoreOptions&);    // nccl/nccl_kvstore.cc
 std::unique_ptr<KVStore> MakeTestStore(Engine&, const KVStoreOptions&);    // test_kvstore.cc
 
 namespace {
@@ -41,6 +42,7 @@ constexpr StoreTypeEntry kStoreTypes[] = {
     {"dist_sync", &MakeDistSyncStore},
     {"dist_sync_device", &MakeDistDeviceSyncStore},
     {"local", &MakeLocalStore},
+    {"nccl", &MakeNcclStore},
     {"teststore", &MakeTestStore},
 };
 

@@ -293,8 +293,14 @@ bool GpuQueues::FinishFront(GpuQueue& queue) {
     queue.finished_.store(number, std::memory_order_release);
   }
   unfinished_.fetch_sub(1, std::memory_order_relaxed);
-  // What the body captured: memory that the device may have been using until now.
-  async->op->function(body, internal::BodyAction::kDrop, async);
+  // Takes down what the body captured: memory that the device may have been using until now.
+  try {
+    async->op->function(
+        body, error == nullptr ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
+        async);
+  } catch (...) {
+    error = std::current_exception();
+  }
   internal::CompleteAsync(async, std::move(error));
   return true;
 }

@@ -69,6 +69,7 @@ enum {
   HEDDLE_NETWORK_ERROR = 9,
   HEDDLE_UNKNOWN_KEY = 10,
   HEDDLE_CUDA_ERROR = 11,
+  HEDDLE_NCCL_ERROR = 12,
   // From here on: codes for the program's own callbacks. They come back unchanged from the calls
   // and waits that their errors reach.
   HEDDLE_USER_ERROR = 1000

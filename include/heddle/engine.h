@@ -148,10 +148,11 @@ namespace internal {
 
 class EngineCore;
 struct Op;
-enum class BodyAction { kRun, kDrop };
+enum class BodyAction { kRun, kFinish, kDrop };
 // Runs the body in `storage` (kRun) and destroys it, also when it throws; or only destroys it
-// (kDrop). That of a GPU op is destroyed by kDrop alone: what it captures lives until the device is
-// done. `async` is the op's completion state, null for synchronous ops.
+// (kDrop). That of a GPU op, whose captures live until the device is done, is destroyed by kDrop or
+// by kFinish, which calls its Finish() before, if it has one. `async` is the op's completion state,
+// null for synchronous ops.
 using BodyFunction = void (*)(void* storage, BodyAction action, AsyncState* async);
 
 enum class PushMode { kWaitForRoom, kTry };
@@ -210,6 +211,9 @@ struct StoredBody {
     };
     const Destroyer destroyer{stored};
     if (action == BodyAction::kDrop) return;
+    if constexpr (kKind == BodyKind::kGpu) {
+      if constexpr (requires { stored->Finish(); }) stored->Finish();
+    }
     if constexpr (kKind == BodyKind::kAsync) {
       RetainAsync(async);
       (*stored)(Completion::Adopt(async));
@@ -266,6 +270,9 @@ class Engine {
   // op finishes when all that it issued is done; what the body captures lives until then. An
   // exception of the body, or a launch that failed, fails it; an error that the device reports
   // later fails it, all that comes after it and all other ops of that device, for good.
+  // A body with a method Finish() has it called when all is done and nothing has failed, on a
+  // thread of the engine that must not block; what it throws fails the op, and what has been issued
+  // behind it.
   // start_inline has no effect.
   // Errors: as Push; InvalidArgument for a device that is not a GPU or not there.
   template <class F>

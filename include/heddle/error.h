@@ -70,6 +70,17 @@ class CudaError : public Error {
   int code_;
 };
 
+// A call of NCCL failed, or NCCL is not there. The message names what was being done and the error
+// as NCCL does.
+class NcclError : public Error {
+ public:
+  NcclError(const std::string& message, int code) : Error(message), code_(code) {}
+  int code() const { return code_; }  // a ncclResult_t; 0: there is no NCCL to call
+
+ private:
+  int code_;
+};
+
 // A peer of a distributed job could not be reached, refused, or was lost. The message names role,
 // rank and address, and what came back.
 class NetworkError : public Error {

@@ -14,7 +14,7 @@ Operations on arrays and stores are queued and return at once; reading values wa
 
 from . import error
 from .error import (AccessError, CudaError, Error, InvalidArgument, InvalidState, InvalidType, IoError, MXNetError,
-                    NetworkError, OpError, OutOfMemory, TimeoutError, UnknownKey)
+                    NcclError, NetworkError, OpError, OutOfMemory, TimeoutError, UnknownKey)
 from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from . import base
 from . import nd
@@ -34,7 +34,7 @@ ndarray = nd
 __version__ = "0.1.0"
 __all__ = [
     "AccessError", "Context", "CudaError", "Error", "InvalidArgument", "InvalidState", "InvalidType", "IoError",
-    "MXNetError", "NetworkError", "OpError", "OutOfMemory", "TimeoutError", "UnknownKey", "base", "cpu", "cpu_pinned",
-    "current_context", "engine", "error", "gpu", "kv", "kvstore", "lr_scheduler", "nd", "ndarray", "np",
+    "MXNetError", "NcclError", "NetworkError", "OpError", "OutOfMemory", "TimeoutError", "UnknownKey", "base", "cpu",
+    "cpu_pinned", "current_context", "engine", "error", "gpu", "kv", "kvstore", "lr_scheduler", "nd", "ndarray", "np",
     "npx", "num_gpus", "optimizer", "profiler", "random", "sparse",
 ]

@@ -54,6 +54,10 @@ class CudaError(Error):
     """A call of the CUDA runtime failed, or a GPU reported an error."""
 
 
+class NcclError(Error):
+    """A call of NCCL failed, or NCCL is not there."""
+
+
 class OpError(Error):
     """An asynchronous op ended without a result."""
 

@@ -11,7 +11,7 @@ namespace {
 
 struct Classes {
   nb::object error, invalid_argument, invalid_type, unknown_key, invalid_state, access, timeout,
-      memory, io, network, op, cuda;
+      memory, io, network, op, cuda, nccl;
 };
 Classes* classes = nullptr;  // never freed: the interpreter goes first
 
@@ -47,6 +47,8 @@ void Translate(const std::exception_ptr& caught, void*) {
     Raise(classes->op, error);
   } catch (const CudaError& error) {
     Raise(classes->cuda, error);
+  } catch (const NcclError& error) {
+    Raise(classes->nccl, error);
   } catch (const Error& error) {
     Raise(classes->error, error);
   }
@@ -60,7 +62,8 @@ void BindErrors(nb::module_&) {
   classes = new Classes{find("Error"),        find("InvalidArgument"), find("InvalidType"),
                         find("UnknownKey"),   find("InvalidState"),    find("AccessError"),
                         find("TimeoutError"), find("OutOfMemory"),     find("IoError"),
-                        find("NetworkError"), find("OpError"),         find("CudaError")};
+                        find("NetworkError"), find("OpError"),         find("CudaError"),
+                        find("NcclError")};
   nb::register_exception_translator(&Translate);
 }
 

@@ -62,7 +62,8 @@ TEST_F(StatusTest, EveryTypeOfErrorHasAStatusOfItsOwn) {
   ExpectStatus(HEDDLE_NETWORK_ERROR, NetworkError("h"), "h");
   ExpectStatus(HEDDLE_UNKNOWN_KEY, UnknownKey("i"), "i");
   ExpectStatus(HEDDLE_CUDA_ERROR, CudaError("j", 2), "j");
-  ExpectStatus(HEDDLE_ERROR, Error("k"), "k");
+  ExpectStatus(HEDDLE_NCCL_ERROR, NcclError("k", 3), "k");
+  ExpectStatus(HEDDLE_ERROR, Error("l"), "l");
 }
 
 TEST_F(StatusTest, NothingElseLeavesAsAnExceptionEither) {

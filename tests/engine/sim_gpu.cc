@@ -106,6 +106,8 @@ void SimGpu::Launch(GpuStream stream, std::function<void()> kernel) {
 
 void SimGpu::FailLaunch(std::string name) { launch_error = std::move(name); }
 
+int SimGpu::current() { return current_device; }
+
 std::set<int> SimGpu::devices_entered() const {
   std::set<int> entered;
   for (int i = 0; i < device_count(); ++i) {

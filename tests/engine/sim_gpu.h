@@ -30,6 +30,9 @@ class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
   // From the body of a GPU op. A kernel that throws fails the device: nothing runs on it any more,
   // and its events report cudaErrorIllegalAddress.
   static void Launch(GpuStream stream, std::function<void()> kernel);
+  // A kernel over arrays of `bytes` bytes each: kernel(where they lie).
+  void LaunchOn(GpuStream stream, std::vector<const void*> arrays, std::vector<std::int64_t> bytes,
+                std::function<void(const std::vector<std::byte*>& at)> kernel) const;
   // The next CheckLaunches of this thread throws CudaError with this name.
   static void FailLaunch(std::string name);
 
@@ -41,6 +44,7 @@ class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
     return memory_.bytes_used(device.type == DeviceType::kGpu ? device.id : SimMemory::kPinned);
   }
 
+  static int current();  // device of this thread
   std::set<int> devices_entered() const;
   int streams_made() const { return streams_made_; }
   int events_made() const { return events_made_; }
@@ -83,9 +87,6 @@ class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
            GpuStream stream) const override;
 
  private:
-  // A kernel over arrays of `bytes` bytes each: kernel(where they lie).
-  void LaunchOn(GpuStream stream, std::vector<const void*> arrays, std::vector<std::int64_t> bytes,
-                std::function<void(const std::vector<std::byte*>& at)> kernel) const;
   struct SimDevice {
     std::atomic<bool> failed{false};
     std::atomic<bool> entered{false};

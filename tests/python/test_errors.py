@@ -11,7 +11,8 @@ import heddle as mx
 @pytest.mark.parametrize("name, builtin", [
     ("InvalidArgument", ValueError), ("InvalidType", TypeError), ("UnknownKey", KeyError),
     ("TimeoutError", builtins.TimeoutError), ("OutOfMemory", MemoryError), ("IoError", OSError), ("NetworkError", ConnectionError),
-    ("InvalidState", RuntimeError), ("AccessError", RuntimeError), ("OpError", RuntimeError), ("CudaError", RuntimeError)])
+    ("InvalidState", RuntimeError), ("AccessError", RuntimeError), ("OpError", RuntimeError), ("CudaError", RuntimeError),
+    ("NcclError", RuntimeError)])
 def test_errors_are_python_errors_too(name, builtin):
     error = getattr(mx, name)("the message")
     assert isinstance(error, builtin) and isinstance(error, mx.Error) and isinstance(error, mx.MXNetError)

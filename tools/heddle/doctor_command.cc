@@ -20,6 +20,7 @@
 #include "base/cpu_count.h"
 #include "base/gpus.h"
 #include "kvstore/dist/config.h"
+#include "kvstore/nccl/nccl_api.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/doctor_job.h"
 #include "tools/heddle/program_path.h"
@@ -29,7 +30,7 @@ namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
 // distributed jobs.
-constexpr std::array<std::string_view, 18> kVariables = {"HEDDLE_AGEING",
+constexpr std::array<std::string_view, 19> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_CHECK_ACCESS",
                                                          "HEDDLE_CPU_ALLOCATOR",
                                                          "HEDDLE_CPU_MEMORY_MAX",
@@ -39,6 +40,7 @@ constexpr std::array<std::string_view, 18> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_GPU_MEMORY_MAX",
                                                          "HEDDLE_MAX_PENDING_BYTES",
                                                          "HEDDLE_MAX_PENDING_OPS",
+                                                         "HEDDLE_NCCL_DEADLINE_MS",
                                                          "HEDDLE_NUM_WORKERS",
                                                          "HEDDLE_PINNED_ALLOCATOR",
                                                          "HEDDLE_PINNED_MEMORY_MAX",
@@ -85,6 +87,14 @@ void PrintGpus() {
     const GpuInfo& gpu = list.gpus[id];
     Line(fmt::format("gpu({})", id), fmt::format("{}, {} MiB, compute capability {}.{}", gpu.name,
                                                  gpu.memory_bytes >> 20, gpu.major, gpu.minor));
+  }
+}
+
+void PrintNccl() {
+  try {
+    Line("NCCL", kvstore::LoadNccl()->Describe());
+  } catch (const NcclError& error) {
+    Line("no NCCL", error.what());
   }
 }
 
@@ -177,6 +187,7 @@ void Run() {
   PrintBuild();
   PrintCpus();
   PrintGpus();
+  PrintNccl();
   int problems = 0;
   PrintVariables(problems);
   CheckEngine(problems);

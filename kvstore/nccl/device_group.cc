@@ -1,0 +1,412 @@
+#include "kvstore/nccl/device_group.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "storage/array_ops.h"
+
+namespace heddle::kvstore {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+// How often the watchdog looks while calls are in flight, and at most a part of the deadline.
+constexpr milliseconds kLookEvery{100};
+// Between two questions whether NCCL has set something up.
+constexpr std::chrono::microseconds kAskEvery{50};
+
+// The device is the thread's current one for a scope.
+class EnteredDevice {
+ public:
+  EnteredDevice(internal::GpuDriver& driver, int device)
+      : driver_(driver), outer_(driver.Enter(device)) {}
+  ~EnteredDevice() { driver_.Leave(outer_); }
+  EnteredDevice(const EnteredDevice&) = delete;
+  EnteredDevice& operator=(const EnteredDevice&) = delete;
+
+ private:
+  internal::GpuDriver& driver_;
+  const int outer_;
+};
+
+std::size_t PlaceOf(int device, const std::vector<int>& devices) {
+  return static_cast<std::size_t>(std::ranges::find(devices, device) - devices.begin());
+}
+
+}  // namespace
+
+DeviceGroupOptions DeviceGroupOptions::FromEnvironment() {
+  DeviceGroupOptions options;
+  options.deadline =
+      milliseconds(EnvInt("HEDDLE_NCCL_DEADLINE_MS", options.deadline.count(), /*min=*/0));
+  return options;
+}
+
+// --- set-up --------------------------------------------------------------------------------------
+
+DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
+                         std::vector<int> devices, const DeviceGroupOptions& options)
+    : nccl_(std::move(nccl)),
+      driver_(std::move(driver)),
+      devices_(std::move(devices)),
+      options_(options) {
+  for (const int device : devices_) {
+    if (device < 0 || device >= driver_->device_count()) {
+      throw InvalidArgument(
+          fmt::format("NCCL: expected devices that are there, got {}", driver_->WhyNoGpu(device)));
+    }
+    // NCCL itself would wait for ever.
+    if (std::ranges::count(devices_, device) > 1) {
+      throw InvalidArgument(
+          fmt::format("NCCL: expected distinct devices, got gpu({}) twice", device));
+    }
+  }
+  try {
+    Open();
+  } catch (...) {
+    TakeDown(&Nccl::Abort);
+    FreeStreams();
+    throw;
+  }
+  watchdog_ = std::thread([this] { Watch(); });
+}
+
+void DeviceGroup::Open() {
+  for (const int device : devices_) members_.push_back({.device = device});
+  for (Member& member : members_) {
+    const EnteredDevice entered(*driver_, member.device);
+    member.stream = driver_->NewStream(/*urgent=*/false, options_.stream_priority);
+  }
+  const MutexLock lock(issue_mutex_);
+  const Nccl::Id id = nccl_->NewId();
+  nccl_->GroupStart();
+  std::exception_ptr error;
+  for (std::size_t rank = 0; rank < members_.size() && error == nullptr; ++rank) {
+    Member& member = members_[rank];
+    try {
+      const EnteredDevice entered(*driver_, member.device);
+      nccl_->Init(&member.comm, static_cast<int>(members_.size()), id, static_cast<int>(rank));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  const bool done = nccl_->GroupEnd();
+  if (error != nullptr) std::rethrow_exception(error);
+  if (!done) AwaitLocked(nullptr);
+}
+
+DeviceGroup::~DeviceGroup() {
+  if (watchdog_.joinable()) {
+    {
+      const MutexLock lock(mutex_);
+      stop_ = true;
+    }
+    wake_.NotifyAll();
+    watchdog_.join();
+  }
+  const MutexLock lock(mutex_);
+  if (failure_ == nullptr) TakeDown(&Nccl::Destroy);
+  for (const std::unique_ptr<Call>& call : spare_calls_) FreeCall(*call);
+  FreeStreams();
+}
+
+void DeviceGroup::FreeStreams() noexcept {
+  for (const Member& member : members_) {
+    if (member.stream != nullptr) driver_->Free(member.device, member.stream);
+  }
+}
+
+// Of all communicators at a time: each may wait for the others.
+void DeviceGroup::TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept {
+  std::vector<std::thread> threads;
+  for (const Member& member : members_) {
+    if (member.comm == nullptr) continue;
+    threads.emplace_back([this, how, &member] {
+      try {
+        driver_->Enter(member.device);  // for good: no context is made on the thread's first device
+      } catch (const CudaError& error) {
+        Log(LogLevel::kError, "gpu({}): {}", member.device, error.what());
+      }
+      (*nccl_.*how)(member.comm);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// --- issuing -------------------------------------------------------------------------------------
+
+// The body of the engine's op.
+struct DeviceGroup::CollectiveOp {
+  std::shared_ptr<DeviceGroup> group;
+  OpName name;
+  std::vector<Collective> collectives;
+  CallPtr call;
+
+  void operator()(GpuStream stream) { group->Issue(stream, name.c_str(), collectives, &call); }
+  // What an aborted communicator has left in the arrays is no result.
+  void Finish() const { group->RethrowFailure(); }
+};
+
+void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
+                        std::vector<Collective> collectives, int priority) {
+  // What each of them reads and writes.
+  struct Accesses {
+    Device device = {};
+    std::vector<VarRef> reads = {}, writes = {};
+  };
+  std::vector<Accesses> each;
+  Accesses all;
+  for (const Collective& collective : collectives) {
+    const NDArray& root = collective.arrays[collective.root];
+    Accesses own{.device = root.device()};
+    if (collective.is_broadcast()) {
+      own.reads.emplace_back(root.var());
+      for (std::size_t i = 0; i < collective.arrays.size(); ++i) {
+        if (i == collective.root) continue;
+        const NDArray& out = collective.arrays[i];
+        own.writes.emplace_back(out.var());
+        if (out.is_partial()) own.reads.emplace_back(out.var());
+      }
+    } else {
+      for (const NDArray& array : collective.arrays) own.reads.emplace_back(array.var());
+      own.writes.emplace_back(collective.sum.var());
+    }
+    all.reads.insert(all.reads.end(), own.reads.begin(), own.reads.end());
+    all.writes.insert(all.writes.end(), own.writes.begin(), own.writes.end());
+    each.push_back(std::move(own));
+  }
+  Engine& engine = collectives[0].arrays[0].engine();
+  const bool several = collectives.size() > 1;
+  OpOptions options{.name = name,
+                    .reads = all.reads,
+                    .writes = all.writes,
+                    .device = each[0].device,
+                    .lane = Lane::kComm,
+                    .priority = priority,
+                    .run_when_poisoned = several};
+  engine.PushGpu(options, CollectiveOp{group, name, std::move(collectives), nullptr});
+  if (!several) return;
+  // The group has summed or copied whatever was there. These ops issue nothing: they tell those who
+  // wait for the output of a poisoned input.
+  for (Accesses& own : each) {
+    own.reads.insert(own.reads.end(), own.writes.begin(), own.writes.end());
+    engine.PushGpu({.name = name,
+                    .reads = own.reads,
+                    .writes = own.writes,
+                    .device = own.device,
+                    .lane = Lane::kComm,
+                    .priority = priority},
+                   [](GpuStream) {});
+  }
+}
+
+std::unique_ptr<DeviceGroup::Call> DeviceGroup::NewCall(std::size_t carrier) {
+  auto call = std::make_unique<Call>(Call{.group = *this, .carrier = carrier});
+  const auto new_event = [this](int device) {
+    const EnteredDevice entered(*driver_, device);
+    return driver_->NewEvent();
+  };
+  try {
+    call->fork = new_event(devices_[carrier]);
+    for (const int device : devices_) call->joins.push_back(new_event(device));
+  } catch (...) {
+    FreeCall(*call);
+    throw;
+  }
+  return call;
+}
+
+void DeviceGroup::FreeCall(const Call& call) noexcept {
+  if (call.fork != nullptr) driver_->FreeEvent(devices_[call.carrier], call.fork);
+  for (std::size_t i = 0; i < call.joins.size(); ++i) {
+    driver_->FreeEvent(devices_[i], call.joins[i]);
+  }
+}
+
+DeviceGroup::CallPtr DeviceGroup::Begin(int carrier, const char* name,
+                                        std::span<const Collective> collectives) {
+  const std::size_t place = PlaceOf(carrier, devices_);
+  std::unique_ptr<Call> call;
+  {
+    const MutexLock lock(mutex_);
+    const auto spare =
+        std::ranges::find(spare_calls_, place, [](const auto& known) { return known->carrier; });
+    if (spare != spare_calls_.end()) {
+      std::swap(*spare, spare_calls_.back());
+      call = std::move(spare_calls_.back());
+      spare_calls_.pop_back();
+    }
+  }
+  if (call == nullptr) call = NewCall(place);
+  call->name = name;
+  call->collectives = collectives;
+  call->running_since.reset();
+  return CallPtr(call.release());
+}
+
+void DeviceGroup::End(Call* call) noexcept {
+  const MutexLock lock(mutex_);
+  std::erase(calls_, call);
+  spare_calls_.emplace_back(call);
+}
+
+void DeviceGroup::RethrowFailure() const {
+  const MutexLock lock(mutex_);
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
+                        CallPtr* call) {
+  const MutexLock issue_lock(issue_mutex_);
+  RethrowFailure();
+  *call = Begin(stream.device, name, collectives);
+  driver_->Record((*call)->fork, stream.handle);
+  for (const Member& member : members_) driver_->Wait(member.stream, (*call)->fork);
+  {
+    const MutexLock lock(mutex_);
+    calls_.push_back(call->get());
+    if (watchdog_sleeps_) wake_.NotifyAll();
+  }
+  std::exception_ptr error;
+  try {
+    nccl_->GroupStart();
+    try {
+      for (const Collective& collective : collectives) IssueLocked(collective);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (!nccl_->GroupEnd() && error == nullptr) AwaitLocked(call->get());
+  } catch (...) {
+    if (error == nullptr) error = std::current_exception();
+  }
+  if (error != nullptr) FailLocked(error);
+  // Also of a group that failed: parts of it may run.
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    driver_->Record((*call)->joins[i], members_[i].stream);
+    driver_->Wait(stream.handle, (*call)->joins[i]);
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+void DeviceGroup::IssueLocked(const Collective& collective) {
+  const auto root = static_cast<int>(collective.root);
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const NDArray& array = collective.arrays[i];
+    const auto count = static_cast<std::size_t>(array.size());
+    if (count == 0) continue;
+    const Member& member = members_[i];
+    if (collective.is_broadcast()) {
+      // The root is only read, but NCCL has one name for both.
+      void* const data = i == collective.root ? const_cast<std::byte*>(storage::ConstAt(array, 0))
+                                              : storage::At(array, 0);
+      nccl_->Broadcast(data, count * SizeOf(array.dtype()), root, member.comm, member.stream);
+    } else {
+      void* const sum = i == collective.root ? storage::At(collective.sum, 0) : nullptr;
+      nccl_->Reduce(storage::ConstAt(array, 0), sum, count, array.dtype(), root, member.comm,
+                    member.stream);
+    }
+  }
+}
+
+std::exception_ptr DeviceGroup::TimedOut(const Call* call) const {
+  std::string what = "the set-up";
+  if (call != nullptr) {
+    what = fmt::format("{} of key {}", call->name, ToString(call->collectives[0].key));
+    if (call->collectives.size() > 1) {
+      what += fmt::format(" and {} more", call->collectives.size() - 1);
+    }
+  }
+  return std::make_exception_ptr(TimeoutError(
+      fmt::format("NCCL between gpu({}): {} was not over after {} ms (HEDDLE_NCCL_DEADLINE_MS)",
+                  fmt::join(devices_, "), gpu("), what, options_.deadline.count())));
+}
+
+// Until no communicator is busy with the call that has just been made.
+void DeviceGroup::AwaitLocked(const Call* call) {
+  const Clock::time_point since = options_.now();
+  while (true) {
+    bool in_progress = false;
+    for (const Member& member : members_) {
+      const Nccl::State state = nccl_->Ask(member.comm);
+      if (state.error != nullptr) std::rethrow_exception(state.error);
+      in_progress |= state.in_progress;
+    }
+    if (!in_progress) return;
+    if (options_.deadline.count() > 0 && options_.now() - since > options_.deadline) {
+      std::rethrow_exception(TimedOut(call));
+    }
+    std::this_thread::sleep_for(kAskEvery);
+  }
+}
+
+// --- failing -------------------------------------------------------------------------------------
+
+void DeviceGroup::FailLocked(std::exception_ptr error) {
+  {
+    const MutexLock lock(mutex_);
+    if (failure_ != nullptr) return;
+    failure_ = error;
+  }
+  try {
+    std::rethrow_exception(std::move(error));
+  } catch (const std::exception& reason) {
+    Log(LogLevel::kError, "NCCL's communicators are aborted: {}", reason.what());
+  }
+  TakeDown(&Nccl::Abort);
+}
+
+std::exception_ptr DeviceGroup::ErrorOfCommsLocked() {
+  for (const Member& member : members_) {
+    if (std::exception_ptr error = nccl_->Ask(member.comm).error) return error;
+  }
+  return nullptr;
+}
+
+void DeviceGroup::Watch() {
+  while (AwaitCalls()) Look();
+}
+
+// Returns when it is time to look at the calls in flight. False: to stop.
+bool DeviceGroup::AwaitCalls() {
+  milliseconds every = kLookEvery;
+  if (options_.deadline.count() > 0) {
+    every = std::clamp(options_.deadline / 4, milliseconds(1), kLookEvery);
+  }
+  const MutexLock lock(mutex_);
+  watchdog_sleeps_ = true;
+  while (!stop_ && (calls_.empty() || failure_ != nullptr)) wake_.Wait(mutex_);
+  watchdog_sleeps_ = false;
+  const Clock::time_point next = Clock::now() + every;
+  while (!stop_ && wake_.WaitUntil(mutex_, next)) continue;
+  return !stop_;
+}
+
+void DeviceGroup::Look() {
+  const MutexLock issue_lock(issue_mutex_);
+  const Clock::time_point now = options_.now();
+  std::exception_ptr error;
+  {
+    const MutexLock lock(mutex_);
+    if (calls_.empty() || failure_ != nullptr) return;
+    Call& first = *calls_.front();
+    const internal::GpuDriver::State inputs = driver_->Query(first.fork);
+    error = inputs.error;
+    if (inputs.happened && !first.running_since) first.running_since = now;
+    if (options_.deadline.count() > 0 && first.running_since &&
+        now - *first.running_since > options_.deadline) {
+      error = TimedOut(&first);
+    }
+  }
+  if (std::exception_ptr reported = ErrorOfCommsLocked()) error = reported;
+  if (error != nullptr) FailLocked(error);
+}
+
+}  // namespace heddle::kvstore

@@ -1,0 +1,146 @@
+// Collectives between the GPUs of this process: a communicator of NCCL and a stream a device.
+//
+// DESIGN. All that several devices do together is one GPU op of the engine, on the comm stream of
+// one of them, the carrier: what it has waited for there, the group's own streams wait for by an
+// event (the fork); NCCL's calls go to these streams, in one group; and the carrier's stream waits
+// for an event of each (the joins). So the engine orders collectives as it orders every op, the
+// host waits for nothing, and NCCL sees one order on all devices: that in which the ops are issued.
+//
+// NCCL has no deadline. A thread, the watchdog, asks for errors while calls are in flight, and how
+// long the first of them has been running; calls that wait for their inputs do not count as
+// running. On an error, or beyond the deadline, the group fails: every communicator is aborted,
+// which ends what runs on its device, and only after all of them anything is freed. Calls in flight
+// fail then at their end, later ones at once, with the same error.
+#pragma once
+
+#include <heddle/engine.h>
+#include <heddle/key.h>
+#include <heddle/ndarray.h>
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/gpu/driver.h"
+#include "kvstore/nccl/nccl_api.h"
+
+namespace heddle::kvstore {
+
+// What happens to one array on each device of a group. Equal shapes and dtypes.
+struct Collective {
+  std::vector<NDArray> arrays = {};  // in the order of the group's devices
+  std::size_t root = 0;              // a place among them
+  // On the root's device, becomes their sum. Empty: the root's array is copied to the others.
+  NDArray sum = {};
+  Key key = {};  // for messages
+
+  bool is_broadcast() const { return sum.empty(); }
+};
+
+struct DeviceGroupOptions {
+  std::chrono::milliseconds deadline{600'000};  // of one collective, and of the set-up; 0: none
+  int stream_priority = 0;
+  std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
+
+  // The defaults, changed by HEDDLE_NCCL_DEADLINE_MS.
+  static DeviceGroupOptions FromEnvironment();
+};
+
+// Threads: all methods, any thread. Lives until the last op that was queued on it is done.
+class DeviceGroup {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Waits until NCCL has set up all devices. InvalidArgument for a device that is not there, or is
+  // named twice, before NCCL is called; TimeoutError; NcclError.
+  DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
+              std::vector<int> devices, const DeviceGroupOptions& options);
+  ~DeviceGroup();
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
+
+  const std::vector<int>& devices() const { return devices_; }
+
+  // Queues all of `collectives` as one group of NCCL's. What one of them writes, no other touches.
+  // If an input of one is poisoned, what that one writes will be, and nothing else.
+  // Errors, at the waits: NcclError; TimeoutError with the name of the op and its devices.
+  static void Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
+                    std::vector<Collective> collectives, int priority);
+
+ private:
+  using Event = internal::GpuDriver::Event;
+  using Stream = internal::GpuDriver::Stream;
+  struct CollectiveOp;
+
+  struct Member {  // of a device
+    int device;
+    Stream stream = nullptr;
+    Nccl::Comm comm = nullptr;
+  };
+
+  // A group of NCCL's from its issue to its end. Used again, and its events with it.
+  struct Call {
+    DeviceGroup& group;
+    const std::size_t carrier;   // a place among the devices
+    Event fork = nullptr;        // of the carrier
+    std::vector<Event> joins{};  // one a device
+    const char* name = "";       // of the op
+    std::span<const Collective> collectives{};
+    std::optional<Clock::time_point> running_since{};  // the watchdog's
+  };
+  struct EndCall {
+    void operator()(Call* call) const { call->group.End(call); }
+  };
+  using CallPtr = std::unique_ptr<Call, EndCall>;
+
+  void Open();
+  void AwaitLocked(const Call* call) REQUIRES(issue_mutex_);
+  // Sets *call first, which has to live until the device is done, also when this throws.
+  void Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
+             CallPtr* call) EXCLUDES(issue_mutex_, mutex_);
+  void IssueLocked(const Collective& collective) REQUIRES(issue_mutex_);
+  CallPtr Begin(int carrier, const char* name, std::span<const Collective> collectives)
+      EXCLUDES(mutex_);
+  std::unique_ptr<Call> NewCall(std::size_t carrier);
+  void FreeCall(const Call& call) noexcept;
+  void End(Call* call) noexcept EXCLUDES(mutex_);
+  void RethrowFailure() const EXCLUDES(mutex_);
+  void FailLocked(std::exception_ptr error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
+  // The two ways in which communicators go.
+  void TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept;
+  void FreeStreams() noexcept;
+  std::exception_ptr TimedOut(const Call* call) const;  // null: of the set-up
+  std::exception_ptr ErrorOfCommsLocked() REQUIRES(issue_mutex_);
+
+  void Watch() EXCLUDES(issue_mutex_, mutex_);
+  bool AwaitCalls() EXCLUDES(mutex_);
+  void Look() EXCLUDES(issue_mutex_, mutex_);
+
+  const std::shared_ptr<Nccl> nccl_;
+  const std::shared_ptr<internal::GpuDriver> driver_;
+  const std::vector<int> devices_;
+  const DeviceGroupOptions options_;
+  std::vector<Member> members_;  // written by the constructor and the destructor alone
+
+  // One thread at a time is in NCCL. Taken before mutex_.
+  Mutex issue_mutex_;
+  mutable Mutex mutex_;
+  CondVar wake_;
+  bool stop_ GUARDED_BY(mutex_) = false;
+  bool watchdog_sleeps_ GUARDED_BY(mutex_) = false;  // until a call is in flight
+  std::exception_ptr failure_ GUARDED_BY(mutex_);
+  std::deque<Call*> calls_ GUARDED_BY(mutex_);  // in flight, in the order of their issue
+  std::vector<std::unique_ptr<Call>> spare_calls_ GUARDED_BY(mutex_);
+  std::thread watchdog_;
+};
+
+}  // namespace heddle::kvstore

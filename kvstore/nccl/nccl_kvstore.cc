@@ -1,0 +1,292 @@
+#include "kvstore/nccl/nccl_kvstore.h"
+
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "kvstore/checks.h"
+#include "kvstore/registry.h"
+#include "storage/array_state.h"
+
+namespace heddle::kvstore {
+
+namespace {
+
+std::vector<KeyRef> KeysOf(std::span<const KeyArrays> pairs) {
+  std::vector<KeyRef> keys;
+  for (const KeyArrays& pair : pairs) keys.push_back(pair.key);
+  return keys;
+}
+
+ArrayLists ListsOf(std::span<const KeyArrays> pairs) {
+  std::vector<ArrayList> lists;
+  for (const KeyArrays& pair : pairs) {
+    lists.push_back(pair.row_sparse.empty() ? ArrayList(pair.arrays) : ArrayList(pair.row_sparse));
+  }
+  return ArrayLists(std::move(lists));
+}
+
+std::int64_t BytesOf(std::span<const KeyArrays> pairs) {
+  std::int64_t bytes = 0;
+  for (const KeyArrays& pair : pairs) {
+    for (const NDArray& array : pair.arrays) bytes += array.bytes();
+  }
+  return bytes;
+}
+
+// The devices of the arrays, sorted; nothing if one is no GPU.
+std::vector<int> GpusOf(std::span<const NDArray> arrays) {
+  std::vector<int> devices;
+  for (const NDArray& array : arrays) {
+    if (array.device().type != DeviceType::kGpu) return {};
+    devices.push_back(array.device().id);
+  }
+  std::ranges::sort(devices);
+  return devices;
+}
+
+}  // namespace
+
+std::vector<int> NcclKVStore::Pushed::devices() const { return GpusOf(values); }
+
+bool NcclKVStore::IsCapable(std::string_view capability) const {
+  return LowerCase(capability) == "optimizer";
+}
+
+TransferStats NcclKVStore::transfers() const {
+  return {pushed_bytes_.load(std::memory_order_relaxed),
+          pulled_bytes_.load(std::memory_order_relaxed)};
+}
+
+void NcclKVStore::DoInit(std::span<const KeyArrays> pairs) {
+  for (const KeyArrays& pair : pairs) CheckDense("Init", pair);
+  values_->Init(KeyList(KeysOf(pairs)), ListsOf(pairs));
+  const MutexLock lock(mutex_);
+  for (const KeyArrays& pair : pairs) {
+    slots_[pair.key.ToKey()] = {pair.arrays[0].device(), {}};
+  }
+}
+
+// --- push ----------------------------------------------------------------------------------------
+
+std::vector<NcclKVStore::Pushed> NcclKVStore::JoinRepeatedKeys(std::span<const KeyArrays> pairs) {
+  std::vector<Pushed> pushes;
+  std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
+  for (const KeyArrays& pair : pairs) {
+    const auto [place, is_new] = places.emplace(pair.key, pushes.size());
+    if (is_new) pushes.push_back({pair.key, {}});
+    std::vector<NDArray>& values = pushes[place->second].values;
+    values.insert(values.end(), pair.arrays.begin(), pair.arrays.end());
+  }
+  return pushes;
+}
+
+void NcclKVStore::CheckList(std::string_view call, const Pushed& pushed,
+                            const std::vector<int>& expected) const {
+  const auto refuse = [&](const std::string& what) {
+    throw InvalidArgument(fmt::format("{}: key {}: {}", call, ToString(pushed.key), what));
+  };
+  for (const NDArray& array : pushed.values) {
+    CheckShapeAndDType(call, pushed.key, pushed.values[0], array);
+    if (const Device device = array.device(); device.type != DeviceType::kGpu) {
+      refuse(fmt::format("expected lists of arrays on gpu(i), got one on {}", ToString(device)));
+    }
+  }
+  if (const DType dtype = pushed.values[0].dtype(); !Nccl::Sums(dtype)) {
+    refuse(fmt::format("expected a dtype that NCCL adds, got {}", Name(dtype)));
+  }
+  const std::vector<int> devices = pushed.devices();
+  if (const auto twice = std::ranges::adjacent_find(devices); twice != devices.end()) {
+    refuse(fmt::format("expected one array on each device, got several on gpu({})", *twice));
+  }
+  if (devices != expected) {
+    refuse(
+        fmt::format("expected arrays on the devices that NCCL was set up for, gpu({}), got "
+                    "gpu({})",
+                    fmt::join(expected, "), gpu("), fmt::join(devices, "), gpu(")));
+  }
+}
+
+NcclKVStore::GroupPtr NcclKVStore::group() const {
+  const MutexLock lock(mutex_);
+  return group_;
+}
+
+NcclKVStore::GroupPtr NcclKVStore::GroupOf(std::string_view call, std::span<const Pushed> pushes) {
+  const auto first =
+      std::ranges::find_if(pushes, [](const Pushed& pushed) { return pushed.values.size() > 1; });
+  if (first == pushes.end()) return nullptr;
+  const MutexLock set_up_lock(set_up_mutex_);
+  GroupPtr group = this->group();
+  const std::vector<int> devices = group != nullptr ? group->devices() : first->devices();
+  for (const Pushed& pushed : pushes) {
+    if (pushed.values.size() > 1) CheckList(call, pushed, devices);
+  }
+  if (group != nullptr) return group;
+  const std::shared_ptr<internal::GpuDriver>& driver = engine().options().gpu_driver;
+  group = std::make_shared<DeviceGroup>(
+      nccl_, driver != nullptr ? driver : internal::DefaultGpuDriver(), devices, options_);
+  const MutexLock lock(mutex_);
+  group_ = group;
+  return group;
+}
+
+Collective NcclKVStore::InOrder(const DeviceGroup& group, KeyRef key,
+                                std::span<const NDArray> arrays) const {
+  Collective collective{.arrays = {arrays.begin(), arrays.end()}, .key = key.ToKey()};
+  std::ranges::sort(collective.arrays, {}, [](const NDArray& array) { return array.device().id; });
+  Device device = arrays[0].device();
+  {
+    const MutexLock lock(mutex_);
+    if (const auto slot = slots_.find(key); slot != slots_.end()) device = slot->second.device;
+  }
+  const auto root = std::ranges::find(group.devices(), device.id);
+  if (device.type == DeviceType::kGpu && root != group.devices().end()) {
+    collective.root = static_cast<std::size_t>(root - group.devices().begin());
+  }
+  return collective;
+}
+
+Collective NcclKVStore::Reduction(const DeviceGroup& group, const Pushed& pushed) {
+  Collective collective = InOrder(group, pushed.key, pushed.values);
+  const NDArray& like = collective.arrays[collective.root];
+  {
+    const MutexLock lock(mutex_);
+    const auto slot = slots_.find(pushed.key);
+    while (slot != slots_.end() && !slot->second.spare_sums.empty() && collective.sum.empty()) {
+      NDArray spare = std::move(slot->second.spare_sums.back());
+      slot->second.spare_sums.pop_back();
+      const bool fits = spare.shape() == like.shape() && spare.dtype() == like.dtype() &&
+                        spare.device() == like.device();
+      if (fits) collective.sum = std::move(spare);
+    }
+  }
+  if (collective.sum.empty()) {
+    collective.sum = NDArray(like.shape(), like.dtype(), like.device(), engine());
+  }
+  return collective;
+}
+
+void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, int priority) {
+  for (const KeyArrays& pair : pairs) {
+    CheckArrays(call, pair, engine());
+    CheckDense(call, pair);
+  }
+  CheckOneKind(call, pairs);
+  std::vector<Pushed> pushes = JoinRepeatedKeys(pairs);
+  if (const GroupPtr group = GroupOf(call, pushes)) {
+    std::vector<Collective> reductions;
+    for (Pushed& pushed : pushes) {
+      if (pushed.values.size() == 1) continue;
+      Collective reduction = Reduction(*group, pushed);
+      pushed.values = {reduction.sum};
+      pushed.summed = true;
+      reductions.push_back(std::move(reduction));
+    }
+    DeviceGroup::Queue(group, "kvstore.nccl.reduce", std::move(reductions), priority);
+  }
+  std::vector<KeyRef> keys;
+  std::vector<ArrayList> lists;
+  for (const Pushed& pushed : pushes) {
+    keys.push_back(pushed.key);
+    lists.emplace_back(pushed.values);
+  }
+  // Returns when the ops that read the sums are queued: then they may be used again.
+  values_->Push(KeyList(keys), ArrayLists(std::move(lists)), priority);
+  pushed_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
+  const MutexLock lock(mutex_);
+  for (Pushed& pushed : pushes) {
+    // A key that the push has made lies where its first value lay.
+    Slot& slot =
+        slots_.try_emplace(pushed.key.ToKey(), Slot{pushed.values[0].device(), {}}).first->second;
+    if (pushed.summed) slot.spare_sums.push_back(std::move(pushed.values[0]));
+  }
+}
+
+void NcclKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
+  Push("Push", pairs, priority);
+}
+
+// --- pull ----------------------------------------------------------------------------------------
+
+void NcclKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
+  const GroupPtr group = this->group();
+  // What the store of the values writes, and what NCCL copies from there.
+  std::vector<KeyArrays> direct;
+  std::vector<Collective> broadcasts;
+  std::unordered_set<const void*> written;  // the Vars of the outputs
+  bool distinct = true;
+  broadcasts.reserve(pairs.size());  // `direct` points into them
+  for (const KeyArrays& pair : pairs) {
+    CheckArrays("Pull", pair, engine());
+    for (const NDArray& array : pair.arrays) {
+      CheckShape("Pull", pair.key, pair.arrays[0], array);
+      distinct &= written.insert(internal::StateOf(array).buffer).second;
+    }
+    const auto same_dtype = [&](const NDArray& array) {
+      return array.dtype() == pair.arrays[0].dtype();
+    };
+    if (group == nullptr || GpusOf(pair.arrays) != group->devices() ||
+        !std::ranges::all_of(pair.arrays, same_dtype)) {
+      direct.push_back(pair);
+      continue;
+    }
+    broadcasts.push_back(InOrder(*group, pair.key, pair.arrays));
+    const Collective& broadcast = broadcasts.back();
+    direct.emplace_back(pair.key, ArrayList(broadcast.arrays[broadcast.root]));
+  }
+  // An array that is the output of several keys: each of them in its turn, so that the last wins.
+  if (!distinct) {
+    values_->Pull(KeyList(KeysOf(pairs)), ListsOf(pairs), priority, ignore_sparse);
+  } else {
+    values_->Pull(KeyList(KeysOf(direct)), ListsOf(direct), priority, ignore_sparse);
+    if (!broadcasts.empty()) {
+      DeviceGroup::Queue(group, "kvstore.nccl.broadcast", std::move(broadcasts), priority);
+    }
+  }
+  pulled_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
+}
+
+void NcclKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                             int priority) {
+  CheckPushPull(values, out, engine());
+  Push("PushPull", values, priority);
+  DoPull(out, priority, /*ignore_sparse=*/true);
+}
+
+void NcclKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
+                              int priority) {
+  CheckBroadcast(values, out, engine());
+  for (const KeyArrays& pair : values) CheckDense("Broadcast", pair);
+  DoInit(values);
+  DoPull(out, priority, /*ignore_sparse=*/true);
+}
+
+void NcclKVStore::DoReset(const KeyArrays& value) {
+  CheckDense("Reset", value);
+  CheckOneArray("Reset", value, engine());
+  values_->Reset(value.key, value.arrays);
+}
+
+void NcclKVStore::DoRemove(KeyRef key) {
+  values_->Remove(key);
+  const MutexLock lock(mutex_);
+  if (const auto slot = slots_.find(key); slot != slots_.end()) slots_.erase(slot);
+}
+
+std::unique_ptr<KVStore> MakeLocalStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
+
+std::unique_ptr<KVStore> MakeNcclStore(Engine& engine, const KVStoreOptions& options) {
+  DeviceGroupOptions group = DeviceGroupOptions::FromEnvironment();
+  group.stream_priority =
+      engine.options().gpu.lanes[static_cast<std::size_t>(Lane::kComm)].priority;
+  return std::make_unique<NcclKVStore>(engine, LoadNccl(), MakeLocalStore(engine, options), group);
+}
+
+}  // namespace heddle::kvstore

@@ -1,0 +1,346 @@
+// Collectives between devices, on a simulated NCCL.
+#include "kvstore/nccl/device_group.h"
+
+#include <heddle/error.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <latch>
+#include <memory>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/sim_gpu.h"
+#include "tests/engine/support.h"
+#include "tests/kvstore/nccl/sim_nccl.h"
+
+namespace heddle::kvstore_test {
+namespace {
+
+using engine_test::BaseSeed;
+using engine_test::MessageOf;
+using engine_test::SimGpu;
+using kvstore::Collective;
+using kvstore::DeviceGroup;
+using kvstore::DeviceGroupOptions;
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kDevices = 4;
+const DeviceGroupOptions kNoDeadline{.deadline = milliseconds(0)};
+
+// A clock that stands still, or goes on by a minute whenever somebody looks.
+class Clock {
+ public:
+  DeviceGroupOptions WithDeadline() {
+    return {.deadline = milliseconds(50), .now = [this] {
+              const int minutes = runs_ ? ++minutes_ : minutes_.load();
+              return DeviceGroup::Clock::time_point() + std::chrono::minutes(minutes);
+            }};
+  }
+  void Run(bool run = true) { runs_ = run; }
+  void AwaitLooks(int looks) const {
+    for (const int from = minutes_; minutes_ < from + looks;) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<bool> runs_{false};
+  std::atomic<int> minutes_{0};
+};
+
+// One of each kind is enough: what differs between them is the engine's.
+std::vector<engine_test::Config> Configs() {
+  std::vector<engine_test::Config> configs = engine_test::AllConfigs();
+  std::erase_if(configs, [](const engine_test::Config& config) {
+    return config.label.starts_with("threaded") && !config.label.starts_with("threaded2");
+  });
+  return configs;
+}
+
+class DeviceGroupTest : public engine_test::EveryEngine {
+ protected:
+  void SetUp() override {
+    EngineOptions options = GetParam().options;
+    options.gpu_driver = gpu;
+    engine.emplace(options);
+  }
+  void TearDown() override { engine.reset(); }
+
+  std::shared_ptr<DeviceGroup> Group(const std::vector<int>& devices,
+                                     const DeviceGroupOptions& options = kNoDeadline) {
+    return std::make_shared<DeviceGroup>(nccl, gpu, devices, options);
+  }
+  NDArray Full(double value, int device, DType dtype = DType::kFloat32, std::int64_t size = 5) {
+    return NDArray::Full({size}, value, dtype, Gpu(device), *engine);
+  }
+  NDArray Poisoned(int device, const char* why) {
+    NDArray array = Full(1, device);
+    engine->PushGpu({.name = "fail", .writes = {array.var()}, .device = Gpu(device)},
+                    [why](GpuStream) { throw std::runtime_error(why); });
+    return array;
+  }
+  // 1 + 2 + ... on the root.
+  Collective Sum(const std::vector<int>& devices, std::size_t root = 0) {
+    Collective collective{.root = root, .key = "weight"};
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      collective.arrays.push_back(Full(static_cast<double>(i + 1), devices[i]));
+    }
+    collective.sum = Full(0, devices[root]);
+    return collective;
+  }
+
+  const std::shared_ptr<SimGpu> gpu = std::make_shared<SimGpu>(kDevices, BaseSeed());
+  const std::shared_ptr<SimNccl> nccl = std::make_shared<SimNccl>(gpu);
+  std::optional<Engine> engine;
+};
+INSTANTIATE_TEST_SUITE_P(All, DeviceGroupTest, testing::ValuesIn(Configs()),
+                         engine_test::ConfigLabel);
+
+TEST_P(DeviceGroupTest, SumsEveryDTypeOnItsRoot) {
+  const auto group = Group({0, 2, 3});
+  std::size_t root = 0;
+  for (const DType dtype : kAllDTypes) {
+    if (!kvstore::Nccl::Sums(dtype)) continue;
+    root = (root + 1) % 3;
+    const std::vector<NDArray> in = {Full(1, 0, dtype), Full(20, 2, dtype), Full(40, 3, dtype)};
+    const NDArray sum = Full(0, in[root].device().id, dtype);
+    DeviceGroup::Queue(group, "sum", {{.arrays = in, .root = root, .sum = sum}}, 0);
+    EXPECT_EQ(sum.AsType(DType::kFloat64).ToVector<double>(), std::vector<double>(5, 61))
+        << Name(dtype);
+  }
+  EXPECT_EQ(nccl->inits(), 3);
+}
+
+// Random collectives among random kernels on the same arrays, against plain numbers.
+TEST_P(DeviceGroupTest, RandomProgramsGiveTheResultsOfTheSerialOrder) {
+  std::mt19937_64 random(BaseSeed());
+  const auto draw = [&](int n) {
+    return static_cast<int>(random() % static_cast<std::uint64_t>(n));
+  };
+  constexpr int kArrays = 3;  // a device
+  for (int round = 0; round < engine_test::Rounds(2); ++round) {
+    SCOPED_TRACE(fmt::format("HEDDLE_TEST_SEED={}, round {}", BaseSeed(), round));
+    const auto group = Group({0, 1, 2, 3});
+    // Whole numbers below 2^53: sums are exact in any order.
+    std::vector<std::vector<NDArray>> arrays(kDevices);
+    std::vector<std::vector<double>> expected(kDevices, std::vector<double>(kArrays));
+    for (int device = 0; device < kDevices; ++device) {
+      for (int i = 0; i < kArrays; ++i) {
+        arrays[device].push_back(Full(expected[device][i] = draw(10), device, DType::kFloat64));
+      }
+    }
+    for (int step = 0; step < 40; ++step) {
+      const int kind = draw(3);
+      if (kind == 0) {
+        const int device = draw(kDevices);
+        const int i = draw(kArrays);
+        arrays[device][i] += static_cast<double>(step);
+        expected[device][i] += step;
+        continue;
+      }
+      // One or two collectives, which do not touch what the other one writes.
+      std::vector<Collective> collectives;
+      const auto before = expected;
+      const auto inputs = arrays;
+      for (int n = draw(2); n >= 0; --n) {
+        const auto root = static_cast<std::size_t>(draw(kDevices));
+        Collective collective{.root = root};
+        const int in = kind == 1 ? draw(kArrays) : n;
+        for (int device = 0; device < kDevices; ++device) {
+          collective.arrays.push_back(inputs[device][in]);
+        }
+        if (kind == 1) {
+          // No input of this group.
+          collective.sum = Full(0, static_cast<int>(root), DType::kFloat64);
+          double sum = 0;
+          for (int device = 0; device < kDevices; ++device) sum += before[device][in];
+          arrays[root][n] = collective.sum;
+          expected[root][n] = sum;
+        } else {
+          for (int device = 0; device < kDevices; ++device) {
+            expected[device][in] = before[root][in];
+          }
+        }
+        collectives.push_back(std::move(collective));
+      }
+      DeviceGroup::Queue(group, "random", std::move(collectives), draw(3) - 1);
+    }
+    for (int device = 0; device < kDevices; ++device) {
+      for (int i = 0; i < kArrays; ++i) {
+        ASSERT_EQ(arrays[device][i].ToVector<double>(),
+                  std::vector<double>(5, expected[device][i]));
+      }
+    }
+  }
+}
+
+TEST_P(DeviceGroupTest, SeveralCollectivesAreOneGroupOfNccl) {
+  const auto group = Group({0, 1});
+  std::vector<Collective> sums;
+  for (int i = 0; i < 6; ++i) sums.push_back(Sum({0, 1}, static_cast<std::size_t>(i % 2)));
+  std::vector<NDArray> out;
+  for (const Collective& sum : sums) out.push_back(sum.sum);
+  DeviceGroup::Queue(group, "sums", std::move(sums), 0);
+  for (const NDArray& array : out) EXPECT_EQ(array.ToVector<float>(), std::vector<float>(5, 3));
+  EXPECT_EQ(nccl->groups(), 1);
+  EXPECT_EQ(nccl->reductions(), 12);
+}
+
+TEST_P(DeviceGroupTest, ArraysWithoutElementsAreLeftAlone) {
+  const auto group = Group({0, 1});
+  const NDArray sum = Full(0, 0, DType::kFloat32, 0);
+  DeviceGroup::Queue(
+      group, "sum",
+      {{.arrays = {Full(0, 0, DType::kFloat32, 0), Full(0, 1, DType::kFloat32, 0)}, .sum = sum}},
+      0);
+  sum.WaitToRead();
+  EXPECT_EQ(nccl->reductions(), 0);
+}
+
+TEST_P(DeviceGroupTest, OnlyTheOutputOfAPoisonedInputIsPoisoned) {
+  const auto group = Group({0, 1});
+  Collective good = Sum({0, 1});
+  Collective bad = Sum({0, 1});
+  bad.arrays[1] = Poisoned(1, "no gradient");
+  Collective broadcast{.arrays = {Poisoned(0, "no weight"), Full(7, 1)}};
+  const NDArray out = broadcast.arrays[1];
+  DeviceGroup::Queue(group, "sums", {good, bad}, 0);
+  DeviceGroup::Queue(group, "broadcast", {broadcast}, 0);
+  EXPECT_EQ(good.sum.ToVector<float>(), std::vector<float>(5, 3));
+  EXPECT_THAT(MessageOf<std::runtime_error>([&] { bad.sum.WaitToRead(); }),
+              HasSubstr("no gradient"));
+  EXPECT_THAT(MessageOf<std::runtime_error>([&] { out.WaitToRead(); }), HasSubstr("no weight"));
+  // The group goes on.
+  DeviceGroup::Queue(group, "sum", {Collective{{Full(4, 0), Full(5, 1)}, 0, bad.sum}}, 0);
+  EXPECT_EQ(bad.sum.ToVector<float>(), std::vector<float>(5, 9));
+  EXPECT_EQ(nccl->aborts(), 0);
+}
+
+TEST_P(DeviceGroupTest, DevicesThatAreNotThereOrNamedTwiceAreRefusedBeforeNcclIsCalled) {
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { Group({0, 3, 0}); }), HasSubstr("gpu(0) twice"));
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { Group({1, kDevices}); }), HasSubstr("gpu(4)"));
+  EXPECT_EQ(nccl->inits(), 0);
+  EXPECT_TRUE(gpu->devices_entered().empty());
+}
+
+TEST_P(DeviceGroupTest, ASetUpThatDoesNotEndIsGivenUp) {
+  nccl->NeverReady();
+  Clock clock;
+  clock.Run();
+  EXPECT_THAT(MessageOf<TimeoutError>([&] {
+                Group({0, 1}, clock.WithDeadline());
+              }),
+              AllOf(HasSubstr("gpu(0), gpu(1)"), HasSubstr("set-up"), HasSubstr("50 ms")));
+  EXPECT_EQ(nccl->aborts(), 2);
+}
+
+TEST_P(DeviceGroupTest, ADeviceThatNeverComesEndsTheGroupAtItsDeadline) {
+  Clock clock;
+  const auto group = Group({0, 1, 2}, clock.WithDeadline());
+  nccl->LoseDevice(1, [&] { clock.Run(); });
+  const Collective lost = Sum({0, 1, 2});
+  Collective behind = Sum({0, 1, 2}, 1);
+  behind.arrays[0] = lost.sum;
+  DeviceGroup::Queue(group, "lost", {lost}, 0);
+  DeviceGroup::Queue(group, "behind", {behind}, 0);
+  const auto text = AllOf(HasSubstr("gpu(0), gpu(1), gpu(2)"), HasSubstr("lost of key 'weight'"),
+                          HasSubstr("50 ms"));
+  EXPECT_THAT(MessageOf<TimeoutError>([&] { lost.sum.WaitToRead(); }), text);
+  EXPECT_THAT(MessageOf<TimeoutError>([&] { behind.sum.WaitToRead(); }), text);
+  EXPECT_EQ(nccl->aborts(), 3);
+  // From now on at once; all else goes on.
+  const Collective late = Sum({0, 1, 2});
+  DeviceGroup::Queue(group, "late", {late}, 0);
+  EXPECT_THAT(MessageOf<TimeoutError>([&] { late.sum.WaitToRead(); }), text);
+  EXPECT_EQ((late.arrays[1] + 1).ToVector<float>(), std::vector<float>(5, 3));
+}
+
+TEST_P(DeviceGroupTest, WaitingForInputsIsNotRunning) {
+  Clock clock;
+  const auto group = Group({0, 1}, clock.WithDeadline());
+  const Collective sum = Sum({0, 1});
+  std::latch started(1), open(1);
+  engine->PushGpu({.name = "slow", .writes = {sum.arrays[1].var()}, .device = Gpu(1)},
+                  [&](GpuStream stream) {
+                    SimGpu::Launch(stream, [&] {
+                      started.count_down();
+                      open.wait();
+                    });
+                  });
+  DeviceGroup::Queue(group, "patient", {sum}, 0);
+  std::thread waiter([&] { EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3)); });
+  started.wait();
+  while (nccl->groups() == 0) std::this_thread::yield();
+  clock.Run();
+  clock.AwaitLooks(5);
+  clock.Run(false);
+  open.count_down();
+  waiter.join();
+}
+
+TEST_P(DeviceGroupTest, AnErrorThatNcclReportsLaterFailsWhatIsInFlight) {
+  const auto group = Group({0, 1});  // no deadline
+  nccl->LoseDevice(0);
+  const Collective sum = Sum({0, 1});
+  DeviceGroup::Queue(group, "sum", {sum}, 0);
+  engine->PushGpu({.name = "behind",
+                   .reads = {sum.sum.var()},
+                   .writes = {sum.arrays[0].var()},
+                   .device = Gpu(0)},
+                  [](GpuStream) {});
+  nccl->ReportError();
+  EXPECT_THAT(MessageOf<NcclError>([&] { sum.sum.WaitToRead(); }), HasSubstr("reported later"));
+  EXPECT_THROW(sum.arrays[0].WaitToRead(), NcclError);  // issued behind it
+  EXPECT_EQ(nccl->aborts(), 2);
+}
+
+TEST_P(DeviceGroupTest, ACallThatFailsFailsItsOutputsAndTheGroup) {
+  const auto group = Group({0, 1});
+  nccl->FailNextReduce();
+  const Collective sum = Sum({0, 1});
+  DeviceGroup::Queue(group, "sum", {sum}, 0);
+  EXPECT_THAT(MessageOf<NcclError>([&] { sum.sum.WaitToRead(); }),
+              AllOf(HasSubstr("ncclInternalError"), HasSubstr("out of luck")));
+  EXPECT_EQ(nccl->aborts(), 2);
+  const Collective next = Sum({0, 1});
+  DeviceGroup::Queue(group, "next", {next}, 0);
+  EXPECT_THROW(next.sum.WaitToRead(), NcclError);
+}
+
+TEST_P(DeviceGroupTest, NothingIsMadeInSteadyState) {
+  const auto group = Group({0, 1, 2});
+  const Collective sum = Sum({0, 1, 2});
+  const auto run = [&] {
+    DeviceGroup::Queue(group, "sum", {sum}, 0);
+    sum.sum.WaitToRead();
+    engine->WaitForAll();
+  };
+  run();
+  const int streams = gpu->streams_made();
+  const int events = gpu->events_made();
+  for (int i = 0; i < 20; ++i) run();
+  EXPECT_EQ(gpu->streams_made(), streams);
+  EXPECT_LE(gpu->events_made(), events + 1);  // the reaper may not have had the last one back
+}
+
+TEST_P(DeviceGroupTest, MayBeDroppedWithOpsPending) {
+  const Collective sum = Sum({0, 1});
+  {
+    const auto group = Group({0, 1});
+    for (int i = 0; i < 5; ++i) DeviceGroup::Queue(group, "sum", {sum}, 0);
+  }
+  EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3));
+}
+
+}  // namespace
+}  // namespace heddle::kvstore_test

@@ -1,0 +1,76 @@
+// A simulated NCCL on simulated GPUs: its kernels wait for each other as NCCL's do, for ever if one
+// of them does not come.
+#pragma once
+
+#include <heddle/dtype.h>
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/nccl/nccl_api.h"
+#include "tests/engine/sim_gpu.h"
+
+namespace heddle::kvstore_test {
+
+// Checks, and ends the process otherwise, what NCCL asks of its callers: groups for several
+// devices, one call at a time, an end for every communicator; and that all of a group are ended at
+// a time.
+class SimNccl final : public kvstore::Nccl {
+ public:
+  explicit SimNccl(std::shared_ptr<engine_test::SimGpu> gpu);
+  ~SimNccl() override;
+
+  // What goes wrong.
+  // The kernels of `device` never meet the others. `running`, if not null, is called in each.
+  void LoseDevice(int device, std::function<void()> running = nullptr) {
+    running_ = std::move(running);
+    lost_device_ = device;
+  }
+  void FailNextReduce() { fail_next_reduce_ = true; }
+  void ReportError() { report_error_ = true; }  // when communicators are asked
+  void NeverReady() { never_ready_ = true; }    // new communicators
+
+  int inits() const { return inits_; }
+  int groups() const { return groups_; }  // with collectives in them
+  int reductions() const { return reductions_; }
+  int broadcasts() const { return broadcasts_; }
+  int aborts() const { return aborts_; }
+
+  std::string Describe() const override { return "simulated"; }
+  Id NewId() override;
+  void GroupStart() override;
+  bool GroupEnd() override;
+  void Init(Comm* comm, int ranks, const Id& id, int rank) override;
+  State Ask(Comm comm) noexcept override;
+  void Reduce(const void* in, void* out, std::size_t count, DType dtype, int root, Comm comm,
+              Stream stream) override;
+  void Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) override;
+  void Abort(Comm comm) noexcept override;
+  void Destroy(Comm comm) noexcept override;
+
+ private:
+  struct SimComm;
+  struct World;
+  struct Kernel;
+  struct OneCall;
+
+  void Add(Kernel kernel);
+  void Launch(const Kernel& kernel);
+  void Leave(SimComm* comm);
+
+  const std::shared_ptr<engine_test::SimGpu> gpu_;
+  std::atomic<int> lost_device_{-1};
+  std::function<void()> running_;
+  std::atomic<bool> fail_next_reduce_{false}, report_error_{false}, never_ready_{false};
+  std::atomic<int> inits_{0}, groups_{0}, reductions_{0}, broadcasts_{0}, aborts_{0};
+  std::atomic<int> comms_left_{0};
+  std::shared_ptr<World> newest_;
+};
+
+}  // namespace heddle::kvstore_test
