@@ -115,6 +115,7 @@ function(heddle_add_test name)
       add_custom_target(gpu_tests)
     endif()
     add_dependencies(gpu_tests ${name})
+    set_property(TARGET gpu_tests APPEND PROPERTY HEDDLE_PROGRAMS "${CMAKE_CURRENT_BINARY_DIR}/${name}")
   endif()
   # ctest lists the suites when it starts; the build does not have to run the program.
   set(list_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
