@@ -1,4 +1,4 @@
-"""The group `gpu`: the kernels for GPUs against the device's own copies.
+"""The group `gpu`: ops and kernels for GPUs against bare launches and the device's own copies.
 
 Each section is a file of benchmarks/gpu, where its bars are written down. Without a GPU, or without CUDA to build
 with, there are no bars.
@@ -34,6 +34,7 @@ def _section(name, meaning):
 
 
 SECTIONS = {
+    "engine": _section("engine", "The cost of an op, what steps make afresh, and overlap of copies and kernels."),
     "kernels": _section("kernels", "Sums, updates and two-bit codes of 256 MiB."),
     "resnet": _section("resnet", "The kernels of a step with the sizes of ResNet-50's parameters."),
 }

@@ -1,4 +1,4 @@
-// How close the kernels for GPUs come to what the device allows.
+// How close ops and kernels for GPUs come to what the device allows.
 //
 //   bench_gpu [--json FILE] [--quick] [SECTION...]
 //
@@ -22,6 +22,7 @@ struct Section {
 
 // In the order in which they run; compare/gpu.py lists them again.
 constexpr Section kSections[] = {
+    {"engine", &heddle::bench::MeasureGpuEngine},
     {"kernels", &heddle::bench::MeasureGpuKernels},
     {"resnet", &heddle::bench::MeasureGpuResNet},
 };
