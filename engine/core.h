@@ -307,7 +307,9 @@ class EngineCore {
   bool LeaveExecutorsLocked() REQUIRES(lock_);
   void LowerModeLocked() REQUIRES(lock_);
   bool WorkIsVisibleLocked() REQUIRES(lock_);
-  bool ParallelPaysLocked() const REQUIRES(lock_) { return body_ns_ > kParallelBodyNs; }
+  bool ParallelPaysLocked() const REQUIRES(lock_) {
+    return body_ns_ > (in_flight_.empty() ? kParallelBodyNs : kParallelPastAsyncNs);
+  }
   // May a further body run? num_workers bounds them, those started inline aside.
   bool HasPlaceLocked() const REQUIRES(lock_) {
     return executing_ - pushers_executing_ < options_.num_workers;
@@ -393,6 +395,10 @@ class EngineCore {
 
   // Bodies shorter than this are cheaper on one core than shared between two.
   static constexpr std::int64_t kParallelBodyNs = 150;
+  // The same while async ops are in flight. Their bodies look long, since they write lines that
+  // another core has just read; and completions make few ops ready at a time. With the bound above
+  // helpers came and went for nothing, at twice to four times the cost of an op.
+  static constexpr std::int64_t kParallelPastAsyncNs = 500;
   // Work worth a wake-up.
   static constexpr std::int64_t kWorthHelpNs = 30'000;
   // During longer bodies pushers may not count on this executor to look at the inbox.
@@ -404,7 +410,6 @@ class EngineCore {
   const std::uint64_t id_;
   EngineOptions options_;
   const Kind kind_;
-  std::atomic<int> refs_{1};  // the facade's and one a variable
 
   // Read by every push, written rarely.
   alignas(engine::kNoSharing) std::atomic<Mode> mode_;
@@ -415,6 +420,9 @@ class EngineCore {
   // Async ops called from outside after their bodies had returned, latest first. Apart from the
   // inbox: what a completion makes ready must not wait behind all that has been pushed meanwhile.
   alignas(engine::kNoSharing) std::atomic<AsyncState*> completed_{nullptr};
+  // The facade's, one a variable, one a thread that publishes a completion: beside what that writes
+  // anyway, and apart from what every op reads.
+  std::atomic<int> refs_{1};
 
   // How many messages of the inbox no longer count against the bound, a little late; exact under
   // lock_.

@@ -341,6 +341,8 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
   }
   const auto on_ready = [&](Op* ready) {
     lock_.AssertHeld();
+    // The pusher wrote it last.
+    if (ready->async) __builtin_prefetch(ready->async_state(), 1);
     if (ready->on_gpu()) {
       PushReadyGpuLocked(ready);
     } else if (executor != nullptr && executor->keeps_candidate && executor->candidate == nullptr) {
