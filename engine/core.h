@@ -279,6 +279,7 @@ class EngineCore {
   void FinishInFlightLocked(Op* op) REQUIRES(lock_);
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
+  const FailureRecord* FailureRecordOfLocked(const VarState* var) REQUIRES(lock_);
   FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error) REQUIRES(lock_);
   void ReleaseFromBoundLocked(std::int64_t bytes) REQUIRES(lock_);
   Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) {

@@ -225,11 +225,17 @@ std::uint64_t EngineCore::version(const Var& var) const {
   return var.state()->version.load(std::memory_order_acquire);
 }
 
+// To the body of a GPU op, all issued before it has happened.
+const engine::FailureRecord* EngineCore::FailureRecordOfLocked(const VarState* var) {
+  const Op* const op = tls_context.core == this ? tls_context.op : nullptr;
+  return op != nullptr && op->on_gpu() ? engine::Tracker::FailureAtIssue(var) : var->failure;
+}
+
 std::optional<Failure> EngineCore::FailureOf(const Var& var) {
   CheckOwn(var.state(), "FailureOf");
   engine::CheckNotForked("FailureOf");
   const engine::TrackerGuard guard(lock_);
-  const FailureRecord* record = var.state()->failure;
+  const FailureRecord* record = FailureRecordOfLocked(var.state());
   return record != nullptr ? std::optional(record->failure) : std::nullopt;
 }
 
@@ -239,7 +245,7 @@ std::exception_ptr EngineCore::ErrorOf(const Var& var) {
   // relaxed: a body, or who waited, comes after all failures that it may ask for
   if (!any_failed_.load(std::memory_order_relaxed)) return nullptr;
   const engine::TrackerGuard guard(lock_);
-  const FailureRecord* record = var.state()->failure;
+  const FailureRecord* record = FailureRecordOfLocked(var.state());
   return record != nullptr ? record->error : nullptr;
 }
 

@@ -63,11 +63,14 @@ class Tracker {
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
       if (access.mode() == AccessMode::kWrite) continue;
-      const GpuVar* gpu = access.var()->gpu.get();
-      const bool ahead = gpu != nullptr && gpu->issued_writes > 0;
-      if (FailureRecord* poison = ahead ? gpu->frontier : access.var()->failure) return poison;
+      if (FailureRecord* poison = FailureAtIssue(access.var())) return poison;
     }
     return nullptr;
+  }
+  // What poisons `var` once all ops that are issued have finished, as far as is known.
+  static FailureRecord* FailureAtIssue(const VarState* var) {
+    const GpuVar* gpu = var->gpu.get();
+    return gpu != nullptr && gpu->issued_writes > 0 ? gpu->frontier : var->failure;
   }
 
   // Adds what `op`, about to be issued on `queue`, has to wait for on the device.

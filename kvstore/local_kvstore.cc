@@ -90,15 +90,12 @@ void LocalKVStore::InitChecked(std::string_view call, std::span<const KeyArrays>
 
 void LocalKVStore::DoInit(std::span<const KeyArrays> pairs) {
   CheckInit(pairs, engine());
-  CheckDevices("Init", pairs);
   InitChecked("Init", pairs);
 }
 
 void LocalKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                                int priority) {
   CheckBroadcast(values, out, engine());
-  CheckDevices("Broadcast", values);
-  CheckDevices("Broadcast", out);
   InitChecked("Broadcast", values);
   DoPull(out, priority, /*ignore_sparse=*/true);
 }
@@ -106,7 +103,6 @@ void LocalKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<cons
 void LocalKVStore::DoReset(const KeyArrays& value) {
   const KeyRef key = value.key;
   CheckOneArray("Reset", value, engine());
-  CheckDevices("Reset", {&value, 1});
   ValuePtr stored = Find("Reset", key);
   ForEachArray(value, [&](const auto& array) {
     CheckShapeAndDType("Reset", key, *stored, array);
@@ -119,7 +115,8 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
   for (;;) {
     if (stored->is_row_sparse() != row_sparse) {
       WithFirstArray(value, [&](const auto& array) {
-        other = std::make_shared<StoredValue>(key.ToKey(), array, stored->device(), engine());
+        const Device device = row_sparse && IsOnGpu(stored->device()) ? Cpu() : stored->device();
+        other = std::make_shared<StoredValue>(key.ToKey(), array, device, engine());
         other->QueueInitialize(array);
       });
       other->WaitUntilInitialized();

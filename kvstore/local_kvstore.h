@@ -2,8 +2,9 @@
 //
 // Both keep a StoredValue a key and order everything by the Var of its array. They differ in the
 // device that holds, merges and updates a value: cpu(0) for "local", for "device" one of the
-// devices that push it, chosen by MergePlacement at the first push. A row-sparse value, of which a
-// push touches a small part, stays on the device where it was made.
+// devices that push it, chosen by MergePlacement at the first push; a GPU that pushes alone takes
+// its values from the CPUs. A row-sparse value, of which a push touches a small part, stays on the
+// device where it was made.
 #pragma once
 
 #include <heddle/kvstore.h>
@@ -23,6 +24,7 @@
 #include "kvstore/compression/compressor.h"
 #include "kvstore/key_table.h"
 #include "kvstore/merge_placement.h"
+#include "kvstore/near_arrays.h"
 #include "kvstore/optimizer_states.h"
 #include "kvstore/registry.h"
 #include "kvstore/stored_value.h"
@@ -123,12 +125,12 @@ class LocalKVStore final : public KVStore {
   void QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority)
       EXCLUDES(mutex_);
   void QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority);
-  // "device" does not take arrays of GPUs yet.
-  void CheckDevices(std::string_view call, std::span<const KeyArrays> pairs) const {
-    if (merge_on_ == MergeOn::kPushingDevices) CheckOnCpus(call, pairs);
-  }
   // Whether what is pushed, the stored value and the updaters fit each other.
   void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
+  // Whether a push can be carried out should the value lie on a GPU, where it lies or may come to
+  // by this call. `gpu_pushes`: an array of the call lies on one.
+  void CheckOnGpuLocked(std::string_view call, const KeyPush& push, bool gpu_pushes,
+                        const internal::UpdatePlan* plan) const REQUIRES(mutex_);
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
   void CheckStatesLocked(const std::string& file, const OptimizerStates& states) const
       REQUIRES(mutex_);
@@ -146,7 +148,8 @@ class LocalKVStore final : public KVStore {
   Slot& InsertLocked(ValuePtr value) REQUIRES(mutex_);
   std::vector<Placement> PlanPlacementLocked(std::span<const KeyPush> pushes) REQUIRES(mutex_);
   ValuePtr Find(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
-  ValuePtr FindForPull(const KeyArrays& pair) const EXCLUDES(mutex_);  // checks the outputs' shapes
+  // Checks the outputs' shapes, and whether the value can be pulled into row-sparse ones.
+  ValuePtr FindForPull(const KeyArrays& pair, bool ignore_sparse) const EXCLUDES(mutex_);
   ValuePtr FindForRowPull(const KeyRowPull& pull) const EXCLUDES(mutex_);  // checks all of it
   void TellIgnored(KeyRef key) EXCLUDES(mutex_);
   template <class Array>

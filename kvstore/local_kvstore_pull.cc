@@ -1,4 +1,8 @@
+#include <heddle/error.h>
+
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "kvstore/local_kvstore.h"
 
@@ -13,7 +17,6 @@ void LocalKVStore::QueuePull(const ValuePtr& value, std::span<const NDArray> out
 
 void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
-  CheckDevices("Pull", pairs);
   const auto pull = [&](const ValuePtr& value, const KeyArrays& pair) {
     if (!pair.arrays.empty()) {
       QueuePull(value, pair.arrays, priority);
@@ -23,15 +26,23 @@ void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool i
       StoredValue::QueuePull(value, pair.row_sparse, priority);
     }
   };
-  if (pairs.size() == 1) return pull(FindForPull(pairs[0]), pairs[0]);
+  if (pairs.size() == 1) return pull(FindForPull(pairs[0], ignore_sparse), pairs[0]);
   std::vector<ValuePtr> values;
-  for (const KeyArrays& pair : pairs) values.push_back(FindForPull(pair));
+  for (const KeyArrays& pair : pairs) {
+    values.push_back(FindForPull(pair, ignore_sparse));
+  }
   for (std::size_t i = 0; i < pairs.size(); ++i) pull(values[i], pairs[i]);
 }
 
-LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair) const {
+LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair, bool ignore_sparse) const {
   ValuePtr value = Find("Pull", pair.key);
   ForEachArray(pair, [&](const auto& array) { CheckShape("Pull", pair.key, *value, array); });
+  if (!pair.row_sparse.empty() && !ignore_sparse && IsOnGpu(value->device())) {
+    throw InvalidArgument(
+        fmt::format("Pull: key {}: expected dense arrays, as the value lies on {}, got row-sparse "
+                    "ones",
+                    ToString(pair.key), ToString(value->device())));
+  }
   return value;
 }
 

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/gpu_work.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
 
@@ -75,7 +76,10 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
     if (is_new(push)) {
       plan.push_back({nullptr, &push, push.arrays[0].device()});
     } else if (push.slot != nullptr && !push.slot->placed && devices.empty()) {
-      plan.push_back({push.slot, &push, push.slot->value->device()});
+      const Device device = push.slot->value->device();
+      const bool follows = !push.is_row_sparse() && !IsOnGpu(device);
+      const bool gpu = follows && IsOnGpu(push.arrays[0].device());
+      plan.push_back({push.slot, &push, gpu ? push.arrays[0].device() : device});
     }
   }
 
@@ -130,6 +134,31 @@ void LocalKVStore::CheckKindsLocked(std::string_view call, const KeyPush& push) 
   }
 }
 
+void LocalKVStore::CheckOnGpuLocked(std::string_view call, const KeyPush& push, bool gpu_pushes,
+                                    const internal::UpdatePlan* plan) const {
+  if (merge_on_ == MergeOn::kCpu) return;
+  const bool may_move = push.slot == nullptr || !push.slot->placed;
+  const bool on_gpu = push.value != nullptr && IsOnGpu(push.value->device());
+  if (!on_gpu && !(may_move && gpu_pushes)) return;
+  const auto refuse = [&](const std::string& expected_and_got) {
+    throw InvalidArgument(fmt::format("{}: key {}, merged on a GPU: expected {}", call,
+                                      ToString(push.key), expected_and_got));
+  };
+  if (push.is_row_sparse()) {
+    if (push.value != nullptr && !push.value->is_row_sparse()) {
+      refuse("dense arrays, got row-sparse ones");
+    }
+    return;
+  }
+  if (compressor_ != nullptr) refuse("no gradient compression, got " + compressor_->options().type);
+  if (push.arrays.size() > kGpuInputsMax) {
+    refuse(fmt::format("{} arrays at most, got {}", kGpuInputsMax, push.arrays.size()));
+  }
+  if (plan != nullptr && !GpuUpdatesOf(engine()).Has(*plan->rule)) {
+    refuse("an optimizer with kernels for GPUs, got " + std::string(optimizer_->name()));
+  }
+}
+
 LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
                                                     std::span<KeyPush> pushes) {
   for (const KeyPush& push : pushes) {
@@ -138,6 +167,9 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
                    [&](const auto& array) { CheckShapeAndDType(call, push.key, first, array); });
     });
   }
+  const bool gpu_pushes = std::ranges::any_of(pushes, [](const KeyPush& push) {
+    return std::ranges::any_of(push.arrays, &IsOnGpu, &NDArray::device);
+  });
   MutexLock lock(mutex_);
   std::shared_ptr<const internal::UpdatePlan> plan;
   if (optimizer_ != nullptr) plan = optimizer_->plan();
@@ -158,6 +190,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     }
     if (compressor_ != nullptr) CheckCompression(call, push.kind(), *compressor_);
     if (plan != nullptr) CheckUpdate(call, push.kind(), *optimizer_, *plan);
+    CheckOnGpuLocked(call, push, gpu_pushes, plan.get());
   }
   // All is well; now what may run out of memory.
   const std::vector<Placement> placements = PlanPlacementLocked(pushes);
@@ -240,7 +273,6 @@ void LocalKVStore::TakePlace(const KeyPush& push) {
 
 void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
-  CheckDevices("Push", pairs);
   if (pairs.size() == 1) {
     KeyPush push(pairs[0]);
     const UpdatersPtr updaters = PreparePush("Push", {&push, 1});
@@ -256,8 +288,6 @@ void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
 void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                               int priority) {
   CheckPushPull(values, out, engine());
-  CheckDevices("PushPull", values);
-  CheckDevices("PushPull", out);
   std::vector<std::size_t> push_of;
   std::vector<KeyPush> pushes = JoinRepeatedKeys("PushPull", values, &push_of);
   const UpdatersPtr updaters = PreparePush("PushPull", pushes);

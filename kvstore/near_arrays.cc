@@ -6,8 +6,6 @@ namespace heddle::kvstore {
 
 namespace {
 
-bool IsOnGpu(Device device) { return device.type == DeviceType::kGpu; }
-
 bool IsNear(const NDArray& array, Device device) {
   return IsOnGpu(array.device()) || IsOnGpu(device) ? array.device() == device : true;
 }

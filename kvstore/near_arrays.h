@@ -16,6 +16,8 @@
 
 namespace heddle::kvstore {
 
+inline bool IsOnGpu(Device device) { return device.type == DeviceType::kGpu; }
+
 // Can the ops of a value on `device` touch all of them?
 bool AreNear(std::span<const NDArray> arrays, Device device);
 // Row-sparse arrays, and what takes them, lie on CPUs.

@@ -3,8 +3,6 @@
 #include <heddle/error.h>
 
 #include <algorithm>
-#include <array>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,7 +12,7 @@
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/compression/compressed_sum.h"
-#include "kvstore/held_arrays.h"
+#include "kvstore/gpu_work.h"
 #include "kvstore/near_arrays.h"
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
@@ -24,36 +22,8 @@ namespace heddle::kvstore {
 
 namespace {
 
-// What an op holds of a list: the one array, or all of them.
-template <class Array>
-std::span<const Array> View(const Array& array) {
-  return {&array, 1};
-}
-template <class Array>
-std::span<const Array> View(const HeldArrays<Array>& arrays) {
-  return arrays.view();
-}
-
-template <class Array>
-std::vector<VarRef> VarsOf(std::span<const Array> arrays) {
-  std::vector<VarRef> vars;
-  vars.reserve(arrays.size() + 1);
-  for (const Array& array : arrays) vars.push_back(array.var());
-  return vars;
-}
-
-// The same for an op, without allocating for a few.
-template <class Array>
-VarList VarListOf(std::span<const Array> arrays) {
-  std::array<VarRef, 4> few;
-  if (arrays.size() > few.size()) return VarsOf(arrays);
-  std::transform(arrays.begin(), arrays.end(), few.begin(),
-                 [](const Array& array) { return VarRef(array.var()); });
-  return VarList(std::span<const VarRef>(few).first(arrays.size()));
-}
-
-bool IsPartial(const NDArray& array) { return array.is_partial(); }
-bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
+// One array as a list.
+std::span<const NDArray> View(const NDArray& array) { return {&array, 1}; }
 
 }  // namespace
 
@@ -65,16 +35,28 @@ StoredValue::StoredValue(Key key, const RowSparseNDArray& like, Device device, E
 
 std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
   auto moved = std::make_shared<StoredValue>(key_, array_, device, array_.engine());
-  if (has_value_) moved->source_ = Current();
   moved->has_value_ = has_value_;
+  if (!has_value_) return moved;
+  const bool near = AreNear(View(Current()), device);
+  (near ? moved->source_ : moved->far_source_) = Current();
+  moved->has_far_source_.store(!near, std::memory_order_relaxed);  // before anybody knows of it
   return moved;
+}
+
+void StoredValue::QueueFetch() {
+  // acquire; pairs with the release below: what this thread queues comes after the copy
+  if (!has_far_source_.load(std::memory_order_acquire)) return;
+  const MutexLock lock(fetch_mutex_);
+  if (far_source_.empty()) return;
+  const NoWaitScope no_wait;  // so that no body runs here, which might come for the lock, too
+  far_source_.CopyTo(array_);
+  far_source_ = NDArray();
+  has_far_source_.store(false, std::memory_order_release);
 }
 
 NDArray StoredValue::NewGuardedArray(DType dtype) const {
   return internal::NewArrayWith(var(), shape(), dtype, device(), engine());
 }
-
-// ---- What the ops do
 
 template <class Use>
 void StoredValue::UseCurrent(const Use& use) const {
@@ -87,14 +69,6 @@ void StoredValue::FetchSource() {
   if (source_.empty()) return;
   UseCurrent([this](const NDArray& source) { CopyArray(source, View(array_)); });
   source_ = NDArray();
-}
-
-template <class Array>
-std::exception_ptr StoredValue::ErrorOfInputs(std::span<const Array> inputs) const {
-  for (const Array& input : inputs) {
-    if (std::exception_ptr error = input.engine().ErrorOf(input.var())) return error;
-  }
-  return nullptr;
 }
 
 void StoredValue::RethrowIfPoisoned() const {
@@ -132,8 +106,11 @@ std::vector<NDArray> StoredValue::ResidualsOf(std::span<const NDArray> senders) 
 }
 
 void StoredValue::SumReceived(std::span<const NDArray> inputs, const Compressor* compressor,
-                              const NDArray& out) {
-  if (compressor != nullptr) {
+                              const NDArray& out, const GpuWork* gpu) {
+  if (gpu != nullptr) {
+    DCHECK(compressor == nullptr);
+    gpu->Sum(inputs, out);
+  } else if (compressor != nullptr) {
     SumCompressed(inputs, *compressor, ResidualsOf(inputs), out);
   } else {
     SumArrays(inputs, out);
@@ -141,19 +118,22 @@ void StoredValue::SumReceived(std::span<const NDArray> inputs, const Compressor*
 }
 
 void StoredValue::SumReceived(std::span<const RowSparseNDArray> inputs,
-                              const Compressor* compressor, const RowSparseNDArray& out) {
-  DCHECK(compressor == nullptr);
+                              const Compressor* compressor, const RowSparseNDArray& out,
+                              const GpuWork* gpu) {
+  DCHECK(compressor == nullptr && gpu == nullptr);
   storage::SumRowSparse(inputs, out);
 }
 
-void StoredValue::Assign(std::span<const NDArray> inputs, const Compressor* compressor) {
-  SumReceived(inputs, compressor, array_);
+void StoredValue::Assign(std::span<const NDArray> inputs, const Compressor* compressor,
+                         const GpuWork* gpu) {
+  SumReceived(inputs, compressor, array_, gpu);
   source_ = NDArray();
   has_value_ = true;
 }
 
-void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor) {
-  SumReceived(inputs, compressor, rows_);
+void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
+                         const GpuWork* gpu) {
+  SumReceived(inputs, compressor, rows_, gpu);
   has_value_ = true;
 }
 
@@ -167,12 +147,15 @@ void StoredValue::Convert(const StoredValue& other) {
   }
 }
 
-void StoredValue::CopyTo(std::span<const NDArray> out) const {
+void StoredValue::CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const {
+  if (gpu != nullptr) return gpu->Copy(array_, out);
   if (!is_row_sparse()) return UseCurrent([&](const NDArray& value) { CopyArray(value, out); });
   for (const NDArray& array : out) storage::RowSparseToDense(rows_, array);
 }
 
-void StoredValue::CopyTo(std::span<const RowSparseNDArray> out) const {
+void StoredValue::CopyTo(std::span<const RowSparseNDArray> out,
+                         [[maybe_unused]] const GpuWork* gpu) const {
+  DCHECK(gpu == nullptr);
   for (const RowSparseNDArray& array : out) {
     if (is_row_sparse()) {
       storage::CopyRowSparse(rows_, array);
@@ -182,12 +165,14 @@ void StoredValue::CopyTo(std::span<const RowSparseNDArray> out) const {
   }
 }
 
-UpdateState& StoredValue::StateOf(StatesOrigin& origin, std::unique_ptr<UpdateState>* outdated) {
+UpdateState& StoredValue::StateOf(StatesOrigin& origin, std::unique_ptr<UpdateState>* outdated,
+                                  const GpuWork* gpu) {
   if (origin.number < origin_number_) {
     *outdated = std::make_unique<UpdateState>(origin.multi_precision);
     return **outdated;
   }
   if (origin.number > origin_number_) {
+    if (gpu != nullptr) gpu->Keep(std::move(update_state_));
     update_state_ = origin.Start();
     origin_number_ = origin.number;
   } else if (update_state_ == nullptr) {  // after Reset, which is not undone by what was loaded
@@ -197,24 +182,38 @@ UpdateState& StoredValue::StateOf(StatesOrigin& origin, std::unique_ptr<UpdateSt
 }
 
 void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,
-                              const Update& update) {
+                              const Update& update, const GpuWork* gpu) {
+  std::unique_ptr<UpdateState> outdated;
+  UpdateState& state = StateOf(*update.origin, &outdated, gpu);
+  if (gpu != nullptr) {
+    NDArray gradient = inputs[0];
+    if (inputs.size() > 1) {
+      gradient = NewGuardedArray(dtype());
+      gpu->Keep(gradient);
+      SumReceived(inputs, compressor, gradient, gpu);
+    }
+    const ArrayUpdate begun =
+        state.Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay, gpu);
+    if (outdated != nullptr) gpu->Keep(std::move(outdated));
+    gpu->Update(begun, gradient);
+    return;
+  }
   if (compressor != nullptr) {
     // A value of its own: compressing is no pure function, and updates may take several passes.
     if (decompressed_.empty()) decompressed_ = NewGuardedArray(dtype());
-    SumReceived(inputs, compressor, decompressed_);
+    SumReceived(inputs, compressor, decompressed_, gpu);
     inputs = View(decompressed_);
   }
-  std::unique_ptr<UpdateState> outdated;
-  UpdateState& state = StateOf(*update.origin, &outdated);
   UpdateArray(state.Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
               inputs);
 }
 
 void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
-                              const Compressor* compressor, const Update& update) {
-  DCHECK(compressor == nullptr);
+                              const Compressor* compressor, const Update& update,
+                              const GpuWork* gpu) {
+  DCHECK(compressor == nullptr && gpu == nullptr);
   std::unique_ptr<UpdateState> outdated;
-  UpdateState& state = StateOf(*update.origin, &outdated);
+  UpdateState& state = StateOf(*update.origin, &outdated, gpu);
   const auto apply = [&](const auto& value) {
     UpdateArray(state.Begin(*update.rule, key_, value, update.learning_rate, update.weight_decay),
                 inputs, value);
@@ -225,380 +224,5 @@ void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
     apply(array_);
   }
 }
-
-// Sum and update in one op. Inputs: an array or a std::vector of them.
-template <class Inputs>
-struct StoredValue::PushOp {
-  std::shared_ptr<StoredValue> value;
-  Inputs inputs;
-  std::shared_ptr<const Compressor> compressor;
-  Update update;
-
-  void operator()() const {
-    StoredValue& v = *value;
-    v.RethrowIfPoisoned();
-    if (std::exception_ptr error = v.ErrorOfInputs(View(inputs))) {
-      v.input_error_ = std::move(error);
-      return;
-    }
-    if (update.rule == nullptr) {
-      v.Assign(View(inputs), compressor.get());
-    } else {
-      if (!v.has_value_) return;  // nothing to update: the push that made the key failed, see E2
-      v.FetchSource();
-      v.ApplyUpdate(View(inputs), compressor.get(), update);
-    }
-    v.input_error_ = nullptr;
-  }
-};
-
-template <class Inputs>
-struct StoredValue::ReplaceOp {
-  std::shared_ptr<StoredValue> value;
-  std::shared_ptr<StoredValue> old;
-  Inputs inputs;
-  std::shared_ptr<const Compressor> compressor;
-
-  void operator()() const {
-    StoredValue& v = *value;
-    old->RethrowIfPoisoned();
-    if (std::exception_ptr error = v.ErrorOfInputs(View(inputs))) {
-      v.Convert(*old);
-      v.input_error_ = std::move(error);
-      return;
-    }
-    v.Assign(View(inputs), compressor.get());
-  }
-};
-
-// Outputs: an array or a std::vector of them.
-template <class Outputs>
-struct StoredValue::PullOp {
-  std::shared_ptr<StoredValue> value;
-  Outputs out;
-
-  void operator()() const {
-    value->RethrowUnlessReadable();
-    value->CopyTo(View(out));
-  }
-};
-
-struct StoredValue::RowPullOp {
-  std::shared_ptr<StoredValue> value;
-  std::vector<RowSparseNDArray> out;
-  NDArray row_ids;
-
-  void operator()() const {
-    const StoredValue& v = *value;
-    v.RethrowUnlessReadable();
-    storage::GatherRowSparse(v.rows_, SortedRowIds(), out);
-  }
-
-  std::vector<std::int64_t> SortedRowIds() const {
-    try {
-      return storage::SortedRowIds(row_ids, value->shape()[0]);
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument(
-          fmt::format("RowSparsePull: key {}: {}", ToString(value->key_), error.what()));
-    }
-  }
-};
-
-template <class Array>
-struct StoredValue::ResetOp {
-  std::shared_ptr<StoredValue> value;
-  Array input;
-  std::uint64_t origin_number;
-
-  void operator()() const {
-    StoredValue& v = *value;
-    if (std::exception_ptr error = v.ErrorOfInputs(View(input))) {
-      v.RethrowIfPoisoned();
-      v.input_error_ = std::move(error);
-      return;
-    }
-    v.Assign(View(input), nullptr);
-    v.input_error_ = nullptr;
-    v.residuals_.clear();
-    v.update_state_ = nullptr;
-    v.origin_number_ = std::max(v.origin_number_, origin_number);
-  }
-};
-
-struct StoredValue::SnapshotOp {
-  std::shared_ptr<StoredValue> value;
-  std::shared_ptr<const StatesOrigin> origin;
-  std::shared_ptr<KeyStates> out;
-
-  void operator()() const {
-    const StoredValue& v = *value;
-    if (v.origin_number_ < origin->number) {
-      origin->ReadLoaded([this](const UpdateState& loaded) { Copy(loaded); });
-    } else if (v.origin_number_ == origin->number && v.update_state_ != nullptr) {
-      Copy(*v.update_state_);
-    }
-  }
-
-  void Copy(const UpdateState& states) const {
-    out->step = states.step;
-    out->numbers = states.numbers;
-    out->master = CopyOf(states.master, states.restored_master);
-    for (std::size_t i = 0; i < states.arrays.size(); ++i) {
-      out->arrays[i] = CopyOf(states.arrays[i], states.restored[i]);
-    }
-  }
-
-  // What is restored and not in use yet is never written.
-  NDArray CopyOf(const NDArray& array, const NDArray& restored) const {
-    if (array.empty()) return restored;
-    NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
-    CopyArray(array, View(copy));
-    return copy;
-  }
-};
-
-// The sum for an updater. If it fails it poisons the value as well as the sum, so that nothing that
-// the updater pushes changes the value; SettleOp lifts that again.
-template <class Array>
-struct StoredValue::MergeOp {
-  std::shared_ptr<StoredValue> value;
-  HeldArrays<Array> inputs;
-  std::shared_ptr<const Compressor> compressor;
-  Array merged;
-
-  void operator()() const {
-    StoredValue& v = *value;
-    v.RethrowIfPoisoned();
-    if (std::exception_ptr error = v.ErrorOfInputs(View(inputs)))
-      v.input_error_ = std::move(error);
-    else if (v.has_value_)
-      v.input_error_ = nullptr;
-    if (v.input_error_ != nullptr) std::rethrow_exception(v.input_error_);
-    v.FetchSource();
-    v.SumReceived(View(inputs), compressor.get(), merged);
-  }
-};
-
-// After what the updater has pushed: a failed input leaves the value as it was and unpoisoned, a
-// failed update leaves it poisoned.
-struct StoredValue::SettleOp {
-  std::shared_ptr<StoredValue> value;
-
-  void operator()() const {
-    const StoredValue& v = *value;
-    std::exception_ptr error = v.engine().ErrorOf(v.var());
-    if (error != nullptr && error != v.input_error_) std::rethrow_exception(std::move(error));
-  }
-};
-
-// ---- How they are queued
-
-void StoredValue::WaitUntilInitialized() {
-  engine().WaitForVar(var());
-  has_value_ = true;
-}
-
-template <class Array>
-void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
-                            std::shared_ptr<const Compressor> compressor, Update update,
-                            int priority) {
-  const NearInputs near(values, self->device(), priority);
-  values = near.view();
-  // The value is only in `writes`, although an update reads it: its body looks at poison itself.
-  if (values.size() == 1) {
-    self->engine().Push({.name = "kvstore.push",
-                         .reads = {values[0].var()},
-                         .writes = {self->var()},
-                         .device = self->device(),
-                         .priority = priority,
-                         .run_when_poisoned = true},
-                        PushOp<Array>{self, values[0], std::move(compressor), std::move(update)});
-    return;
-  }
-  self->engine().Push({.name = "kvstore.push",
-                       .reads = VarListOf(values),
-                       .writes = {self->var()},
-                       .device = self->device(),
-                       .priority = priority,
-                       .run_when_poisoned = true},
-                      PushOp<HeldArrays<Array>>{self, HeldArrays<Array>(values),
-                                                std::move(compressor), std::move(update)});
-}
-
-template <class Array>
-void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
-                               const std::shared_ptr<StoredValue>& old,
-                               std::span<const Array> values,
-                               std::shared_ptr<const Compressor> compressor, int priority) {
-  const NearInputs near(values, self->device(), priority);
-  values = near.view();
-  std::vector<VarRef> reads = VarsOf(values);
-  reads.push_back(old->var());
-  self->engine().Push(
-      {.name = "kvstore.push",
-       .reads = reads,
-       .writes = {self->var()},
-       .device = self->device(),
-       .priority = priority,
-       .run_when_poisoned = true},
-      ReplaceOp<HeldArrays<Array>>{self, old, HeldArrays<Array>(values), std::move(compressor)});
-}
-
-template <class Array>
-void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
-                            int priority) {
-  if constexpr (std::is_same_v<Array, NDArray>) {
-    if (!AreNear(out, self->device())) {
-      const RelayedOutputs outputs(out, self->device());
-      QueuePull(self, outputs.near(), priority);
-      outputs.Forward(priority);
-      return;
-    }
-  }
-  Engine& engine = self->engine();
-  const VarRef stored = self->var();
-  if (out.size() == 1) {
-    OpOptions options{.name = "kvstore.pull",
-                      .reads = {stored},
-                      .writes = {out[0].var()},
-                      .device = out[0].device(),
-                      .lane = Lane::kCopy,
-                      .priority = priority};
-    if (IsPartial(out[0])) options.reads = {stored, out[0].var()};
-    engine.Push(options, PullOp<Array>{self, out[0]});
-    return;
-  }
-  // Whole arrays take one op, which reads the value once. A part of an array has an op of its own:
-  // that op does not run if its array is poisoned, which must not keep the others from their value.
-  std::vector<Array> whole;
-  if (std::any_of(out.begin(), out.end(), [](const Array& array) { return IsPartial(array); })) {
-    for (const Array& array : out) {
-      if (IsPartial(array)) {
-        QueuePull(self, View(array), priority);
-      } else {
-        whole.push_back(array);
-      }
-    }
-    if (whole.empty()) return;
-    out = whole;
-  }
-  engine.Push({.name = "kvstore.pull",
-               .reads = {stored},
-               .writes = VarListOf(out),
-               .device = out[0].device(),
-               .lane = Lane::kCopy,
-               .priority = priority},
-              PullOp<HeldArrays<Array>>{self, HeldArrays<Array>(out)});
-}
-
-void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
-                               std::span<const RowSparseNDArray> out, const NDArray& row_ids,
-                               int priority) {
-  const NearInputs near(View(row_ids), self->device(), priority);
-  const NDArray& ids = near.view()[0];
-  self->engine().Push({.name = "kvstore.row_sparse_pull",
-                       .reads = {self->var(), ids.var()},
-                       .writes = VarListOf(out),
-                       .device = out[0].device(),
-                       .lane = Lane::kCopy,
-                       .priority = priority},
-                      RowPullOp{self, {out.begin(), out.end()}, ids});
-}
-
-template <class Array>
-void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
-                             std::uint64_t origin_number) {
-  const NearInputs near(View(value), self->device(), /*priority=*/0);
-  const Array& input = near.view()[0];
-  self->engine().Push({.name = "kvstore.reset",
-                       .reads = {input.var()},
-                       .writes = {self->var()},
-                       .device = self->device(),
-                       .run_when_poisoned = true},
-                      ResetOp<Array>{self, input, origin_number});
-}
-
-void StoredValue::QueueSnapshot(const std::shared_ptr<StoredValue>& self,
-                                std::shared_ptr<const StatesOrigin> origin,
-                                std::shared_ptr<KeyStates> out) {
-  self->engine().Push({.name = "kvstore.save_states",
-                       .reads = {self->var()},
-                       .writes = {self->var()},
-                       .device = self->device()},
-                      SnapshotOp{self, std::move(origin), std::move(out)});
-}
-
-void StoredValue::Call(const Updaters& updaters, const NDArray& input) const {
-  updaters.dense(key_, input, array_);
-}
-
-void StoredValue::Call(const Updaters& updaters, const RowSparseNDArray& input) const {
-  if (is_row_sparse()) {
-    updaters.row_sparse(key_, input, rows_);
-  } else {
-    updaters.row_sparse_on_dense(key_, input, array_);
-  }
-}
-
-template <class Array>
-void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
-                             std::span<const Array> values,
-                             std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
-                             int priority) {
-  StoredValue& v = *self;
-  DCHECK(!v.IsInUpdater());
-  MutexLock lock(v.updater_mutex_);
-  v.updater_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  struct Leave {
-    std::atomic<std::thread::id>& thread;
-    ~Leave() { thread.store(std::thread::id(), std::memory_order_relaxed); }
-  } leave{v.updater_thread_};
-
-  Engine& engine = v.engine();
-  const Device device = v.device();
-  const NearInputs near(values, device, priority);
-  values = near.view();
-  Array& merged = v.Merged(values[0]);
-  if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
-  engine.Push({.name = "kvstore.merge",
-               .reads = VarListOf(values),
-               .writes = {merged.var(), v.var()},
-               .device = device,
-               .priority = priority,
-               .run_when_poisoned = true},
-              MergeOp<Array>{self, HeldArrays<Array>(values), std::move(compressor), merged});
-  std::exception_ptr error;
-  try {
-    v.Call(updaters, merged);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  engine.Push({.name = "kvstore.settle",
-               .writes = {v.var()},
-               .device = device,
-               .priority = priority,
-               .run_when_poisoned = true},
-              SettleOp{self});
-  if (error != nullptr) std::rethrow_exception(std::move(error));
-}
-
-// Both kinds of arrays.
-#define HEDDLE_INSTANTIATE(Array)                                                                  \
-  template void StoredValue::QueuePush(const std::shared_ptr<StoredValue>&,                        \
-                                       std::span<const Array>, std::shared_ptr<const Compressor>,  \
-                                       Update, int);                                               \
-  template void StoredValue::QueueReplace(                                                         \
-      const std::shared_ptr<StoredValue>&, const std::shared_ptr<StoredValue>&,                    \
-      std::span<const Array>, std::shared_ptr<const Compressor>, int);                             \
-  template void StoredValue::QueuePull(const std::shared_ptr<StoredValue>&,                        \
-                                       std::span<const Array>, int);                               \
-  template void StoredValue::QueueReset(const std::shared_ptr<StoredValue>&, const Array&,         \
-                                        std::uint64_t);                                            \
-  template void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>&,                       \
-                                        std::span<const Array>, std::shared_ptr<const Compressor>, \
-                                        const Updaters&, int)
-HEDDLE_INSTANTIATE(NDArray);
-HEDDLE_INSTANTIATE(RowSparseNDArray);
-#undef HEDDLE_INSTANTIATE
 
 }  // namespace heddle::kvstore

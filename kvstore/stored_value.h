@@ -16,6 +16,7 @@
 
 #include "base/mutex.h"
 #include "kvstore/compression/compressor.h"
+#include "kvstore/gpu_work.h"
 #include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
 
@@ -38,6 +39,10 @@ namespace heddle::kvstore {
 //
 // Optimizer state and residuals are the value's own, found, made and forgotten by the ops alone, so
 // what happens to them has the order of what happens to the value.
+//
+// GPUs. The ops on a value on a GPU are ops of that GPU. Their bodies run in the order of their
+// issue, so (V) guards the same fields, as if what was issued before had happened; only what the
+// device may still use must not be dropped (GpuWork::Keep). A row-sparse value lies on a CPU.
 class StoredValue {
  public:
   // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
@@ -132,35 +137,37 @@ class StoredValue {
   const Var& var() const { return is_row_sparse() ? rows_.var() : array_.var(); }
   Engine& engine() const { return is_row_sparse() ? rows_.engine() : array_.engine(); }
 
-  // The error of the first poisoned input; null if there is none.
-  template <class Array>
-  std::exception_ptr ErrorOfInputs(std::span<const Array> inputs) const;
   void RethrowIfPoisoned() const;      // E1
   void RethrowUnlessReadable() const;  // E2, and a value that is not there yet
   const NDArray& Current() const { return source_.empty() ? array_ : source_; }
   template <class Use>
   void UseCurrent(const Use& use) const;
   void FetchSource();
+  // Queues the copy of far_source_, before anything else is queued.
+  void QueueFetch() EXCLUDES(fetch_mutex_);
   // An array of the value's shape that ops on the value may touch.
   NDArray NewGuardedArray(DType dtype) const;
   std::vector<NDArray> ResidualsOf(std::span<const NDArray> senders);
-  // out = the sum of the inputs as they reach the store.
+  // out = the sum of the inputs as they reach the store. `gpu`, here and below: where the work of a
+  // GPU op is issued; null in ops of CPUs.
   void SumReceived(std::span<const NDArray> inputs, const Compressor* compressor,
-                   const NDArray& out);
+                   const NDArray& out, const GpuWork* gpu);
   void SumReceived(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
-                   const RowSparseNDArray& out);
-  void Assign(std::span<const NDArray> inputs, const Compressor* compressor);
-  void Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor);
+                   const RowSparseNDArray& out, const GpuWork* gpu);
+  void Assign(std::span<const NDArray> inputs, const Compressor* compressor, const GpuWork* gpu);
+  void Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
+              const GpuWork* gpu);
   void Convert(const StoredValue& other);
-  void CopyTo(std::span<const NDArray> out) const;
-  void CopyTo(std::span<const RowSparseNDArray> out) const;
+  void CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const;
+  void CopyTo(std::span<const RowSparseNDArray> out, const GpuWork* gpu) const;
   void ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,
-                   const Update& update);
+                   const Update& update, const GpuWork* gpu);
   void ApplyUpdate(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
-                   const Update& update);
+                   const Update& update, const GpuWork* gpu);
   // The state to go on with. `outdated` is made, and that is it, for a push that was overtaken by
   // one of a later origin.
-  UpdateState& StateOf(StatesOrigin& origin, std::unique_ptr<UpdateState>* outdated);
+  UpdateState& StateOf(StatesOrigin& origin, std::unique_ptr<UpdateState>* outdated,
+                       const GpuWork* gpu);
   NDArray& Merged(const NDArray& /*like*/) REQUIRES(updater_mutex_) { return merged_; }
   RowSparseNDArray& Merged(const RowSparseNDArray& /*like*/) REQUIRES(updater_mutex_) {
     return merged_rows_;
@@ -181,6 +188,11 @@ class StoredValue {
   std::vector<Residual> residuals_;  // (V) of the senders seen so far
   std::unique_ptr<UpdateState> update_state_;  // (V) null: none so far
   std::uint64_t origin_number_ = 0;            // (V) of update_state_
+
+  // What array_ has to become first, and ops on it cannot read; see near_arrays.h.
+  Mutex fetch_mutex_;
+  NDArray far_source_ GUARDED_BY(fetch_mutex_);
+  std::atomic<bool> has_far_source_{false};  // hint: far_source_ is not empty
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/gpu_work.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
 
@@ -37,23 +38,34 @@ std::uint64_t StableHash(KeyRef key) {
   return hash;
 }
 
-void CopyValue(const NDArray& from, const NDArray& to) { CopyArray(from, {&to, 1}); }
-void CopyValue(const RowSparseNDArray& from, const NDArray& to) {
+void CopyValue(const NDArray& from, const NDArray& to, const GpuWork* gpu) {
+  if (gpu != nullptr) return gpu->Copy(from, {&to, 1});
+  CopyArray(from, {&to, 1});
+}
+void CopyValue(const RowSparseNDArray& from, const NDArray& to, const GpuWork* /*gpu*/) {
   storage::RowSparseToDense(from, to);
+}
+
+// Of an array of the CPUs that nobody writes any more.
+void CopyRestored(const NDArray& from, const NDArray& to, const GpuWork* gpu) {
+  if (gpu != nullptr) return gpu->Upload(from, to);
+  const engine::UncheckedScope settled;  // so it needs no order
+  CopyArray(from, {&to, 1});
 }
 
 // `restored`: what it starts as, or empty. `start`: the value, or its master copy.
 template <class Value>
 NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start,
-                  const NDArray& restored) {
+                  const NDArray& restored, const GpuWork* gpu) {
   const Shape& shape = start.shape();
   const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 1;
   NDArray state = internal::NewArrayGuardedBy(start, type.per_row ? Shape{rows} : shape, dtype);
   if (!restored.empty()) {
-    const engine::UncheckedScope settled;  // nobody writes it any more, so it needs no order
-    CopyValue(restored, state);
+    CopyRestored(restored, state, gpu);
   } else if (type.start == UpdateStateType::Start::kWeight) {
-    CopyValue(start, state);
+    CopyValue(start, state, gpu);
+  } else if (gpu != nullptr) {
+    gpu->FillZero(state);
   } else {
     FillZero(state);
   }
@@ -69,14 +81,14 @@ std::unique_ptr<UpdateState> StatesOrigin::Start() {
 
 template <class Value>
 ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
-                                  double learning_rate, double weight_decay) {
+                                  double learning_rate, double weight_decay, const GpuWork* gpu) {
   ArrayUpdate update = {};
   update.rule = &rule;
   update.run.dtype = value.dtype();
   if (multi_precision && Is16Bit(value.dtype())) {
     if (master.empty()) {
       master = MakeState({.name = "master", .start = UpdateStateType::Start::kWeight},
-                         DType::kFloat32, value, restored_master);
+                         DType::kFloat32, value, restored_master, gpu);
       restored_master = NDArray();
     }
     update.run.master = master.data<float>();
@@ -86,8 +98,8 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     if (arrays[i].empty()) {
       if (i >= rule.num_states() && restored[i].empty()) continue;
-      arrays[i] = master.empty() ? MakeState(types[i], value.dtype(), value, restored[i])
-                                 : MakeState(types[i], master.dtype(), master, restored[i]);
+      arrays[i] = master.empty() ? MakeState(types[i], value.dtype(), value, restored[i], gpu)
+                                 : MakeState(types[i], master.dtype(), master, restored[i], gpu);
       restored[i] = NDArray();
     }
     update.run.states[i] = arrays[i].data();
@@ -105,8 +117,8 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
 }
 
 ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
-                               double learning_rate, double weight_decay) {
-  ArrayUpdate update = BeginFor(rule, key, value, learning_rate, weight_decay);
+                               double learning_rate, double weight_decay, const GpuWork* gpu) {
+  ArrayUpdate update = BeginFor(rule, key, value, learning_rate, weight_decay, gpu);
   update.run.weight = value.data();
   return update;
 }
@@ -114,7 +126,7 @@ ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, con
 ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key,
                                const RowSparseNDArray& value, double learning_rate,
                                double weight_decay) {
-  return BeginFor(rule, key, value, learning_rate, weight_decay);
+  return BeginFor(rule, key, value, learning_rate, weight_decay, /*gpu=*/nullptr);
 }
 
 }  // namespace heddle::kvstore

@@ -15,6 +15,8 @@
 
 namespace heddle::kvstore {
 
+class GpuWork;
+
 // An update that has begun: for all its passes, apart from the gradient.
 struct ArrayUpdate {
   const internal::UpdateRule* rule;
@@ -31,8 +33,9 @@ struct UpdateState {
 
   // Counts the step and readies the arrays that `rule` needs: dense ones also for a row-sparse
   // value, whose `weight` is left to the caller.
+  // `gpu`: of a value on a GPU.
   ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
-                    double learning_rate, double weight_decay);
+                    double learning_rate, double weight_decay, const GpuWork* gpu = nullptr);
   ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const RowSparseNDArray& value,
                     double learning_rate, double weight_decay);
 
@@ -50,7 +53,7 @@ struct UpdateState {
  private:
   template <class Value>
   ArrayUpdate BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
-                       double learning_rate, double weight_decay);
+                       double learning_rate, double weight_decay, const GpuWork* gpu);
 };
 
 // Where the states of a key begin: at SetOptimizer, or at LoadOptimizerStates. Threads: any.

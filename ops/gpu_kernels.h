@@ -13,11 +13,14 @@
 
 namespace heddle::ops {
 
+// The most inputs that Sum takes: as many as one launch.
+inline constexpr std::size_t kGpuSumInputsMax = 288;
+
 // Each issues on `stream`, whose device is current and reaches all pointers, what the function of
 // its name in ops/ does at once: the same shapes and bits (of a NaN, only that it is one). Counts
 // are above 0. Aliasing: as there, but nothing overlaps the output of Cast.
 //
-// Errors:  CudaError if a launch fails; Sum: InvalidArgument for more inputs than a launch takes.
+// Errors:  CudaError if a launch fails; Sum: InvalidArgument for more than kGpuSumInputsMax inputs.
 // Threads: all methods, any thread.
 class GpuKernels {
  public:

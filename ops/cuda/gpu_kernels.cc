@@ -8,6 +8,8 @@
 namespace heddle::ops {
 namespace {
 
+static_assert(cuda::kSumInputsMax == kGpuSumInputsMax);
+
 cuda::Stream ToStream(GpuStream stream) { return static_cast<cuda::Stream>(stream.handle); }
 
 class AllCudaKernels final : public GpuKernels {

@@ -182,6 +182,33 @@ TEST_F(GpuTest, AFailedLaunchPoisonsBeforeItsDependentsAreIssued) {
   engine.WaitForAll(kSoon);  // once
 }
 
+// All of it is issued while the device has not begun with the first op.
+TEST_F(GpuTest, ABodySeesTheFailuresOfWhatIsIssuedAndOfNothingThatIsCured) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  std::latch end{1};
+  std::vector<bool> failed;
+  const auto look = [&](GpuStream) {
+    failed.push_back(engine.ErrorOf(x) != nullptr);
+    EXPECT_EQ(engine.FailureOf(x).has_value(), failed.back());
+  };
+  const OpOptions options{
+      .name = "look", .reads = {x}, .writes = {y}, .device = Gpu(0), .run_when_poisoned = true};
+  engine.PushGpu({.name = "before", .writes = {x}, .device = Gpu(0)},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+  engine.PushGpu(options, look);
+  engine.PushGpu({.name = "bad", .writes = {x}, .device = Gpu(1)},
+                 [](GpuStream) { SimGpu::FailLaunch("cudaErrorInvalidConfiguration"); });
+  engine.PushGpu(options, look);
+  engine.PushGpu({.name = "cure", .writes = {x}, .device = Gpu(0)}, [](GpuStream) {});
+  engine.PushGpu(options, look);
+  engine.PushGpu({.name = "all issued", .reads = {y}, .writes = {y}, .device = Gpu(0)},
+                 [&](GpuStream) { end.count_down(); });
+  engine.WaitForVar(y, kSoon);
+  EXPECT_THAT(failed, ElementsAre(false, true, false));
+  EXPECT_THROW(engine.WaitForAll(kSoon), CudaError);
+}
+
 TEST_F(GpuTest, AnErrorThatTheDeviceReportsPoisonsWhatWasIssuedAndFailsTheDevice) {
   Engine engine(Options());
   const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");

@@ -41,8 +41,13 @@ struct SimGpu::SimEvent {
 
 class SimGpu::SimStream {
  public:
-  SimStream(int device, SimDevice& state, std::shared_ptr<Shared> shared, std::uint64_t seed)
-      : device_(device), state_(state), shared_(std::move(shared)), random_(seed) {}
+  SimStream(int device, SimDevice& state, std::shared_ptr<Shared> shared, std::uint64_t turns_max,
+            std::uint64_t seed)
+      : device_(device),
+        state_(state),
+        shared_(std::move(shared)),
+        turns_max_(turns_max),
+        random_(seed) {}
   ~SimStream() {
     Add(nullptr);
     thread_.join();
@@ -66,7 +71,8 @@ class SimGpu::SimStream {
       tasks_.pop_front();
       lock.unlock();
       if (task == nullptr) return;
-      for (std::uint64_t turns = random_() % 8; turns > 0; --turns) std::this_thread::yield();
+      for (std::uint64_t turns = random_() % (turns_max_ + 1); turns > 0; --turns)
+        std::this_thread::yield();
       task();
     }
   }
@@ -74,6 +80,7 @@ class SimGpu::SimStream {
   const int device_;
   SimDevice& state_;
   const std::shared_ptr<Shared> shared_;
+  const std::uint64_t turns_max_;
   std::mt19937_64 random_;
   std::mutex mutex_;
   std::condition_variable added_;
@@ -131,7 +138,7 @@ SimGpu::Stream SimGpu::NewStream(bool, int) {
   ++streams_made_;
   ++streams_left_;
   SimDevice& device = *devices_[static_cast<std::size_t>(current_device)];
-  return new SimStream(current_device, device, shared_, seed_.fetch_add(1));
+  return new SimStream(current_device, device, shared_, turns_max_, seed_.fetch_add(1));
 }
 
 SimGpu::Event SimGpu::NewEvent() {

@@ -22,7 +22,7 @@
 
 namespace heddle::engine_test {
 
-class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
+class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
  public:
   SimGpu(int devices, std::uint64_t seed);
   ~SimGpu() override;  // every stream has been freed
@@ -38,6 +38,8 @@ class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
 
   // Before the first copy: no two devices are linked.
   void Unlink() { linked_ = false; }
+  // Streams made from now on let other threads run so often at most before a task.
+  void set_turns_max(std::uint64_t turns) { turns_max_ = turns; }
   // How much each device has.
   void set_device_bytes(std::int64_t bytes) { device_bytes_ = bytes; }
   std::int64_t bytes_used(Device device) const {
@@ -97,6 +99,7 @@ class SimGpu final : public internal::GpuDriver, public ops::GpuKernels {
 
   mutable SimMemory memory_;
   bool linked_ = true;
+  std::uint64_t turns_max_ = 7;
   std::atomic<std::int64_t> device_bytes_{std::int64_t{1} << 40};
   std::vector<std::unique_ptr<SimDevice>> devices_;
   const std::shared_ptr<Shared> shared_;

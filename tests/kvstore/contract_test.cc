@@ -237,7 +237,7 @@ TEST_P(FailedUpdateTest, ResetForgetsTheOptimizerStateInTheOrderOfThePushes) {
   if (GetParam().engine != "threaded") GTEST_SKIP() << "calls of several threads";
   const NDArray zero = Full(0);
   zero.WaitToRead();
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < Times(300); ++round) {
     store = NewStore();
     store->Init("k", zero);
     store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));

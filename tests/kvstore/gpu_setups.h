@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "tests/engine/sim_gpu.h"
+#include "tests/kvstore/sim_store_gpu.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -13,10 +13,12 @@ namespace heddle::kvstore_test {
 // Stores of one process with arrays on four GPUs.
 inline std::vector<StoreSetup> GpuSetups() {
   std::vector<StoreSetup> setups;
-  for (const char* const store : {"local"}) {
+  for (const char* const store : {"local", "device"}) {
     for (StoreSetup setup : {StoreSetup{store, "threaded", 2}, StoreSetup{store, "seeded", 1}}) {
       setup.gpus = []() -> std::shared_ptr<internal::GpuDriver> {
-        return std::make_shared<engine_test::SimGpu>(4, std::random_device()());
+        auto gpus = std::make_shared<SimStoreGpu>(4, std::random_device()());
+        gpus->set_turns_max(1);  // many small ops, one after another
+        return gpus;
       };
       setups.push_back(setup);
     }

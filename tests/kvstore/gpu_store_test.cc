@@ -5,17 +5,25 @@
 #include <heddle/kvstore.h>
 #include <heddle/memory.h>
 #include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <random>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "storage/device_copy.h"
 #include "storage/gpus.h"
-#include "tests/engine/sim_gpu.h"
+#include "tests/kvstore/sim_store_gpu.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -23,6 +31,8 @@ namespace {
 
 class GpuStoreTest : public testing::Test {
  protected:
+  GpuStoreTest() { gpu_->set_turns_max(1); }
+
   static constexpr int kGpus = 2;
 
   NDArray Full(const Shape& shape, Scalar value, Device device,
@@ -30,8 +40,13 @@ class GpuStoreTest : public testing::Test {
     return NDArray::Full(shape, value, dtype, device, *engine_);
   }
 
-  std::shared_ptr<engine_test::SimGpu> gpu_ =
-      std::make_shared<engine_test::SimGpu>(kGpus, TestSeed());
+  std::vector<float> Pulled(KVStore& from, int key) const {
+    const NDArray out({4, 2}, DType::kFloat32, Gpu(0), *engine_);
+    from.Pull(key, out);
+    return out.ToVector<float>();
+  }
+
+  std::shared_ptr<SimStoreGpu> gpu_ = std::make_shared<SimStoreGpu>(kGpus, TestSeed());
   std::unique_ptr<Engine> engine_ = std::make_unique<Engine>([this] {
     EngineOptions options = EngineOptions::FromEnvironment();
     options.gpu_driver = gpu_;
@@ -40,51 +55,42 @@ class GpuStoreTest : public testing::Test {
   }());
 };
 
-TEST_F(GpuStoreTest, DeviceRefusesArraysOfGpusBeforeAnythingHappens) {
-  const NDArray a = Full({4}, 1, Gpu(1));
-  const NDArray on_cpu = Full({4}, 1, CpuPinned(1));
-  const auto store = KVStore::Create("device", *engine_);
-  ExpectInvalid([&] { store->Init(3, a); }, {"key 3", "gpu(1)"});
-  store->Init(3, on_cpu);
-  ExpectInvalid([&] { store->Push(3, a); }, {"key 3", "gpu(1)"});
-  ExpectInvalid([&] { store->Pull(3, a); }, {"key 3", "gpu(1)"});
-  store->Push(3, {on_cpu * 2, on_cpu});
-  store->Pull(3, on_cpu);
-  EXPECT_EQ(on_cpu.ToVector<float>(), std::vector<float>(4, 3));
-}
+// On both types of store.
+class GpuStoreTypesTest : public GpuStoreTest, public testing::WithParamInterface<const char*> {
+ protected:
+  std::unique_ptr<KVStore> store_ = KVStore::Create(GetParam(), *engine_);
+};
+INSTANTIATE_TEST_SUITE_P(All, GpuStoreTypesTest, testing::Values("local", "device"));
 
 // Every kind of memory in one push and in one pull, with casts, large enough for several slices
 // where an array goes through pinned ones.
-TEST_F(GpuStoreTest, ArraysOfAllDevicesGoTogether) {
+TEST_P(GpuStoreTypesTest, ArraysOfAllDevicesGoTogether) {
   const Shape shape{2 * storage::kStagingBytes / 4 + 77};
-  const auto store = KVStore::Create("local", *engine_);
-  store->Init("w", Full(shape, 100, Gpu(1)));
-  store->Push("w", {Full(shape, 1, Cpu()), Full(shape, 2, Gpu(0)), Full(shape, 4, CpuPinned(1)),
-                    Full(shape, 8, Gpu(1)), Full(shape, 16, Gpu(0))});
+  store_->Init("w", Full(shape, 100, Gpu(1)));
+  store_->Push("w", {Full(shape, 1, Cpu()), Full(shape, 2, Gpu(0)), Full(shape, 4, CpuPinned(1)),
+                     Full(shape, 8, Gpu(1)), Full(shape, 16, Gpu(0))});
   std::vector<NDArray> out;
   for (const Device device : {Gpu(0), Cpu(1), CpuPinned(0), Gpu(1)}) {
     for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
       out.push_back(Full(shape, 0, device, dtype));
     }
   }
-  store->Pull("w", out);
+  store_->Pull("w", out);
   for (const NDArray& array : out) {
     EXPECT_EQ(array.ToVector<float>(),
               std::vector<float>(static_cast<std::size_t>(shape.size()), 31));
   }
 }
 
-TEST_F(GpuStoreTest, PullsIntoPartsOfArrays) {
-  const auto store = KVStore::Create("local", *engine_);
-  store->Init("w", Full({3}, 5, Gpu(0)));
+TEST_P(GpuStoreTypesTest, PullsIntoPartsOfArrays) {
+  store_->Init("w", Full({3}, 5, Gpu(0)));
   const NDArray whole = Full({9}, 1, Gpu(1));
-  store->Pull("w", {whole.Slice(0, 3), whole.Slice(6, 9)});
+  store_->Pull("w", {whole.Slice(0, 3), whole.Slice(6, 9)});
   EXPECT_EQ(whole.ToVector<float>(), (std::vector<float>{5, 5, 5, 1, 1, 1, 5, 5, 5}));
 }
 
 // From the second step on all memory comes from the pools.
-TEST_F(GpuStoreTest, StepsTakeNoFreshMemory) {
-  const auto store = KVStore::Create("local", *engine_);
+TEST_P(GpuStoreTypesTest, StepsTakeNoFreshMemory) {
   storage::Gpus& gpus = storage::Gpus::Of(*engine_);
   const auto taken = [&] {
     std::int64_t bytes = gpu_->bytes_used(CpuPinned());
@@ -93,11 +99,11 @@ TEST_F(GpuStoreTest, StepsTakeNoFreshMemory) {
   };
   const std::vector<NDArray> gradients = {Full({1000}, 1, Gpu(0)), Full({1000}, 2, Gpu(1))};
   const std::vector<NDArray> weights = {Full({1000}, 0, Gpu(0)), Full({1000}, 0, Gpu(1))};
-  store->Init("w", weights[0]);
-  store->SetOptimizer(Sgd({.learning_rate = 1}));
+  store_->Init("w", weights[0]);
+  store_->SetOptimizer(Sgd({.learning_rate = 1}));
   const auto step = [&] {
-    store->Push("w", gradients);
-    store->Pull("w", weights);
+    store_->Push("w", gradients);
+    store_->Pull("w", weights);
     engine_->WaitForAll();
   };
   step();
@@ -106,6 +112,133 @@ TEST_F(GpuStoreTest, StepsTakeNoFreshMemory) {
   EXPECT_EQ(taken(), after_one);
   EXPECT_EQ(gpus.Stats(DeviceType::kCpuPinned).used, 0);
   EXPECT_EQ(weights[1].ToVector<float>(), std::vector<float>(1000, -18));
+}
+
+// The device that a value of "device" lies on is seen by its updater.
+TEST_F(GpuStoreTest, ValuesGoToTheGpusThatPushThemSpreadBySize) {
+  const auto store = KVStore::Create("device", *engine_);
+  std::vector<Device> devices(5, Cpu());
+  store->SetUpdater([&](KeyRef key, const NDArray& input, const NDArray& stored) {
+    EXPECT_EQ(input.device(), stored.device());
+    devices[static_cast<std::size_t>(key.number())] = stored.device();
+    stored += input;
+  });
+  const std::vector<std::int64_t> sizes = {10, 40, 30, 20};
+  std::vector<std::vector<NDArray>> arrays;
+  for (int key = 0; key < 4; ++key) {
+    const Shape shape{sizes[static_cast<std::size_t>(key)]};
+    store->Init(key, Full(shape, 1, Cpu()));  // as front ends do
+    arrays.push_back({Full(shape, 1, Gpu(0)), Full(shape, 1, Gpu(1))});
+  }
+  const NDArray before = Full({40}, 0, Gpu(1));
+  store->Pull(1, before);
+  store->Push({0, 1, 2, 3}, arrays);
+  EXPECT_THAT(devices, testing::ElementsAre(Gpu(0), Gpu(0), Gpu(1), Gpu(1), Cpu()));
+  store->Pull({0, 1, 2, 3}, arrays);
+  for (const auto& of_key : arrays) {
+    for (const NDArray& array : of_key) {
+      EXPECT_THAT(array.ToVector<float>(), testing::Each(3.0F));
+    }
+  }
+  EXPECT_THAT(before.ToVector<float>(), testing::Each(1.0F));
+  // One GPU alone.
+  store->Init(4, Full({5}, 1, Cpu()));
+  store->Push(4, Full({5}, 2, Gpu(1)));
+  EXPECT_EQ(devices[4], Gpu(1));
+}
+
+// A key whose value lies on the GPU that cannot reach the others.
+TEST_F(GpuStoreTest, UnlinkedGpusWorkTogether) {
+  gpu_->Unlink();
+  const auto store = KVStore::Create("device", *engine_);
+  store->Init("w", Full({1000}, 1, Gpu(1)));
+  store->Push("w", {Full({1000}, 2, Gpu(0)), Full({1000}, 3, Gpu(0))});
+  const std::vector<NDArray> out = {Full({1000}, 0, Gpu(0)), Full({1000}, 0, Gpu(1))};
+  store->Pull("w", out);
+  for (const NDArray& array : out) EXPECT_THAT(array.ToVector<float>(), testing::Each(5.0F));
+}
+
+// What has no kernels for GPUs is refused, and nothing of the call happens.
+TEST_F(GpuStoreTest, WhatGpusCannotDoIsRefused) {
+  const auto store = KVStore::Create("device", *engine_);
+  const NDArray ones = Full({4, 2}, 1, Gpu(1));
+  const auto rows = RowSparseNDArray::FromVectors<float>({1}, {5, 6}, Shape{4, 2}, DType::kFloat32,
+                                                         Cpu(), *engine_);
+  store->Init({1, 2}, {ones, ones});
+  ExpectInvalid(
+      [&] {
+        store->Push({1, 2}, {ArrayList(ones * 2), ArrayList(rows)});
+      },
+      {"Push", "key 2", "GPU", "dense", "row-sparse"});
+  ExpectInvalid([&] { store->Pull(1, rows, 0, /*ignore_sparse=*/false); },
+                {"Pull", "key 1", "gpu(1)", "row-sparse"});
+  ExpectInvalid(
+      [&] {
+        store->Push({1, 2}, {{ones * 2}, std::vector<NDArray>(289, ones)});
+      },
+      {"key 2", "288", "289"});
+  store->SetOptimizer(MakeOptimizer("groupadagrad"));
+  ExpectInvalid([&] { store->Push(1, ones * 2); }, {"key 1", "GPU", "groupadagrad"});
+  EXPECT_THAT(Pulled(*store, 1), testing::Each(1.0F));
+  const auto compressed = KVStore::Create("device", *engine_);
+  compressed->SetGradientCompression({.type = "1bit"});
+  compressed->Init(1, ones);
+  ExpectInvalid([&] { compressed->Push(1, ones); }, {"key 1", "GPU", "compression", "1bit"});
+  // A value of the other kind comes by Reset alone, and lies on a CPU.
+  store->Reset(1, rows);
+  EXPECT_EQ(Pulled(*store, 1), (std::vector<float>{0, 0, 5, 6, 0, 0, 0, 0}));
+}
+
+// Each optimizer on "device" with values on GPUs, against "local" with values on CPUs: the same
+// bits, with and without float32 copies, through the end of the states' file.
+TEST_F(GpuStoreTest, OptimizersGiveTheBitsOfTheCpus) {
+  std::mt19937 random(static_cast<unsigned>(TestSeed()));
+  const Shape shape{5000};  // several blocks of norms, and a rest
+  const auto values = [&] {
+    std::uniform_real_distribution<float> value(-1, 1);
+    std::vector<float> all(5000);
+    for (float& v : all) v = value(random);
+    return all;
+  };
+  const std::string file = testing::TempDir() + "gpu_store_test.states";
+  for (const std::string_view name : OptimizerNames()) {
+    if (name == "groupadagrad") continue;
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SCOPED_TRACE(fmt::format("{}, {}", name, Name(dtype)));
+      const auto make = [&] {
+        std::vector<std::pair<std::string_view, double>> wanted;
+        for (const auto& [parameter, value] : MakeOptimizer(name)->Parameters()) {
+          if (parameter == "momentum") wanted.emplace_back(parameter, 0.9);
+          if (parameter == "multi_precision") wanted.emplace_back(parameter, 1);
+        }
+        return MakeOptimizer(name, wanted);
+      };
+      const auto array = [&](const std::vector<float>& of, Device device) {
+        return NDArray::FromVector(of, shape, dtype, device, *engine_);
+      };
+      const auto on_gpus = KVStore::Create("device", *engine_);
+      const auto on_cpus = KVStore::Create("local", *engine_);
+      const std::vector<float> start = values();
+      on_gpus->Init("w", array(start, Gpu(1)));
+      on_cpus->Init("w", array(start, Cpu()));
+      on_gpus->SetOptimizer(make());
+      on_cpus->SetOptimizer(make());
+      for (int step = 0; step < 3; ++step) {
+        const std::vector<float> a = values(), b = values();
+        on_gpus->Push("w", {array(a, Gpu(0)), array(b, Gpu(1))});
+        on_cpus->Push("w", {array(a, Cpu()), array(b, Cpu())});
+        if (step != 1) continue;
+        on_gpus->SaveOptimizerStates(file);
+        on_gpus->LoadOptimizerStates(file);
+      }
+      const NDArray expected({5000}, dtype, Cpu(), *engine_);
+      const NDArray found({5000}, dtype, Gpu(0), *engine_);
+      on_cpus->Pull("w", expected);
+      on_gpus->Pull("w", found);
+      ASSERT_EQ(found.ToVector<float>(), expected.ToVector<float>());
+    }
+  }
+  std::filesystem::remove(file);
 }
 
 }  // namespace

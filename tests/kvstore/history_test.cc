@@ -242,12 +242,12 @@ class OneThreadHistory {
 };
 
 TEST_P(HistoryTest, OneThreadDefaultUpdater) {
-  OneThreadHistory(engine, *store, /*adds=*/false, seed).Run(600);
+  OneThreadHistory(engine, *store, /*adds=*/false, seed).Run(Times(600));
 }
 
 TEST_P(HistoryTest, OneThreadAddingUpdater) {
   store->SetUpdater([](KeyRef, const NDArray& input, const NDArray& stored) { stored += input; });
-  OneThreadHistory(engine, *store, /*adds=*/true, seed).Run(600);
+  OneThreadHistory(engine, *store, /*adds=*/true, seed).Run(Times(600));
 }
 
 // ---- Several threads

@@ -96,6 +96,7 @@ class OptimizerStatesTest : public StoreTest {
 
 TEST_P(OptimizerStatesTest, TrainingGoesOnWithTheSameBits) {
   for (std::string_view name : OptimizerNames()) {
+    if (MergesOnGpus() && name == "groupadagrad") continue;  // refused
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)));
       const bool multi_precision = dtype == DType::kBFloat16;

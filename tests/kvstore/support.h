@@ -171,6 +171,10 @@ class StoreTest : public testing::TestWithParam<StoreSetup> {
   static Device On(Device device) {
     return GetParam().gpus != nullptr ? Gpu(device.id % 4) : device;
   }
+  // How often to try: fewer times where each op of a GPU wakes several threads.
+  static int Times(int often) { return GetParam().gpus != nullptr ? often / 6 : often; }
+  // Values lie on GPUs, too.
+  static bool MergesOnGpus() { return GetParam().gpus != nullptr && GetParam().store == "device"; }
   NDArray Full(Scalar value, Device device = Cpu(), DType dtype = DType::kFloat32) {
     return NDArray::Full(shape, value, dtype, On(device), engine);
   }

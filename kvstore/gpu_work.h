@@ -1,0 +1,56 @@
+// What the bodies of the stores' GPU ops do with arrays: array_kernels.h on a stream.
+#pragma once
+
+#include <heddle/engine.h>
+#include <heddle/gpu.h>
+#include <heddle/ndarray.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvstore/optimizer/gpu_updates.h"
+#include "kvstore/update_state.h"
+#include "ops/gpu_kernels.h"
+
+namespace heddle::kvstore {
+
+// The most arrays that a sum on a GPU takes.
+inline constexpr std::size_t kGpuInputsMax = ops::kGpuSumInputsMax;
+
+// The kernels of the engine's GPUs.
+const GpuUpdates& GpuUpdatesOf(const Engine& engine);
+
+// Issues work for one op, on arrays of the op's GPU if nothing else is said. What it issues is done
+// in order, later; equal shapes everywhere.
+class GpuWork {
+ public:
+  // `kept` lives as long as the op.
+  GpuWork(const Engine& engine, GpuStream stream, std::vector<std::shared_ptr<void>>* kept)
+      : engine_(engine), stream_(stream), kept_(*kept) {}
+
+  // out = inputs[0] + inputs[1] + ..., in list order; one input at least. Inputs may be `out`.
+  void Sum(std::span<const NDArray> inputs, const NDArray& out) const;
+  // Every output becomes `from`, cast to its dtype. An output may be `from` itself.
+  void Copy(const NDArray& from, std::span<const NDArray> out) const;
+  void FillZero(const NDArray& array) const;
+  // From memory of the CPUs that nothing writes any more, of the same dtype.
+  void Upload(const NDArray& from, const NDArray& to) const;
+  // All passes of `update`; none for a value without elements.
+  void Update(const ArrayUpdate& update, const NDArray& gradient) const;
+
+  // Until the op is done on the device. So is kept what ops that were issued before may still use.
+  template <class T>
+  void Keep(T value) const {
+    kept_.push_back(std::make_shared<T>(std::move(value)));
+  }
+
+ private:
+  const Engine& engine_;
+  const GpuStream stream_;
+  std::vector<std::shared_ptr<void>>& kept_;
+};
+
+}  // namespace heddle::kvstore

@@ -1,0 +1,486 @@
+// The ops on a value, and how they are queued.
+#include <heddle/error.h>
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "kvstore/array_kernels.h"
+#include "kvstore/gpu_work.h"
+#include "kvstore/held_arrays.h"
+#include "kvstore/near_arrays.h"
+#include "kvstore/stored_value.h"
+#include "storage/array_state.h"
+#include "storage/row_sparse_kernels.h"
+
+namespace heddle::kvstore {
+
+namespace {
+
+// What an op holds of a list: the one array, or all of them.
+template <class Array>
+std::span<const Array> View(const Array& array) {
+  return {&array, 1};
+}
+template <class Array>
+std::span<const Array> View(const HeldArrays<Array>& arrays) {
+  return arrays.view();
+}
+
+template <class Array>
+std::vector<VarRef> VarsOf(std::span<const Array> arrays) {
+  std::vector<VarRef> vars;
+  vars.reserve(arrays.size() + 1);
+  for (const Array& array : arrays) vars.push_back(array.var());
+  return vars;
+}
+
+// The same for an op, without allocating for a few.
+template <class Array>
+VarList VarListOf(std::span<const Array> arrays) {
+  std::array<VarRef, 4> few;
+  if (arrays.size() > few.size()) return VarsOf(arrays);
+  std::transform(arrays.begin(), arrays.end(), few.begin(),
+                 [](const Array& array) { return VarRef(array.var()); });
+  return VarList(std::span<const VarRef>(few).first(arrays.size()));
+}
+
+bool IsPartial(const NDArray& array) { return array.is_partial(); }
+bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
+
+// The error of the first poisoned input; null if there is none.
+template <class Array>
+std::exception_ptr ErrorOfInputs(std::span<const Array> inputs) {
+  for (const Array& input : inputs) {
+    if (std::exception_ptr error = input.engine().ErrorOf(input.var())) return error;
+  }
+  return nullptr;
+}
+
+// An op's body as that of a GPU op.
+template <class Op>
+struct OnGpu {
+  Op op;
+  Engine& engine;
+  std::vector<std::shared_ptr<void>> kept;
+
+  void operator()(GpuStream stream) {
+    const GpuWork work(engine, stream, &kept);
+    op(&work);
+  }
+};
+
+// Queues op(), or op(GpuWork*) for a GPU.
+template <class Op>
+void Queue(Engine& engine, const OpOptions& options, Op op) {
+  if constexpr (std::is_invocable_v<const Op&, const GpuWork*>) {
+    if (options.device.type == DeviceType::kGpu) {
+      engine.PushGpu(options, OnGpu<Op>{std::move(op), engine, {}});
+      return;
+    }
+  }
+  engine.Push(options, std::move(op));
+}
+
+}  // namespace
+
+// Sum and update in one op. Inputs: an array or a std::vector of them.
+template <class Inputs>
+struct StoredValue::PushOp {
+  std::shared_ptr<StoredValue> value;
+  Inputs inputs;
+  std::shared_ptr<const Compressor> compressor;
+  Update update;
+
+  void operator()(const GpuWork* gpu = nullptr) const {
+    StoredValue& v = *value;
+    v.RethrowIfPoisoned();
+    if (std::exception_ptr error = ErrorOfInputs(View(inputs))) {
+      v.input_error_ = std::move(error);
+      return;
+    }
+    if (update.rule == nullptr) {
+      v.Assign(View(inputs), compressor.get(), gpu);
+    } else {
+      if (!v.has_value_) return;  // nothing to update: the push that made the key failed, see E2
+      v.FetchSource();
+      v.ApplyUpdate(View(inputs), compressor.get(), update, gpu);
+    }
+    v.input_error_ = nullptr;
+  }
+};
+
+template <class Inputs>
+struct StoredValue::ReplaceOp {
+  std::shared_ptr<StoredValue> value;
+  std::shared_ptr<StoredValue> old;
+  Inputs inputs;
+  std::shared_ptr<const Compressor> compressor;
+
+  void operator()() const {
+    StoredValue& v = *value;
+    old->RethrowIfPoisoned();
+    if (std::exception_ptr error = ErrorOfInputs(View(inputs))) {
+      v.Convert(*old);
+      v.input_error_ = std::move(error);
+      return;
+    }
+    v.Assign(View(inputs), compressor.get(), /*gpu=*/nullptr);
+  }
+};
+
+// Outputs: an array or a std::vector of them.
+template <class Outputs>
+struct StoredValue::PullOp {
+  std::shared_ptr<StoredValue> value;
+  Outputs out;
+
+  void operator()(const GpuWork* gpu = nullptr) const {
+    value->RethrowUnlessReadable();
+    value->CopyTo(View(out), gpu);
+  }
+};
+
+struct StoredValue::RowPullOp {
+  std::shared_ptr<StoredValue> value;
+  std::vector<RowSparseNDArray> out;
+  NDArray row_ids;
+
+  void operator()() const {
+    const StoredValue& v = *value;
+    v.RethrowUnlessReadable();
+    storage::GatherRowSparse(v.rows_, SortedRowIds(), out);
+  }
+
+  std::vector<std::int64_t> SortedRowIds() const {
+    try {
+      return storage::SortedRowIds(row_ids, value->shape()[0]);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          fmt::format("RowSparsePull: key {}: {}", ToString(value->key_), error.what()));
+    }
+  }
+};
+
+template <class Array>
+struct StoredValue::ResetOp {
+  std::shared_ptr<StoredValue> value;
+  Array input;
+  std::uint64_t origin_number;
+
+  void operator()(const GpuWork* gpu = nullptr) const {
+    StoredValue& v = *value;
+    if (std::exception_ptr error = ErrorOfInputs(View(input))) {
+      v.RethrowIfPoisoned();
+      v.input_error_ = std::move(error);
+      return;
+    }
+    v.Assign(View(input), nullptr, gpu);
+    v.input_error_ = nullptr;
+    v.residuals_.clear();
+    if (gpu != nullptr) gpu->Keep(std::move(v.update_state_));
+    v.update_state_ = nullptr;
+    v.origin_number_ = std::max(v.origin_number_, origin_number);
+  }
+};
+
+struct StoredValue::SnapshotOp {
+  std::shared_ptr<StoredValue> value;
+  std::shared_ptr<const StatesOrigin> origin;
+  std::shared_ptr<KeyStates> out;
+
+  void operator()(const GpuWork* gpu = nullptr) const {
+    const StoredValue& v = *value;
+    if (v.origin_number_ < origin->number) {
+      origin->ReadLoaded([&](const UpdateState& loaded) { Copy(loaded, gpu); });
+    } else if (v.origin_number_ == origin->number && v.update_state_ != nullptr) {
+      Copy(*v.update_state_, gpu);
+    }
+  }
+
+  void Copy(const UpdateState& states, const GpuWork* gpu) const {
+    out->step = states.step;
+    out->numbers = states.numbers;
+    out->master = CopyOf(states.master, states.restored_master, gpu);
+    for (std::size_t i = 0; i < states.arrays.size(); ++i) {
+      out->arrays[i] = CopyOf(states.arrays[i], states.restored[i], gpu);
+    }
+  }
+
+  // What is restored and not in use yet is never written.
+  NDArray CopyOf(const NDArray& array, const NDArray& restored, const GpuWork* gpu) const {
+    if (array.empty()) return restored;
+    NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
+    if (gpu != nullptr) {
+      gpu->Copy(array, View(copy));
+    } else {
+      CopyArray(array, View(copy));
+    }
+    return copy;
+  }
+};
+
+// The sum for an updater. If it fails it poisons the value as well as the sum, so that nothing that
+// the updater pushes changes the value; SettleOp lifts that again.
+template <class Array>
+struct StoredValue::MergeOp {
+  std::shared_ptr<StoredValue> value;
+  HeldArrays<Array> inputs;
+  std::shared_ptr<const Compressor> compressor;
+  Array merged;
+
+  void operator()(const GpuWork* gpu = nullptr) const {
+    StoredValue& v = *value;
+    v.RethrowIfPoisoned();
+    if (std::exception_ptr error = ErrorOfInputs(View(inputs)))
+      v.input_error_ = std::move(error);
+    else if (v.has_value_)
+      v.input_error_ = nullptr;
+    if (v.input_error_ != nullptr) std::rethrow_exception(v.input_error_);
+    v.FetchSource();
+    v.SumReceived(View(inputs), compressor.get(), merged, gpu);
+  }
+};
+
+// After what the updater has pushed: a failed input leaves the value as it was and unpoisoned, a
+// failed update leaves it poisoned.
+struct StoredValue::SettleOp {
+  std::shared_ptr<StoredValue> value;
+
+  void operator()(const GpuWork* /*gpu*/ = nullptr) const {
+    const StoredValue& v = *value;
+    std::exception_ptr error = v.engine().ErrorOf(v.var());
+    if (error != nullptr && error != v.input_error_) std::rethrow_exception(std::move(error));
+  }
+};
+
+// ---- How they are queued
+
+void StoredValue::WaitUntilInitialized() {
+  engine().WaitForVar(var());
+  has_value_ = true;
+}
+
+template <class Array>
+void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
+                            std::shared_ptr<const Compressor> compressor, Update update,
+                            int priority) {
+  self->QueueFetch();
+  const NearInputs near(values, self->device(), priority);
+  values = near.view();
+  // The value is only in `writes`, although an update reads it: its body looks at poison itself.
+  if (values.size() == 1) {
+    Queue(self->engine(),
+          {.name = "kvstore.push",
+           .reads = {values[0].var()},
+           .writes = {self->var()},
+           .device = self->device(),
+           .priority = priority,
+           .run_when_poisoned = true},
+          PushOp<Array>{self, values[0], std::move(compressor), std::move(update)});
+    return;
+  }
+  Queue(self->engine(),
+        {.name = "kvstore.push",
+         .reads = VarListOf(values),
+         .writes = {self->var()},
+         .device = self->device(),
+         .priority = priority,
+         .run_when_poisoned = true},
+        PushOp<HeldArrays<Array>>{self, HeldArrays<Array>(values), std::move(compressor),
+                                  std::move(update)});
+}
+
+template <class Array>
+void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
+                               const std::shared_ptr<StoredValue>& old,
+                               std::span<const Array> values,
+                               std::shared_ptr<const Compressor> compressor, int priority) {
+  old->QueueFetch();
+  const NearInputs near(values, self->device(), priority);
+  values = near.view();
+  std::vector<VarRef> reads = VarsOf(values);
+  reads.push_back(old->var());
+  Queue(self->engine(),
+        {.name = "kvstore.push",
+         .reads = reads,
+         .writes = {self->var()},
+         .device = self->device(),
+         .priority = priority,
+         .run_when_poisoned = true},
+        ReplaceOp<HeldArrays<Array>>{self, old, HeldArrays<Array>(values), std::move(compressor)});
+}
+
+template <class Array>
+void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
+                            int priority) {
+  self->QueueFetch();
+  if constexpr (std::is_same_v<Array, NDArray>) {
+    if (!AreNear(out, self->device())) {
+      const RelayedOutputs outputs(out, self->device());
+      QueuePull(self, outputs.near(), priority);
+      outputs.Forward(priority);
+      return;
+    }
+  }
+  Engine& engine = self->engine();
+  const VarRef stored = self->var();
+  if (out.size() == 1) {
+    OpOptions options{.name = "kvstore.pull",
+                      .reads = {stored},
+                      .writes = {out[0].var()},
+                      .device = out[0].device(),
+                      .lane = Lane::kCopy,
+                      .priority = priority};
+    if (IsPartial(out[0])) options.reads = {stored, out[0].var()};
+    Queue(engine, options, PullOp<Array>{self, out[0]});
+    return;
+  }
+  // Whole arrays take one op, which reads the value once. A part of an array has an op of its own:
+  // that op does not run if its array is poisoned, which must not keep the others from their value.
+  std::vector<Array> whole;
+  if (std::any_of(out.begin(), out.end(), [](const Array& array) { return IsPartial(array); })) {
+    for (const Array& array : out) {
+      if (IsPartial(array)) {
+        QueuePull(self, View(array), priority);
+      } else {
+        whole.push_back(array);
+      }
+    }
+    if (whole.empty()) return;
+    out = whole;
+  }
+  Queue(engine,
+        {.name = "kvstore.pull",
+         .reads = {stored},
+         .writes = VarListOf(out),
+         .device = out[0].device(),
+         .lane = Lane::kCopy,
+         .priority = priority},
+        PullOp<HeldArrays<Array>>{self, HeldArrays<Array>(out)});
+}
+
+void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
+                               std::span<const RowSparseNDArray> out, const NDArray& row_ids,
+                               int priority) {
+  const NearInputs near(View(row_ids), self->device(), priority);
+  const NDArray& ids = near.view()[0];
+  Queue(self->engine(),
+        {.name = "kvstore.row_sparse_pull",
+         .reads = {self->var(), ids.var()},
+         .writes = VarListOf(out),
+         .device = out[0].device(),
+         .lane = Lane::kCopy,
+         .priority = priority},
+        RowPullOp{self, {out.begin(), out.end()}, ids});
+}
+
+template <class Array>
+void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
+                             std::uint64_t origin_number) {
+  self->QueueFetch();
+  const NearInputs near(View(value), self->device(), /*priority=*/0);
+  const Array& input = near.view()[0];
+  Queue(self->engine(),
+        {.name = "kvstore.reset",
+         .reads = {input.var()},
+         .writes = {self->var()},
+         .device = self->device(),
+         .run_when_poisoned = true},
+        ResetOp<Array>{self, input, origin_number});
+}
+
+void StoredValue::QueueSnapshot(const std::shared_ptr<StoredValue>& self,
+                                std::shared_ptr<const StatesOrigin> origin,
+                                std::shared_ptr<KeyStates> out) {
+  self->QueueFetch();
+  Queue(self->engine(),
+        {.name = "kvstore.save_states",
+         .reads = {self->var()},
+         .writes = {self->var()},
+         .device = self->device()},
+        SnapshotOp{self, std::move(origin), std::move(out)});
+}
+
+void StoredValue::Call(const Updaters& updaters, const NDArray& input) const {
+  updaters.dense(key_, input, array_);
+}
+
+void StoredValue::Call(const Updaters& updaters, const RowSparseNDArray& input) const {
+  if (is_row_sparse()) {
+    updaters.row_sparse(key_, input, rows_);
+  } else {
+    updaters.row_sparse_on_dense(key_, input, array_);
+  }
+}
+
+template <class Array>
+void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
+                             std::span<const Array> values,
+                             std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
+                             int priority) {
+  StoredValue& v = *self;
+  DCHECK(!v.IsInUpdater());
+  v.QueueFetch();
+  MutexLock lock(v.updater_mutex_);
+  v.updater_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  struct Leave {
+    std::atomic<std::thread::id>& thread;
+    ~Leave() { thread.store(std::thread::id(), std::memory_order_relaxed); }
+  } leave{v.updater_thread_};
+
+  Engine& engine = v.engine();
+  const Device device = v.device();
+  const NearInputs near(values, device, priority);
+  values = near.view();
+  Array& merged = v.Merged(values[0]);
+  if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
+  Queue(engine,
+        {.name = "kvstore.merge",
+         .reads = VarListOf(values),
+         .writes = {merged.var(), v.var()},
+         .device = device,
+         .priority = priority,
+         .run_when_poisoned = true},
+        MergeOp<Array>{self, HeldArrays<Array>(values), std::move(compressor), merged});
+  std::exception_ptr error;
+  try {
+    v.Call(updaters, merged);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  Queue(engine,
+        {.name = "kvstore.settle",
+         .writes = {v.var()},
+         .device = device,
+         .priority = priority,
+         .run_when_poisoned = true},
+        SettleOp{self});
+  if (error != nullptr) std::rethrow_exception(std::move(error));
+}
+
+// Both kinds of arrays.
+#define HEDDLE_INSTANTIATE(Array)                                                                  \
+  template void StoredValue::QueuePush(const std::shared_ptr<StoredValue>&,                        \
+                                       std::span<const Array>, std::shared_ptr<const Compressor>,  \
+                                       Update, int);                                               \
+  template void StoredValue::QueueReplace(                                                         \
+      const std::shared_ptr<StoredValue>&, const std::shared_ptr<StoredValue>&,                    \
+      std::span<const Array>, std::shared_ptr<const Compressor>, int);                             \
+  template void StoredValue::QueuePull(const std::shared_ptr<StoredValue>&,                        \
+                                       std::span<const Array>, int);                               \
+  template void StoredValue::QueueReset(const std::shared_ptr<StoredValue>&, const Array&,         \
+                                        std::uint64_t);                                            \
+  template void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>&,                       \
+                                        std::span<const Array>, std::shared_ptr<const Compressor>, \
+                                        const Updaters&, int)
+HEDDLE_INSTANTIATE(NDArray);
+HEDDLE_INSTANTIATE(RowSparseNDArray);
+#undef HEDDLE_INSTANTIATE
+
+}  // namespace heddle::kvstore

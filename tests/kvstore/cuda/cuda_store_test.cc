@@ -1,0 +1,68 @@
+// Stores with arrays on the GPUs of this machine, against the same stores with arrays on CPUs.
+// gpu_store_test.cc has what simulated GPUs can show.
+#include <heddle/engine.h>
+#include <heddle/kvstore.h>
+#include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/gpus.h"
+
+namespace heddle::kvstore_test {
+namespace {
+
+class CudaStores : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (GpuCount() == 0) GTEST_SKIP() << WhyNoGpu(0);
+  }
+
+  std::vector<float> Random() {
+    std::uniform_real_distribution<float> value(-1, 1);
+    std::vector<float> all(kSize);
+    for (float& v : all) v = value(random_);
+    return all;
+  }
+  NDArray Array(const std::vector<float>& values, Device device) {
+    return NDArray::FromVector(values, {kSize}, DType::kFloat32, device, engine_);
+  }
+
+  static constexpr std::int64_t kSize = 300'007;
+  std::mt19937 random_{std::random_device()()};
+  Engine engine_;
+};
+INSTANTIATE_TEST_SUITE_P(All, CudaStores, testing::Values("local", "device"));
+
+TEST_P(CudaStores, TrainingGivesTheBitsOfTheCpus) {
+  for (const std::string_view name : {"sgd", "adam", "lamb"}) {
+    const auto on_gpus = KVStore::Create(GetParam(), engine_);
+    const auto on_cpus = KVStore::Create(GetParam(), engine_);
+    const std::vector<float> start = Random();
+    on_gpus->Init("w", Array(start, Cpu()));
+    on_cpus->Init("w", Array(start, Cpu()));
+    on_gpus->SetOptimizer(MakeOptimizer(name));
+    on_cpus->SetOptimizer(MakeOptimizer(name));
+    const Device last = Gpu(GpuCount() - 1);
+    const NDArray found = Array(start, last);
+    const NDArray expected = Array(start, Cpu());
+    for (int step = 0; step < 5; ++step) {
+      const std::vector<float> a = Random(), b = Random();
+      on_gpus->Push("w", {Array(a, Gpu(0)), Array(b, last)});
+      on_cpus->Push("w", {Array(a, Cpu()), Array(b, Cpu())});
+      on_gpus->Pull("w", found);
+      on_cpus->Pull("w", expected);
+      ASSERT_EQ(found.ToVector<float>(), expected.ToVector<float>()) << name << ", step " << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle::kvstore_test
