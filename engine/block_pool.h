@@ -8,13 +8,15 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <new>
 
 namespace heddle::engine {
 
 inline constexpr std::size_t kBlockAlign = 64;
 // Processors fetch lines in pairs: what two threads write lies so far apart.
 inline constexpr std::size_t kNoSharing = 128;
-inline constexpr int kBlockClasses = 8;  // class c holds (c + 1) * 64 bytes
+inline constexpr int kBlockClasses = 10;  // class c holds (c + 1) * 64 bytes
 
 // The smallest class that holds `bytes`; kBlockClasses if none does.
 constexpr int BlockClassOf(std::size_t bytes) {
@@ -25,5 +27,39 @@ constexpr int BlockClassOf(std::size_t bytes) {
 // Aligned to kBlockAlign. `bytes` matters only for class kBlockClasses, which comes from the heap.
 void* AllocateBlock(int block_class, std::size_t bytes);
 void FreeBlock(void* block, int block_class) noexcept;
+
+// For std::allocate_shared of what one thread makes and another one lets go of.
+template <class T>
+struct BlockAllocator {
+  using value_type = T;
+
+  BlockAllocator() = default;
+  template <class U>
+  BlockAllocator(const BlockAllocator<U>& /*other*/) {}  // NOLINT(google-explicit-constructor)
+
+  T* allocate(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);
+    return static_cast<T*>(AllocateBlock(BlockClassOf(bytes), bytes));
+  }
+  void deallocate(T* memory, std::size_t count) noexcept {
+    FreeBlock(memory, BlockClassOf(count * sizeof(T)));
+  }
+  friend bool operator==(const BlockAllocator&, const BlockAllocator&) { return true; }
+};
+
+struct DeleteInBlock {
+  template <class T>
+  void operator()(T* object) const noexcept {
+    object->~T();
+    FreeBlock(object, BlockClassOf(sizeof(T)));
+  }
+};
+// Likewise, with one owner.
+template <class T>
+using BlockPtr = std::unique_ptr<T, DeleteInBlock>;
+template <class T>  // its constructor does not throw
+BlockPtr<T> MakeInBlock() {
+  return BlockPtr<T>(new (AllocateBlock(BlockClassOf(sizeof(T)), sizeof(T))) T());
+}
 
 }  // namespace heddle::engine

@@ -114,6 +114,8 @@ class EngineCore {
 
   // Completions and handles.
   void PublishCompletion(AsyncState* async) noexcept;
+  // Sees to it that what has been completed is finished soon.
+  void LookAfterCompleted() noexcept;
   void DropVar(VarState* var) noexcept;
   void CountLateCompletion() noexcept;
   void Ref() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }

@@ -9,6 +9,7 @@
 #include "base/cpu_count.h"
 #include "base/log.h"
 #include "engine/access_check.h"
+#include "engine/completion_batch.h"
 #include "engine/core.h"
 #include "engine/fork.h"
 
@@ -386,6 +387,13 @@ void EngineCore::PublishCompleted(AsyncState* async) noexcept {
   } while (!completed_.compare_exchange_weak(latest, async, std::memory_order_seq_cst,
                                              std::memory_order_relaxed));
   if (tls_context.polling == this) return;  // this thread takes it when it leaves the poller
+  if (kind_ == Kind::kThreaded && tls_context.batch != nullptr && tls_context.batch->Takes(this)) {
+    return;
+  }
+  LookAfterCompleted();
+}
+
+void EngineCore::LookAfterCompleted() noexcept {
   // A pusher often waits next, and runs its ops itself; whoever completes does not.
   const Mode mode = mode_.load(std::memory_order_seq_cst);
   if (kind_ == Kind::kThreaded && mode >= Mode::kNap && !TookCompletions()) WakeFromPublish(mode);

@@ -8,6 +8,8 @@
 
 namespace heddle::engine {
 
+class CompletionBatch;
+
 struct ThreadContext {
   // The op whose body this thread is running, and its engine; null outside of ops.
   EngineCore* core = nullptr;
@@ -16,6 +18,7 @@ struct ThreadContext {
   int no_wait_depth = 0;          // > 0: see NoWaitScope
   int unchecked_depth = 0;        // > 0: what this thread touches is not checked
   EngineCore* polling = nullptr;  // whose poller this thread is running
+  CompletionBatch* batch = nullptr;
   // What sleeping waits of this thread call now and then; null: nothing.
   void (*wait_check)() = nullptr;
   std::int64_t wait_check_ms = 0;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/completion_batch.h"
 
 namespace heddle::kvstore::dist {
 
@@ -102,6 +103,8 @@ void Node::Perform(Outputs& out) {
     SendMessage(std::move(outgoing));
   }
   for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);
+  if (out.answers.empty()) return;
+  const engine::CompletionBatch together;
   for (Answer& answer : out.answers) GiveAnswer(std::move(answer));
 }
 

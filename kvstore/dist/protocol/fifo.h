@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <utility>
 #include <vector>
+
+#include "engine/block_pool.h"
 
 namespace heddle::kvstore::dist {
 
@@ -21,7 +22,7 @@ class Fifo {
   const T& front() const { return *items_[head_]; }
   T& back() { return *items_.back(); }
 
-  void push_back(T item) { items_.push_back(std::make_unique<T>(std::move(item))); }
+  T& emplace_back() { return *items_.emplace_back(engine::MakeInBlock<T>()); }
   void pop_front() {
     items_[head_++].reset();
     if (head_ * 2 < items_.size()) return;
@@ -45,7 +46,7 @@ class Fifo {
   }
 
  private:
-  std::vector<std::unique_ptr<T>> items_;  // those before head_ are gone
+  std::vector<engine::BlockPtr<T>> items_;  // those before head_ are gone
   std::size_t head_ = 0;
 };
 

@@ -78,7 +78,9 @@ void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
     if (priority >= request.priority) break;
     priority = request.priority;
   }
-  Open open{.request = std::move(request), .submitted = now};
+  Open& open = part.open.emplace_back();
+  open.request = std::move(request);
+  open.submitted = now;
   open.warn_at = now + options_.warn_after;
   WakeAt(open.warn_at);
   if (const Time deadline = open.request.deadline; deadline != Time{0}) {
@@ -89,7 +91,6 @@ void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
     open.barriers = barriers_open_;
     ++unacknowledged_.back();
   }
-  part.open.push_back(std::move(open));
   Pump(now, part, out);
 }
 

@@ -60,17 +60,17 @@ class RequestName {
   RequestName(const char* text) : verb_(text) {}  // NOLINT(google-explicit-constructor): likewise
   // "push key 'a'" of "push" and "'a'"; `verb` stays.
   RequestName(const char* verb, std::shared_ptr<const std::string> key)
-      : verb_(verb), about_(std::move(key)), is_key_(true) {}
+      : verb_(verb), about_(std::move(key)) {}
 
   bool empty() const { return *verb_ == 0 && about_ == nullptr; }
   std::string text() const {
-    return std::string(verb_) + (is_key_ ? " key " : "") + (about_ != nullptr ? *about_ : "");
+    const bool is_key = *verb_ != 0 && about_ != nullptr;
+    return std::string(verb_) + (is_key ? " key " : "") + (about_ != nullptr ? *about_ : "");
   }
 
  private:
   const char* verb_ = "";
   std::shared_ptr<const std::string> about_;
-  bool is_key_ = false;
 };
 
 // Something that the program wants of one server.

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
+
 #include "base/mutex.h"
 #include "kvstore/compression/compressor.h"
 #include "kvstore/dist/protocol/outputs.h"
@@ -73,11 +75,12 @@ class DistKVStore final : public KVStore {
   // One key of a push that has been checked.
   struct KeyPush {
     KeyPtr key;
-    std::vector<NDArray> arrays;  // one of the two is empty
+    boost::container::small_vector<NDArray, 1> arrays;  // one of the two is empty
     std::vector<RowSparseNDArray> row_sparse;
     CallOptions options;
     std::shared_ptr<const Compressor> compressor;
   };
+  using KeyPushes = boost::container::small_vector<KeyPush, 1>;
 
   // Keys.
   KeyPtr FindKnown(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
@@ -91,9 +94,8 @@ class DistKVStore final : public KVStore {
     return plan.rule->by_rows() || (async_ && plan.NeedsNorms());
   }
   CallOptions OptionsOf(Kind kind, const DistKey& key, int priority) const;
-  std::vector<KeyPush> PreparePush(std::string_view call, std::span<const KeyArrays> pairs,
-                                   int priority, std::vector<std::size_t>* push_of)
-      EXCLUDES(mutex_);
+  KeyPushes PreparePush(std::string_view call, std::span<const KeyArrays> pairs, int priority,
+                        std::vector<std::size_t>* push_of) EXCLUDES(mutex_);
   void CheckPushLocked(std::string_view call, const KeyPush& push,
                        const internal::UpdatePlan* plan) const REQUIRES(mutex_);
   void TellParametersLocked(const internal::UpdatePlan& plan, Outputs* out) REQUIRES(mutex_);
@@ -107,7 +109,7 @@ class DistKVStore final : public KVStore {
   void QueuePushPull(const KeyPush& push, const NDArray& out, int priority);
   void QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArray> out, const NDArray& ids,
                     int priority);
-  bool CanFuse(std::span<const KeyPush> pushes, std::span<const KeyArrays> out) const;
+  bool CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> out) const;
   template <class Array>
   Var QueueValue(const KeyPtr& key, Kind kind, const Array* value);
   void InitChecked(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);

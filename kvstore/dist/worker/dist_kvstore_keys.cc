@@ -94,7 +94,7 @@ template <class Array>
 Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array* value) {
   CallOptions options = OptionsOf(kind, *key, 0);
   if (value == nullptr) options.flags |= kFlagNoValue;
-  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  const auto call = PartsCall::Make(calls_, key, options);
   key->Enter(call);
   Var ended = engine().NewVar("dist.ended");
   OpOptions op{.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
@@ -194,7 +194,7 @@ void DistKVStore::DoRemove(KeyRef name) {
   const KeyPtr key = Find("Remove", name);
   CallOptions options = OptionsOf(Kind::kRemove, *key, /*priority=*/0);
   options.flags = 0;
-  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  const auto call = PartsCall::Make(calls_, key, options);
   {
     MutexLock lock(mutex_);  // comes before the key's
     const auto found = keys_.find(name);

@@ -48,7 +48,7 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int
     first = NDArray(key->shape(), options.dtype, Cpu(), engine());
     copies_from = 0;
   }
-  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  const auto call = PartsCall::Make(calls_, key, options);
   key->Enter(call);
   OpOptions op{.name = "kvstore.pull",
                .writes = {first.var()},
@@ -77,7 +77,7 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
   }
   CallOptions options = OptionsOf(Kind::kPull, *key, priority);
   options.dtype = out[0].dtype();
-  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  const auto call = PartsCall::Make(calls_, key, options);
   key->Enter(call);
   engine().PushAsync({.name = "kvstore.pull",
                       .writes = {out[0].var()},
@@ -95,7 +95,7 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
 void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
   CheckOnCpus("Pull", pairs);
-  std::vector<KeyPtr> keys;
+  boost::container::small_vector<KeyPtr, 4> keys;
   for (const KeyArrays& pair : pairs) {
     keys.push_back(Find("Pull", pair.key));
     CheckPull("Pull", pair, *keys.back());
@@ -115,7 +115,7 @@ void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArr
                                const NDArray& ids, int priority) {
   CallOptions options = OptionsOf(Kind::kRowPull, *key, priority);
   options.dtype = out[0].dtype();
-  const auto call = std::make_shared<PartsCall>(calls_, key, options);
+  const auto call = PartsCall::Make(calls_, key, options);
   key->Enter(call);
   engine().PushAsync(
       {.name = "kvstore.row_sparse_pull",

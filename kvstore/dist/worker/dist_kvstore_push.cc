@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -40,15 +41,16 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
   }
 }
 
-std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call,
-                                                           std::span<const KeyArrays> pairs,
-                                                           int priority,
-                                                           std::vector<std::size_t>* push_of) {
-  std::vector<KeyPush> pushes;
-  std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
+DistKVStore::KeyPushes DistKVStore::PreparePush(std::string_view call,
+                                                std::span<const KeyArrays> pairs, int priority,
+                                                std::vector<std::size_t>* push_of) {
+  KeyPushes pushes;
+  // By key, if there are several.
+  std::optional<std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual>> places;
+  if (pairs.size() > 1) places.emplace();
   for (const KeyArrays& pair : pairs) {
     std::size_t place = pushes.size();
-    if (pairs.size() > 1) place = places.emplace(pair.key, place).first->second;
+    if (places) place = places->emplace(pair.key, place).first->second;
     if (push_of != nullptr) push_of->push_back(place);
     if (place == pushes.size()) pushes.emplace_back().key = Find(call, pair.key);
     KeyPush& push = pushes[place];
@@ -58,7 +60,7 @@ std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call
     push.row_sparse.insert(push.row_sparse.end(), pair.row_sparse.begin(), pair.row_sparse.end());
     if (!push.arrays.empty() && !push.row_sparse.empty()) ThrowMixedKinds(call, pair.key);
   }
-  Outputs told;
+  ReusedOutputs told;
   std::int64_t pushed_bytes = 0;
   {
     MutexLock lock(mutex_);
@@ -67,7 +69,7 @@ std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call
     for (const KeyPush& push : pushes) CheckPushLocked(call, push, plan.get());
     // From here on nothing fails.
     pushed_ = true;
-    if (plan != nullptr) TellParametersLocked(*plan, &told);
+    if (plan != nullptr) TellParametersLocked(*plan, &*told);
     for (KeyPush& push : pushes) {
       push.options = OptionsOf(Kind::kPush, *push.key, priority);
       push.options.version = version_;
@@ -82,7 +84,7 @@ std::vector<DistKVStore::KeyPush> DistKVStore::PreparePush(std::string_view call
       push.options.rates = {plan->LearningRate(name, num_update_), plan->WeightDecay(name)};
     }
   }
-  link_->Carry(told);
+  link_->Carry(*told);
   pushed_bytes_.fetch_add(pushed_bytes, std::memory_order_relaxed);
   return pushes;
 }
@@ -100,11 +102,12 @@ std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
   return body;
 }
 
-template <class Array>
-Array SumOf(const std::vector<Array>& arrays, int priority) {
+template <class Arrays>
+auto SumOf(const Arrays& arrays, int priority) {
+  using Array = typename Arrays::value_type;
   if (arrays.size() == 1) return arrays[0];
   Array sum(arrays[0].shape(), arrays[0].dtype(), arrays[0].device(), arrays[0].engine());
-  Sum(std::span<const Array>(arrays), sum, priority);
+  Sum(std::span<const Array>(arrays.data(), arrays.size()), sum, priority);
   return sum;
 }
 
@@ -112,7 +115,7 @@ Array SumOf(const std::vector<Array>& arrays, int priority) {
 
 void DistKVStore::QueuePush(const KeyPush& push, int priority) {
   const auto queue = [&](const auto& value) {
-    const auto call = std::make_shared<PartsCall>(calls_, push.key, push.options);
+    const auto call = PartsCall::Make(calls_, push.key, push.options);
     push.key->Enter(call);
     engine().PushAsync(
         {.name = "kvstore.push",
@@ -151,7 +154,7 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
   }
   const std::shared_ptr<const Compressor> compressor = push.compressor;
   const NDArray codes({compressor->CodeBytes(value.size())}, DType::kUInt8, Cpu(), engine());
-  const auto call = std::make_shared<PartsCall>(calls_, push.key, push.options);
+  const auto call = PartsCall::Make(calls_, push.key, push.options);
   push.key->Enter(call);
   engine().Push({.name = "kvstore.compress",
                  .reads = {value.var(), residual.var()},
@@ -192,7 +195,7 @@ void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
 }
 
 // One request may do both if no output is read by another push of the call.
-bool DistKVStore::CanFuse(std::span<const KeyPush> pushes, std::span<const KeyArrays> out) const {
+bool DistKVStore::CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> out) const {
   if (out.size() != pushes.size()) return false;  // a key was named twice
   std::unordered_map<internal::VarState*, std::size_t> reader;
   for (std::size_t i = 0; i < pushes.size(); ++i) {
@@ -218,7 +221,7 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
   const NDArray& value = push.arrays[0];
   CallOptions options = push.options;
   options.kind = Kind::kPushPull;
-  const auto call = std::make_shared<PartsCall>(calls_, push.key, options);
+  const auto call = PartsCall::Make(calls_, push.key, options);
   push.key->Enter(call);
   engine().PushAsync({.name = "kvstore.pushpull",
                       .reads = {value.var()},
@@ -245,7 +248,7 @@ void DistKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const 
   CheckOnCpus("PushPull", values);
   CheckOnCpus("PushPull", out);
   std::vector<std::size_t> push_of;
-  const std::vector<KeyPush> pushes = PreparePush("PushPull", values, priority, &push_of);
+  const KeyPushes pushes = PreparePush("PushPull", values, priority, &push_of);
   if (CanFuse(pushes, out)) {
     for (std::size_t i = 0; i < pushes.size(); ++i) {
       QueuePushPull(pushes[i], out[i].arrays[0], priority);

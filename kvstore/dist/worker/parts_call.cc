@@ -116,7 +116,7 @@ void PartsCall::SendNothing() {
 }
 
 void PartsCall::SendElements(const NDArray& array) {
-  const auto owner = std::make_shared<const NDArray>(array);
+  const auto owner = std::allocate_shared<const NDArray>(engine::BlockAllocator<NDArray>(), array);
   const auto* const data = static_cast<const std::byte*>(array.const_data());
   const std::size_t size = SizeOf(array.dtype());
   for (const PlacedPart& part : key_->parts()) {
@@ -244,8 +244,8 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
             "{} key {}: expected {} bytes from server {}, got {}", NameOf(options_.kind),
             *key_->name(), destination.size(), slot.part->server, answer.message.payload.bytes())));
       }
-    } else {
-      slot.rows = std::move(answer.message.payload);
+    } else if (!rows_.empty()) {
+      rows_[static_cast<std::size_t>(&slot - slots_.data())] = std::move(answer.message.payload);
     }
   }
   if (error != nullptr) {
@@ -285,20 +285,20 @@ void PartsCall::AssembleRows() {
   const std::size_t stride = sizeof(std::int64_t) + row_bytes;
   std::vector<std::byte> bytes;
   std::vector<std::int64_t> ids;
-  for (const Slot& slot : slots_) {  // in the order of the parts, and so of the rows
-    const std::size_t count = slot.rows.bytes() / stride;
-    bytes.resize(slot.rows.bytes());
-    CopyOut(slot.rows, bytes.data());
+  for (const Payload& rows : rows_) {  // in the order of the parts, and so of the rows
+    const std::size_t count = rows.bytes() / stride;
+    bytes.resize(rows.bytes());
+    CopyOut(rows, bytes.data());
     const std::size_t before = ids.size();
     ids.resize(before + count);
     if (count > 0) std::memcpy(ids.data() + before, bytes.data(), count * sizeof(std::int64_t));
   }
   rows_out_.SetRowIds(ids);
   auto* to = static_cast<std::byte*>(rows_out_.rows());
-  for (const Slot& slot : slots_) {
-    const std::size_t count = slot.rows.bytes() / stride;
-    bytes.resize(slot.rows.bytes());
-    CopyOut(slot.rows, bytes.data());
+  for (const Payload& rows : rows_) {
+    const std::size_t count = rows.bytes() / stride;
+    bytes.resize(rows.bytes());
+    CopyOut(rows, bytes.data());
     if (count > 0) ops::Copy(bytes.data() + count * sizeof(std::int64_t), to, count * row_bytes);
     to += count * row_bytes;
   }

@@ -19,6 +19,7 @@
 #include <boost/container/small_vector.hpp>
 
 #include "base/mutex.h"
+#include "engine/block_pool.h"
 #include "kvstore/compression/compressor.h"
 #include "kvstore/dist/worker/dist_key.h"
 #include "kvstore/dist/worker/worker_link.h"
@@ -83,6 +84,11 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   PartsCall(const std::shared_ptr<CallCount>& count, std::shared_ptr<DistKey> key,
             const CallOptions& options)
       : ticket_(count), key_(std::move(key)), options_(options) {}
+  static std::shared_ptr<PartsCall> Make(const std::shared_ptr<CallCount>& count,
+                                         std::shared_ptr<DistKey> key, const CallOptions& options) {
+    return std::allocate_shared<PartsCall>(engine::BlockAllocator<PartsCall>(), count,
+                                           std::move(key), options);
+  }
 
   DistKey& key() { return *key_; }
   const CallOptions& options() const { return options_; }
@@ -97,8 +103,11 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   void SendFailure(const ErrorBody& error);                   // instead of a value
   // Where values are received: the elements of `out`, of options().dtype and the key's shape.
   void ReceiveElements(const NDArray& out);
-  // Or `out` gets all rows that come.
-  void ReceiveRows(const RowSparseNDArray& out) { rows_out_ = out; }
+  // Or `out` gets all rows that come. After the requests are there.
+  void ReceiveRows(const RowSparseNDArray& out) {
+    rows_out_ = out;
+    rows_.resize(slots_.size());
+  }
 
   // From the op's body: requests may go as soon as the key's order allows. `done` is called when
   // all is answered, or with the error of the first part that has one.
@@ -117,7 +126,6 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
     PartsCall* call = nullptr;
     const PlacedPart* part = nullptr;
     std::shared_ptr<Landing> landing;  // guarded by the node's lock until the answer
-    Payload rows;                      // received
   };
 
   Request& AddRequest(const PlacedPart& part);
@@ -135,6 +143,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   NDArray out_;
   std::byte* out_data_ = nullptr;
   RowSparseNDArray rows_out_;
+  std::vector<Payload> rows_;  // received, by slot
   std::optional<Completion> done_;
   bool started_ = false;
   // Guarded by the key's lock.
