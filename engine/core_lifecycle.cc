@@ -321,7 +321,7 @@ void RetainAsync(AsyncState* state) noexcept {
 
 namespace {
 
-constexpr int kPausesForLock = 30;
+constexpr int kPausesForLock = 200;
 
 // The claimed call: hands `error` over, and the op to the engine if its body has returned.
 void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {

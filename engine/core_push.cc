@@ -280,6 +280,7 @@ void EngineCore::CommitInline(Op* op) noexcept {
     } else if (urgent && inbox_head_ <= ticket) {
       urgent_.exchange(true, std::memory_order_acq_rel);
     }
+    TakeCompletionsLocked();  // those that came meanwhile are no reason either
     work_left = WorkIsVisibleLocked();
     if (!work_left) ++unwatched_;
   }

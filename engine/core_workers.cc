@@ -232,7 +232,9 @@ bool EngineCore::ReserveWorker() noexcept {
 
 // A thread is about to sleep or to leave: somebody else must do the work that there is.
 void EngineCore::EnsureWorkerLocked() {
-  if (kind_ != Kind::kThreaded || executors_ > 0 || !WorkIsVisibleLocked()) return;
+  if (kind_ != Kind::kThreaded || executors_ > 0) return;
+  TakeCompletionsLocked();  // costs less than waking anybody for them
+  if (!WorkIsVisibleLocked()) return;
   if (!ReserveWorker()) {
     WakeLookout();  // all workers that count may have looked for the last time
     return;

@@ -128,14 +128,14 @@ void ArrayParts::Part::AddCodes(const Payload& codes, const Compressor& compress
 
 std::shared_ptr<ArrayParts::Value> ArrayParts::Part::ToDense(
     std::span<const RowSparseNDArray> inputs) const {
-  return std::make_shared<Value>(DenseSum(inputs, shape(), part_rows()));
+  return Value::Make(DenseSum(inputs, shape(), part_rows()));
 }
 
 const NDArray& ArrayParts::Part::WritableValue() {
   if (value->array.empty() || value->lent()) {
     NDArray copy = NewArray(info.dtype);
     ops::Copy(value->data, copy.data(), bytes());
-    value = std::make_shared<Value>(std::move(copy));
+    value = Value::Make(std::move(copy));
   }
   return value->array;
 }
@@ -150,18 +150,18 @@ std::shared_ptr<ArrayParts::Value> ArrayParts::Part::TakeSum() {
       ops::Cast(DType::kFloat32, wide.data(), info.dtype, rounded.data(),
                 static_cast<std::size_t>(extent()));
     }
-    return std::make_shared<Value>(std::move(rounded));
+    return Value::Make(std::move(rounded));
   }
   if (sum.empty() && held.size() == 1) {
     const Payload payload = std::move(held[0]);
     held.clear();
     if (payload.owned_alone() && InPlace(payload, SizeOf(info.dtype)) != nullptr) {
-      return std::make_shared<Value>(payload);
+      return Value::Make(payload);
     }
-    return std::make_shared<Value>(ToArray(payload));
+    return Value::Make(ToArray(payload));
   }
   if (!held.empty()) RoundSum();
-  return std::make_shared<Value>(std::exchange(sum, NDArray()));
+  return Value::Make(std::exchange(sum, NDArray()));
 }
 
 void ArrayParts::Part::ReadyState(bool multi_precision, std::uint64_t rule_generation) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/block_pool.h"
 #include "kvstore/dist/server/array_parts.h"
 #include "kvstore/part_rows.h"
 #include "kvstore/update_state.h"
@@ -34,11 +35,19 @@ struct ArrayParts::Value {
 
   bool lent() const { return readers.load(std::memory_order_acquire) > 0; }  // pairs with Lend's
 
+  template <class Source>  // an array, or a payload
+  static std::shared_ptr<Value> Make(Source&& source) {
+    return std::allocate_shared<Value>(engine::BlockAllocator<Value>(),
+                                       std::forward<Source>(source));
+  }
   static Payload Lend(const std::shared_ptr<Value>& self, std::size_t bytes) {
     self->readers.fetch_add(1, std::memory_order_relaxed);
-    std::shared_ptr<const void> lease(self->data, [self](const void*) {
-      self->readers.fetch_sub(1, std::memory_order_release);  // pairs with lent's acquire
-    });
+    std::shared_ptr<const void> lease(
+        self->data,
+        [self](const void*) {
+          self->readers.fetch_sub(1, std::memory_order_release);  // pairs with lent's acquire
+        },
+        engine::BlockAllocator<Value>());
     return {std::move(lease), {static_cast<const std::byte*>(self->data), bytes}};
   }
 

@@ -17,10 +17,13 @@
 
 namespace heddle::kvstore::dist {
 
-ArrayParts::Part& ArrayParts::Find(const PartId& id) {
-  const auto found = parts_.find(id);
-  CHECK(found != parts_.end());
-  return *found->second;
+const std::shared_ptr<ArrayParts::Part>& ArrayParts::FindShared(const PartId& id) {
+  if (found_ == nullptr || (*found_)->id != id) {
+    const auto found = parts_.find(id);
+    CHECK(found != parts_.end());
+    found_ = &found->second;
+  }
+  return *found_;
 }
 
 void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& value) {
@@ -28,7 +31,7 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
   if (info.row_sparse) {
     part->rows = part->ToRows(value);
   } else {
-    part->value = std::make_shared<Value>(part->ToArray(value));
+    part->value = Value::Make(part->ToArray(value));
   }
   parts_.emplace(id, std::move(part));
 }
@@ -39,7 +42,7 @@ void ArrayParts::Reset(const PartId& id, const Payload& value) {
   if (part.info.row_sparse) {
     part.rows = part.ToRows(value);
   } else {
-    part.value = std::make_shared<Value>(part.ToArray(value));
+    part.value = Value::Make(part.ToArray(value));
   }
   part.state = nullptr;
 }
@@ -139,7 +142,7 @@ Payload ArrayParts::Read(const PartId& id, const Message& pull) {
   if (!part.info.row_sparse) {
     const auto count = static_cast<std::size_t>(part.extent());
     if (pull.dtype == part.info.dtype) return Value::Lend(part.value, part.bytes());
-    const auto cast = std::make_shared<Value>(part.NewArray(pull.dtype));
+    const auto cast = Value::Make(part.NewArray(pull.dtype));
     ops::Cast(part.info.dtype, part.value->data, pull.dtype, cast->data, count);
     return Value::Lend(cast, count * SizeOf(pull.dtype));
   }
@@ -166,7 +169,7 @@ Payload ArrayParts::Read(const PartId& id, const Message& pull) {
   if (rows > 0) {
     ops::Cast(found.dtype(), found.const_rows(), pull.dtype, to + ids_bytes, rows * row_elements);
   }
-  return Value::Lend(std::make_shared<Value>(memory), bytes);
+  return Value::Lend(Value::Make(memory), bytes);
 }
 
 // ---- States

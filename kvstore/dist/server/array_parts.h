@@ -55,6 +55,7 @@ class ArrayParts final : public PartStore {
 
   void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
   void Remove(const PartId& id) override {
+    found_ = nullptr;
     parts_.erase(id);
     DropPasses(id);  // those of the array are over, of all its parts
   }
@@ -106,7 +107,8 @@ class ArrayParts final : public PartStore {
   struct Begun;  // an update that has its gradient
   struct Whole;  // an update of all parts of an array
 
-  Part& Find(const PartId& id);
+  Part& Find(const PartId& id) { return *FindShared(id); }
+  const std::shared_ptr<Part>& FindShared(const PartId& id);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   void Assign(Part& part);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
@@ -120,6 +122,7 @@ class ArrayParts final : public PartStore {
   const Updated updated_;
   const Passed passed_;
   std::unordered_map<PartId, std::shared_ptr<Part>, PartIdHash> parts_;
+  const std::shared_ptr<Part>* found_ = nullptr;  // last, among parts_: calls come in groups
   std::unordered_map<std::uint32_t, Store> stores_;
   // Those under way, by store and key.
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<Whole>> wholes_;

@@ -44,9 +44,7 @@ void ArrayParts::Assign(Part& part) {
 }
 
 bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) {
-  const auto found = parts_.find(id);
-  CHECK(found != parts_.end());
-  const std::shared_ptr<Part>& part = found->second;
+  const std::shared_ptr<Part>& part = FindShared(id);
   const Rule* const rule = RuleOf(id.store, by.version);
   const bool needs_whole = rule != nullptr && (rule->needs_norms || rule->plan->rule->by_rows());
   if (needs_whole && part->info.num_parts > 1 && !part->info.row_sparse) {

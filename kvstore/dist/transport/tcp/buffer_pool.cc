@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/check.h"
+#include "engine/block_pool.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -26,7 +27,8 @@ BufferPool::~BufferPool() {
 std::shared_ptr<std::byte> BufferPool::Take(std::size_t bytes) {
   DCHECK(bytes <= kBytesMax);
   if (bytes <= kUnpooledMax) {
-    auto small = std::make_shared_for_overwrite<std::byte[]>(bytes);
+    auto small =
+        std::allocate_shared_for_overwrite<std::byte[]>(engine::BlockAllocator<std::byte>(), bytes);
     return {small, small.get()};
   }
   const auto log = static_cast<std::size_t>(std::bit_width(bytes - 1));
