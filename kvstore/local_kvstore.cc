@@ -25,6 +25,10 @@ LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef key, const Array& like) co
   return std::make_shared<StoredValue>(key.ToKey(), like, device, engine());
 }
 
+// For other files.
+template LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef, const NDArray&) const;
+template LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef, const RowSparseNDArray&) const;
+
 LocalKVStore::Slot& LocalKVStore::InsertLocked(ValuePtr value) {
   string_keys_ = std::holds_alternative<std::string>(value->key());
   Slot& slot = slots_[value->key()];
