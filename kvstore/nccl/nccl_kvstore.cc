@@ -280,13 +280,13 @@ void NcclKVStore::DoRemove(KeyRef key) {
   if (const auto slot = slots_.find(key); slot != slots_.end()) slots_.erase(slot);
 }
 
-std::unique_ptr<KVStore> MakeLocalStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
+std::unique_ptr<KVStore> MakeDeviceStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
 
 std::unique_ptr<KVStore> MakeNcclStore(Engine& engine, const KVStoreOptions& options) {
   DeviceGroupOptions group = DeviceGroupOptions::FromEnvironment();
   group.stream_priority =
       engine.options().gpu.lanes[static_cast<std::size_t>(Lane::kComm)].priority;
-  return std::make_unique<NcclKVStore>(engine, LoadNccl(), MakeLocalStore(engine, options), group);
+  return std::make_unique<NcclKVStore>(engine, LoadNccl(), MakeDeviceStore(engine, options), group);
 }
 
 }  // namespace heddle::kvstore

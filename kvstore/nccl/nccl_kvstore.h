@@ -1,7 +1,7 @@
 // "nccl": a store of one process whose values lie on GPUs, and go between them by NCCL.
 //
 // NCCL moves, another store keeps: the values of a push are summed by NCCL on the device of the
-// stored value, and the sum is pushed to a store of type "local", which has all the rest: keys,
+// stored value, and the sum is pushed to a store of type "device", which has all the rest: keys,
 // updaters, optimizers, errors. A pull comes from there to one device, and by NCCL to the others.
 #pragma once
 

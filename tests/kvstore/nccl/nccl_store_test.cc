@@ -29,7 +29,8 @@ class NcclStoreTest : public StoreTest {
  protected:
   std::unique_ptr<KVStore> NewStore(const KVStoreOptions& options = {}) override {
     nccl = std::make_shared<SimNccl>(std::static_pointer_cast<SimGpu>(engine.options().gpu_driver));
-    return std::make_unique<NcclKVStore>(engine, nccl, KVStore::Create("local", engine, options),
+    return std::make_unique<NcclKVStore>(engine, nccl,
+                                         KVStore::Create(GetParam().store, engine, options),
                                          kvstore::DeviceGroupOptions{});
   }
   // value, 2 value, ... on the first `count` devices.
