@@ -1,7 +1,7 @@
-// Jobs over networks that are not loopback: several hosts, delay, loss, links that are cut, hosts
-// with two interfaces, IPv6; and the token from a file. Method: real processes in network
-// namespaces (test_network.h), whose results are checked by the workers' program. Skipped, with a
-// message, where the machine does not allow namespaces.
+// Jobs over networks that are not loopback: several hosts, delay, loss, little bandwidth, links
+// that are cut, hosts with two interfaces, IPv6; and the token from a file. Method: real processes
+// in network namespaces (test_network.h), whose results are checked by the workers' program.
+// Skipped, with a message, where the machine does not allow namespaces.
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -80,6 +80,15 @@ class JobNetwork : public ::testing::Test {
 
 TEST_F(JobNetwork, HostsFarApartThatLoseFrames) {
   TestNetwork network(4, 1, {.delay = milliseconds(5), .loss = 0.01}, seed_);
+  JobProcesses job(Spec(network, "10.77.0.1", {}, "2"), random_);
+  ExpectSuccess(job);
+  EXPECT_GT(network.frames_lost(), 0u);
+}
+
+// What waits for such a link waits behind one another, heartbeats too; what its queue does not take
+// is sent again.
+TEST_F(JobNetwork, HostsBehindSlowLinks) {
+  TestNetwork network(4, 1, {.bits_per_second = 20e6, .queue_bytes = 32 << 10}, seed_);
   JobProcesses job(Spec(network, "10.77.0.1", {}, "2"), random_);
   ExpectSuccess(job);
   EXPECT_GT(network.frames_lost(), 0u);
