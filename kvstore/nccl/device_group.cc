@@ -192,8 +192,13 @@ void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                     .lane = Lane::kComm,
                     .priority = priority,
                     .run_when_poisoned = several};
-  engine.PushGpu(options, CollectiveOp{group, name, std::move(collectives), nullptr});
-  if (!several) return;
+  if (!several) {
+    engine.PushGpu(options, CollectiveOp{group, name, std::move(collectives), nullptr});
+    return;
+  }
+  // It may end, and let go of its arrays, at once: those of `collectives` keep the variables that
+  // `each` refers to.
+  engine.PushGpu(options, CollectiveOp{group, name, collectives, nullptr});
   // The group has summed or copied whatever was there. These ops issue nothing: they tell those who
   // wait for the output of a poisoned input.
   for (Accesses& own : each) {

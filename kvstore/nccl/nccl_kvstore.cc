@@ -283,9 +283,6 @@ void NcclKVStore::DoRemove(KeyRef key) {
 std::unique_ptr<KVStore> MakeDeviceStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
 
 std::unique_ptr<KVStore> MakeNcclStore(Engine& engine, const KVStoreOptions& options) {
-  if (engine.options().type == "serial") {
-    throw InvalidArgument("nccl: expected an engine of type threaded or seeded, given serial");
-  }
   DeviceGroupOptions group = DeviceGroupOptions::FromEnvironment();
   group.stream_priority =
       engine.options().gpu.lanes[static_cast<std::size_t>(Lane::kComm)].priority;

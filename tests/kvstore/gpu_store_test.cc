@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "storage/device_copy.h"
 #include "storage/gpus.h"
@@ -202,7 +203,7 @@ TEST_F(GpuStoreTest, OptimizersGiveTheBitsOfTheCpus) {
     for (float& v : all) v = value(random);
     return all;
   };
-  const std::string file = testing::TempDir() + "gpu_store_test.states";
+  const std::string file = fmt::format("{}gpu_store_test.{}.states", testing::TempDir(), getpid());
   for (const std::string_view name : OptimizerNames()) {
     if (name == "groupadagrad") continue;
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -58,12 +58,10 @@ class Clock {
   std::atomic<int> minutes_{0};
 };
 
-// One of each kind is enough: what differs between them is the engine's. Not serial, with which the
-// store is refused.
+// One of each kind is enough: what differs between them is the engine's.
 std::vector<engine_test::Config> Configs() {
   std::vector<engine_test::Config> configs = engine_test::AllConfigs();
   std::erase_if(configs, [](const engine_test::Config& config) {
-    if (config.label == "serial") return true;
     return config.label.starts_with("threaded") && !config.label.starts_with("threaded2");
   });
   return configs;
@@ -337,6 +335,17 @@ TEST_P(DeviceGroupTest, NothingIsMadeInSteadyState) {
   // back. If each run made some, there were more.
   EXPECT_LE(gpu->streams_made(), streams + 3);
   EXPECT_LE(gpu->events_made(), events + 3);
+}
+
+TEST_P(DeviceGroupTest, ArraysMayBeDroppedOnceTheyAreQueued) {
+  const auto group = Group({0, 1});
+  for (int round = 0; round < 100; ++round) {
+    std::vector<Collective> sums;
+    for (int i = 0; i < 6; ++i) sums.push_back(Sum({0, 1}));
+    const NDArray last = sums.back().sum;
+    DeviceGroup::Queue(group, "sums", std::move(sums), 0);
+    EXPECT_EQ(last.ToVector<float>(), std::vector<float>(5, 3));
+  }
 }
 
 TEST_P(DeviceGroupTest, MayBeDroppedWithOpsPending) {
