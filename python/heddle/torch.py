@@ -470,27 +470,29 @@ def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> None:
 
 def broadcast_parameters(parameters: "torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]]",
                          store: "_kvstore.KVStoreBase") -> None:
-    """Gives all ranks the tensors of rank 0. Returns when they are there.
+    """Gives all ranks the tensors of rank 0. Returns when they are there; the store keeps nothing of them.
 
     parameters: a module, its state_dict() or (name, tensor) pairs, of the same names and shapes at all ranks, which
-        make the same calls. A dist store keeps what each call broadcasts.
+        make the same calls.
     """
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.state_dict()
-    named = parameters.items() if isinstance(parameters, Mapping) else parameters
-    calls = getattr(store, "_broadcasts", 0)
-    store._broadcasts = calls + 1  # type: ignore[attr-defined]  # keys differ from call to call
-    under_way = []
+    named = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidType(f"broadcast_parameters: expected tensors, got {type(tensor).__name__} as {name!r}")
-        if tensor.numel() == 0:
-            continue
-        key, shared = f"broadcast.{calls}.{name}", _Shared(tensor)
-        shared.load()
-        store.broadcast(key, shared.array, out=shared.array)
-        under_way.append((key, shared))
-    for key, shared in under_way:
-        shared.wait()
-        if isinstance(store, _kvstore.KVStore) and not store.type.startswith("dist"):
-            store.remove(key)
+    under_way = []
+    try:
+        for name, tensor in named:
+            if tensor.numel() == 0:
+                continue
+            key, shared = f"broadcast.{name}", _Shared(tensor)
+            shared.load()
+            store.broadcast(key, shared.array, out=shared.array)
+            under_way.append((key, shared))
+        for _, shared in under_way:
+            shared.wait()
+    finally:
+        if isinstance(store, _kvstore.KVStore):
+            for key, _ in under_way:
+                store.remove(key)

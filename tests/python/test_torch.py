@@ -273,7 +273,26 @@ def test_broadcast_parameters_takes_modules_dictionaries_and_pairs():
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert store.keys() == []
     with pytest.raises(mx.InvalidType, match="got int as 'step'"):
-        ht.broadcast_parameters({"step": 3}, store)
+        ht.broadcast_parameters({"weight": torch.ones(2), "step": 3}, store)
+    assert store.keys() == []
+
+
+def test_broadcast_parameters_leaves_nothing_in_the_store_of_a_job(tmp_path):
+    """Twice under the same names: the second values count, at all ranks."""
+    ended = Job(tmp_path, """
+    import torch, heddle as mx
+    kv = mx.kv.create("dist_sync")
+    import heddle.torch as ht
+    for turn in range(2):
+        tensors = {"large": torch.full((300, 7), 10.0 * turn + kv.rank), "small": torch.tensor([turn, kv.rank])}
+        ht.broadcast_parameters(tensors, kv)
+        assert torch.equal(tensors["large"], torch.full((300, 7), 10.0 * turn)), tensors
+        assert tensors["small"].tolist() == [turn, 0]
+        assert kv.keys() == []
+    print("equal")
+    """, servers=2).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "equal"), ended[name]
 
 
 def test_loaders_with_workers_run_beside_the_engine():
