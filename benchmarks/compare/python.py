@@ -1,7 +1,8 @@
-"""The group `python`: stores through the Python package, against MXNet 1.9.1 from PyPI.
+"""The group `python`: stores through the Python package, against MXNet 1.9.1 from PyPI, the same from C++, and the
+machine's bandwidth.
 
 MXNet gets a virtual environment of its own, build/mxnet, with the NumPy that it takes; it needs Python
-3.11 or older. The runs of the two take turns.
+3.11 or older. The contenders take turns.
 """
 
 import os
@@ -12,8 +13,9 @@ from compare.bars import median
 from compare.build import ROOT
 from compare.programs import interleave, run_job, run_json
 
-TARGETS = ["heddle_python"]
+TARGETS = ["heddle_python", "bench_cases"]
 PROGRAM = os.path.join(ROOT, "benchmarks", "python", "store.py")
+DIST_PROGRAM = os.path.join(ROOT, "benchmarks", "python", "dist_store.py")
 TORCH_STEP = os.path.join(ROOT, "benchmarks", "python", "torch_step.py")
 ENVIRONMENT = os.path.join(ROOT, "build", "mxnet")
 PEER = os.path.join(ENVIRONMENT, "bin", "python")
@@ -38,38 +40,75 @@ def interpreter():
     return python if os.path.exists(python) else "python3"
 
 
-def programs(context, program):
+def programs(context, program, *arguments):
     """What runs a Python program of benchmarks/python with heddle and, if it is there, with MXNet:
     {name: (command, environment)}."""
-    quick = ["--quick"] if context.quick else []
+    arguments = [*arguments, *(["--quick"] if context.quick else [])]
     path = {"PYTHONPATH": os.path.join(context.build_dir, "python")}
-    found = {"heddle": ([interpreter(), program, "heddle", *quick], path)}
+    found = {"heddle": ([interpreter(), program, "heddle", *arguments], path)}
     if not missing(context):
-        found["mxnet"] = ([PEER, "-W", "ignore", program, "mxnet", *quick], {})
+        found["mxnet"] = ([PEER, "-W", "ignore", program, "mxnet", *arguments], {})
     return found
 
 
-def _bar_of(size):
-    """How much of MXNet's time ours may take."""
-    return 1 / 5 if size <= 32768 else 1 / 1.2
+SMALL_MAX = 32768  # bytes of an array: above, memory is what limits
+CALLS = 3  # of push, pull and wait
+
+
+def _text(case):
+    store, devices, size, updater = case.split("/")
+    return f"{store}, {devices} device{'s' * (devices != '1')}, {int(size) // 1024} KiB, updater {updater}"
 
 
 def run_store(context):
     """push, then pull, until readable: one device and four, with and without SGD."""
-    runs = interleave(programs(context, PROGRAM), context.reps, lambda program: run_json(*program))
-    small = [run["local/1/4096/none"] for run in runs["heddle"]]
+    contenders = programs(context, PROGRAM)
+    quick = ["--quick"] if context.quick else []
+    contenders["cpp"] = ([os.path.join(context.build_dir, "benchmarks", "kvstore", "bench_cases"), *quick], {})
+    runs = interleave(contenders, context.reps, lambda program: run_json(*program))
+    cases = [case for case in runs["heddle"][0] if case != "floor"]
+    ours = {case: [run[case] for run in runs["heddle"]] for case in cases}
+    cpp = {case: [run[case]["us"] for run in runs["cpp"]] for case in cases}
+    limits = {case: [run[case]["limit_us"] for run in runs["cpp"]] for case in cases}
+
+    small = "local/1/4096/none"
+    context.report.add_limit("push + pull of 4 KiB until readable", ours[small], "us", 6)
     floor = median([run["floor"] for run in runs["heddle"]])
-    context.report.add_limit(f"push + pull of 4 KiB until readable (a call of nanobind's: {floor:.2f} us)",
-                             small, "us", 6)
-    for case in runs["heddle"][0]:
-        if case == "floor" or "mxnet" not in runs:
-            continue
-        store, devices, size, updater = case.split("/")
-        if devices == "1" and updater == "none" and int(size) > 32768:
-            continue  # there MXNet keeps a reference to the caller's array, which our contract forbids
-        context.report.add_ratio(f"{store}, {devices} device{'s' * (devices != '1')}, {int(size) // 1024} KiB, "
-                                 f"updater {updater}", [run[case] for run in runs["heddle"]], "us", "MXNet 1.9.1",
-                                 [run[case] for run in runs["mxnet"]], _bar_of(int(size)))
+    context.report.add_limit(f"what Python adds to each of its calls (a call of nanobind's: {floor:.2f} us)",
+                             [(a - b) / CALLS for a, b in zip(ours[small], cpp[small])], "us", 1)
+    for case in cases:
+        devices, size, updater = case.split("/")[1:]
+        is_small = int(size) <= SMALL_MAX
+        if not is_small:
+            context.report.add_ratio(_text(case), ours[case], "us", "C++", cpp[case], 1.02)
+            context.report.add_ratio(_text(case), ours[case], "us", "the bytes over the bandwidth", limits[case],
+                                     1 / 0.9, bar="<= 1 / 0.9")
+        # There MXNet keeps a reference to the caller's array, which our contract forbids.
+        keeps_reference = devices == "1" and updater == "none" and not is_small
+        if "mxnet" in runs and not keeps_reference:
+            context.report.add_ratio(_text(case), ours[case], "us", "MXNet 1.9.1", [run[case] for run in runs["mxnet"]],
+                                     1 / 5 if is_small else 1 / 1.2)
+
+
+# By bytes, and for many small keys: how much of MXNet's time ours may take.
+DIST_BARS = {"4096": 1 / 4, "32768": 1 / 1.5, str(1 << 20): 1 / 1.5, str(16 << 20): 1 / 1.2, str(64 << 20): 1 / 1.2,
+             "keys": 1 / 10}
+
+
+def run_dist(context):
+    """The same over dist_sync, one worker and one server on loopback: over TCP, and through shared memory."""
+    found = programs(context, DIST_PROGRAM, "--workers", "1")
+    if "mxnet" not in found:
+        return
+    command, path = found["heddle"]
+    contenders = {"TCP": (command, {**path, "HEDDLE_SHARED_MEMORY": "0"}), "shared memory": (command, path),
+                  "mxnet": found["mxnet"]}
+    runs = interleave(contenders, context.reps, lambda program: run_json(*program))
+    for way in ("TCP", "shared memory"):
+        for case in runs[way][0]:
+            what = "1 000 keys of 256 bytes" if case == "keys" else f"{int(case) // 1024} KiB"
+            context.report.add_ratio(f"dist_sync, {way}, {what}", [run[case] for run in runs[way]], "us", "MXNet 1.9.1",
+                                     [run[case] for run in runs["mxnet"]], DIST_BARS[case])
 
 
 def run_torch(context):
@@ -87,4 +126,4 @@ def run_torch(context):
                              "DistributedDataParallel on Gloo", steps["gloo"], 1)
 
 
-SECTIONS = {"store": run_store, "torch": run_torch}
+SECTIONS = {"store": run_store, "dist": run_dist, "torch": run_torch}
