@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include <boost/asio/post.hpp>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -21,6 +25,10 @@ constexpr std::size_t kRunsOfRead = 64;
 constexpr std::size_t kRunsOfWrite = 256;
 // With little unsent data in the socket it stays in the cache, and what is urgent overtakes.
 constexpr int kUnsentBytes = 16 << 10;
+// Congestion control within a host, where there is nothing to control: one that paces (BBR) sets a
+// timer of the kernel for every few packets, which takes up to half of the time. Every Linux has
+// this one.
+constexpr std::string_view kUnpaced = "reno";
 constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of <linux/tcp.h>
 constexpr int kRtoMaxMs = 1000;
 
@@ -33,6 +41,29 @@ void SetOption(int fd, int level, int name, int value, const char* text) {
   if (setsockopt(fd, level, name, &value, sizeof value) != 0) {
     Log(LogLevel::kWarning, "set {} of a connection to {}: {}", text, value, SystemText(errno));
   }
+}
+
+using SocketName = int (*)(int fd, sockaddr* name, socklen_t* length);
+
+// The address without the port; empty if it is not one of IP.
+std::string IpAddressBytes(int fd, SocketName name_of) {
+  sockaddr_in6 name{};
+  socklen_t length = sizeof name;
+  if (name_of(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) return {};
+  if (name.sin6_family == AF_INET6) {
+    return {reinterpret_cast<const char*>(&name.sin6_addr), sizeof name.sin6_addr};
+  }
+  sockaddr_in v4{};
+  std::memcpy(&v4, &name, sizeof v4);
+  return v4.sin_family == AF_INET
+             ? std::string(reinterpret_cast<const char*>(&v4.sin_addr), sizeof v4.sin_addr)
+             : std::string();
+}
+
+// Both ends have the same address: there is no network between them.
+bool IsWithinHost(int fd) {
+  const std::string own = IpAddressBytes(fd, getsockname);
+  return !own.empty() && own == IpAddressBytes(fd, getpeername);
 }
 
 void Count(std::atomic<std::uint64_t>& count, std::uint64_t by) {
@@ -81,6 +112,10 @@ void Connection::Assign(Channel& channel) {
   // Where the system knows it (Linux 6.15): after a cut the connection goes on within a second. By
   // default it would wait for as long again as the cut has lasted, while heartbeats are missed.
   setsockopt(fd_, IPPROTO_TCP, kTcpRtoMaxMs, &kRtoMaxMs, sizeof kRtoMaxMs);
+  // Where the system refuses it, the connection goes as it would.
+  if (IsWithinHost(fd_)) {
+    setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
+  }
   if (link_ == Link::kBulk) {
     SetOption(fd_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes, "TCP_NOTSENT_LOWAT");
   }
