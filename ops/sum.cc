@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heddle::ops::HWY_NAMESPACE {
 
 // A way to sum elements of type T says how a vector of them is loaded into an accumulator, added to
-// another and stored.
+// another and stored; and, if its accumulators are floats, how they are put aside and taken up.
 
 // Element by element, in the lanes of D.
 template <typename T, class D>
@@ -29,6 +29,8 @@ struct LaneSum {
   HWY_INLINE std::size_t lanes() const { return hn::Lanes(d); }
   HWY_INLINE Accumulator Load(const T* p) const { return LoadAs(d, p); }
   HWY_INLINE Accumulator Add(Accumulator a, Accumulator b) const { return hn::Add(a, b); }
+  HWY_INLINE void PutAside(Accumulator sum, float* p) const { hn::StoreU(sum, d, p); }
+  HWY_INLINE Accumulator TakeUp(const float* p) const { return hn::LoadU(d, p); }
   template <bool kStream>
   HWY_INLINE void Store(Accumulator sum, T* p) const {
     StoreAs<kStream>(sum, d, p);
@@ -55,6 +57,13 @@ struct BFloat16PairSum {
   }
   HWY_INLINE Accumulator Add(Accumulator a, Accumulator b) const {
     return {hn::Add(a.even, b.even), hn::Add(a.odd, b.odd)};
+  }
+  HWY_INLINE void PutAside(Accumulator sum, float* p) const {
+    hn::StoreU(sum.even, d, p);
+    hn::StoreU(sum.odd, d, p + hn::Lanes(d));
+  }
+  HWY_INLINE Accumulator TakeUp(const float* p) const {
+    return {hn::LoadU(d, p), hn::LoadU(d, p + hn::Lanes(d))};
   }
   template <bool kStream>
   HWY_INLINE void Store(Accumulator sum, BFloat16* p) const {
@@ -179,6 +188,65 @@ void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
   if (i != count) SumSteps<1, false>(One{}, inputs, out, i, count);
 }
 
+// Inputs that stream at a time: with more the processor loses track of which lines come next.
+constexpr std::size_t kGroup = 8;
+// Elements whose sums lie in the caches between one group of inputs and the next.
+constexpr std::size_t kBlock = 8192;
+
+// One group's share of the elements [begin, end), whole vectors: kFirst starts the sums, the others
+// go on with them, and kLast writes them to the output.
+enum class Turn { kFirst, kMiddle, kLast };
+template <Turn kTurn, std::size_t kInputs, class Wide, typename T>
+void SumGroup(std::span<const void* const> inputs, float* sums, T* out, std::size_t begin,
+              std::size_t end) {
+  const Wide wide{};
+  const T* in[kInputs];
+  for (std::size_t k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(inputs[k]);
+  for (std::size_t i = begin; i < end; i += wide.lanes()) {
+    if constexpr (sizeof(T) < sizeof(float)) {
+      for (std::size_t k = 0; k < kInputs; ++k) hwy::Prefetch(in[k] + i + kFetchedAhead);
+    }
+    auto sum = wide.Load(in[0] + i);
+    if constexpr (kTurn != Turn::kFirst) sum = wide.Add(wide.TakeUp(sums + (i - begin)), sum);
+    for (std::size_t k = 1; k < kInputs; ++k) sum = wide.Add(sum, wide.Load(in[k] + i));
+    if constexpr (kTurn == Turn::kLast) {
+      wide.template Store<true>(sum, out + i);
+    } else {
+      wide.PutAside(sum, sums + (i - begin));
+    }
+  }
+}
+
+template <class Wide, typename T, std::size_t... kIndices>
+constexpr auto MakeSumLast(std::index_sequence<kIndices...>) {
+  using Function =
+      void (*)(std::span<const void* const>, float*, T*, std::size_t begin, std::size_t end);
+  return std::array<Function, sizeof...(kIndices)>{
+      &SumGroup<Turn::kLast, kIndices + 1, Wide, T>...};
+}
+
+// Streams a sum of more than kGroup inputs, block by block.
+template <class Wide, class One, typename T>
+void SumGroups(std::span<const void* const> inputs, T* out, std::size_t count) {
+  static constexpr auto kLast = MakeSumLast<Wide, T>(std::make_index_sequence<kGroup>());
+  const std::size_t lanes = Wide{}.lanes();
+  HWY_ALIGN float sums[kBlock];
+  std::size_t i =
+      SumSteps<1, false>(One{}, inputs, out, 0, ElementsToAlignment(out, lanes * sizeof(T), count));
+  while (count - i >= lanes) {
+    const std::size_t end = i + std::min(kBlock, (count - i) / lanes * lanes);
+    auto rest = inputs;
+    SumGroup<Turn::kFirst, kGroup, Wide, T>(rest.first(kGroup), sums, out, i, end);
+    for (rest = rest.subspan(kGroup); rest.size() > kGroup; rest = rest.subspan(kGroup)) {
+      SumGroup<Turn::kMiddle, kGroup, Wide, T>(rest.first(kGroup), sums, out, i, end);
+    }
+    kLast[rest.size() - 1](rest, sums, out, i, end);
+    i = end;
+  }
+  hwy::FlushStream();
+  if (i != count) SumSteps<1, false>(One{}, inputs, out, i, count);
+}
+
 template <typename T>
 using SumFixedFunction = void (*)(std::span<const void* const>, T*, std::size_t);
 template <bool kStream, class Wide, class One, typename T, std::size_t... kIndices>
@@ -186,10 +254,12 @@ constexpr auto MakeSumFixed(std::index_sequence<kIndices...>) {
   return std::array<SumFixedFunction<T>, sizeof...(kIndices)>{
       &SumFixed<kStream, Wide, One, T, kIndices + 2>...};
 }
-// SumFixed of 2, 3, ... 16 inputs.
+template <bool kStream>
+inline constexpr std::size_t kMostFixed = kStream ? kGroup : 16;
+// SumFixed of 2, 3, ... kMostFixed inputs.
 template <bool kStream, class Wide, class One, typename T>
 inline constexpr auto kSumFixed =
-    MakeSumFixed<kStream, Wide, One, T>(std::make_index_sequence<15>());
+    MakeSumFixed<kStream, Wide, One, T>(std::make_index_sequence<kMostFixed<kStream> - 1>());
 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, T* out,
@@ -204,9 +274,12 @@ HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumCommon(std::span<const void* const> inputs, T* out, std::size_t count,
                           bool streaming) {
-  if (inputs.size() < 2 || inputs.size() > 16) {
+  const bool streams = streaming && Wide{}.lanes() * sizeof(T) >= 16;
+  if (streams && inputs.size() > kGroup) {
+    SumGroups<Wide, One, T>(inputs, out, count);
+  } else if (inputs.size() < 2 || inputs.size() > kMostFixed<false>) {
     SumAny(Wide{}, One{}, inputs, out, count, streaming);
-  } else if (streaming && Wide{}.lanes() * sizeof(T) >= 16) {
+  } else if (streams) {
     kSumFixed<true, Wide, One, T>[inputs.size() - 2](inputs, out, count);
   } else {
     kSumFixed<false, Wide, One, T>[inputs.size() - 2](inputs, out, count);

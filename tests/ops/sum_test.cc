@@ -72,6 +72,27 @@ TEST_F(SumTest, EqualsThePlainLoop) {
   });
 }
 
+// More inputs than stream at a time, and more elements than lie in the caches meanwhile.
+TEST_F(SumTest, ManyInputsThatStream) {
+  const auto check = [&](auto type) {
+    using T = decltype(type);
+    for (std::size_t arrays : {8, 9, 16, 17, 24, 35}) {
+      SCOPED_TRACE(arrays);
+      const std::size_t count = 3 * 8192 - 70 + Below(140);
+      Arrays<T> inputs = RandomArrays<T>(arrays, count);
+      Array<T> expected(count);
+      PlainSum(inputs, expected);
+      OnEveryTarget([&] {
+        Array<T> out(count, Below(64));
+        Sum(kDTypeOf<T>, Pointers(inputs), out.data(), count, StoreMode::kStreaming);
+        ExpectSame(out, expected);
+      });
+    }
+  };
+  check(float{});
+  check(BFloat16{});
+}
+
 TEST_F(SumTest, MayWriteOverAnInput) {
   ForEveryDType([&](auto type) {
     using T = typename decltype(type)::type;
