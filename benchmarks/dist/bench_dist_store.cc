@@ -4,7 +4,7 @@
 //
 // One worker and one server:
 // latency  pushpull of 4 KiB until it can be read, back to back and with pauses of 500 us, beside a
-//          bare Boost.Asio echo; both on one CPU, on a CPU each, and where the system likes.
+//          bare Boost.Asio echo; both on one CPU, and on a CPU each.
 // polling  the same where both sides poll before they sleep, against fixed limits.
 // large    pushpull of 1, 16 and 64 MiB, beside plain sockets by slices; time and CPU seconds.
 // small    1 000 keys of 256 bytes pushed and pulled, beside one round trip each.

@@ -3,7 +3,7 @@
 //   bench_tcp [--json FILE] [--quick] [SECTION...]
 //
 // latency  4 KiB, sleeping waits, back to back and with pauses of 500 us, beside a bare Boost.Asio
-//          echo; both on one CPU, on a CPU each, and where the system likes.
+//          echo; both on one CPU, and on a CPU each.
 // polling  the same with polling on both sides, against fixed limits.
 // large    1, 16 and 64 MiB by slices, beside plain sockets by slices; time and CPU seconds.
 // small    1 000 messages of 256 bytes answered, then 1 000 asked for, beside one at a time.

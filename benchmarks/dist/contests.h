@@ -29,8 +29,8 @@ struct Ours {
 // 4 KiB, sleeping waits, back to back and with pauses, beside a bare Boost.Asio echo. The machine's
 // limit is a round trip of a thread that wakes another, which differs by a factor of three with
 // where the two run: on one CPU no other has to be woken from its idle state. Left to itself, the
-// system tends to put two processes that wait for each other on one CPU, unless that has other
-// work. So both are measured on one CPU, on a CPU each, and where the system likes.
+// system leaves two processes where they happened to meet, on one CPU or on two, so it would be a
+// comparison of chances. So both are measured on one CPU and on a CPU each.
 class ShortContest {
  public:
   void Run(bench::BarReport& report, const Ours& ours, bool quick) const;
