@@ -435,6 +435,7 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
 // Ops carry no time; what the lookout has seen tells their age, to a nap.
 void EngineCore::SightTail(std::int64_t now_ns) {
   constexpr std::size_t kSightingsMax = 256;
+  sightings_.reserve(kSightingsMax);  // all at once: a steady state allocates nothing
   const std::uint64_t tail = inbox_.tail();
   if (!sightings_.empty() && sightings_.back().tail == tail) return;
   if (sightings_.size() == kSightingsMax) {
