@@ -8,6 +8,7 @@
 #include <fstream>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "kvstore/dist/protocol/wire.h"
 #include "tests/kvstore/support.h"
@@ -17,6 +18,7 @@
 
 namespace heddle::tools {
 
+namespace dist_test = kvstore::dist_test;
 using Process = JobProcesses::Process;
 using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
 
@@ -25,8 +27,39 @@ namespace {
 constexpr std::chrono::seconds kForever{600};
 constexpr long kMemoryKiB = 64 << 10;
 constexpr std::size_t kLogBytesMax = 256 << 10;
+constexpr std::size_t kHeldMax = 200;  // more than there is room for
 
 }  // namespace
+
+SocketAttacker::SocketAttacker(std::string address, std::uint64_t seed)
+    : address_(std::move(address)), random_(seed) {}
+
+void SocketAttacker::Run(long connections) {
+  for (long i = 0; i < connections; ++i) {
+    auto socket =
+        std::make_unique<dist_test::PlainSocket>(address_, 2 + static_cast<int>(Random(8)));
+    socket->EndWithReset();
+    Attack(std::move(socket));
+    if (held_.empty()) continue;
+    const auto& [slow, said] = held_[Random(held_.size())];
+    slow->Say(said);
+    if (held_.size() > kHeldMax) held_.pop_front();
+  }
+}
+
+std::string SocketAttacker::Noise(std::size_t bytes) {
+  std::string text(bytes, '\0');
+  for (char& c : text) c = static_cast<char>(random_());
+  return text;
+}
+
+void SocketAttacker::Hold(Socket socket, std::string said) {
+  held_.emplace_back(std::move(socket), std::move(said));
+}
+
+void SocketAttacker::Heard(const std::string& answer) {
+  if (Has(Kind::kWelcome, answer)) got_in_ = true;
+}
 
 bool Has(Kind kind, std::string_view stream) {
   stream.remove_prefix(std::min(stream.size(), kPreambleBytes));

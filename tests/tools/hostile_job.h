@@ -2,17 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
+#include "tests/kvstore/dist/plain_socket.h"
 
 namespace heddle::tools {
 
@@ -22,6 +26,32 @@ class Attacker {
   virtual ~Attacker() = default;
   virtual void Run(long connections) = 0;
   virtual bool got_in() const = 0;
+};
+
+// Connects from eight loopback addresses, and closes with a reset so that ports do not run out.
+class SocketAttacker : public Attacker {
+ public:
+  SocketAttacker(std::string address, std::uint64_t seed);
+  void Run(long connections) override;
+  bool got_in() const override { return got_in_; }
+
+ protected:
+  using Socket = std::unique_ptr<kvstore::dist_test::PlainSocket>;
+
+  virtual void Attack(Socket socket) = 0;
+
+  std::uint64_t Random(std::uint64_t below) { return random_() % below; }
+  std::string Noise(std::size_t bytes);
+  // A slow writer, which says this now and then.
+  void Hold(Socket socket, std::string said);
+  // What a node has answered: it must not be a welcome.
+  void Heard(const std::string& answer);
+
+ private:
+  const std::string address_;
+  std::mt19937_64 random_;
+  std::deque<std::pair<Socket, std::string>> held_;
+  bool got_in_ = false;
 };
 
 using MakeAttacker = std::function<std::unique_ptr<Attacker>(

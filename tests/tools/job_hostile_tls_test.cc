@@ -5,9 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -32,8 +30,6 @@ using kvstore::dist_test::HeaderOf;
 using kvstore::dist_test::PlainSocket;
 using kvstore::dist_test::Preamble;
 using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
-
-constexpr std::size_t kHeldMax = 200;  // slow writers at a time, more than there is room for
 
 void Await(int fd, short events) {
   pollfd wait{.fd = fd, .events = events, .revents = 0};
@@ -125,15 +121,14 @@ Recorded Record(const std::string& address, const std::string& job_id, const Tls
   return recorded;
 }
 
-class TlsAttacker : public Attacker {
+class TlsAttacker : public SocketAttacker {
  public:
-  TlsAttacker(std::string address, const std::string& job_id, std::uint64_t seed,
+  TlsAttacker(const std::string& address, const std::string& job_id, std::uint64_t seed,
               const TlsOptions& right, const TlsOptions& wrong)
-      : address_(std::move(address)),
+      : SocketAttacker(address, seed),
         right_(right),
         wrong_(wrong),
-        recorded_(Record(address_, job_id, right_)),
-        random_(seed) {
+        recorded_(Record(address, job_id, right_)) {
     Message push;
     push.kind = Kind::kPush;
     push_ = HeaderOf(push);
@@ -143,70 +138,45 @@ class TlsAttacker : public Attacker {
     huge_[kPreambleBytes + 15] = '\x7f';  // docs/wire.md: 8 bytes of a length at 8
   }
 
-  void Run(long connections) override {
-    for (long i = 0; i < connections; ++i) {
-      auto socket = std::make_unique<PlainSocket>(address_, 2 + static_cast<int>(random_() % 8));
-      socket->EndWithReset();
-      switch (random_() % 9) {
-        case 0:  // without TLS
-          Expect(AnswerTo(*socket, recorded_.plain + push_, /*begun=*/false));
-          break;
-        case 1:  // a record of a handshake, of any length
-          socket->Say("\x16\x03\x01" + Noise(2 + random_() % 2000));
-          break;
-        case 2:
-          socket->Say(recorded_.encrypted.substr(0, random_() % recorded_.encrypted.size()));
-          break;
-        case 3:
-          AnswerTo(*socket, recorded_.encrypted, /*begun=*/false);
-          break;
-        case 4:  // of another authority
-          SayWithin(*socket, wrong_, recorded_.plain + push_);
-          break;
-        case 5:  // without the token
-          SayWithin(*socket, right_, recorded_.plain + push_);
-          break;
-        case 6:
-          SayWithin(*socket, right_, huge_ + Noise(100));
-          break;
-        case 7:
-          SayWithin(*socket, right_, Preamble() + Noise(1 + random_() % 40'000));
-          break;
-        default:
-          held_.push_back(std::move(socket));
-      }
-      SayABit();
-    }
-  }
-  bool got_in() const override { return got_in_; }
-
  private:
-  std::string Noise(std::size_t bytes) {
-    std::string text(bytes, '\0');
-    for (char& c : text) c = static_cast<char>(random_());
-    return text;
+  void Attack(Socket socket) override {
+    switch (Random(9)) {
+      case 0:  // without TLS
+        Heard(AnswerTo(*socket, recorded_.plain + push_, /*begun=*/false));
+        break;
+      case 1:  // a record of a handshake, of any length
+        socket->Say("\x16\x03\x01" + Noise(2 + Random(2000)));
+        break;
+      case 2:
+        socket->Say(recorded_.encrypted.substr(0, Random(recorded_.encrypted.size())));
+        break;
+      case 3:
+        AnswerTo(*socket, recorded_.encrypted, /*begun=*/false);
+        break;
+      case 4:  // of another authority
+        SayWithin(*socket, wrong_, recorded_.plain + push_);
+        break;
+      case 5:  // without the token
+        SayWithin(*socket, right_, recorded_.plain + push_);
+        break;
+      case 6:
+        SayWithin(*socket, right_, huge_ + Noise(100));
+        break;
+      case 7:
+        SayWithin(*socket, right_, Preamble() + Noise(1 + Random(40'000)));
+        break;
+      default:
+        Hold(std::move(socket), recorded_.encrypted.substr(0, 1));
+    }
   }
   void SayWithin(PlainSocket& socket, const TlsContext& context, const std::string& said) {
     TlsSocket within(socket.fd(), context);
-    Expect(AnswerTo(within, said, /*begun=*/false));
-  }
-  void Expect(const std::string& heard) {
-    if (Has(Kind::kWelcome, heard)) got_in_ = true;
-  }
-  // Slow writers: each says a byte now and then.
-  void SayABit() {
-    if (held_.empty()) return;
-    held_[random_() % held_.size()]->Say(recorded_.encrypted.substr(0, 1));
-    if (held_.size() > kHeldMax) held_.pop_front();
+    Heard(AnswerTo(within, said, /*begun=*/false));
   }
 
-  const std::string address_;
   const TlsContext right_, wrong_;
   const Recorded recorded_;
   std::string push_, huge_;
-  std::mt19937_64 random_;
-  std::deque<std::unique_ptr<PlainSocket>> held_;
-  bool got_in_ = false;
 };
 
 TEST(JobHostile, ManyConnectionsToAJobWithTlsChangeNothing) {
