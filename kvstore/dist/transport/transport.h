@@ -15,6 +15,7 @@
 
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
+#include "ops/store_mode.h"
 
 namespace heddle::kvstore::dist {
 
@@ -26,6 +27,8 @@ class Landing {
   virtual ~Landing() = default;
   // Exactly the payload's bytes in all, in order. The same at each call.
   virtual std::span<const std::span<std::byte>> runs() = 0;
+  // How bytes that lie in this process's memory already are copied to the runs.
+  virtual ops::StoreMode store_mode() const { return ops::StoreMode::kCached; }
   // Held around each read into the runs: false when the memory was given up (a deadline has
   // passed); the transport then drops the rest of the bytes, and there is no OnMessage. Whoever
   // gives it up calls Revoke, which returns once no read is under way.

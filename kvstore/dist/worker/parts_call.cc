@@ -44,9 +44,10 @@ const char* NameOf(Kind kind) {
 // A run of an array that a payload is received into, until it is given up.
 class ArrayLanding final : public Landing {
  public:
-  explicit ArrayLanding(std::span<std::byte> run) : run_(run) {}
+  ArrayLanding(std::span<std::byte> run, ops::StoreMode mode) : run_(run), mode_(mode) {}
 
   std::span<const std::span<std::byte>> runs() override { return {&run_, 1}; }
+  ops::StoreMode store_mode() const override { return mode_; }
 
   bool BeginRead() override {
     State expected = State::kIdle;
@@ -70,6 +71,7 @@ class ArrayLanding final : public Landing {
   enum class State : std::uint8_t { kIdle, kReading, kRevoked };
 
   const std::span<std::byte> run_;
+  const ops::StoreMode mode_;
   std::atomic<State> state_{State::kIdle};
 };
 
@@ -225,7 +227,8 @@ std::shared_ptr<Landing> PartsCall::Slot::LandingFor(const Message& header, std:
   }
   const std::span<std::byte> destination = call->DestinationOf(*part);
   if (bytes != destination.size()) return nullptr;
-  landing = std::make_shared<ArrayLanding>(destination);
+  // The array is overwritten whole, after as much was read to be sent.
+  landing = std::make_shared<ArrayLanding>(destination, ops::StoreModeFor(2 * call->out_.bytes()));
   return landing;
 }
 

@@ -99,7 +99,9 @@ TEST(SharedRings, BytesRoomAndWishesAreThoseOfAQueue) {
           std::string text(bytes, '\0');
           const auto runs = Cut(random, text);
           const std::size_t there = model.bytes.size();
-          const auto moved = reader.Read(runs.data(), runs.size());
+          const auto mode =
+              random() % 2 == 0 ? ops::StoreMode::kCached : ops::StoreMode::kStreaming;
+          const auto moved = reader.Read(runs.data(), runs.size(), mode);
           ASSERT_TRUE(moved);
           ASSERT_EQ(moved->bytes, std::min(bytes, there));
           ASSERT_TRUE(std::equal(text.begin(),

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 
 #include "base/check.h"
+#include "ops/copy.h"
 
 // The thread sanitizer knows memory by its address, so that two mappings in one process, as tests
 // have them, are strangers to it: what orders them has to be told.
@@ -50,6 +51,7 @@ void AfterLooking(void* /*tag*/) {}
 
 constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kLine = 64;  // positions of two writers do not share one
+constexpr std::size_t kStreamedBytesMin = std::size_t{16} << 10;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 using Position = std::atomic<std::uint64_t>;
@@ -178,7 +180,8 @@ bool SharedRings::AwaitRoom(std::size_t bytes) {
 
 // ---- Reading
 
-std::optional<SharedRings::Moved> SharedRings::Read(const iovec* runs, std::size_t count) {
+std::optional<SharedRings::Moved> SharedRings::Read(const iovec* runs, std::size_t count,
+                                                    ops::StoreMode mode) {
   // acquire: what the writer has written is there
   std::uint64_t there = in_->written.load(std::memory_order_acquire) - read_;
   if (there > ring_bytes_) return std::nullopt;
@@ -189,7 +192,11 @@ std::optional<SharedRings::Moved> SharedRings::Read(const iovec* runs, std::size
     for (std::size_t rest = std::min<std::uint64_t>(runs[i].iov_len, there); rest > 0;) {
       const std::size_t at = (read_ + moved.bytes) & (ring_bytes_ - 1);
       const std::size_t bytes = std::min(rest, ring_bytes_ - at);
-      std::memcpy(to, in_ring_ + at, bytes);
+      if (bytes < kStreamedBytesMin) {
+        std::memcpy(to, in_ring_ + at, bytes);
+      } else {
+        ops::Copy(in_ring_ + at, to, bytes, mode);
+      }
       to += bytes;
       rest -= bytes;
       there -= bytes;

@@ -26,6 +26,7 @@
 #include <sys/uio.h>
 
 #include "base/unique_fd.h"
+#include "ops/store_mode.h"
 
 namespace heddle::kvstore::dist {
 
@@ -55,8 +56,10 @@ class SharedRings {
   // The other side shall wake this one once there is room for `bytes`. False: there is.
   [[nodiscard]] bool AwaitRoom(std::size_t bytes);
 
-  // Reading. As much as there is; nothing if the other side has broken the rules.
-  [[nodiscard]] std::optional<Moved> Read(const iovec* runs, std::size_t count);
+  // Reading. As much as there is; nothing if the other side has broken the rules. `mode`: of long
+  // copies.
+  [[nodiscard]] std::optional<Moved> Read(const iovec* runs, std::size_t count,
+                                          ops::StoreMode mode = ops::StoreMode::kCached);
   // Something to read, or broken rules.
   [[nodiscard]] bool HasBytes() const;
   // The other side shall wake this one once there are `bytes`. False: there are.

@@ -373,11 +373,12 @@ void Connection::OnHangUp() {
   reactor_.Attend(shared_from_this());
 }
 
-bool Connection::Look() {
+Connection::Found Connection::Look() {
   const bool wrote = wants_room_.load(std::memory_order_relaxed) && GoOnWriting();
-  if (!hung_up_ && !rings_->HasBytes()) return wrote;
-  ReadTurn();
-  return true;
+  const bool reads = hung_up_ || rings_->HasBytes();
+  if (reads) ReadTurn();
+  if (!wrote && !reads) return Found::kNothing;
+  return link_ == Link::kBulk ? Found::kStream : Found::kSomething;
 }
 
 bool Connection::GoOnWriting() {
@@ -454,7 +455,7 @@ Connection::ReadResult Connection::ReadOnce() {
 
 Transferred Connection::Receive(const iovec* runs, std::size_t count) {
   if (rings_ != nullptr) {
-    const Transferred received = OverRings(rings_->Read(runs, count));
+    const Transferred received = OverRings(rings_->Read(runs, count, receiver_.store_mode()));
     return hung_up_ && received.error == EAGAIN ? Transferred{} : received;
   }
   return ReadFrom(fd_, tls_.get(), runs, count);

@@ -127,7 +127,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   void Close() EXCLUDES(tx_mutex_);
 
   // Attended, with rings.
-  bool Look() override EXCLUDES(tx_mutex_);
+  Found Look() override EXCLUDES(tx_mutex_);
   bool Arm() override EXCLUDES(tx_mutex_);
 
  private:

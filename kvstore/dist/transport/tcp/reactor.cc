@@ -103,15 +103,17 @@ bool Reactor::MustNotSleep(bool own_thread) {
 
 void Reactor::Turn(Clock::time_point until, bool own_thread) {
   const Leading leading(*this);
-  const bool spins = options_.spin.count() > 0;
-  if (!Look() && !MustNotSleep(own_thread) && !(spins && Spin()) && ArmAttended()) {
+  const bool found = Look();
+  const auto spin = in_stream_ ? std::max(options_.spin, kStreamSpin) : options_.spin;
+  const bool spins = spin.count() > 0;
+  if (!found && !MustNotSleep(own_thread) && !(spins && Spin(spin)) && ArmAttended()) {
     const auto begin = spins ? Clock::now() : Clock::time_point{};
     sleeping_.store(true, std::memory_order_seq_cst);
     std::size_t handled = 0;
     if (!MustNotSleep(own_thread)) handled = context_.run_one_until(until);  // R2
     sleeping_.store(false, std::memory_order_relaxed);
     // It would have come while spinning: that pays again.
-    if (spins && handled > 0 && Clock::now() - begin < options_.spin) spin_misses_ = 0;
+    if (spins && handled > 0 && Clock::now() - begin < spin) spin_misses_ = 0;
   }
   options_.flush();
 }
@@ -130,10 +132,16 @@ void Reactor::Forget(const Attended* attended) {
 
 bool Reactor::Look() {
   bool found = false;
+  bool stream = false;
   // By index: who looks may attend and forget others.
   for (std::size_t i = 0; i < attended_.size(); ++i) {
-    if (attended_[i] != nullptr && attended_[i]->Look()) found = true;
+    if (attended_[i] == nullptr) continue;
+    const Attended::Found here = attended_[i]->Look();
+    if (here == Attended::Found::kNothing) continue;
+    found = true;
+    stream = stream || here == Attended::Found::kStream;
   }
+  if (found) in_stream_ = stream;
   DropForgotten();
   if (!found) {
     looks_in_a_row_ = 0;
@@ -157,16 +165,19 @@ bool Reactor::ArmAttended() {
 }
 
 // True: something has come, and was handled.
-bool Reactor::Spin() {
-  if (spin_misses_ >= kSpinMisses) return false;
-  const auto end = Clock::now() + options_.spin;
+bool Reactor::Spin(std::chrono::microseconds time) {
+  if (spin_misses_ >= kSpinMisses) {
+    in_stream_ = false;
+    return false;
+  }
+  const auto end = Clock::now() + time;
   do {
-    bool found = context_.poll_one() > 0;
+    bool found = false;
     for (int i = 0; i < kLooksPerYield && !found && !attended_.empty(); ++i) {
       found = Look();
       Pause();
     }
-    if (found) {
+    if (found || context_.poll_one() > 0) {
       spin_misses_ = 0;
       return true;
     }
@@ -174,8 +185,9 @@ bool Reactor::Spin() {
         caller_waits_.load(std::memory_order_relaxed)) {
       return false;
     }
-    sched_yield();  // the peer may need this CPU
+    if (options_.spin.count() > 0) sched_yield();  // the peer may need this CPU
   } while (Clock::now() < end);
+  in_stream_ = false;
   ++spin_misses_;
   return false;
 }

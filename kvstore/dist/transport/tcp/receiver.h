@@ -61,6 +61,10 @@ class Receiver {
 
   // How many bytes are missing to the end of the payload that is being received; 0 outside of one.
   std::uint64_t rest() const { return state_ == State::kPayload ? payload_bytes_ - received_ : 0; }
+  // How what is read into the runs of the last Prepare is best stored.
+  ops::StoreMode store_mode() const {
+    return reading_landing_ ? landing_->store_mode() : ops::StoreMode::kCached;
+  }
   // Nothing of a message has come that is not complete.
   bool between_messages() const { return state_ == State::kHeader && buffered() == 0; }
 
