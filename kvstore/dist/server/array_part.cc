@@ -18,6 +18,11 @@ namespace {
 
 bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
+// Elements that may be written where they lie.
+bool IsOwnInPlace(const Payload& payload, DType dtype) {
+  return payload.owned_alone() && InPlace(payload, SizeOf(dtype)) != nullptr;
+}
+
 // The shape of rows [0, rows) of an array of shape `whole`.
 Shape WithRows(const Shape& whole, std::int64_t rows) {
   std::vector<std::int64_t> dims(whole.begin(), whole.end());
@@ -76,7 +81,7 @@ RowSparseNDArray ArrayParts::Part::ToRows(const Payload& payload) const {
 // Sums of both kinds are those of dense arrays.
 void ArrayParts::Part::AddRows(const Payload& payload) {
   held_rows.push_back(ToRows(payload));
-  if (held.empty() && sum.empty()) return;
+  if (held.empty() && sum == nullptr) return;
   const RowSparseNDArray added = std::move(held_rows.back());
   held_rows.clear();
   AddDense(Value::Lend(ToDense({&added, 1}), bytes()));
@@ -87,22 +92,26 @@ void ArrayParts::Part::AddDense(const Payload& payload) {
     AddDense(Value::Lend(ToDense({&before, 1}), bytes()));
   }
   held.push_back(payload);
-  if (Is16Bit(info.dtype) || (sum.empty() && held.size() == 1)) return;
+  if (Is16Bit(info.dtype) || (sum == nullptr && held.size() == 1)) return;
   RoundSum();
 }
 
-// Adds what is held.
+// Adds what is held, if it can be in the memory of the first: one array less goes through the
+// cache.
 void ArrayParts::Part::RoundSum() {
   std::vector<NDArray> copies;
   std::vector<const void*> inputs;
-  if (!sum.empty()) inputs.push_back(sum.data());
+  if (sum != nullptr) inputs.push_back(sum->data);
   for (const Payload& payload : held) {
     const void* data = InPlace(payload, SizeOf(info.dtype));
     if (data == nullptr) data = copies.emplace_back(ToArray(payload)).data();
     inputs.push_back(data);
   }
-  if (sum.empty()) sum = NewArray(info.dtype);
-  ops::Sum(info.dtype, inputs, sum.data(), static_cast<std::size_t>(extent()));
+  if (sum == nullptr) {
+    sum = IsOwnInPlace(held[0], info.dtype) ? Value::Make(held[0])
+                                            : Value::Make(NewArray(info.dtype));
+  }
+  ops::Sum(info.dtype, inputs, sum->data, static_cast<std::size_t>(extent()));
   held.clear();
 }
 
@@ -152,16 +161,14 @@ std::shared_ptr<ArrayParts::Value> ArrayParts::Part::TakeSum() {
     }
     return Value::Make(std::move(rounded));
   }
-  if (sum.empty() && held.size() == 1) {
+  if (sum == nullptr && held.size() == 1) {
     const Payload payload = std::move(held[0]);
     held.clear();
-    if (payload.owned_alone() && InPlace(payload, SizeOf(info.dtype)) != nullptr) {
-      return Value::Make(payload);
-    }
+    if (IsOwnInPlace(payload, info.dtype)) return Value::Make(payload);
     return Value::Make(ToArray(payload));
   }
   if (!held.empty()) RoundSum();
-  return Value::Make(std::exchange(sum, NDArray()));
+  return std::exchange(sum, nullptr);
 }
 
 void ArrayParts::Part::ReadyState(bool multi_precision, std::uint64_t rule_generation) {

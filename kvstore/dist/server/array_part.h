@@ -82,7 +82,7 @@ struct ArrayParts::Part {
   }
   RowSparseNDArray ToRows(const Payload& payload) const;
 
-  bool HasArrays() const { return !held.empty() || !sum.empty() || !held_rows.empty(); }
+  bool HasArrays() const { return !held.empty() || sum != nullptr || !held_rows.empty(); }
   void AddDense(const Payload& payload);
   void AddRows(const Payload& payload);
   void AddCodes(const Payload& codes, const Compressor& compressor);
@@ -103,9 +103,9 @@ struct ArrayParts::Part {
   std::shared_ptr<Value> value;
   RowSparseNDArray rows;
 
-  // The sum in progress: `held`, to be added to `sum` unless that is empty.
+  // The sum in progress: `held`, to be added to `sum` unless that is null.
   std::vector<Payload> held;
-  NDArray sum;
+  std::shared_ptr<Value> sum;
   NDArray float_sum;  // of codes
   // Or these, also of a dense part, as long as all that is pushed is row-sparse.
   std::vector<RowSparseNDArray> held_rows;

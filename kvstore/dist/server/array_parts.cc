@@ -126,7 +126,7 @@ void ArrayParts::Add(const PartId& id, const Message& push, bool first) {
 void ArrayParts::DropSum(const PartId& id) {
   Part& part = Find(id);
   part.held.clear();
-  part.sum = NDArray();
+  part.sum = nullptr;
   part.float_sum = NDArray();
   part.held_rows.clear();
 }

@@ -10,9 +10,10 @@
 // Norms. An optimizer that needs the norm of a whole array updates all parts of it together, pass
 // by pass (RunPass); the block sums, also those of other servers, are added in the order of the
 // array, so the bits are those of an uncut one. A key of a dist_async store that is cut is refused:
-// its parts may take pushes in different orders. Threads. Calls come one at a time, under the
-// node's lock. An update of more than kInlineBytes is an op of the engine, which alone touches its
-// part until it has told `updated`.
+// its parts may take pushes in different orders.
+// Threads. Calls come one at a time, under the node's lock. An update that is not short
+// (kInlineBytes, kInlineTime) is an op of the engine, which alone touches its part until it has
+// told `updated`.
 #pragma once
 
 #include <heddle/engine.h>
@@ -20,6 +21,7 @@
 #include <heddle/optimizer.h>
 #include <heddle/row_sparse.h>
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -37,6 +39,7 @@
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/part_store.h"
 #include "kvstore/dist/protocol/placement.h"
+#include "kvstore/dist/server/update_pace.h"
 
 namespace heddle::kvstore::dist {
 
@@ -47,8 +50,11 @@ class ArrayParts final : public PartStore {
   using Updated = std::function<void(const PartId& id, std::exception_ptr error)>;
   using Passed = std::function<void(const PartId& id, PassResult result)>;  // likewise, of passes
 
-  // What an update touches that is done on the receiving thread: waking another one costs more.
+  // An update is done on the receiving thread if the part has at most so many bytes, or if it takes
+  // at most so long, going by those before it: less than to receive and add up what it is of. To
+  // wake another thread, and to bring the part into its cache, costs more.
   static constexpr std::int64_t kInlineBytes = 64 << 10;
+  static constexpr std::chrono::microseconds kInlineTime{200};
 
   ArrayParts(Engine& engine, Updated updated, Passed passed)
       : engine_(engine), updated_(std::move(updated)), passed_(std::move(passed)) {}
@@ -98,6 +104,7 @@ class ArrayParts final : public PartStore {
     std::shared_ptr<const internal::UpdatePlan> plan;
     std::uint64_t generation = 0;  // of states
     bool needs_norms = false;      // of the whole array
+    std::shared_ptr<UpdatePace> pace;
   };
   struct Store {
     std::map<std::uint64_t, Rule> rules;  // by version
@@ -111,6 +118,7 @@ class ArrayParts final : public PartStore {
   const std::shared_ptr<Part>& FindShared(const PartId& id);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   void Assign(Part& part);
+  static bool IsFast(const Part& part, const Rule& rule);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
   Begun Begin(Part& part, const Rule& rule, const UpdateRates& rates) const;
   std::vector<PlacedPart> PlaceOf(const Part& part) const;

@@ -1,6 +1,8 @@
 // Updates of single parts: by the default updater or an optimizer, here or as an op.
 #include <heddle/error.h>
 
+#include <chrono>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,9 +22,14 @@ void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
                               const OptimizerPtr& optimizer, bool keeps_states) {
   std::map<std::uint64_t, Rule>& rules = stores_[store].rules;
   const auto before = rules.lower_bound(version);
-  const std::uint64_t last = before == rules.begin() ? 0 : std::prev(before)->second.generation;
-  rules[version] = {optimizer, optimizer->plan(), keeps_states ? last : version,
-                    optimizer->plan()->NeedsNorms()};
+  const Rule* const last = before == rules.begin() ? nullptr : &std::prev(before)->second;
+  const std::uint64_t generation = last == nullptr ? 0 : last->generation;
+  const bool same = keeps_states && last != nullptr;
+  rules[version] = {.optimizer = optimizer,
+                    .plan = optimizer->plan(),
+                    .generation = keeps_states ? generation : version,
+                    .needs_norms = optimizer->plan()->NeedsNorms(),
+                    .pace = same ? last->pace : std::make_shared<UpdatePace>()};
 }
 
 const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t version) const {
@@ -43,6 +50,12 @@ void ArrayParts::Assign(Part& part) {
   part.held_rows.clear();
 }
 
+// The first update makes the part's state as well.
+bool ArrayParts::IsFast(const Part& part, const Rule& rule) {
+  return part.state != nullptr && part.generation == rule.generation &&
+         rule.pace->Takes(static_cast<std::int64_t>(part.bytes()), kInlineTime);
+}
+
 bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) {
   const std::shared_ptr<Part>& part = FindShared(id);
   const Rule* const rule = RuleOf(id.store, by.version);
@@ -58,8 +71,10 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   }
   const std::int64_t bytes =
       part->info.row_sparse ? kInlineBytes + 1 : static_cast<std::int64_t>(part->bytes());
-  const bool takes_payload = rule == nullptr && part->held_rows.empty() && !part->info.row_sparse;
-  if (takes_payload || bytes <= kInlineBytes) {
+  const bool is_dense = part->held_rows.empty() && !part->info.row_sparse;
+  const bool is_short =
+      bytes <= kInlineBytes || (is_dense && (rule == nullptr || IsFast(*part, *rule)));
+  if (is_short) {
     try {
       if (rule == nullptr) {
         Assign(*part);
@@ -100,7 +115,7 @@ ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRa
               .total = nullptr,
               .rows = part.held_rows};
   // A lone gradient is read where it lies.
-  if (part.held.size() == 1 && part.sum.empty()) {
+  if (part.held.size() == 1 && part.sum == nullptr) {
     begun.lone = part.held[0];
     begun.gradient = InPlace(begun.lone, SizeOf(part.info.dtype));
   }
@@ -147,7 +162,10 @@ void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) c
     UpdateArray(begun.update, {&gradient, 1});
     return;
   }
+  const auto start = std::chrono::steady_clock::now();
   UpdateElements(begun.update, 0, weight.size(), begun.gradient, weight.data());
+  const auto bytes = static_cast<std::int64_t>(part.bytes());
+  if (bytes > kInlineBytes) rule.pace->Note(bytes, std::chrono::steady_clock::now() - start);
 }
 
 }  // namespace heddle::kvstore::dist

@@ -5,6 +5,7 @@
 #include <heddle/kvstore.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -130,7 +131,8 @@ TEST_F(ArrayPartsTest, SumsAndUpdatesHaveTheBitsOfALocalStore) {
                      cuts[i].begin, cuts[i].end},
                     bytes_of(start, cuts[i]));
     }
-    std::vector<std::pair<Payload, std::vector<std::byte>>> kept;  // pulled, and what it was then
+    // Pulled, or pushed by who keeps it; and what it was then.
+    std::vector<std::pair<Payload, std::vector<std::byte>>> kept;
     for (int round = 0; round < 4; ++round) {
       std::vector<NDArray> gradients;
       for (int worker = 0, workers = 1 + pick(4); worker < workers; ++worker) {
@@ -146,6 +148,10 @@ TEST_F(ArrayPartsTest, SumsAndUpdatesHaveTheBitsOfALocalStore) {
         for (const NDArray& gradient : gradients) {
           Message push{.kind = Kind::kPush, .dtype = dtype, .part = id};
           push.payload = bytes_of(gradient, cuts[i]);
+          if (pick(3) == 0) {
+            push.payload = Payload(push.payload.owner(), push.payload.runs()[0]);
+            kept.emplace_back(push.payload, BytesOf(push.payload));
+          }
           pushes.push_back(std::move(push));
         }
         Push(id, pushes, {version, {rate, decay}});
@@ -159,6 +165,21 @@ TEST_F(ArrayPartsTest, SumsAndUpdatesHaveTheBitsOfALocalStore) {
     }
     for (const auto& [payload, bytes] : kept) ASSERT_EQ(BytesOf(payload), bytes);
   }
+}
+
+// So that which updates hold the receiving thread up follows from what they took.
+TEST(UpdatePace, IsThatOfTheLastUpdates) {
+  using std::chrono::microseconds;
+  UpdatePace pace;
+  EXPECT_FALSE(pace.Takes(1, microseconds(1'000'000)));  // none has been seen
+  pace.Note(1000, microseconds(1));
+  EXPECT_TRUE(pace.Takes(200'000, microseconds(200)));
+  EXPECT_FALSE(pace.Takes(202'000, microseconds(200)));
+  pace.Note(1000, microseconds(9));  // twice as slow on the whole
+  EXPECT_TRUE(pace.Takes(99'000, microseconds(200)));
+  EXPECT_FALSE(pace.Takes(101'000, microseconds(200)));
+  for (int i = 0; i < 100; ++i) pace.Note(1000, microseconds(1));
+  EXPECT_TRUE(pace.Takes(199'000, microseconds(200)));
 }
 
 TEST_F(ArrayPartsTest, RowSparsePartsHaveTheRowsOfALocalStore) {
