@@ -65,22 +65,24 @@ def run(*command, **options):
     return done.stdout
 
 
-def build(work, built):
-    """The wheel: what tools/wheel.sh makes."""
+def packing(built, work):
+    """Options of tools/wheel.sh: takes what a build tree has."""
+    return [f"-Ccmake.source-dir={ROOT / 'tests' / 'package' / 'prebuilt'}", f"-Cbuild-dir={work / 'cmake'}",
+            f"-Ccmake.define.HEDDLE_BUILD_DIR={built}", "-Cbuild.targets=all"]
+
+
+def build(work, python, *options, **environment):
+    """The wheel: what tools/wheel.sh makes with that Python."""
     wheels = work / "wheels"
-    options = []
-    if built:
-        options = [f"-Ccmake.source-dir={ROOT / 'tests' / 'package' / 'prebuilt'}", f"-Cbuild-dir={work / 'cmake'}",
-                   f"-Ccmake.define.HEDDLE_BUILD_DIR={built}", "-Cbuild.targets=all"]
-    print(run(ROOT / "tools" / "wheel.sh", *options, env={**os.environ, "PYTHON": sys.executable, "WHEELS": str(wheels)}))
+    print(run(ROOT / "tools" / "wheel.sh", *options,
+              env={**os.environ, "PYTHON": str(python), "WHEELS": str(wheels), **environment}))
     (wheel,) = wheels.iterdir()
     return wheel
 
 
-def check_names(wheel):
-    """The wheel says what it needs: a manylinux tag; one for all Pythons from 3.12 on, or of this version."""
-    version = f"cp3{sys.version_info.minor}-cp3{sys.version_info.minor}"
-    expected = version if sys.version_info < (3, 12) else "cp312-abi3"
+def check_names(wheel, minor=sys.version_info.minor):
+    """The wheel says what it needs: a manylinux tag; one for all Pythons from 3.12 on, or of the version 3.`minor`."""
+    expected = f"cp3{minor}-cp3{minor}" if minor < 12 else "cp312-abi3"
     assert re.fullmatch(rf"heddle_kv-[0-9.]+-{expected}-manylinux_\d+_\d+_\w+\.whl", wheel.name), wheel.name
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
@@ -88,6 +90,14 @@ def check_names(wheel):
         assert needed in names, needed
     assert not [name for name in names if name.split("/")[0] not in
                 ("heddle", "heddle_kv.libs") and ".dist-info" not in name], names
+
+
+def clean_environment(folder):
+    """The variables of a process in the environment of that folder, and nothing beside it."""
+    clean = {name: value for name, value in os.environ.items()
+             if not name.startswith(("HEDDLE_", "DMLC_", "PYTHON", "LD_"))}
+    clean.update(PATH=f"{folder / 'bin'}:/usr/bin:/bin", VIRTUAL_ENV=str(folder))
+    return clean
 
 
 def make_environment(work, wheel):
@@ -102,10 +112,7 @@ def make_environment(work, wheel):
     source = pathlib.Path(importlib.util.find_spec("numpy").origin).parents[1]
     for part in source.glob("numpy*"):
         shutil.copytree(part, packages / part.name)
-    clean = {name: value for name, value in os.environ.items()
-             if not name.startswith(("HEDDLE_", "DMLC_", "PYTHON", "LD_"))}
-    clean.update(PATH=f"{folder / 'bin'}:/usr/bin:/bin", VIRTUAL_ENV=str(folder))
-    return folder, clean
+    return folder, clean_environment(folder)
 
 
 def check_program(folder, environment, work):
@@ -156,7 +163,7 @@ def main():
     work = arguments.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    wheel = build(work, arguments.built)
+    wheel = build(work, sys.executable, *(packing(arguments.built, work) if arguments.built else []))
     check_names(wheel)
     folder, environment = make_environment(work, wheel)
     check_program(folder, environment, work)

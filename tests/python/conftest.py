@@ -44,7 +44,9 @@ def run_python():
     """Runs a program in a fresh interpreter: run_python(text, **environment) -> CompletedProcess."""
 
     def run(text, *arguments, timeout=600, **environment):
+        # From 3.12 on Python warns of every fork in a process with threads, which is what some programs are about.
+        quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
         return subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True,
-                              timeout=timeout, env={**os.environ, **environment})
+                              timeout=timeout, env={**os.environ, **quiet, **environment})
 
     return run
