@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy
+
+from . import _core
+
 _TYPES = ("cpu", "cpu_pinned", "gpu")
 
 
@@ -20,6 +24,8 @@ class Context:
             device_type, device_id = other.device_type, other.device_id
         if device_type not in _TYPES:
             raise ValueError(f"expected a device type of {', '.join(_TYPES)}, got {device_type!r}")
+        if not isinstance(device_id, (int, numpy.integer)):
+            raise TypeError(f"expected a device number, got {device_id!r}")
         if not 0 <= device_id < 2**15:
             raise ValueError(f"expected a device number of at least 0 and below 32768, got {device_id}")
         self.device_type: str = device_type
@@ -66,8 +72,8 @@ def gpu(device_id: int = 0) -> Context:
 
 
 def num_gpus() -> int:
-    """How many GPUs this build can use."""
-    return 0
+    """How many GPUs there are that this build can use."""
+    return _core.num_gpus()
 
 
 def current_context() -> Context:

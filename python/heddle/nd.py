@@ -7,6 +7,7 @@ in which they were called.
 
 from __future__ import annotations
 
+import operator
 import os
 import struct
 from typing import Any, Iterable, NoReturn, Sequence
@@ -29,7 +30,10 @@ __all__ = ["NDArray", "abs", "add", "arange", "array", "divide", "dot", "empty",
 def _dims(shape: "int | Sequence[int]") -> list[int]:
     if isinstance(shape, (int, numpy.integer)):
         return [int(shape)]
-    return [int(extent) for extent in shape]
+    try:
+        return [operator.index(extent) for extent in shape]
+    except TypeError as error:
+        raise InvalidType(f"expected a shape such as (2, 3), got {shape!r}") from error
 
 
 class NDArray(_core.Array):
@@ -416,6 +420,7 @@ def ones_like(other: NDArray) -> NDArray:
 def from_dlpack(other, ctx: "Context | None" = None) -> NDArray:
     """An array over the memory of another library's, without a copy: NumPy, PyTorch, JAX, CuPy.
 
+    One over read-only memory, as that of JAX's arrays, may not be written: what would write it raises ValueError.
     Only heddle's own calls on it are ordered: call ``wait_to_read()`` before the other library reads what
     heddle has written, ``wait_to_write()`` before it writes.
     """

@@ -24,6 +24,16 @@ PyArray* AsArray(nb::handle object) {
   return nb::try_cast(object, array) ? array : nullptr;
 }
 
+const NDArray& Writable(const char* call, const PyArray& array) {
+  if (array.read_only) {
+    throw InvalidArgument(
+        fmt::format("{}: expected an array that may be written, got one over read-only memory of "
+                    "another library: copy() makes one that may",
+                    call));
+  }
+  return array.array;
+}
+
 bool ToScalar(nb::handle object, Scalar* scalar) {
   if (PyFloat_Check(object.ptr())) {
     *scalar = PyFloat_AsDouble(object.ptr());
@@ -93,6 +103,8 @@ Extents FromShape(const Shape& shape) {
 
 namespace {
 
+const PyArray& Object(Self self) { return *nb::inst_ptr<PyArray>(self); }
+
 // What f() makes, as an object of the class of `self`.
 template <class F>
 SameClass Like(Self self, const F& f) {
@@ -143,7 +155,7 @@ SameClass Reflected(Self self, nb::handle other, const F& f) {
 // self op= other.
 template <class F>
 SameClass InPlace(Self self, nb::handle other, const F& f) {
-  const NDArray& a = Held(self);
+  const NDArray& a = Writable("an operation in place", Object(self));
   if (const PyArray* array = AsArray(other)) {
     const NDArray& b = array->array;
     Computed([&] {
@@ -160,6 +172,12 @@ SameClass InPlace(Self self, nb::handle other, const F& f) {
 template <class F>
 SameClass Unary(Self self, const F& f) {
   return Like(self, [&] { return f(Held(self)); });
+}
+
+// A view, which may be written if the array may.
+template <class F>
+SameClass View(Self self, const F& f) {
+  return WrapAs(self.type(), Computed([&] { return f(Held(self)); }), Object(self).read_only);
 }
 
 // Comparisons: a bool array, or, as MXNet's NDArrays have it, 0 and 1 of the array's dtype.
@@ -220,7 +238,8 @@ void BindArithmetic(nb::class_<PyArray>& type) {
           "__iadd__",
           [](Self a, nb::handle b) -> SameClass {
             if (const PyRowSparse* rows = AsRowSparse(b)) {
-              Computed([&] { Held(a) += rows->array; });
+              const NDArray& array = Writable("an operation in place", Object(a));
+              Computed([&] { array += rows->array; });
               return nb::borrow(a);
             }
             return InPlace(a, b, [](const NDArray& x, const auto& y) { x += y; });
@@ -314,11 +333,11 @@ std::vector<AxisRange> ToRanges(const std::vector<std::int64_t>& numbers) {
 void BindParts(nb::class_<PyArray>& type) {
   type.def("_slice",
            [](Self a, std::int64_t begin, std::int64_t end) {
-             return Unary(a, [&](const NDArray& x) { return x.Slice(begin, end); });
+             return View(a, [&](const NDArray& x) { return x.Slice(begin, end); });
            })
       .def("_reshape",
            [](Self a, const std::vector<std::int64_t>& shape) {
-             return Unary(a, [&](const NDArray& x) { return x.Reshape(Shape(shape)); });
+             return View(a, [&](const NDArray& x) { return x.Reshape(Shape(shape)); });
            })
       .def("_copy_part",
            [](Self a, const std::vector<std::int64_t>& ranges) {
@@ -326,8 +345,9 @@ void BindParts(nb::class_<PyArray>& type) {
            })
       .def("_assign_part",
            [](Self a, const std::vector<std::int64_t>& ranges, const PyArray& values) {
+             const NDArray& array = Writable("an assignment", Object(a));
              const Unlocked unlocked;
-             AssignPart(Held(a), ToRanges(ranges), values.array);
+             AssignPart(array, ToRanges(ranges), values.array);
            })
       .def("_copy",
            [](Self a, int device) {
@@ -335,8 +355,9 @@ void BindParts(nb::class_<PyArray>& type) {
            })
       .def("_copy_to",
            [](Self a, const PyArray& to) {
+             const NDArray& target = Writable("copyto", to);
              const Unlocked unlocked;
-             Held(a).CopyTo(to.array);
+             Held(a).CopyTo(target);
            })
       .def("_copy_to_sparse",
            [](Self a, const PyRowSparse& to) {
@@ -346,8 +367,9 @@ void BindParts(nb::class_<PyArray>& type) {
       .def("_fill",
            [](Self a, nb::handle value) {
              const Scalar number = ToNumber("fill", value);
+             const NDArray& array = Writable("an assignment", Object(a));
              const Unlocked unlocked;
-             Held(a).Fill(number);
+             array.Fill(number);
            })
       .def("_to_row_sparse", [](Self a) {
         return Wrap(Computed([&] { return RowSparseNDArray::FromDense(Held(a)); }));
@@ -418,7 +440,9 @@ void BindArray(nb::module_& m) {
   BindExchange(type, m);
   m.def("full", &Full);
   // The same array as an object of another class.
-  m.def("view_as", [](nb::handle type, const PyArray& array) { return WrapAs(type, array.array); });
+  m.def("view_as", [](nb::handle type, const PyArray& array) {
+    return WrapAs(type, array.array, array.read_only);
+  });
   m.def("empty", &Empty);
   m.def("save", &Save);
   m.def("load", &Load);

@@ -100,13 +100,15 @@ class PyBody {
 // let go of, they let go of without it.
 template <class Array>
 struct Holder {
-  explicit Holder(Array held) : array(std::move(held)) {}
+  explicit Holder(Array held, bool is_read_only = false)
+      : array(std::move(held)), read_only(is_read_only) {}
   ~Holder() {
     if (array.empty()) return;
     const Unlocked unlocked;
     array = Array();
   }
   Array array;
+  const bool read_only;  // over memory that its owner shares for reading alone
 };
 using PyArray = Holder<NDArray>;
 using PyRowSparse = Holder<RowSparseNDArray>;
@@ -150,9 +152,9 @@ using Extents = nb::typed<nb::tuple, nb::int_, nb::ellipsis>;
 
 // A Python object of `type`, a class that derives from the binding's.
 template <class Array>
-nb::any WrapAs(nb::handle type, Array array) {
+nb::any WrapAs(nb::handle type, Array array, bool read_only = false) {
   nb::object object = nb::inst_alloc(type);
-  new (nb::inst_ptr<Holder<Array>>(object)) Holder<Array>(std::move(array));
+  new (nb::inst_ptr<Holder<Array>>(object)) Holder<Array>(std::move(array), read_only);
   nb::inst_mark_ready(object);
   return nb::any(object.release(), nb::detail::steal_t{});
 }
@@ -164,6 +166,8 @@ inline RowSparse Wrap(RowSparseNDArray array) {
 // Null if the object is something else.
 PyArray* AsArray(nb::handle object);
 PyRowSparse* AsRowSparse(nb::handle object);
+// The array, to be written; InvalidArgument if it is for reading alone.
+const NDArray& Writable(const char* call, const PyArray& array);
 
 // A number of Python's or NumPy's; false: it is something else.
 bool ToScalar(nb::handle object, Scalar* scalar);

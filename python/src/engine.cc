@@ -10,14 +10,17 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "engine/gpu/driver.h"
 #include "python/src/bindings.h"
 
 namespace heddle::python {
 
 namespace {
 
-Var VarOf(nb::handle object) {
-  if (const PyArray* array = AsArray(object)) return array->array.var();
+Var VarOf(nb::handle object, bool written) {
+  if (const PyArray* array = AsArray(object)) {
+    return (written ? Writable("engine.push: writes", *array) : array->array).var();
+  }
   if (const PyRowSparse* array = AsRowSparse(object)) return array->array.var();
   PyVar* var = nullptr;
   if (nb::try_cast(object, var) && var != nullptr) return var->var;
@@ -25,16 +28,16 @@ Var VarOf(nb::handle object) {
       fmt::format("engine.push: expected arrays and variables, got {}", TypeName(object)));
 }
 
-std::vector<Var> VarsOf(nb::iterable objects) {
+std::vector<Var> VarsOf(nb::iterable objects, bool written) {
   std::vector<Var> vars;
-  for (nb::handle object : objects) vars.push_back(VarOf(object));
+  for (nb::handle object : objects) vars.push_back(VarOf(object, written));
   return vars;
 }
 
 void Push(nb::callable function, nb::iterable reads, nb::iterable writes, int priority,
           const std::string& name) {
-  const std::vector<Var> read = VarsOf(reads);
-  const std::vector<Var> written = VarsOf(writes);
+  const std::vector<Var> read = VarsOf(reads, /*written=*/false);
+  const std::vector<Var> written = VarsOf(writes, /*written=*/true);
   if (python_is_over) throw InvalidState("engine.push: the interpreter is ending");
   PyBody body(std::move(function));
   const Blocking blocking;
@@ -78,6 +81,7 @@ void BindEngine(nb::module_& m) {
     const auto deadline = DeadlineIn(timeout);
     deadline ? TheEngine().WaitForAll(*deadline) : TheEngine().WaitForAll();
   });
+  m.def("num_gpus", [] { return internal::DefaultGpuDriver()->device_count(); });
   m.def("engine_type", [] { return TheEngine().options().type; });
   m.def("num_workers", [] { return TheEngine().options().num_workers; });
   m.def("dump_state", [] {

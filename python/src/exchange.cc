@@ -176,11 +176,18 @@ nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
     if (copy.value_or(false)) array = array.Copy();
     array.WaitToWrite();  // whoever gets the memory may write to it
   }
+  const bool read_only = self.read_only && !copy.value_or(false);
   if (max_version && max_version->first >= 1) {
     auto* const exported = Export<DLManagedTensorVersioned>(array);
     exported->managed.major = 1;
     if (copy.value_or(false)) exported->managed.flags = kDLCopied;
+    if (read_only) exported->managed.flags |= kDLReadOnly;
     return ToCapsule(&exported->managed);
+  }
+  if (read_only) {
+    PyErr_SetString(PyExc_BufferError,
+                    "__dlpack__: expected DLPack version 1 for read-only memory, got an older one");
+    throw nb::python_error();
   }
   return ToCapsule(&Export<DLManagedTensor>(array)->managed);
 }
@@ -220,16 +227,13 @@ nb::any FromCapsule(nb::handle type, nb::handle capsule, int device) {
   auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Names::kFresh));
   if (managed == nullptr) throw nb::python_error();
   const DLTensor& tensor = managed->tensor;
+  bool read_only = false;
   if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
     if (managed->major != 1) {
       throw InvalidArgument(
           fmt::format("from_dlpack: expected DLPack version 1, got {}", managed->major));
     }
-    if ((managed->flags & kDLReadOnly) != 0) {
-      throw InvalidArgument(
-          "from_dlpack: expected memory that may be written, got read-only memory; nd.array(x) "
-          "copies it");
-    }
+    read_only = (managed->flags & kDLReadOnly) != 0;
   }
   if (tensor.device.type != kDLCpu && tensor.device.type != kDLCudaHost) {
     throw InvalidArgument(
@@ -251,7 +255,7 @@ nb::any FromCapsule(nb::handle type, nb::handle capsule, int device) {
       },
       ToHostDevice("from_dlpack", device), TheEngine());
   if (PyCapsule_SetName(capsule.ptr(), Names::kUsed) != 0) throw nb::python_error();
-  return WrapAs(type, std::move(array));
+  return WrapAs(type, std::move(array), read_only);
 }
 
 nb::any FromDLPack(nb::handle type, nb::handle capsule, int device) {

@@ -68,14 +68,20 @@ KVStore& Open(const PyStore& self) {
 
 bool IsList(nb::handle object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
 
+// What a call does with its arrays.
+enum class Use : std::uint8_t { kRead, kWrite };
+
 // The arrays of one key: `object` is an array or a list of them.
 struct Arrays {
+  explicit Arrays(Use its_use) : use(its_use) {}
+
+  const Use use;
   std::vector<NDArray> dense;
   std::vector<RowSparseNDArray> row_sparse;
 
   void Add(const char* call, nb::handle object) {
     if (const PyArray* array = AsArray(object)) {
-      dense.push_back(array->array);
+      dense.push_back(use == Use::kWrite ? Writable(call, *array) : array->array);
     } else if (const PyRowSparse* array = AsRowSparse(object)) {
       row_sparse.push_back(array->array);
     } else {
@@ -98,13 +104,13 @@ struct Arrays {
 // The keys of a call, flattened from lists of lists as they come, and what belongs to them.
 class Call {
  public:
-  explicit Call(const char* name) : name_(name) {}
+  Call(const char* name, Use use) : name_(name), use_(use) {}
 
   void Add(nb::handle key, nb::handle value) {
     if (!IsList(key)) {
       keys_.push_back(ToKey(name_, key));
       kept_.push_back(nb::borrow(key));  // whose text keys_ borrows
-      values_.emplace_back().AddAll(name_, value);
+      values_.emplace_back(use_).AddAll(name_, value);
       return;
     }
     const std::size_t count = nb::len(key);
@@ -127,6 +133,7 @@ class Call {
 
  private:
   const char* const name_;
+  const Use use_;
   std::vector<KeyRef> keys_;
   std::vector<nb::object> kept_;
   std::vector<Arrays> values_;
@@ -134,9 +141,9 @@ class Call {
 
 // Calls f(key, arrays) for one key, or f(keys, lists) for a list of them, without the GIL.
 template <class F>
-void Pairs(const char* name, nb::handle key, nb::handle value, const F& f) {
+void Pairs(const char* name, nb::handle key, nb::handle value, Use use, const F& f) {
   if (IsList(key)) {
-    Call call(name);
+    Call call(name, use);
     call.Add(key, value);
     const KeyList keys = call.key_list();
     const ArrayLists lists = call.lists();
@@ -146,23 +153,24 @@ void Pairs(const char* name, nb::handle key, nb::handle value, const F& f) {
   }
   const KeyRef one = ToKey(name, key);
   if (const PyArray* array = AsArray(value)) {  // the usual case: nothing is allocated
-    const NDArray held = array->array;
+    const NDArray held = use == Use::kWrite ? Writable(name, *array) : array->array;
     const Blocking blocking;
     f(one, ArrayList(held));
     return;
   }
-  Arrays arrays;
+  Arrays arrays(use);
   arrays.AddAll(name, value);
   const Blocking blocking;
   f(one, arrays.list());
 }
 
-// The same for calls with two values: f(key, values, out).
+// The same for calls with two values, of which `second` is written or read: f(key, values, out).
 template <class F>
-void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out, const F& f) {
+void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out, Use second,
+             const F& f) {
   if (IsList(key)) {
-    Call from(name);
-    Call to(name);
+    Call from(name, Use::kRead);
+    Call to(name, second);
     from.Add(key, value);
     to.Add(key, out);
     const KeyList keys = from.key_list();
@@ -173,8 +181,8 @@ void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out,
     return;
   }
   const KeyRef one = ToKey(name, key);
-  Arrays from;
-  Arrays to;
+  Arrays from(Use::kRead);
+  Arrays to(second);
   from.AddAll(name, value);
   to.AddAll(name, out);
   const Blocking blocking;
@@ -194,14 +202,14 @@ void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int prio
   const PyArray* const one = AsArray(row_ids);
   if (IsList(key) && one != nullptr) {  // for all outputs of all keys
     const NDArray ids = one->array;
-    Pairs("row_sparse_pull", key, out, [&](const auto& keys, const auto& outputs) {
+    Pairs("row_sparse_pull", key, out, Use::kRead, [&](const auto& keys, const auto& outputs) {
       if constexpr (std::is_same_v<std::decay_t<decltype(keys)>, KeyList>) {
         Open(self).RowSparsePull(keys, outputs, ids, priority);
       }
     });
     return;
   }
-  Triples("row_sparse_pull", key, out, row_ids,
+  Triples("row_sparse_pull", key, out, row_ids, Use::kRead,
           [&](const auto& keys, const auto& outputs, const auto& ids) {
             Open(self).RowSparsePull(keys, outputs, ids, priority);
           });
@@ -256,14 +264,15 @@ void BindData(nb::class_<PyStore>& type) {
   type.def(
           "init",
           [](const PyStore& self, nb::handle key, nb::handle value) {
-            Pairs("init", key, value, [&](const auto& k, const auto& v) { Open(self).Init(k, v); });
+            Pairs("init", key, value, Use::kRead,
+                  [&](const auto& k, const auto& v) { Open(self).Init(k, v); });
           },
           nb::arg("key").none(), nb::arg("value").none(),
           "Adds keys with copies of their values. Returns when they are in the store.")
       .def(
           "push",
           [](const PyStore& self, nb::handle key, nb::handle value, int priority) {
-            Pairs("push", key, value,
+            Pairs("push", key, value, Use::kRead,
                   [&](const auto& k, const auto& v) { Open(self).Push(k, v, priority); });
           },
           nb::arg("key").none(), nb::arg("value").none(), nb::arg("priority") = 0,
@@ -273,7 +282,7 @@ void BindData(nb::class_<PyStore>& type) {
           [](const PyStore& self, nb::handle key, nb::handle out, int priority,
              bool ignore_sparse) {
             RequireOut("pull", out);
-            Pairs("pull", key, out, [&](const auto& k, const auto& v) {
+            Pairs("pull", key, out, Use::kWrite, [&](const auto& k, const auto& v) {
               Open(self).Pull(k, v, priority, ignore_sparse);
             });
           },
@@ -285,10 +294,10 @@ void BindData(nb::class_<PyStore>& type) {
           "pushpull",
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
             if (out.is_none()) {
-              Pairs("pushpull", key, value,
+              Pairs("pushpull", key, value, Use::kWrite,
                     [&](const auto& k, const auto& v) { Open(self).PushPull(k, v, priority); });
             } else {
-              Triples("pushpull", key, value, out,
+              Triples("pushpull", key, value, out, Use::kWrite,
                       [&](const auto& k, const auto& v, const auto& o) {
                         Open(self).PushPull(k, v, o, priority);
                       });
@@ -299,9 +308,10 @@ void BindData(nb::class_<PyStore>& type) {
       .def(
           "broadcast",
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
-            Triples("broadcast", key, value, out, [&](const auto& k, const auto& v, const auto& o) {
-              Open(self).Broadcast(k, v, o, priority);
-            });
+            Triples("broadcast", key, value, out, Use::kWrite,
+                    [&](const auto& k, const auto& v, const auto& o) {
+                      Open(self).Broadcast(k, v, o, priority);
+                    });
           },
           nb::arg("key").none(), nb::arg("value").none(), nb::arg("out").none(),
           nb::arg("priority") = 0, "Init, then pull to `out`.")
@@ -313,7 +323,7 @@ void BindData(nb::class_<PyStore>& type) {
           "reset",
           [](const PyStore& self, nb::handle key, nb::handle value) {
             const KeyRef one = ToKey("reset", key);
-            Arrays arrays;
+            Arrays arrays(Use::kRead);
             arrays.AddAll("reset", value);
             const Blocking blocking;
             Open(self).Reset(one, arrays.list());

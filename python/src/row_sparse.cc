@@ -94,8 +94,9 @@ void BindRowSparse(nb::module_& m) {
            })
       .def("_copy_to_dense",
            [](Self a, const PyArray& to) {
+             const NDArray& target = Writable("copyto", to);
              const Unlocked unlocked;
-             Held(a).CopyTo(to.array);
+             Held(a).CopyTo(target);
            })
       .def(
           "retain",

@@ -300,8 +300,10 @@ def test_contexts():
         mx.Context("tpu")
     with pytest.raises(ValueError):
         mx.nd.zeros((1,), mx.gpu(0))
-    with pytest.raises(TypeError):
-        mx.nd.zeros((1,), "cpu")
+    for bad in (lambda: mx.nd.zeros((1,), "cpu"), lambda: mx.cpu("0"), lambda: mx.nd.zeros("12"), lambda: mx.nd.zeros((1.5,))):
+        with pytest.raises(TypeError, match="expected"):
+            bad()
+    assert mx.num_gpus() >= 0
 
 
 def test_pickling_keeps_values_dtype_and_device():
