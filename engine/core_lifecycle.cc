@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/cpu_count.h"
@@ -421,6 +422,10 @@ void EngineCore::StartTrace(const std::string& file) {
   if (engine::TraceWriter* running = trace_.load(std::memory_order_relaxed)) {
     throw InvalidState(
         fmt::format("StartTrace('{}'): a trace to '{}' is running", file, running->path()));
+  }
+  for (const auto& ended : traces_) {
+    // Its writer keeps the file as long as the engine lives; the new trace gets one of its own.
+    if (ended->path() == file) unlink(file.c_str());
   }
   traces_.push_back(std::make_unique<engine::TraceWriter>(file, options_.trace_bytes_max));
   engine::TraceWriter* trace = traces_.back().get();

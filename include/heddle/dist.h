@@ -9,14 +9,19 @@
 #pragma once
 
 #include <heddle/error.h>
+#include <heddle/key.h>
+#include <heddle/ndarray.h>
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace heddle {
 
@@ -93,12 +98,35 @@ struct DistOptions {
 // the server's engine. An exception is that call's error at the worker.
 using ServerController = std::function<void(int head, std::string_view body)>;
 
+// An optimizer that a server has and heddle does not. It updates `weight` by the sum `gradient`, in
+// place: dense arrays of the whole key, of one shape and dtype. `parameters` are those that workers
+// have set, as they were with the push; the rates are what these workers' schedules and multipliers
+// give for the key. Called on a thread of the server's engine, for one push of a key at a time; the
+// update is complete when it returns, and an exception is the error of that push.
+struct ServerUpdate {
+  KeyRef key;
+  std::span<const std::pair<std::string, double>> parameters;
+  double learning_rate;
+  double weight_decay;
+  NDArray gradient;
+  NDArray weight;
+};
+using ServerUpdater = std::function<void(const ServerUpdate& update)>;
+// Makes the updater of a store when a worker sets an optimizer of that name, which heddle does not
+// have. Throws, which is the worker's error, for a name that the server does not have either.
+using ServerOptimizers = std::function<ServerUpdater(std::string_view name)>;
+
+// What a server does besides.
+struct ServerProgram {
+  ServerController controller{};  // none: commands are errors
+  ServerOptimizers optimizers{};  // none: heddle's own are all
+};
+
 // Run a role until the job ends. Return when all workers have left in order. Errors: as
 // DistOptions::Validate for options that cannot work, or are of another role; NetworkError and
 // TimeoutError when the job does not come together; NetworkError naming role, rank and address when
 // a process of the job has failed.
 void RunScheduler(const DistOptions& options);
-// Without a controller commands are errors.
-void RunServer(const DistOptions& options, ServerController controller = {});
+void RunServer(const DistOptions& options, ServerProgram program = {});
 
 }  // namespace heddle

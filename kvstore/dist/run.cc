@@ -189,12 +189,11 @@ void RunScheduler(const DistOptions& options) {
   SchedulerNode(options, TcpTransports(options), trace).Run();
 }
 
-void RunServer(const DistOptions& options, ServerController controller) {
+void RunServer(const DistOptions& options, ServerProgram program) {
   using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
   CheckRole(options, DistRole::kServer);
   options.Validate();
-  ServerNode(options, EngineOptions::FromEnvironment(), std::move(controller),
-             TcpTransports(options))
+  ServerNode(options, EngineOptions::FromEnvironment(), std::move(program), TcpTransports(options))
       .Run();
 }
 

@@ -22,6 +22,7 @@
 #include <fmt/ranges.h>
 
 #include "base/mutex.h"
+#include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "kvstore/optimizer/update_plan.h"
 
@@ -265,7 +266,54 @@ class LiveOptimizer final : public Optimizer {
   mutable std::shared_ptr<const internal::UpdatePlan> plan_ GUARDED_BY(mutex_);  // null: to be made
 };
 
+class ForeignRule final : public internal::UpdateRule {
+ public:
+  bool by_rows() const override { return true; }
+  void Update(const internal::UpdateRun& /*run*/) const override {
+    throw InvalidState("an optimizer that heddle does not have: expected a server that has it");
+  }
+};
+
+// Owns what its type refers to.
+struct ForeignOptimizer {
+  ForeignOptimizer(std::string its_name, std::vector<std::pair<std::string, double>> its_parameters)
+      : name(std::move(its_name)), named(std::move(its_parameters)) {
+    for (const std::string_view rate : {"learning_rate", "weight_decay"}) {
+      if (std::ranges::find(named, rate, &std::pair<std::string, double>::first) == named.end()) {
+        named.emplace_back(rate, 0);
+      }
+    }
+    std::vector<double> values;
+    for (const auto& [parameter, value] : named) {
+      types.push_back(
+          {.name = parameter, .value = 0, .min = std::numeric_limits<double>::lowest()});
+      CheckValue(name, types.back(), value);
+      values.push_back(value);
+    }
+    type = {
+        .name = name,
+        .parameters = types,
+        .make_rule =
+            [](const ParameterValues& /*values*/) -> std::shared_ptr<const internal::UpdateRule> {
+          return std::make_shared<const ForeignRule>();
+        }};
+    live.emplace(type, std::move(values));
+  }
+
+  const std::string name;
+  std::vector<std::pair<std::string, double>> named;
+  std::vector<ParameterType> types;
+  OptimizerType type;
+  std::optional<LiveOptimizer> live;
+};
+
 }  // namespace
+
+OptimizerPtr MakeForeignOptimizer(std::string name,
+                                  std::vector<std::pair<std::string, double>> parameters) {
+  const auto made = std::make_shared<ForeignOptimizer>(std::move(name), std::move(parameters));
+  return {made, &*made->live};
+}
 
 }  // namespace kvstore
 

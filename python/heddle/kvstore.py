@@ -108,7 +108,8 @@ class KVStore(_core.KVStore, KVStoreBase):
 
     def set_optimizer(self, optimizer) -> None:
         """Later pushes update the stored values by the optimizer; later changes of its parameters count from
-        the next push on. An optimizer written in Python runs on the thread that pushes."""
+        the next push on. An optimizer written in Python runs on the thread that pushes, or, in a dist store, on
+        servers whose module registers its class."""
         from . import optimizer as _optimizer
 
         if not isinstance(optimizer, _optimizer.Optimizer):
@@ -117,9 +118,8 @@ class KVStore(_core.KVStore, KVStoreBase):
             self._set_native_optimizer(optimizer._native)
             self._updater = None
         elif self.type.startswith("dist"):
-            raise InvalidState(f"set_optimizer: a store of type {self.type!r} updates on servers, which run no Python: "
-                               f"expected an optimizer and a scheduler that heddle has, got "
-                               f"{type(optimizer).__name__}")
+            self._set_native_optimizer(optimizer._for_servers())
+            self._updater = None
         else:
             self._set_updater(_optimizer.get_updater(optimizer))
         self._optimizer = optimizer
@@ -158,6 +158,7 @@ class KVStore(_core.KVStore, KVStoreBase):
     def save_optimizer_states(self, fname: "str | os.PathLike", dump_optimizer: bool = False) -> None:
         """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""
         updater = self._updater
+        self._check_states_are_here("save_optimizer_states")
         if hasattr(updater, "_save"):
             updater._save(os.fspath(fname), dump_optimizer)
         else:
@@ -166,10 +167,19 @@ class KVStore(_core.KVStore, KVStoreBase):
     def load_optimizer_states(self, fname: "str | os.PathLike") -> None:
         """Takes the states of a file in place of those that are; the optimizer has to be set already."""
         updater = self._updater
+        self._check_states_are_here("load_optimizer_states")
         if hasattr(updater, "_load"):
             updater._load(os.fspath(fname))
         else:
             self._load_native_states(os.fspath(fname))
+
+    def _check_states_are_here(self, call: str) -> None:
+        from . import optimizer as _optimizer
+
+        optimizer = getattr(self, "_optimizer", None)
+        if self._updater is None and optimizer is not None and not isinstance(optimizer, _optimizer._Native):
+            raise InvalidState(f"{call}: the states of {type(optimizer).__name__}, which is written in Python, stay on "
+                               "the servers: expected one of heddle's optimizers")
 
     def _barrier(self) -> None:
         """Returns when all workers have called it."""
@@ -320,6 +330,12 @@ def types() -> list:
 
 
 _dist_stores: list = []  # weak references
+
+
+def _live_dist_stores() -> "list[KVStore]":
+    return [store for store in (reference() for reference in _dist_stores) if store is not None]
+
+
 _uncaught = False
 _exiting: tuple = ()  # the last sys.exit: its status, the frame of the program and where that was, the calling frame
 
@@ -367,7 +383,7 @@ def _end_in_order() -> None:
 
     def leave():
         global _exiting
-        stores = [store for store in (reference() for reference in _dist_stores) if store is not None]
+        stores = _live_dist_stores()
         status = failing_status()
         if stores and status:
             sys.stdout.flush()

@@ -4,7 +4,8 @@
     >>> opt = mx.optimizer.create('adam', learning_rate=0.01)
 
 The built-in ones run inside the store. One written in Python derives from :class:`Optimizer`, overrides
-``create_state`` and ``update``, and runs on the thread that pushes. docs/optimizers.md has all formulas.
+``create_state`` and ``update``, and runs on the thread that pushes; in a job, on servers whose module registers it
+(``heddle server --module``). docs/optimizers.md has all formulas.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
 
 
 _Class = TypeVar("_Class", bound=type)
+_RATES = {"lr": "learning_rate", "wd": "weight_decay"}
 
 
 class Optimizer:
@@ -36,6 +38,7 @@ class Optimizer:
     """
 
     opt_registry: dict = {}
+    _native: "_core.Optimizer | None" = None  # what a store of the C++ library has of it
 
     def __init__(self, rescale_grad: float = 1.0, param_idx2name: "dict | None" = None, wd: float = 0.0,
                  clip_gradient: "float | None" = None, learning_rate: "float | None" = None,
@@ -98,11 +101,20 @@ class Optimizer:
 
     def set_lr_mult(self, args_lr_mult: dict) -> None:
         """By what the learning rate of a key, by its index or name, is multiplied."""
-        self.lr_mult = dict(args_lr_mult)
+        self._set_multipliers("lr_mult", args_lr_mult, None if self._native is None else self._native.set_lr_mult)
 
     def set_wd_mult(self, args_wd_mult: dict) -> None:
         """By what the weight decay of a key, by its index or name, is multiplied."""
-        self.wd_mult = dict(args_wd_mult)
+        self._set_multipliers("wd_mult", args_wd_mult, None if self._native is None else self._native.set_wd_mult)
+
+    def _set_multipliers(self, attribute: str, table: dict, set_one: "Callable | None") -> None:
+        if set_one is not None:
+            names = {name: index for index, name in self.idx2name.items()}
+            for key in set(getattr(self, attribute)) - set(table):
+                set_one(names.get(key, key), 1.0)
+            for key, multiplier in table.items():
+                set_one(names.get(key, key), float(multiplier))
+        object.__setattr__(self, attribute, dict(table))
 
     def _update_count(self, index) -> None:
         for one in index if isinstance(index, (list, tuple)) else [index]:
@@ -122,6 +134,35 @@ class Optimizer:
 
     def _get_wd(self, index) -> float:
         return self.wd * self._multiplier(self.wd_mult, "wd_mult", index)
+
+    # For servers: their own object of the class is made without arguments and gets the numbers among the attributes.
+
+    def _for_servers(self) -> "_core.Optimizer":
+        if not self._native_schedule_only():
+            raise InvalidState("set_optimizer: the scheduler of a store with servers runs in the store: expected one of "
+                               f"heddle.lr_scheduler, got {type(self.lr_scheduler).__name__}")
+        numbers = [(_RATES.get(name, name), float(value)) for name, value in vars(self).items()
+                   if isinstance(value, (bool, int, float)) and not name.startswith("_")
+                   and name not in ("begin_num_update", "num_update")]
+        self._native = _core.make_foreign_optimizer(type(self).__name__.lower(), numbers)
+        if self.lr_scheduler is not None:
+            self.lr_scheduler = self.lr_scheduler
+        self.set_lr_mult(self.lr_mult)
+        self.set_wd_mult(self.wd_mult)
+        return self._native
+
+    def __setattr__(self, name: str, value) -> None:
+        object.__setattr__(self, name, value)
+        if self._native is None:
+            return
+        known = _RATES.get(name, name)
+        if name == "lr_scheduler":
+            self._native.set_schedule(None if value is None else value._schedule())
+        elif known in dict(self._native.parameters()):
+            self._native.set(known, float(value))
+
+    def _native_schedule_only(self) -> bool:
+        return self.lr_scheduler is None or isinstance(self.lr_scheduler, _schedulers._Native)
 
     # The registry.
 
@@ -153,13 +194,14 @@ create = Optimizer.create_optimizer
 
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 # What scripts call the parameters, and what the C++ library calls them.
-_RENAMED = {"lr": "learning_rate", "wd": "weight_decay", "eps": "epsilon", "float_stable_eps": "epsilon"}
+_RENAMED = {**_RATES, "eps": "epsilon", "float_stable_eps": "epsilon"}
 
 
 class _Native(Optimizer):
     """An optimizer of the C++ library. Its parameters are attributes, which may be set at any time."""
 
     _name = ""
+    _native: "_core.Optimizer"
 
     def __init__(self, learning_rate: "float | None" = None, lr_scheduler=None, param_idx2name: "dict | None" = None,
                  begin_num_update: int = 0, param_dict: "dict | None" = None, **parameters) -> None:
@@ -168,8 +210,9 @@ class _Native(Optimizer):
             value = self._number(name, value)
             if value is not None:
                 given.append((_RENAMED.get(name, name), value))
-        if learning_rate is not None:
-            given.append(("learning_rate", float(learning_rate)))
+        rate = self._number("learning_rate", learning_rate)
+        if rate is not None:
+            given.append(("learning_rate", rate))
         native = _core.make_optimizer(self._name, given)
         object.__setattr__(self, "_native", native)
         object.__setattr__(self, "_parameters", {name for name, _ in native.parameters()})
@@ -232,23 +275,6 @@ class _Native(Optimizer):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self._native.set("learning_rate", float(value))
-
-    def set_lr_mult(self, args_lr_mult: dict) -> None:
-        self._set_multipliers("lr_mult", args_lr_mult, self._native.set_lr_mult)
-
-    def set_wd_mult(self, args_wd_mult: dict) -> None:
-        self._set_multipliers("wd_mult", args_wd_mult, self._native.set_wd_mult)
-
-    def _set_multipliers(self, attribute: str, table: dict, set_one: Callable) -> None:
-        names = {name: index for index, name in self.idx2name.items()}
-        for key in set(getattr(self, attribute)) - set(table):
-            set_one(names.get(key, key), 1.0)
-        for key, multiplier in table.items():
-            set_one(names.get(key, key), float(multiplier))
-        object.__setattr__(self, attribute, dict(table))
-
-    def _native_schedule_only(self) -> bool:
-        return self.lr_scheduler is None or isinstance(self.lr_scheduler, _schedulers._Native)
 
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)

@@ -6,6 +6,10 @@
     >>> mx.profiler.set_state('stop')
 
 `heddle trace profile.trace` turns the file into JSON for the viewers.
+
+With profile_process='server' each call is about the servers of a job in place of this process: each writes a file of
+its own where it runs, with its place in the name (profile.server-4711.trace), and `heddle trace` joins them all. One
+worker makes the calls, once it has a dist store.
 """
 
 from __future__ import annotations
@@ -13,34 +17,50 @@ from __future__ import annotations
 import os
 
 from . import _core
+from . import kvstore as _kvstore
 from .error import InvalidArgument, InvalidState
 
-_config = {"filename": "profile.trace"}
+_files = {"worker": "profile.trace", "server": "profile.trace"}
 _running = False
 
 
-def set_config(filename: "str | os.PathLike" = "profile.trace", **_) -> None:
+def _check(call: str, profile_process: str) -> None:
+    if profile_process not in _files:
+        raise InvalidArgument(f"{call}: expected profile_process 'worker' or 'server', got {profile_process!r}")
+
+
+def set_config(filename: "str | os.PathLike" = "profile.trace", profile_process: str = "worker", **_) -> None:
     """The file that the next run records to. Other parameters of MXNet's profiler have no meaning here."""
-    _config["filename"] = os.fspath(filename)
+    _check("set_config", profile_process)
+    _files[profile_process] = os.fspath(filename)
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     """'run' starts recording, 'stop' ends it and completes the file."""
+    _check("set_state", profile_process)
+    if state not in ("run", "stop"):
+        raise InvalidArgument(f"set_state: expected 'run' or 'stop', got {state!r}")
+    if profile_process == "worker":
+        _set_own_state(state)
+        return
+    stores = _kvstore._live_dist_stores()
+    if not stores:
+        raise InvalidState("set_state: expected a dist store, whose servers to record, got none")
+    stores[-1]._send_command_to_servers(_core.trace_command(), _files["server"] if state == "run" else "")
+
+
+def _set_own_state(state: str) -> None:
     global _running
-    if profile_process != "worker":
-        raise InvalidArgument(f"set_state: expected profile_process 'worker', got {profile_process!r}")
     if state == "run":
         if _running:
             raise InvalidState("set_state: the profiler runs already")
-        _core.start_trace(_config["filename"])
+        _core.start_trace(_files["worker"])
         _running = True
-    elif state == "stop":
-        if _running:
-            _core.waitall(None)
-            _core.stop_trace()
-        _running = False
-    else:
-        raise InvalidArgument(f"set_state: expected 'run' or 'stop', got {state!r}")
+        return
+    if _running:
+        _core.waitall(None)
+        _core.stop_trace()
+    _running = False
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:

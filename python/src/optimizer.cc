@@ -15,6 +15,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "kvstore/optimizer/foreign.h"
 #include "python/src/array_updater.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
@@ -118,12 +119,17 @@ void BindOptimizer(nb::module_& m) {
       .def("update", [](const PyUpdater& self, nb::handle key, const PyArray& gradient,
                         const PyArray& weight) {
         const KeyRef one = ToKey("Updater", key);
+        const NDArray& written = Writable("Updater", weight);
         const Blocking blocking;
-        self.updater->Update(one, gradient.array, weight.array);
+        self.updater->Update(one, gradient.array, written);
       });
   m.def("make_optimizer", [](const std::string& name, const Named& parameters) {
     std::vector<std::pair<std::string_view, double>> borrowed(parameters.begin(), parameters.end());
     return PyOptimizer{MakeOptimizer(name, borrowed)};
+  });
+  // What stands at workers for an optimizer that their servers have.
+  m.def("make_foreign_optimizer", [](const std::string& name, const Named& parameters) {
+    return PyOptimizer{kvstore::MakeForeignOptimizer(name, parameters)};
   });
   m.def("optimizer_names", [] {
     std::vector<std::string> names;

@@ -76,6 +76,121 @@ def test_commands_reach_the_controller_of_the_servers_module(tmp_path):
     assert ended["worker 0"][:2] == (0, "True"), ended
 
 
+MOMENTUM = """
+    import heddle as mx
+
+    @mx.optimizer.register
+    class Mine(mx.optimizer.Optimizer):
+        def __init__(self, momentum=0.5, **kwargs):
+            super().__init__(**kwargs)
+            self.momentum = momentum
+
+        def create_state(self, index, weight):
+            return mx.nd.zeros_like(weight)
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            if grad.asnumpy().max() > 100:  # it may wait
+                raise ValueError("a gradient too large")
+            state *= self.momentum
+            state -= self._get_lr(index) * (grad + self._get_wd(index) * weight)
+            weight += state
+"""
+
+
+def test_an_optimizer_written_in_python_runs_on_servers_whose_module_registers_it(tmp_path):
+    """As the built-in one of the same formula, cut keys and later parameters included."""
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MOMENTUM))
+    ended = Job(tmp_path, """
+        import numpy
+        import heddle as mx
+        import mine
+        values = {}
+        for name in ("mine", "sgd"):
+            kv = mx.kv.create("dist_sync")
+            optimizer = mx.optimizer.create(name, learning_rate=0.25, wd=0.5, momentum=0.5)
+            optimizer.set_lr_mult({"b": 0.5})
+            kv.set_optimizer(optimizer)
+            keys, shapes = ["a", "b", "large"], [(3,), (2, 2), (1100, 1000)]
+            kv.init(keys, [mx.nd.ones(shape) for shape in shapes])
+            for step in range(4):
+                if step == 2:
+                    kv.barrier()
+                    optimizer.lr = 0.125
+                    optimizer.momentum = 0.25
+                kv.push(keys, [mx.nd.full(shape, step - kv.rank) for shape in shapes])
+            outs = [mx.nd.zeros(shape) for shape in shapes]
+            kv.pull(keys, out=outs)
+            values[name] = [out.asnumpy() for out in outs]
+            kv.barrier()
+        for ours, expected in zip(values["mine"], values["sgd"]):
+            numpy.testing.assert_allclose(ours, expected, rtol=1e-5)
+        kv = mx.kv.create("dist_sync")
+        kv.set_optimizer(mine.Mine())
+        try:
+            kv.save_optimizer_states("states")
+        except mx.InvalidState as error:
+            print("stay on the servers" in str(error))
+        kv.init("a", mx.nd.ones((2,)))
+        kv.push("a", mx.nd.ones((2,)) * 1000)
+        out = mx.nd.zeros((2,))
+        kv.pull("a", out=out)
+        try:
+            out.asnumpy()
+        except mx.Error as error:
+            print("ValueError: a gradient too large" in str(error))
+        kv.barrier()
+    """, servers=2, server_command=["-m", "heddle.server", "--module", "mine"]).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "True\nTrue"), ended[name]
+
+
+def test_an_optimizer_written_in_python_is_refused_where_the_servers_do_not_have_it(tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MOMENTUM))
+    ended = Job(tmp_path, """
+        import heddle as mx
+        import mine
+        kv = mx.kv.create("dist_sync")
+        try:
+            kv.set_optimizer(mine.Mine())
+        except mx.Error as error:
+            print("'mine'" in str(error) and "--module" in str(error))
+    """, server_command=["-m", "heddle.server"]).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "True"), ended[name]
+
+
+def test_the_profiler_records_servers_too(tmp_path):
+    ended = Job(tmp_path, f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        import heddle as mx
+        try:
+            mx.profiler.set_state("run", profile_process="server")
+        except mx.InvalidState as error:
+            if os.environ["DMLC_ROLE"] == "worker":
+                print("dist store" in str(error))
+        kv = mx.kv.create("dist_sync")
+        kv.init("weight of one", mx.nd.ones((2,)))
+        mx.profiler.set_config(filename="servers.trace", profile_process="server")
+        mx.profiler.set_state("run", profile_process="server")
+        kv.pushpull("weight of one", mx.nd.ones((2,)))
+        mx.nd.waitall()
+        mx.profiler.set_state("stop", profile_process="server")
+        try:
+            mx.profiler.set_state("run", profile_process="scheduler")
+        except ValueError as error:
+            print("'server'" in str(error))
+    """, workers=1).finish()
+    assert ended["worker 0"][:2] == (0, "True\nTrue"), ended["worker 0"]
+    (trace,) = tmp_path.glob("servers.server*.trace")
+    shown = tmp_path / "servers.json"
+    done = subprocess.run([sys.executable, "-m", "heddle", "trace", trace, "-o", shown], capture_output=True, text=True,
+                          check=False)
+    if "built without the command" not in done.stderr:
+        assert done.returncode == 0 and '"name":"update ' in shown.read_text(), done.stderr
+
+
 def test_an_uncaught_exception_fails_the_job_by_name(tmp_path):
     ended = Job(tmp_path, """
         import heddle as mx

@@ -125,6 +125,10 @@ def test_the_profiler_records_ops(tmp_path):
     mx.profiler.dump()
     mx.profiler.set_state("stop")
     assert b"Add" in file.read_bytes()
+    mx.profiler.set_state("run")  # once more, afresh
+    (mx.nd.ones((10,)) * 2).wait_to_read()
+    mx.profiler.set_state("stop")
+    assert b"Multiply" in file.read_bytes() and b"Add" not in file.read_bytes()
     with pytest.raises(ValueError):
         mx.profiler.set_state("pause")
 

@@ -256,6 +256,8 @@ def test_parameters_are_attributes_and_count_from_the_next_push():
             mx.optimizer.SGD(**bad)
     with pytest.raises(TypeError, match="momentum"):
         mx.optimizer.SGD(momentum="much")
+    with pytest.raises(TypeError, match="learning_rate"):
+        mx.optimizer.SGD(learning_rate="high")
     with pytest.raises(ValueError, match="adam"):
         mx.optimizer.create("adem")
     with pytest.raises(TypeError):

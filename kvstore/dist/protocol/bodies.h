@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -119,6 +120,9 @@ struct OptimizerBody {  // kSetOptimizer, kSetParameters
 struct CompressionBody {  // kSetCompression
   CompressionOptions options;
 };
+
+// heddle's own command: the body names the file that the server records a trace to; empty: no more.
+inline constexpr std::int32_t kTraceCommand = std::numeric_limits<std::int32_t>::min();
 
 struct CommandBody {  // kCommand
   std::int32_t head = 0;

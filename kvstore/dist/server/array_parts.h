@@ -16,6 +16,7 @@
 // told `updated`.
 #pragma once
 
+#include <heddle/dist.h>
 #include <heddle/engine.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
@@ -81,9 +82,10 @@ class ArrayParts final : public PartStore {
   void SetPlacement(const PlacementOptions& placement) { placement_ = placement; }
   void SetAsync(std::uint32_t store) { stores_[store].async = true; }
   // How pushes of that version and later ones update the parts of a store. Parts keep their state
-  // where `keeps_states`: the optimizer is the one before with other parameters.
+  // where `keeps_states`: the optimizer is the one before with other parameters. `updater`: what
+  // updates in its place.
   void SetOptimizer(std::uint32_t store, std::uint64_t version, const OptimizerPtr& optimizer,
-                    bool keeps_states);
+                    bool keeps_states, ServerUpdater updater = {});
   void SetCompression(std::uint32_t store, std::shared_ptr<const Compressor> compressor);
 
   // The optimizer's states of the parts of a store behind `after`, as many as fit a message; none:
@@ -105,6 +107,7 @@ class ArrayParts final : public PartStore {
     std::uint64_t generation = 0;  // of states
     bool needs_norms = false;      // of the whole array
     std::shared_ptr<UpdatePace> pace;
+    ServerUpdater updater{};  // in place of the plan's rule
   };
   struct Store {
     std::map<std::uint64_t, Rule> rules;  // by version
@@ -120,6 +123,7 @@ class ArrayParts final : public PartStore {
   void Assign(Part& part);
   static bool IsFast(const Part& part, const Rule& rule);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
+  void ApplyUpdater(Part& part, const Rule& rule, const UpdateRates& rates) const;
   Begun Begin(Part& part, const Rule& rule, const UpdateRates& rates) const;
   std::vector<PlacedPart> PlaceOf(const Part& part) const;
   void BeginWhole(Whole& whole) const;

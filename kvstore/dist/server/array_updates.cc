@@ -19,7 +19,8 @@
 namespace heddle::kvstore::dist {
 
 void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
-                              const OptimizerPtr& optimizer, bool keeps_states) {
+                              const OptimizerPtr& optimizer, bool keeps_states,
+                              ServerUpdater updater) {
   std::map<std::uint64_t, Rule>& rules = stores_[store].rules;
   const auto before = rules.lower_bound(version);
   const Rule* const last = before == rules.begin() ? nullptr : &std::prev(before)->second;
@@ -29,7 +30,8 @@ void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
                     .plan = optimizer->plan(),
                     .generation = keeps_states ? generation : version,
                     .needs_norms = optimizer->plan()->NeedsNorms(),
-                    .pace = same ? last->pace : std::make_shared<UpdatePace>()};
+                    .pace = same ? last->pace : std::make_shared<UpdatePace>(),
+                    .updater = std::move(updater)};
 }
 
 const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t version) const {
@@ -72,8 +74,9 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   const std::int64_t bytes =
       part->info.row_sparse ? kInlineBytes + 1 : static_cast<std::int64_t>(part->bytes());
   const bool is_dense = part->held_rows.empty() && !part->info.row_sparse;
+  const bool is_own = rule != nullptr && rule->updater;  // takes as long as it likes
   const bool is_short =
-      bytes <= kInlineBytes || (is_dense && (rule == nullptr || IsFast(*part, *rule)));
+      !is_own && (bytes <= kInlineBytes || (is_dense && (rule == nullptr || IsFast(*part, *rule))));
   if (is_short) {
     try {
       if (rule == nullptr) {
@@ -131,7 +134,35 @@ ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRa
   return begun;
 }
 
+void ArrayParts::ApplyUpdater(Part& part, const Rule& rule, const UpdateRates& rates) const {
+  if (part.info.row_sparse) {
+    part.held_rows.clear();
+    throw InvalidArgument(
+        fmt::format("key {}: expected a dense value for optimizer {}, which is the server's own, "
+                    "got a row-sparse one",
+                    ToString(KeyRef(part.info.key)), rule.optimizer->name()));
+  }
+  const std::shared_ptr<Value> sum =
+      part.held_rows.empty() ? part.TakeSum() : part.ToDense(std::exchange(part.held_rows, {}));
+  NDArray gradient = sum->array;
+  if (gradient.empty()) {
+    gradient = part.NewArray(part.info.dtype);
+    ops::Copy(sum->data, gradient.data(), part.bytes());
+  }
+  std::vector<std::pair<std::string, double>> parameters;
+  for (const auto& [name, value] : rule.optimizer->Parameters()) {
+    parameters.emplace_back(name, value);
+  }
+  rule.updater({.key = part.info.key,
+                .parameters = parameters,
+                .learning_rate = rates.learning_rate,
+                .weight_decay = rates.weight_decay,
+                .gradient = std::move(gradient),
+                .weight = part.WritableValue()});
+}
+
 void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) const {
+  if (rule.updater) return ApplyUpdater(part, rule, rates);
   part.ReadyState(rule.plan->multi_precision, rule.generation);
   if (part.info.row_sparse) {
     const std::vector<RowSparseNDArray> gradients = std::exchange(part.held_rows, {});

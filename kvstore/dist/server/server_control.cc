@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -9,26 +10,36 @@
 
 #include <fmt/format.h>
 
+#include "base/job_file.h"
 #include "engine/access_check.h"
 #include "kvstore/compression/compressor.h"
+#include "kvstore/optimizer/foreign.h"
+#include "kvstore/registry.h"
 
 namespace heddle::kvstore::dist {
 
 namespace {
 
-OptimizerPtr Make(const OptimizerBody& body) {
+// Not `updater`'s: the library has the formula.
+OptimizerPtr Make(const OptimizerBody& body, const ServerUpdater& updater) {
+  if (updater) return MakeForeignOptimizer(body.name, body.parameters);
   std::vector<std::pair<std::string_view, double>> parameters;
   for (const auto& [name, value] : body.parameters) parameters.emplace_back(name, value);
   return MakeOptimizer(body.name, parameters);
 }
 
+bool IsKnown(const std::string& name) {
+  const std::vector<std::string_view> names = OptimizerNames();
+  return std::ranges::find(names, LowerCase(name)) != names.end();
+}
+
 }  // namespace
 
-ArrayControl::ArrayControl(Engine& engine, ArrayParts& parts, ServerController controller,
+ArrayControl::ArrayControl(Engine& engine, ArrayParts& parts, ServerProgram program,
                            UnderLock under_lock, Ended ended)
     : engine_(engine),
       parts_(parts),
-      controller_(std::move(controller)),
+      program_(std::move(program)),
       under_lock_(std::move(under_lock)),
       ended_(std::move(ended)),
       commands_(engine.NewVar("dist.commands")) {}
@@ -45,17 +56,28 @@ void ArrayControl::OpenStore(std::uint32_t store, const std::string& type) {
 
 void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
                                 const OptimizerBody& optimizer) {
-  const OptimizerPtr fresh = Make(optimizer);
   const auto before = optimizers_.find(store);
   const bool same = before != optimizers_.end() && before->second.name == optimizer.name &&
                     before->second.parameters == optimizer.parameters;
-  parts_.SetOptimizer(store, version, fresh, same);
+  ServerUpdater updater = same ? updaters_[store] : ServerUpdater();
+  if (!same && !IsKnown(optimizer.name)) {
+    if (!program_.optimizers) {
+      throw InvalidState(fmt::format(
+          "set_optimizer: {} is none of heddle's optimizers: expected one of them, or servers that "
+          "have it (heddle server --module NAME)",
+          optimizer.name));
+    }
+    updater = program_.optimizers(optimizer.name);
+  }
+  parts_.SetOptimizer(store, version, Make(optimizer, updater), same, updater);
   optimizers_[store] = optimizer;
+  updaters_[store] = std::move(updater);
 }
 
 void ArrayControl::SetParameters(std::uint32_t store, std::uint64_t version,
                                  const OptimizerBody& optimizer) {
-  parts_.SetOptimizer(store, version, Make(optimizer), /*keeps_states=*/true);
+  const ServerUpdater& updater = updaters_[store];
+  parts_.SetOptimizer(store, version, Make(optimizer, updater), /*keeps_states=*/true, updater);
   optimizers_[store] = optimizer;
 }
 
@@ -73,7 +95,11 @@ bool ArrayControl::Start(const ControlId& id, const Message& request, ControlRes
     result->error = std::make_exception_ptr(InvalidArgument("a command that cannot be read"));
     return true;
   }
-  if (!controller_) {
+  if (command.head == kTraceCommand) {
+    Trace(command.body);
+    return true;
+  }
+  if (!program_.controller) {
     result->error = std::make_exception_ptr(InvalidState(
         fmt::format("unknown command {}: the server runs without a controller", command.head)));
     return true;
@@ -82,12 +108,20 @@ bool ArrayControl::Start(const ControlId& id, const Message& request, ControlRes
   return false;
 }
 
+void ArrayControl::Trace(const std::string& file) {
+  if (file.empty()) {
+    engine_.StopTrace();
+  } else {
+    engine_.StartTrace(JobFileName(file));
+  }
+}
+
 void ArrayControl::QueueCommand(const ControlId& id, const CommandBody& command) {
   const NoWaitScope no_wait;
   engine_.Push({.name = "dist.command", .writes = {commands_}}, [this, id, command] {
     ControlResult result;
     try {
-      controller_(command.head, command.body);
+      program_.controller(command.head, command.body);
     } catch (...) {
       result.error = std::current_exception();
     }

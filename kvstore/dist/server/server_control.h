@@ -22,7 +22,7 @@ class ArrayControl final : public ServerControl {
   using UnderLock = std::function<void(const std::function<void()>&)>;
   using Ended = std::function<void(const ControlId& id, ControlResult result)>;
 
-  ArrayControl(Engine& engine, ArrayParts& parts, ServerController controller, UnderLock under_lock,
+  ArrayControl(Engine& engine, ArrayParts& parts, ServerProgram program, UnderLock under_lock,
                Ended ended);
 
   void OpenStore(std::uint32_t store, const std::string& type) override;
@@ -36,14 +36,16 @@ class ArrayControl final : public ServerControl {
  private:
   void QueueCommand(const ControlId& id, const CommandBody& command);
   void QueueStates(const ControlId& id, const Message& request);
+  void Trace(const std::string& file);
 
   Engine& engine_;
   ArrayParts& parts_;
-  const ServerController controller_;
+  const ServerProgram program_;
   const UnderLock under_lock_;
   const Ended ended_;
   const Var commands_;                                           // keeps them in order
   std::unordered_map<std::uint32_t, OptimizerBody> optimizers_;  // the latest of each store
+  std::unordered_map<std::uint32_t, ServerUpdater> updaters_;    // of those that are not heddle's
 };
 
 }  // namespace heddle::kvstore::dist

@@ -20,7 +20,7 @@ ServerOptions MachineOptions(const DistOptions& options) {
 }  // namespace
 
 ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
-                       ServerController controller, const TransportFactory& make_transport)
+                       ServerProgram program, const TransportFactory& make_transport)
     : MemberNode(machine_),
       options_(options),
       incarnation_(NewIncarnation()),
@@ -29,23 +29,21 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
           engine_,
           [this](const PartId& id, const std::exception_ptr& error) {
             Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-              if (traced_parts_) traced_parts_->OnUpdated(id);
+              traced_parts_.OnUpdated(id);
               machine_.OnUpdated(now, id, error, out);
             });
             OnTurnEnd();
           },
           [this](const PartId& id, PassResult result) {
             Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
-              if (traced_parts_) traced_parts_->OnUpdated(id);
+              traced_parts_.OnUpdated(id);
               machine_.OnPassed(now, id, std::move(result), out);
             });
             OnTurnEnd();
           }),
-      traced_parts_(engine.trace_file.empty()
-                        ? nullptr
-                        : std::make_unique<TracedParts>(parts_, engine::TraceOf(engine_))),
+      traced_parts_(parts_, engine::TraceOf(engine_)),
       control_(
-          engine_, parts_, std::move(controller),
+          engine_, parts_, std::move(program),
           [this](const std::function<void()>& body) {
             MutexLock lock(mutex_);
             body();
@@ -55,14 +53,13 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
               machine_.OnControlDone(now, id, std::move(result), out);
             });
           }),
-      machine_(MachineOptions(options),
-               traced_parts_ ? static_cast<PartStore&>(*traced_parts_) : parts_, control_) {
+      machine_(MachineOptions(options), traced_parts_, control_) {
   {
     // What comes as soon as there is a transport waits until all is made.
     MutexLock lock(mutex_);
     transport_ = make_transport(*this, incarnation_);
     member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
-    if (traced_parts_) trace_.Use(engine::TraceOf(engine_));
+    trace_.Use(engine::TraceOf(engine_));
   }
   Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });

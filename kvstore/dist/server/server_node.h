@@ -22,7 +22,7 @@ namespace heddle::kvstore::dist {
 
 class ServerNode final : private MemberNode<ServerMachine> {
  public:
-  ServerNode(const DistOptions& options, const EngineOptions& engine, ServerController controller,
+  ServerNode(const DistOptions& options, const EngineOptions& engine, ServerProgram program,
              const TransportFactory& make_transport);
   ~ServerNode() override;
 
@@ -48,7 +48,7 @@ class ServerNode final : private MemberNode<ServerMachine> {
   const Incarnation incarnation_;
   Engine engine_;
   ArrayParts parts_ GUARDED_BY(mutex_);
-  const std::unique_ptr<TracedParts> traced_parts_ GUARDED_BY(mutex_);  // null: no trace is wanted
+  TracedParts traced_parts_ GUARDED_BY(mutex_);
   ArrayControl control_ GUARDED_BY(mutex_);
   ServerMachine machine_ GUARDED_BY(mutex_);
   std::unique_ptr<Transport> transport_;

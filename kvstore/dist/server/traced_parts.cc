@@ -6,17 +6,22 @@
 
 namespace heddle::kvstore::dist {
 
-std::uint64_t TracedParts::Now() { return static_cast<std::uint64_t>(SteadyNowNs()); }
+// acquire; pairs with the engine's release of a trace that is ready
+std::uint64_t TracedParts::Started() const {
+  return trace_->load(std::memory_order_acquire) != nullptr
+             ? static_cast<std::uint64_t>(SteadyNowNs())
+             : 0;
+}
 
 void TracedParts::Record(TraceAction action, const PartId& id, std::uint64_t started_ns,
                          const Message* request) const {
-  // acquire; pairs with the engine's release of a trace that is ready
-  engine::TraceWriter* const writer = trace_->load(std::memory_order_acquire);
+  if (started_ns == 0) return;
+  engine::TraceWriter* const writer = trace_->load(std::memory_order_acquire);  // as in Started
   if (writer == nullptr) return;
   TracePartRecord record;
   record.action = action;
   record.started_ns = started_ns;
-  record.ended_ns = Now();
+  record.ended_ns = static_cast<std::uint64_t>(SteadyNowNs());
   record.key = id.key;
   record.part = id.part;
   record.store = id.store;
@@ -28,33 +33,33 @@ void TracedParts::Record(TraceAction action, const PartId& id, std::uint64_t sta
 }
 
 void TracedParts::Create(const PartId& id, const PartInfo& info, const Payload& value) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   parts_.Create(id, info, value);
   Record(TraceAction::kCreate, id, started);
 }
 
 void TracedParts::Reset(const PartId& id, const Payload& value) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   parts_.Reset(id, value);
   Record(TraceAction::kReset, id, started);
 }
 
 void TracedParts::Add(const PartId& id, const Message& push, bool first) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   parts_.Add(id, push, first);
   Record(TraceAction::kMerge, id, started, &push);
 }
 
 void TracedParts::DropSum(const PartId& id) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   parts_.DropSum(id);
   Record(TraceAction::kDrop, id, started);
 }
 
 bool TracedParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   if (!parts_.Update(id, by, error)) {
-    updating_[id] = started;
+    if (started != 0) updating_[id] = started;
     return false;
   }
   Record(TraceAction::kUpdate, id, started);
@@ -63,9 +68,9 @@ bool TracedParts::Update(const PartId& id, const UpdateBy& by, std::exception_pt
 
 bool TracedParts::RunPass(std::span<const PartId> parts, const UpdateBy& by, int pass,
                           OthersSums sums, PassResult* result) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   if (!parts_.RunPass(parts, by, pass, std::move(sums), result)) {
-    updating_[parts.front()] = started;
+    if (started != 0) updating_[parts.front()] = started;
     return false;
   }
   Record(TraceAction::kUpdate, parts.front(), started);
@@ -80,7 +85,7 @@ void TracedParts::OnUpdated(const PartId& id) {
 }
 
 Payload TracedParts::Read(const PartId& id, const Message& pull) {
-  const std::uint64_t started = Now();
+  const std::uint64_t started = Started();
   Payload payload = parts_.Read(id, pull);
   Record(TraceAction::kRead, id, started, &pull);
   return payload;

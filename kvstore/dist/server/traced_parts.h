@@ -12,7 +12,8 @@
 
 namespace heddle::kvstore::dist {
 
-// Stands before the parts themselves. Calls as those of a PartStore.
+// Stands before the parts themselves, and costs next to nothing while no trace is recorded. Calls
+// as those of a PartStore.
 class TracedParts final : public PartStore {
  public:
   TracedParts(PartStore& parts, engine::TraceSource trace)
@@ -41,7 +42,7 @@ class TracedParts final : public PartStore {
   void OnUpdated(const PartId& id);
 
  private:
-  static std::uint64_t Now();
+  std::uint64_t Started() const;  // now; 0 while no trace is recorded
   void Record(TraceAction action, const PartId& id, std::uint64_t started_ns,
               const Message* request = nullptr) const;
 

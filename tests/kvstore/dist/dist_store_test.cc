@@ -550,12 +550,12 @@ TEST_P(DistStoreTest, CommandsRunOnEveryServer) {
   Job job({.network = GetParam(),
            .num_workers = 2,
            .num_servers = 3,
-           .controller = [&](int head, std::string_view body) {
+           .program = {.controller = [&](int head, std::string_view body) {
              if (head == 9) throw std::runtime_error("no such head");
              EXPECT_EQ(head, 4);
              EXPECT_EQ(body, "abc");
              ++ran;
-           }});
+           }}});
   job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine&) {
     if (rank == 0) {
       store.SendCommandToServers(4, "abc");

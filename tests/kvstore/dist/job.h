@@ -33,7 +33,7 @@ struct JobOptions {
   std::int64_t slice_bytes = 64 << 10;
   std::int64_t cut_bound = 30'000;
   std::chrono::milliseconds op_deadline{0};
-  ServerController controller = {};
+  ServerProgram program = {};
   std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
   // What becomes of each transport but the simulated ones; empty: nothing.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
@@ -47,9 +47,9 @@ class Job {
     root_ = scheduler_->address();
     Run([this] { scheduler_->Run(); });
     for (int i = 0; i < options.num_servers; ++i) {
-      servers_.push_back(std::make_unique<ServerNode>(
-          OptionsOf(DistRole::kServer), EngineOptions::FromEnvironment(), options.controller,
-          Factory(DistRole::kServer)));
+      servers_.push_back(std::make_unique<ServerNode>(OptionsOf(DistRole::kServer),
+                                                      EngineOptions::FromEnvironment(),
+                                                      options.program, Factory(DistRole::kServer)));
       Run([server = servers_.back().get()] { server->Run(); });
     }
   }

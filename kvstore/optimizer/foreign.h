@@ -1,0 +1,17 @@
+// An optimizer whose formula heddle does not have: what a worker sets for servers that have it.
+#pragma once
+
+#include <heddle/optimizer.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heddle::kvstore {
+
+// It has these parameters, and learning_rate and weight_decay, each any finite number. Needs arrays
+// that are not cut. A store that updates by itself fails each update by it with InvalidState.
+OptimizerPtr MakeForeignOptimizer(std::string name,
+                                  std::vector<std::pair<std::string, double>> parameters);
+
+}  // namespace heddle::kvstore
