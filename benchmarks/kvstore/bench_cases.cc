@@ -2,7 +2,7 @@
 // until all outputs can be read, of the stores `local` and `device`, one device and four, with and
 // without SGD.
 //
-//   bench_cases [--quick]
+//   bench_cases [--quick] [case...]
 //
 // Prints one JSON object, {case: {"us": median microseconds, "limit_us": the same of the limit}}; a
 // case is "store/devices/bytes/updater", as there. The limit: loops that move the bytes that must
@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -119,7 +118,7 @@ nlohmann::json Measure(const Case& one, bool quick) {
   const Loops loops(one);
   // Each round takes the median of a stretch of runs, so that neither contender begins in the
   // caches of the other.
-  const int rounds = quick ? 2 : 5;
+  const int rounds = quick ? 2 : 3;
   const std::size_t stretch =
       std::clamp<std::size_t>((std::size_t{64} << 20) / one.bytes, 4, 1000) / (quick ? 4 : 1);
   const auto median_of = [stretch](const std::function<double()>& run) {
@@ -145,11 +144,8 @@ nlohmann::json Measure(const Case& one, bool quick) {
 }
 
 int Main(int argc, char** argv) {
-  const bool quick = argc == 2 && std::string_view(argv[1]) == "--quick";
-  if (argc > 1 && !quick) {
-    fmt::print(stderr, "usage: bench_cases [--quick]\n");
-    return 2;
-  }
+  std::vector<std::string> wanted(argv + 1, argv + argc);
+  const bool quick = std::erase(wanted, "--quick") > 0;
   std::vector<std::size_t> sizes = {4096, 32768, std::size_t{1} << 20};
   if (!quick) sizes.insert(sizes.end(), {std::size_t{16} << 20, std::size_t{64} << 20});
   nlohmann::json all = nlohmann::json::object();
@@ -158,6 +154,7 @@ int Main(int argc, char** argv) {
       for (const std::size_t bytes : sizes) {
         for (const bool sgd : {false, true}) {
           const Case one{.store = store, .devices = devices, .bytes = bytes, .sgd = sgd};
+          if (!wanted.empty() && std::ranges::find(wanted, one.name()) == wanted.end()) continue;
           all[one.name()] = Measure(one, quick);
         }
       }

@@ -2,7 +2,7 @@
 """How long push, then pull, until the value can be read takes; with heddle or with MXNet, whose names are the
 same. Prints one JSON object: {case: median microseconds}.
 
-    store.py heddle|mxnet [--quick]
+    store.py heddle|mxnet [--quick] [case...]
 
 A case is "store/devices/bytes/updater": local/4/4096/sgd. Every device pushes an array of its own and pulls into
 one of its own. Bound: the arrays' bytes over the machine's bandwidth once they leave the cache, and a few
@@ -68,12 +68,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library", choices=["heddle", "mxnet"])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("cases", nargs="*", help="default: all")
     arguments = parser.parse_args()
     mx = importlib.import_module(arguments.library)
     sizes = SIZES[:3] if arguments.quick else SIZES
     times = {}
     for store, devices, size, updater in itertools.product(["local", "device"], [1, 4], sizes, ["none", "sgd"]):
-        times[f"{store}/{devices}/{size}/{updater}"] = time_case(mx, store, devices, size, updater, arguments.quick)
+        case = f"{store}/{devices}/{size}/{updater}"
+        if not arguments.cases or case in arguments.cases:
+            times[case] = time_case(mx, store, devices, size, updater, arguments.quick)
     if arguments.library == "heddle":
         times["floor"] = time_floor(mx)
     print(json.dumps(times))
