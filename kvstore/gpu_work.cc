@@ -15,6 +15,12 @@ namespace {
 
 std::size_t Count(const NDArray& array) { return static_cast<std::size_t>(array.size()); }
 
+std::vector<const void*> Addresses(std::span<const NDArray> arrays) {
+  std::vector<const void*> addresses;
+  for (const NDArray& array : arrays) addresses.push_back(array.const_data());
+  return addresses;
+}
+
 }  // namespace
 
 const GpuUpdates& GpuUpdatesOf(const Engine& engine) {
@@ -26,9 +32,21 @@ const GpuUpdates& GpuUpdatesOf(const Engine& engine) {
 void GpuWork::Sum(std::span<const NDArray> inputs, const NDArray& out) const {
   if (inputs.size() == 1) return Copy(inputs[0], {&out, 1});
   if (out.size() == 0) return;
-  std::vector<const void*> from;
-  for (const NDArray& input : inputs) from.push_back(input.const_data());
-  Gpus::Of(engine_).kernels().Sum(out.dtype(), from, out.data(), Count(out), stream_);
+  Gpus::Of(engine_).kernels().Sum(out.dtype(), Addresses(inputs), out.data(), Count(out), stream_);
+}
+
+void GpuWork::Compress(const Compressor& compressor, const NDArray& gradient,
+                       const NDArray& residual, const NDArray& code) const {
+  if (gradient.size() == 0) return;
+  compressor.CompressOnGpu(Gpus::Of(engine_).kernels(), gradient.dtype(), gradient.const_data(),
+                           residual.data<float>(), code.data(), Count(gradient), stream_);
+}
+
+void GpuWork::SumCodes(const Compressor& compressor, std::span<const NDArray> codes,
+                       const NDArray& out) const {
+  if (out.size() == 0) return;
+  compressor.SumOnGpu(Gpus::Of(engine_).kernels(), Addresses(codes), out.dtype(), out.data(),
+                      Count(out), stream_);
 }
 
 void GpuWork::Copy(const NDArray& from, std::span<const NDArray> out) const {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvstore/compression/compressor.h"
 #include "kvstore/optimizer/gpu_updates.h"
 #include "kvstore/update_state.h"
 #include "ops/gpu_kernels.h"
@@ -33,6 +34,12 @@ class GpuWork {
 
   // out = inputs[0] + inputs[1] + ..., in list order; one input at least. Inputs may be `out`.
   void Sum(std::span<const NDArray> inputs, const NDArray& out) const;
+  // code = what `compressor` makes of the gradient, whose rest stays in the residual.
+  void Compress(const Compressor& compressor, const NDArray& gradient, const NDArray& residual,
+                const NDArray& code) const;
+  // out = the sum of what the codes stand for.
+  void SumCodes(const Compressor& compressor, std::span<const NDArray> codes,
+                const NDArray& out) const;
   // Every output becomes `from`, cast to its dtype. An output may be `from` itself.
   void Copy(const NDArray& from, std::span<const NDArray> out) const;
   void FillZero(const NDArray& array) const;

@@ -150,7 +150,6 @@ void LocalKVStore::CheckOnGpuLocked(std::string_view call, const KeyPush& push, 
     }
     return;
   }
-  if (compressor_ != nullptr) refuse("no gradient compression, got " + compressor_->options().type);
   if (push.arrays.size() > kGpuInputsMax) {
     refuse(fmt::format("{} arrays at most, got {}", kGpuInputsMax, push.arrays.size()));
   }

@@ -46,7 +46,7 @@ std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
 void StoredValue::QueueFetch() {
   // acquire; pairs with the release below: what this thread queues comes after the copy
   if (!has_far_source_.load(std::memory_order_acquire)) return;
-  const MutexLock lock(fetch_mutex_);
+  const MutexLock lock(together_mutex_);
   if (far_source_.empty()) return;
   const NoWaitScope no_wait;  // so that no body runs here, which might come for the lock, too
   far_source_.CopyTo(array_);
@@ -85,33 +85,12 @@ void StoredValue::RethrowUnlessReadable() const {
   }
 }
 
-std::vector<NDArray> StoredValue::ResidualsOf(std::span<const NDArray> senders) {
-  std::vector<NDArray> found;
-  for (std::size_t i = 0; i < senders.size(); ++i) {
-    const Device device = senders[i].device();
-    const auto place = static_cast<int>(
-        std::ranges::count(senders.first(i), device, [](const NDArray& a) { return a.device(); }));
-    const auto known = std::ranges::find_if(residuals_, [&](const Residual& residual) {
-      return residual.device == device && residual.place == place;
-    });
-    if (known != residuals_.end()) {
-      found.push_back(known->array);
-      continue;
-    }
-    found.push_back(NewGuardedArray(DType::kFloat32));
-    FillZero(found.back());
-    residuals_.push_back({device, place, found.back()});
-  }
-  return found;
-}
-
 void StoredValue::SumReceived(std::span<const NDArray> inputs, const Compressor* compressor,
                               const NDArray& out, const GpuWork* gpu) {
   if (gpu != nullptr) {
-    DCHECK(compressor == nullptr);
-    gpu->Sum(inputs, out);
+    compressor != nullptr ? gpu->SumCodes(*compressor, inputs, out) : gpu->Sum(inputs, out);
   } else if (compressor != nullptr) {
-    SumCompressed(inputs, *compressor, ResidualsOf(inputs), out);
+    SumCompressed(inputs, *compressor, ResidualsOf(inputs, gpu), out);
   } else {
     SumArrays(inputs, out);
   }
@@ -187,7 +166,7 @@ void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor*
   UpdateState& state = StateOf(*update.origin, &outdated, gpu);
   if (gpu != nullptr) {
     NDArray gradient = inputs[0];
-    if (inputs.size() > 1) {
+    if (inputs.size() > 1 || compressor != nullptr) {
       gradient = NewGuardedArray(dtype());
       gpu->Keep(gradient);
       SumReceived(inputs, compressor, gradient, gpu);

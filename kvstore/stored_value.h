@@ -43,6 +43,7 @@ namespace heddle::kvstore {
 // GPUs. The ops on a value on a GPU are ops of that GPU. Their bodies run in the order of their
 // issue, so (V) guards the same fields, as if what was issued before had happened; only what the
 // device may still use must not be dropped (GpuWork::Keep). A row-sparse value lies on a CPU.
+// Gradients are compressed where they lie, by ops that read the value, and reach it as codes.
 class StoredValue {
  public:
   // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
@@ -129,6 +130,7 @@ class StoredValue {
   struct RowPullOp;
   template <class Array>
   struct ResetOp;
+  struct CompressOp;
   struct SnapshotOp;
   template <class Array>
   struct MergeOp;
@@ -144,12 +146,30 @@ class StoredValue {
   void UseCurrent(const Use& use) const;
   void FetchSource();
   // Queues the copy of far_source_, before anything else is queued.
-  void QueueFetch() EXCLUDES(fetch_mutex_);
+  void QueueFetch() EXCLUDES(together_mutex_);
+  // Whether gradients reach the value as codes, made by ops on the devices that send them.
+  bool IsSentCodes(const Compressor* compressor) const {
+    return compressor != nullptr && device().type == DeviceType::kGpu;
+  }
+  // Queues these ops. Returns the codes, in the order of `values`, for the op on the value that
+  // comes next. `needs_value`: that op does nothing if the value is not there yet.
+  static std::vector<NDArray> QueueCodes(const std::shared_ptr<StoredValue>& self,
+                                         std::span<const NDArray> values,
+                                         const std::shared_ptr<const Compressor>& compressor,
+                                         bool needs_value, int priority)
+      REQUIRES(self->together_mutex_);
+  // QueuePush of what reaches the value.
+  template <class Array>
+  static void QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
+                       std::shared_ptr<const Compressor> compressor, Update update, int priority);
   // An array of the value's shape that ops on the value may touch.
   NDArray NewGuardedArray(DType dtype) const;
-  std::vector<NDArray> ResidualsOf(std::span<const NDArray> senders);
-  // out = the sum of the inputs as they reach the store. `gpu`, here and below: where the work of a
-  // GPU op is issued; null in ops of CPUs.
+  // `gpu`, here and below: where the work of a GPU op is issued; null in ops of CPUs.
+  std::vector<NDArray> ResidualsOf(std::span<const NDArray> senders, const GpuWork* gpu)
+      EXCLUDES(residuals_mutex_);
+  std::vector<Residual> TakeResiduals() EXCLUDES(residuals_mutex_);
+  // out = the sum of the inputs as they reach the store: of a value on a GPU with a compressor,
+  // their codes.
   void SumReceived(std::span<const NDArray> inputs, const Compressor* compressor,
                    const NDArray& out, const GpuWork* gpu);
   void SumReceived(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
@@ -182,16 +202,20 @@ class StoredValue {
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
-  NDArray decompressed_;             // (V) the sum of compressed gradients; empty until needed
-  std::exception_ptr input_error_;   // (V)
-  bool has_value_ = false;           // (V) false: created by a push that has not succeeded yet
-  std::vector<Residual> residuals_;  // (V) of the senders seen so far
+  NDArray decompressed_;            // (V) the sum of compressed gradients; empty until needed
+  std::exception_ptr input_error_;  // (V)
+  bool has_value_ = false;          // (V) false: created by a push that has not succeeded yet
   std::unique_ptr<UpdateState> update_state_;  // (V) null: none so far
   std::uint64_t origin_number_ = 0;            // (V) of update_state_
 
+  // Of the senders seen so far. (V) guards the arrays, and the list but for this: ops of several
+  // devices, which only read the value, add to it.
+  Mutex residuals_mutex_;
+  std::vector<Residual> residuals_ GUARDED_BY(residuals_mutex_);
+
+  Mutex together_mutex_;  // held while ops are queued that nothing may come between
   // What array_ has to become first, and ops on it cannot read; see near_arrays.h.
-  Mutex fetch_mutex_;
-  NDArray far_source_ GUARDED_BY(fetch_mutex_);
+  NDArray far_source_ GUARDED_BY(together_mutex_);
   std::atomic<bool> has_far_source_{false};  // hint: far_source_ is not empty
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater

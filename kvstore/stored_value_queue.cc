@@ -2,7 +2,6 @@
 #include <heddle/error.h>
 
 #include <algorithm>
-#include <array>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "kvstore/gpu_work.h"
 #include "kvstore/held_arrays.h"
 #include "kvstore/near_arrays.h"
+#include "kvstore/queue_op.h"
 #include "kvstore/stored_value.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
@@ -22,70 +22,8 @@ namespace heddle::kvstore {
 
 namespace {
 
-// What an op holds of a list: the one array, or all of them.
-template <class Array>
-std::span<const Array> View(const Array& array) {
-  return {&array, 1};
-}
-template <class Array>
-std::span<const Array> View(const HeldArrays<Array>& arrays) {
-  return arrays.view();
-}
-
-template <class Array>
-std::vector<VarRef> VarsOf(std::span<const Array> arrays) {
-  std::vector<VarRef> vars;
-  vars.reserve(arrays.size() + 1);
-  for (const Array& array : arrays) vars.push_back(array.var());
-  return vars;
-}
-
-// The same for an op, without allocating for a few.
-template <class Array>
-VarList VarListOf(std::span<const Array> arrays) {
-  std::array<VarRef, 4> few;
-  if (arrays.size() > few.size()) return VarsOf(arrays);
-  std::transform(arrays.begin(), arrays.end(), few.begin(),
-                 [](const Array& array) { return VarRef(array.var()); });
-  return VarList(std::span<const VarRef>(few).first(arrays.size()));
-}
-
 bool IsPartial(const NDArray& array) { return array.is_partial(); }
 bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
-
-// The error of the first poisoned input; null if there is none.
-template <class Array>
-std::exception_ptr ErrorOfInputs(std::span<const Array> inputs) {
-  for (const Array& input : inputs) {
-    if (std::exception_ptr error = input.engine().ErrorOf(input.var())) return error;
-  }
-  return nullptr;
-}
-
-// An op's body as that of a GPU op.
-template <class Op>
-struct OnGpu {
-  Op op;
-  Engine& engine;
-  std::vector<std::shared_ptr<void>> kept;
-
-  void operator()(GpuStream stream) {
-    const GpuWork work(engine, stream, &kept);
-    op(&work);
-  }
-};
-
-// Queues op(), or op(GpuWork*) for a GPU.
-template <class Op>
-void Queue(Engine& engine, const OpOptions& options, Op op) {
-  if constexpr (std::is_invocable_v<const Op&, const GpuWork*>) {
-    if (options.device.type == DeviceType::kGpu) {
-      engine.PushGpu(options, OnGpu<Op>{std::move(op), engine, {}});
-      return;
-    }
-  }
-  engine.Push(options, std::move(op));
-}
 
 }  // namespace
 
@@ -182,8 +120,11 @@ struct StoredValue::ResetOp {
     }
     v.Assign(View(input), nullptr, gpu);
     v.input_error_ = nullptr;
-    v.residuals_.clear();
-    if (gpu != nullptr) gpu->Keep(std::move(v.update_state_));
+    std::vector<Residual> residuals = v.TakeResiduals();
+    if (gpu != nullptr) {
+      gpu->Keep(std::move(residuals));
+      gpu->Keep(std::move(v.update_state_));
+    }
     v.update_state_ = nullptr;
     v.origin_number_ = std::max(v.origin_number_, origin_number);
   }
@@ -271,6 +212,24 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<
                             std::shared_ptr<const Compressor> compressor, Update update,
                             int priority) {
   self->QueueFetch();
+  if constexpr (std::is_same_v<Array, NDArray>) {
+    if (self->IsSentCodes(compressor.get())) {
+      const NoWaitScope no_wait;  // as in QueueFetch
+      const MutexLock lock(self->together_mutex_);
+      const bool needs_value = update.rule != nullptr;
+      const std::vector<NDArray> codes =
+          QueueCodes(self, values, compressor, needs_value, priority);
+      QueueSum<Array>(self, codes, std::move(compressor), std::move(update), priority);
+      return;
+    }
+  }
+  QueueSum(self, values, std::move(compressor), std::move(update), priority);
+}
+
+template <class Array>
+void StoredValue::QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
+                           std::shared_ptr<const Compressor> compressor, Update update,
+                           int priority) {
   const NearInputs near(values, self->device(), priority);
   values = near.view();
   // The value is only in `writes`, although an update reads it: its body looks at poison itself.
@@ -384,6 +343,8 @@ template <class Array>
 void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
                              std::uint64_t origin_number) {
   self->QueueFetch();
+  const NoWaitScope no_wait;  // as in QueueFetch
+  const MutexLock lock(self->together_mutex_);
   const NearInputs near(View(value), self->device(), /*priority=*/0);
   const Array& input = near.view()[0];
   Queue(self->engine(),
@@ -436,18 +397,28 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
 
   Engine& engine = v.engine();
   const Device device = v.device();
-  const NearInputs near(values, device, priority);
-  values = near.view();
   Array& merged = v.Merged(values[0]);
   if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
-  Queue(engine,
-        {.name = "kvstore.merge",
-         .reads = VarListOf(values),
-         .writes = {merged.var(), v.var()},
-         .device = device,
-         .priority = priority,
-         .run_when_poisoned = true},
-        MergeOp<Array>{self, HeldArrays<Array>(values), std::move(compressor), merged});
+  const auto queue_merge = [&](std::span<const Array> inputs) {
+    const NearInputs near(inputs, device, priority);
+    Queue(engine,
+          {.name = "kvstore.merge",
+           .reads = VarListOf(near.view()),
+           .writes = {merged.var(), v.var()},
+           .device = device,
+           .priority = priority,
+           .run_when_poisoned = true},
+          MergeOp<Array>{self, HeldArrays<Array>(near.view()), compressor, merged});
+  };
+  if (v.IsSentCodes(compressor.get())) {
+    if constexpr (std::is_same_v<Array, NDArray>) {
+      const NoWaitScope no_wait;  // as in QueueFetch
+      const MutexLock together(self->together_mutex_);
+      queue_merge(QueueCodes(self, values, compressor, /*needs_value=*/true, priority));
+    }
+  } else {
+    queue_merge(values);
+  }
   std::exception_ptr error;
   try {
     v.Call(updaters, merged);

@@ -13,15 +13,15 @@
 
 namespace heddle::ops {
 
-// The most inputs that Sum takes: as many as one launch.
+// The most inputs that a sum takes: as many as one launch.
 inline constexpr std::size_t kGpuSumInputsMax = 288;
 
 // Each issues on `stream`, whose device is current and reaches all pointers, what the function of
 // its name in ops/ does at once: the same shapes and bits (of a NaN, only that it is one). Counts
 // are above 0. Aliasing: as there, but nothing overlaps the output of Cast.
 //
-// Errors:  CudaError if a launch fails; Sum: InvalidArgument for more than kGpuSumInputsMax inputs.
-// Threads: all methods, any thread.
+// Errors:  CudaError if a launch fails; sums: InvalidArgument for more than kGpuSumInputsMax
+// inputs. Threads: all methods, any thread.
 class GpuKernels {
  public:
   virtual ~GpuKernels() = default;
@@ -38,6 +38,16 @@ class GpuKernels {
                                 std::size_t count, GpuStream stream) const = 0;
   virtual void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
                    GpuStream stream) const = 0;
+  virtual void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
+                              void* code, std::size_t count, GpuStream stream) const = 0;
+  virtual void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
+                              void* code, std::size_t count, GpuStream stream) const = 0;
+  // out, float32, float16 or bfloat16: the sum of what the codes stand for, added in their order in
+  // float32 and rounded once.
+  virtual void SumOneBit(std::span<const void* const> codes, DType dtype, void* out,
+                         std::size_t count, GpuStream stream) const = 0;
+  virtual void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype,
+                         void* out, std::size_t count, GpuStream stream) const = 0;
 };
 
 // Those of ops/cuda/. Without CUDA there is no device to call them for.

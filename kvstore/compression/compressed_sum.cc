@@ -66,4 +66,18 @@ void SumCompressed(std::span<const NDArray> inputs, const Compressor& compressor
                      });
 }
 
+void CompressArray(const NDArray& gradient, const Compressor& compressor, float* residual,
+                   const NDArray& code) {
+  const DType dtype = gradient.dtype();
+  const auto element_bytes = static_cast<std::int64_t>(SizeOf(dtype));
+  const auto* const from = static_cast<const std::byte*>(gradient.const_data());
+  auto* const to = static_cast<std::byte*>(code.data());
+  storage::ForBlocks(gradient.engine(), gradient.size(), element_bytes + 8,
+                     [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+                       compressor.Compress(dtype, from + begin * element_bytes, residual + begin,
+                                           to + compressor.CodeBytes(begin),
+                                           static_cast<std::size_t>(end - begin));
+                     });
+}
+
 }  // namespace heddle::kvstore

@@ -16,4 +16,9 @@ namespace heddle::kvstore {
 void SumCompressed(std::span<const NDArray> inputs, const Compressor& compressor,
                    std::span<const NDArray> residuals, const NDArray& out);
 
+// code = what the compressor makes of the gradient, with the residual of its sender. For op bodies,
+// with the bits of any number of workers.
+void CompressArray(const NDArray& gradient, const Compressor& compressor, float* residual,
+                   const NDArray& code);
+
 }  // namespace heddle::kvstore

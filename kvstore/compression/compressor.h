@@ -2,6 +2,7 @@
 #pragma once
 
 #include <heddle/dtype.h>
+#include <heddle/gpu.h>
 #include <heddle/kvstore.h>
 
 #include <cstddef>
@@ -9,6 +10,8 @@
 #include <memory>
 #include <span>
 #include <string_view>
+
+#include "ops/gpu_kernels.h"
 
 namespace heddle::kvstore {
 
@@ -33,6 +36,15 @@ class Compressor {
   virtual void Compress(DType dtype, const void* gradient, float* residual, void* code,
                         std::size_t count) const = 0;
   virtual void Decompress(const void* code, float* out, std::size_t count) const = 0;
+
+  // Issues on `stream` what Compress does, with arrays that its device reaches.
+  virtual void CompressOnGpu(const ops::GpuKernels& kernels, DType dtype, const void* gradient,
+                             float* residual, void* code, std::size_t count,
+                             GpuStream stream) const = 0;
+  // The same for the sum of what codes, 1 to ops::kGpuSumInputsMax, stand for: added in their order
+  // in float32, and rounded once to `dtype`.
+  virtual void SumOnGpu(const ops::GpuKernels& kernels, std::span<const void* const> codes,
+                        DType dtype, void* out, std::size_t count, GpuStream stream) const = 0;
 
  private:
   const CompressionOptions options_;

@@ -21,6 +21,15 @@ class OneBit final : public Compressor {
   void Decompress(const void* code, float* out, std::size_t count) const override {
     ops::DequantiseOneBit(code, out, count);
   }
+  void CompressOnGpu(const ops::GpuKernels& kernels, DType dtype, const void* gradient,
+                     float* residual, void* code, std::size_t count,
+                     GpuStream stream) const override {
+    kernels.QuantiseOneBit(threshold_, dtype, gradient, residual, code, count, stream);
+  }
+  void SumOnGpu(const ops::GpuKernels& kernels, std::span<const void* const> codes, DType dtype,
+                void* out, std::size_t count, GpuStream stream) const override {
+    kernels.SumOneBit(codes, dtype, out, count, stream);
+  }
 
  private:
   const float threshold_;

@@ -31,6 +31,15 @@ class TwoBit final : public Compressor {
   void Decompress(const void* code, float* out, std::size_t count) const override {
     ops::DequantiseTwoBit(threshold_, code, out, count);
   }
+  void CompressOnGpu(const ops::GpuKernels& kernels, DType dtype, const void* gradient,
+                     float* residual, void* code, std::size_t count,
+                     GpuStream stream) const override {
+    kernels.QuantiseTwoBit(threshold_, dtype, gradient, residual, code, count, stream);
+  }
+  void SumOnGpu(const ops::GpuKernels& kernels, std::span<const void* const> codes, DType dtype,
+                void* out, std::size_t count, GpuStream stream) const override {
+    kernels.SumTwoBit(threshold_, codes, dtype, out, count, stream);
+  }
 
  private:
   const float threshold_;

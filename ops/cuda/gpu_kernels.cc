@@ -3,6 +3,7 @@
 #include "ops/cuda/cast.h"
 #include "ops/cuda/copy.h"
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/quantise.h"
 #include "ops/cuda/sum.h"
 
 namespace heddle::ops {
@@ -40,6 +41,24 @@ class AllCudaKernels final : public GpuKernels {
            GpuStream stream) const override {
     const cuda::SumTask task{inputs, out, count};
     cuda::Sum(dtype, {&task, 1}, ToStream(stream));
+  }
+  void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
+                      void* code, std::size_t count, GpuStream stream) const override {
+    const cuda::QuantiseTask task{gradient, residual, code, count};
+    cuda::QuantiseOneBit(threshold, dtype, {&task, 1}, ToStream(stream));
+  }
+  void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
+                      void* code, std::size_t count, GpuStream stream) const override {
+    const cuda::QuantiseTask task{gradient, residual, code, count};
+    cuda::QuantiseTwoBit(threshold, dtype, {&task, 1}, ToStream(stream));
+  }
+  void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, std::size_t count,
+                 GpuStream stream) const override {
+    cuda::SumOneBit(codes, dtype, out, count, ToStream(stream));
+  }
+  void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+                 std::size_t count, GpuStream stream) const override {
+    cuda::SumTwoBit(threshold, codes, dtype, out, count, ToStream(stream));
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -130,10 +131,30 @@ struct QuantiseBody {
   bool vectors;  // the arrays are aligned
 };
 
+// What the i-th of a four of elements stands for; `byte`: of code, that of the four.
+template <int kBits>
+HEDDLE_HOST_DEVICE float ValueOf(float threshold, unsigned byte, std::uint64_t four, int i) {
+  // Of one bit an element, odd fours are the lower half.
+  const unsigned bits = kBits == 1 && four % 2 == 0 ? byte >> 4 : byte;
+  const unsigned code = bits >> (kBits * (kQuantiseLanes - 1 - i)) & ((1U << kBits) - 1);
+  return Codec<kBits>::Value(threshold, code);
+}
+
+// Those of the four that are there; `vectors`: `out` is aligned.
+template <typename T>
+HEDDLE_HOST_DEVICE void StoreFour(const Pack<T, kQuantiseLanes>& pack, T* out, std::uint64_t four,
+                                  std::uint64_t count, bool vectors) {
+  const std::uint64_t begin = four * kQuantiseLanes;
+  if (vectors && begin + kQuantiseLanes <= count) {
+    StorePack(pack, out + begin);
+    return;
+  }
+  for (int i = 0; i < kQuantiseLanes && begin + i < count; ++i) out[begin + i] = pack.lanes[i];
+}
+
 // A thread has four elements: a byte of code, or half of one. Runs count fours of elements.
 template <int kBits>
 struct DequantiseBody {
-  using Code = Codec<kBits>;
   static constexpr int kLanes = 1;
   static constexpr int kUnroll = 4;
 
@@ -147,20 +168,12 @@ struct DequantiseBody {
   }
 
   HEDDLE_HOST_DEVICE void Decode(unsigned byte, std::uint64_t four) const {
-    // Of one bit an element, odd fours are the lower half.
-    const unsigned bits = kBits == 1 && four % 2 == 0 ? byte >> 4 : byte;
     Pack<float, kQuantiseLanes> pack;
     HEDDLE_UNROLL
     for (int i = 0; i < kQuantiseLanes; ++i) {
-      const unsigned one = bits >> (kBits * (kQuantiseLanes - 1 - i)) & ((1U << kBits) - 1);
-      pack.lanes[i] = Code::Value(threshold, one);
+      pack.lanes[i] = ValueOf<kBits>(threshold, byte, four, i);
     }
-    const std::uint64_t begin = four * kQuantiseLanes;
-    if (vectors && begin + kQuantiseLanes <= count) {
-      StorePack(pack, out + begin);
-      return;
-    }
-    for (int i = 0; i < kQuantiseLanes && begin + i < count; ++i) out[begin + i] = pack.lanes[i];
+    StoreFour(pack, out, four, count, vectors);
   }
 
   const std::uint8_t* code;
@@ -169,6 +182,78 @@ struct DequantiseBody {
   float threshold;
   bool vectors;
 };
+
+// The sum of several codes, as SumBody (sum_plan.h) adds. Runs count fours of elements.
+template <int kBits, typename T>
+struct CodeSumBody {
+  static constexpr int kLanes = 1;
+  static constexpr int kUnroll = 4;
+
+  template <int kWidth, int kFours>
+  HEDDLE_HOST_DEVICE void operator()(std::uint64_t first, std::uint64_t step) const {
+    float sum[kFours][kQuantiseLanes] = {};
+    for (std::uint32_t k = 0; k < size; ++k) {
+      const auto* const code = static_cast<const std::uint8_t*>(codes[k]);
+      std::uint8_t bytes[kFours];
+      HEDDLE_UNROLL
+      for (int f = 0; f < kFours; ++f) bytes[f] = code[(first + f * step) * kBits / 2];
+      HEDDLE_UNROLL
+      for (int f = 0; f < kFours; ++f) {
+        HEDDLE_UNROLL
+        for (int i = 0; i < kQuantiseLanes; ++i) {
+          const float value = ValueOf<kBits>(threshold, bytes[f], first + f * step, i);
+          sum[f][i] = k == 0 ? value : sum[f][i] + value;
+        }
+      }
+    }
+    HEDDLE_UNROLL
+    for (int f = 0; f < kFours; ++f) {
+      Pack<T, kQuantiseLanes> pack;
+      HEDDLE_UNROLL
+      for (int i = 0; i < kQuantiseLanes; ++i) pack.lanes[i] = Narrow<T>(sum[f][i]);
+      StoreFour(pack, out, first + f * step, count, vectors);
+    }
+  }
+
+  const void* const* codes;
+  std::uint32_t size;  // at least 1
+  T* out;
+  std::uint64_t count;
+  float threshold;
+  bool vectors;
+};
+
+// One sum in one launch.
+template <int kBits, typename T>
+struct CodeSumTable {
+  using Body = CodeSumBody<kBits, T>;
+
+  std::uint32_t size = 1;
+  std::uint32_t ends[1];
+  Run run;
+  T* out;
+  std::uint64_t count;
+  float threshold;
+  bool vectors;
+  std::uint32_t num_codes;
+  const void* codes[kCodesMax];
+
+  std::uint32_t blocks() const { return ends[0]; }
+  HEDDLE_HOST_DEVICE const Run& RunOf(std::uint32_t /*task*/) const { return run; }
+  HEDDLE_HOST_DEVICE Body BodyOf(std::uint32_t /*task*/) const {
+    return {codes, num_codes, out, count, threshold, vectors};
+  }
+};
+
+// Calls f(T{}) for the type of a gradient; throws for another dtype.
+template <class F>
+void DispatchQuantised(DType dtype, const F& f) {
+  if (dtype == DType::kFloat32) return f(float{});
+  if (dtype == DType::kFloat16) return f(Float16{});
+  if (dtype == DType::kBFloat16) return f(BFloat16{});
+  throw InvalidArgument("quantise: expected float32, float16 or bfloat16, got " +
+                        std::string(Name(dtype)));
+}
 
 template <int kBits, typename T, class Launch>
 void PlanQuantiseOf(float threshold, std::span<const QuantiseTask> tasks, const Launch& launch) {
@@ -189,16 +274,8 @@ void PlanQuantiseOf(float threshold, std::span<const QuantiseTask> tasks, const 
 template <int kBits, class Launch>
 void PlanQuantise(float threshold, DType dtype, std::span<const QuantiseTask> tasks,
                   const Launch& launch) {
-  if (dtype == DType::kFloat32) {
-    PlanQuantiseOf<kBits, float>(threshold, tasks, launch);
-  } else if (dtype == DType::kFloat16) {
-    PlanQuantiseOf<kBits, Float16>(threshold, tasks, launch);
-  } else if (dtype == DType::kBFloat16) {
-    PlanQuantiseOf<kBits, BFloat16>(threshold, tasks, launch);
-  } else {
-    throw InvalidArgument("quantise: expected float32, float16 or bfloat16, got " +
-                          std::string(Name(dtype)));
-  }
+  DispatchQuantised(
+      dtype, [&](auto type) { PlanQuantiseOf<kBits, decltype(type)>(threshold, tasks, launch); });
 }
 
 template <int kBits, class Launch>
@@ -211,6 +288,30 @@ void PlanDequantise(float threshold, std::span<const DequantiseTask> tasks, cons
                {.count = (task.count + kQuantiseLanes - 1) / kQuantiseLanes, .head = 0});
   }
   packer.Flush();
+}
+
+// Calls launch(table), once unless `count` is 0; throws before.
+template <int kBits, class Launch>
+void PlanCodeSum(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+                 std::size_t count, const Launch& launch) {
+  if (codes.empty() || codes.size() > kCodesMax) {
+    throw InvalidArgument("sum of codes on a GPU: expected 1 to " + std::to_string(kCodesMax) +
+                          " codes, got " + std::to_string(codes.size()));
+  }
+  DispatchQuantised(dtype, [&](auto type) {
+    using T = decltype(type);
+    using Table = CodeSumTable<kBits, T>;
+    Table table;
+    table.run = {.count = (count + kQuantiseLanes - 1) / kQuantiseLanes, .head = 0};
+    table.ends[0] = static_cast<std::uint32_t>(BlocksOf<typename Table::Body>(table.run));
+    table.out = static_cast<T*>(out);
+    table.count = count;
+    table.threshold = threshold;
+    table.vectors = MakeRun(count, kQuantiseLanes, {{out, sizeof(T)}}).head == 0;
+    table.num_codes = static_cast<std::uint32_t>(codes.size());
+    std::copy(codes.begin(), codes.end(), table.codes);
+    if (count > 0) launch(table);
+  });
 }
 
 }  // namespace heddle::ops::cuda

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "ops/cast.h"
 #include "ops/fill.h"
+#include "ops/quantise.h"
 #include "ops/sum.h"
 
 namespace heddle::engine_test {
@@ -251,6 +252,7 @@ void SimGpu::Copy(Stream stream, void* to, const void* from, std::int64_t bytes)
 void SimGpu::CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
                       std::int64_t bytes) {
   CHECK(to_device != from_device && static_cast<SimStream*>(stream)->device() == to_device);
+  peer_bytes_ += bytes;
   Copy(stream, to, from, bytes);
 }
 
@@ -309,6 +311,62 @@ void SimGpu::Sum(DType dtype, std::span<const void* const> inputs, void* out, st
     const std::vector<const void*> read(at.begin(), at.end() - 1);
     ops::Sum(dtype, read, at.back(), count);
   });
+}
+
+void SimGpu::QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
+                            void* code, std::size_t count, GpuStream stream) const {
+  LaunchOn(stream, {gradient, residual, code},
+           {Bytes(dtype, count), Bytes(DType::kFloat32, count),
+            static_cast<std::int64_t>(ops::OneBitCodeBytes(count))},
+           [=](const std::vector<std::byte*>& at) {
+             ops::QuantiseOneBit(threshold, dtype, at[0], reinterpret_cast<float*>(at[1]), at[2],
+                                 count);
+           });
+}
+
+void SimGpu::QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
+                            void* code, std::size_t count, GpuStream stream) const {
+  LaunchOn(stream, {gradient, residual, code},
+           {Bytes(dtype, count), Bytes(DType::kFloat32, count),
+            static_cast<std::int64_t>(ops::TwoBitCodeBytes(count))},
+           [=](const std::vector<std::byte*>& at) {
+             ops::QuantiseTwoBit(threshold, dtype, at[0], reinterpret_cast<float*>(at[1]), at[2],
+                                 count);
+           });
+}
+
+void SimGpu::SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype,
+                      void* out, std::size_t count, GpuStream stream,
+                      std::function<void(const void* code, float* values)> decode) const {
+  std::vector<const void*> arrays(codes.begin(), codes.end());
+  std::vector<std::int64_t> bytes(arrays.size(), static_cast<std::int64_t>(code_bytes));
+  arrays.push_back(out);
+  bytes.push_back(Bytes(dtype, count));
+  LaunchOn(stream, std::move(arrays), std::move(bytes),
+           [=, decode = std::move(decode)](const std::vector<std::byte*>& at) {
+             std::vector<float> sum(count);
+             std::vector<float> term(count);
+             decode(at[0], sum.data());
+             for (std::size_t k = 1; k + 1 < at.size(); ++k) {
+               decode(at[k], term.data());
+               for (std::size_t i = 0; i < count; ++i) sum[i] += term[i];
+             }
+             ops::Cast(DType::kFloat32, sum.data(), dtype, at.back(), count);
+           });
+}
+
+void SimGpu::SumOneBit(std::span<const void* const> codes, DType dtype, void* out,
+                       std::size_t count, GpuStream stream) const {
+  SumCodes(codes, ops::OneBitCodeBytes(count), dtype, out, count, stream,
+           [=](const void* code, float* values) { ops::DequantiseOneBit(code, values, count); });
+}
+
+void SimGpu::SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+                       std::size_t count, GpuStream stream) const {
+  SumCodes(codes, ops::TwoBitCodeBytes(count), dtype, out, count, stream,
+           [=](const void* code, float* values) {
+             ops::DequantiseTwoBit(threshold, code, values, count);
+           });
 }
 
 }  // namespace heddle::engine_test

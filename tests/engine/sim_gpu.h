@@ -46,6 +46,9 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
     return memory_.bytes_used(device.type == DeviceType::kGpu ? device.id : SimMemory::kPinned);
   }
 
+  // Copied between devices so far.
+  std::int64_t peer_bytes() const { return peer_bytes_; }
+
   static int current();  // device of this thread
   std::set<int> devices_entered() const;
   int streams_made() const { return streams_made_; }
@@ -87,6 +90,14 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
                         std::size_t count, GpuStream stream) const override;
   void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
            GpuStream stream) const override;
+  void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
+                      void* code, std::size_t count, GpuStream stream) const override;
+  void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
+                      void* code, std::size_t count, GpuStream stream) const override;
+  void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, std::size_t count,
+                 GpuStream stream) const override;
+  void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+                 std::size_t count, GpuStream stream) const override;
 
  private:
   struct SimDevice {
@@ -97,6 +108,10 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   class SimStream;
   struct Shared;  // by the driver and its streams
 
+  void SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype, void* out,
+                std::size_t count, GpuStream stream,
+                std::function<void(const void* code, float* values)> decode) const;
+
   mutable SimMemory memory_;
   bool linked_ = true;
   std::uint64_t turns_max_ = 7;
@@ -104,6 +119,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   std::vector<std::unique_ptr<SimDevice>> devices_;
   const std::shared_ptr<Shared> shared_;
   std::atomic<std::uint64_t> seed_;
+  std::atomic<std::int64_t> peer_bytes_{0};
   std::atomic<int> streams_made_{0}, events_made_{0};
   std::atomic<int> streams_left_{0}, events_left_{0};
 };

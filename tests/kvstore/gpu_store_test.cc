@@ -183,13 +183,56 @@ TEST_F(GpuStoreTest, WhatGpusCannotDoIsRefused) {
   store->SetOptimizer(MakeOptimizer("groupadagrad"));
   ExpectInvalid([&] { store->Push(1, ones * 2); }, {"key 1", "GPU", "groupadagrad"});
   EXPECT_THAT(Pulled(*store, 1), testing::Each(1.0F));
-  const auto compressed = KVStore::Create("device", *engine_);
-  compressed->SetGradientCompression({.type = "1bit"});
-  compressed->Init(1, ones);
-  ExpectInvalid([&] { compressed->Push(1, ones); }, {"key 1", "GPU", "compression", "1bit"});
   // A value of the other kind comes by Reset alone, and lies on a CPU.
   store->Reset(1, rows);
   EXPECT_EQ(Pulled(*store, 1), (std::vector<float>{0, 0, 5, 6, 0, 0, 0, 0}));
+}
+
+// Senders on both GPUs and on CPUs, two of them on one device: the bits of "local" on the CPUs, and
+// between the GPUs nothing goes but codes.
+TEST_F(GpuStoreTest, GradientsAreCompressedWhereTheyLie) {
+  std::mt19937 random(static_cast<unsigned>(TestSeed()));
+  std::normal_distribution<float> normal(0, 0.5F);
+  constexpr std::int64_t kCount = 10'001;
+  const std::vector<Device> senders = {Gpu(1), Cpu(), Gpu(0), Gpu(1), Cpu(1)};
+  for (const std::string type : {"1bit", "2bit"}) {
+    for (const bool optimizer : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, {}", type, optimizer));
+      const auto on_gpus = KVStore::Create("device", *engine_);
+      const auto on_cpus = KVStore::Create("local", *engine_);
+      for (KVStore* const store : {on_gpus.get(), on_cpus.get()}) {
+        store->SetGradientCompression({.type = type});
+        store->Init("w", Full({kCount}, 0, Cpu()));
+        if (optimizer) store->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.9}));
+      }
+      for (int step = 0; step < 4; ++step) {
+        std::vector<NDArray> gpu_side, cpu_side;
+        for (std::size_t i = 0; i < senders.size(); ++i) {
+          std::vector<float> values(kCount);
+          for (float& value : values) value = normal(random);
+          const auto array = [&](Device device) {
+            return NDArray::FromVector(values, {kCount}, DType::kFloat32, device, *engine_);
+          };
+          gpu_side.push_back(array(senders[i]));
+          // On the CPUs each GPU is a device of its own, too.
+          cpu_side.push_back(
+              array(senders[i].type == DeviceType::kGpu ? Cpu(10 + senders[i].id) : senders[i]));
+        }
+        engine_->WaitForAll();
+        const std::int64_t before = gpu_->peer_bytes();
+        on_gpus->Push("w", gpu_side);
+        on_cpus->Push("w", cpu_side);
+        engine_->WaitForAll();
+        const std::int64_t code_bytes = on_gpus->transfers().pushed_bytes / (step + 1) / 5;
+        EXPECT_LE(gpu_->peer_bytes() - before, 2 * code_bytes);
+        const NDArray found = Full({kCount}, 0, Gpu(0));
+        const NDArray expected = Full({kCount}, 0, Cpu());
+        on_gpus->Pull("w", found);
+        on_cpus->Pull("w", expected);
+        ASSERT_EQ(found.ToVector<float>(), expected.ToVector<float>()) << "step " << step;
+      }
+    }
+  }
 }
 
 // Each optimizer on "device" with values on GPUs, against "local" with values on CPUs: the same

@@ -1,11 +1,15 @@
 // Quantising as a GPU's threads do it, against the CPU's kernels: codes, residuals and values bit
 // by bit.
+#include <heddle/error.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "ops/cast.h"
 #include "ops/cuda/quantise_plan.h"
 #include "ops/quantise.h"
 #include "tests/ops/cuda/emulated_launch.h"
@@ -54,6 +58,33 @@ class EmulatedQuantise : public KernelTest {
     ExpectSame(out, expected, "value");
   }
 
+  // Any bits as codes; the sum in float32, in their order, rounded once.
+  template <int kBits, typename T>
+  void CompareSumWithCpu(std::size_t count) {
+    const float threshold = 0.375F;
+    std::vector<std::unique_ptr<Array<std::uint8_t>>> codes;
+    std::vector<const void*> pointers;
+    std::vector<float> sum(count);
+    std::vector<float> values(count);
+    for (std::size_t k = 0; k <= Below(5); ++k) {
+      codes.push_back(std::make_unique<Array<std::uint8_t>>(
+          kBits == 2 ? TwoBitCodeBytes(count) : OneBitCodeBytes(count), Below(3)));
+      Randomize(*codes.back(), random_);
+      pointers.push_back(codes.back()->data());
+      if constexpr (kBits == 2) {
+        ops::DequantiseTwoBit(threshold, pointers.back(), values.data(), count);
+      } else {
+        ops::DequantiseOneBit(pointers.back(), values.data(), count);
+      }
+      for (std::size_t i = 0; i < count; ++i) sum[i] = k == 0 ? values[i] : sum[i] + values[i];
+    }
+    Array<T> expected(count);
+    ops::Cast(DType::kFloat32, sum.data(), kDTypeOf<T>, expected.data(), count);
+    Array<T> out(count, Below(2) * Below(8));
+    PlanCodeSum<kBits>(threshold, pointers, kDTypeOf<T>, out.data(), count, launch_);
+    ExpectSame(out, expected, "sum");
+  }
+
   int launches_ = 0;
   const EmulatedLaunch launch_{&launches_};
 };
@@ -69,6 +100,30 @@ TEST_F(EmulatedQuantise, HasTheBitsOfTheCpu) {
     CompareWithCpu<1, Float16>(count, offset);
     CompareWithCpu<1, BFloat16>(count, offset);
   }
+}
+
+TEST_F(EmulatedQuantise, SumsOfCodesHaveTheBitsOfTheCpu) {
+  for (int round = 0; round < 40; ++round) {
+    const std::size_t count = RandomCountOfBlocks();
+    CompareSumWithCpu<2, float>(count);
+    CompareSumWithCpu<2, Float16>(count);
+    CompareSumWithCpu<1, BFloat16>(count);
+    CompareSumWithCpu<1, float>(count);
+  }
+}
+
+// As many as a launch takes, and no more.
+TEST_F(EmulatedQuantise, ASumTakesAsManyCodesAsItSays) {
+  const std::vector<std::uint8_t> code(4, 0xFF);  // 16 times the threshold
+  const std::vector<const void*> codes(kCodesMax + 1, code.data());
+  float out[3] = {};
+  PlanCodeSum<2>(0.5F, std::span(codes).first(kCodesMax), DType::kFloat32, out, 3, launch_);
+  EXPECT_EQ(out[0], kCodesMax * 0.5F);
+  EXPECT_EQ(out[2], kCodesMax * 0.5F);
+  EXPECT_EQ(launches_, 1);
+  EXPECT_THROW(PlanCodeSum<2>(0.5F, codes, DType::kFloat32, out, 3, launch_), InvalidArgument);
+  EXPECT_THROW(PlanCodeSum<2>(0.5F, {}, DType::kFloat32, out, 3, launch_), InvalidArgument);
+  EXPECT_EQ(launches_, 1);
 }
 
 TEST_F(EmulatedQuantise, LaysBitsOutAsDocumented) {

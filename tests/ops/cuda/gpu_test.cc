@@ -147,6 +147,19 @@ class GpuQuantise : public GpuKernelTest {
       DequantiseOneBit({&back, 1}, nullptr);
     }
     device_residual.ExpectSameAs(residual, "value");
+
+    const std::vector<const void*> codes(3, device_code.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      residual.data()[i] = residual.data()[i] + residual.data()[i] + residual.data()[i];
+    }
+    Array<T> sum(count);
+    ops::Cast(DType::kFloat32, residual.data(), kDTypeOf<T>, sum.data(), count);
+    if (two_bit) {
+      SumTwoBit(0.5F, codes, kDTypeOf<T>, device_gradient.data(), count, nullptr);
+    } else {
+      SumOneBit(codes, kDTypeOf<T>, device_gradient.data(), count, nullptr);
+    }
+    device_gradient.ExpectSameAs(sum, "sum");
   }
 };
 
