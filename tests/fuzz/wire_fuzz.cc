@@ -63,11 +63,11 @@ Expected ReadAtOnce(std::string_view stream) {
   return expected;
 }
 
-void ReadStream(std::size_t piece, bool mostly_long, std::string_view stream) {
+void ReadStream(std::size_t piece, std::size_t header_read, std::string_view stream) {
   const Expected expected = ReadAtOnce(stream);
   static const std::shared_ptr<BufferPool> pool = BufferPool::Create(1 << 20);
   std::vector<std::string> got;
-  Receiver receiver(pool, kLimits, mostly_long,
+  Receiver receiver(pool, kLimits, header_read,
                     {.land = [](const Message&, std::uint64_t) { return nullptr; },
                      .deliver =
                          [&](Message message) {
@@ -125,7 +125,9 @@ void ReadWire(const std::uint8_t* input, std::size_t bytes) {
     case kBody:
       return ReadBody(input[1], rest);
     case kStream:
-      return ReadStream(piece, input[1] % 2 == 1, rest);
+      return ReadStream(
+          piece, std::array{kHeaderBytes, std::size_t{512}, Receiver::kBufferBytes}[input[1] % 3],
+          rest);
     case kAccepting:
       return ShakeHands(Handshake::Accepting(self), piece, rest);
     case kConnecting:

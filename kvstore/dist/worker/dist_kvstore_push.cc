@@ -197,7 +197,6 @@ void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
 // One request may do both if no output is read by another push of the call.
 bool DistKVStore::CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> out) const {
   if (out.size() != pushes.size()) return false;  // a key was named twice
-  std::unordered_map<internal::VarState*, std::size_t> reader;
   for (std::size_t i = 0; i < pushes.size(); ++i) {
     const KeyPush& push = pushes[i];
     if (push.compressor != nullptr || push.key->is_row_sparse() || push.arrays.size() != 1 ||
@@ -208,7 +207,11 @@ bool DistKVStore::CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> ou
     if (to.dtype() != push.key->dtype()) return false;
     const bool same = to.IsSameAs(push.arrays[0]);
     if (!same && (to.is_partial() || to.Overlaps(push.arrays[0]))) return false;
-    if (!reader.emplace(VarRef(push.arrays[0].var()).state(), i).second) return false;
+  }
+  if (pushes.size() == 1) return true;
+  std::unordered_map<internal::VarState*, std::size_t> reader;
+  for (std::size_t i = 0; i < pushes.size(); ++i) {
+    if (!reader.emplace(VarRef(pushes[i].arrays[0].var()).state(), i).second) return false;
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto found = reader.find(VarRef(out[i].arrays[0].var()).state());

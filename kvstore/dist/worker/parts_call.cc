@@ -228,7 +228,8 @@ std::shared_ptr<Landing> PartsCall::Slot::LandingFor(const Message& header, std:
   const std::span<std::byte> destination = call->DestinationOf(*part);
   if (bytes != destination.size()) return nullptr;
   // The array is overwritten whole, after as much was read to be sent.
-  landing = std::make_shared<ArrayLanding>(destination, ops::StoreModeFor(2 * call->out_.bytes()));
+  landing = std::allocate_shared<ArrayLanding>(engine::BlockAllocator<ArrayLanding>(), destination,
+                                               ops::StoreModeFor(2 * call->out_.bytes()));
   return landing;
 }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -17,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -85,7 +88,7 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
       counts_(counts),
       capture_(std::move(capture)),
       receiver_(
-          std::move(pool), limits, link == Link::kBulk,
+          std::move(pool), limits, HeaderReadOf(link, rings_ != nullptr),
           {.land = [this](const Message& header,
                           std::uint64_t bytes) { return events_.sink.land(header, bytes); },
            .deliver = [this](Message message) { return Deliver(std::move(message)); }},
@@ -165,7 +168,42 @@ bool Connection::Send(Transport::SendId id, Message message, std::function<void(
   return false;
 }
 
+bool Connection::WriteToRing(const Message& message) {
+  const auto payload = message.payload.runs();
+  const std::size_t body_bytes = message.meta.size() + message.payload.bytes();
+  if (rings_ == nullptr || body_bytes < kStraightMin || payload.size() + 2 > kStraightRunsMax) {
+    return false;
+  }
+  std::array<std::byte, kHeaderBytes> header;
+  EncodeHeader(message, header);
+  std::array<iovec, kStraightRunsMax> runs;
+  std::size_t count = 0;
+  const auto add = [&](std::span<const std::byte> run) {
+    // Only read.
+    if (!run.empty()) runs[count++] = {const_cast<std::byte*>(run.data()), run.size()};
+  };
+  add(header);
+  add(std::as_bytes(std::span(message.meta)));
+  for (const auto& run : payload) add(run);
+  std::optional<SharedRings::Moved> moved;
+  {
+    MutexLock lock(tx_mutex_);
+    if (writing_ || write_armed_ || tx_closed_ || finishing_ || !queue_.empty() ||
+        !rings_->HasRoom(kHeaderBytes + body_bytes)) {
+      return false;
+    }
+    moved = rings_->Write(runs.data(), count);
+    if (!moved) return false;  // whoever pumps finds out, too
+    if (capture_ != nullptr) capture_->Sent(runs.data(), moved->bytes);
+  }
+  OverRings(moved);
+  Count(counts_.writes, 1);
+  Count(counts_.bytes_sent, moved->bytes);
+  return true;
+}
+
 bool Connection::SendSmall(const Message& message, bool now) {
+  if (WriteToRing(message)) return false;
   bool waits = false;
   {
     MutexLock lock(tx_mutex_);
@@ -341,6 +379,8 @@ Connection::ReadResult Connection::ReadTurn() {
   for (int i = 0; i < kReadsOfTurn; ++i) {
     const ReadResult result = ReadOnce();
     if (result == ReadResult::kOver) return result;
+    // The rest of a short message has come, or is about to.
+    if (result == ReadResult::kMore && link_ == Link::kUrgent && receiver_.rest() > 0) continue;
     Pump(1);
     if (result == ReadResult::kDrained) return result;
     events_.between_reads();

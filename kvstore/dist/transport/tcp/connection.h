@@ -8,7 +8,8 @@
 //
 // Sending. Any thread may send; tx_mutex_ is held for the queue alone, never in a system call.
 //   (C1) One thread at a time writes: writing_ is true from the fetch to the report of what was
-//        written; only that thread takes from the queue.
+//        written; only that thread takes from the queue. What goes straight into a ring, past an
+//        empty queue, is written with tx_mutex_ held.
 //   (C2) Whenever tx_mutex_ is free and something is queued, then one of: writing_ (the writer
 //        looks again before it leaves), write_armed_ (a wait for room is armed, and its handler
 //        pumps), tx_closed_, or all there is is an open pack (its Flush is on the way). What TLS
@@ -141,6 +142,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   static constexpr int kReadsOfTurn = 4;
   // SO_RCVLOWAT in the midst of a payload, at most.
   static constexpr std::uint64_t kWakeBytes = 256 << 10;
+  // Meta and payload of messages that are copied straight into a ring: shorter ones leave together.
+  static constexpr std::size_t kStraightMin = 1024;
+  static constexpr std::size_t kStraightRunsMax = 8;
   // Of a full ring, before it is written to again: one wake-up for several writes.
   static constexpr std::size_t RoomOf(Link link) { return RingBytesOf(link) / 4; }
 
@@ -149,6 +153,12 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   static constexpr std::chrono::milliseconds kOweTime{100};
 
   enum class ReadResult { kMore, kDrained, kOver };
+
+  // What is read where a header comes next. From a socket all that has come, in one call; from a
+  // ring, where calls cost little, not much of what may be a payload with a place of its own.
+  static constexpr std::size_t HeaderReadOf(Link link, bool rings) {
+    return link == Link::kBulk ? kHeaderBytes : rings ? 512 : Receiver::kBufferBytes;
+  }
 
   // With rings, from any thread.
   void BeAttended();
@@ -177,6 +187,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   void End(bool clean, const std::string& why);
   void ArmRead();
   bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
+  // A message that would only be copied into a pack and from there into the ring goes there at
+  // once, if nothing is before it. False: it does not.
+  bool WriteToRing(const Message& message) EXCLUDES(tx_mutex_);
   void PumpAsSender() EXCLUDES(tx_mutex_);
   // At most so many calls. True: the rest is left to the reactor.
   bool Pump(int calls) EXCLUDES(tx_mutex_);

@@ -7,20 +7,17 @@
 #include "base/check.h"
 
 namespace heddle::kvstore::dist {
-namespace {
 
-constexpr std::size_t kBufferBytes = 64 << 10;
-
-}  // namespace
-
-Receiver::Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits, bool mostly_long,
-                   Sink sink, OnComplete on_complete)
+Receiver::Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits,
+                   std::size_t header_read, Sink sink, OnComplete on_complete)
     : pool_(std::move(pool)),
       limits_(limits),
-      mostly_long_(mostly_long),
+      header_read_(header_read),
       sink_(std::move(sink)),
       on_complete_(std::move(on_complete)),
-      buffer_(kBufferBytes) {}
+      buffer_(kBufferBytes) {
+  DCHECK(header_read >= kHeaderBytes && header_read <= kBufferBytes);
+}
 
 std::size_t Receiver::Prepare(iovec* runs, std::size_t count) {
   if (begin_ > 0) {  // what is left is less than a header
@@ -30,12 +27,13 @@ std::size_t Receiver::Prepare(iovec* runs, std::size_t count) {
   }
   prepared_payload_ = 0;
   std::size_t used = 0;
-  std::size_t lookahead = buffer_.size() - end_;
+  std::size_t lookahead = 0;
   switch (state_) {
     case State::kHeader:
-      if (mostly_long_) lookahead = kHeaderBytes - end_;
+      lookahead = header_read_ - end_;
       break;
     case State::kMeta:
+      lookahead = buffer_.size() - end_;
       if (payload_bytes_ > kLongPayload) {
         lookahead = std::min(lookahead, meta_bytes_ - message_.meta.size());
       }
@@ -44,7 +42,7 @@ std::size_t Receiver::Prepare(iovec* runs, std::size_t count) {
       DCHECK(buffered() == 0);
       used = PreparePayload(runs, count - 1, kReadBytes);
       if (prepared_payload_ < rest()) return used;  // no lookahead yet
-      if (mostly_long_ || dropping_ || payload_bytes_ > kLongPayload) lookahead = kHeaderBytes;
+      lookahead = dropping_ || payload_bytes_ > kLongPayload ? kHeaderBytes : header_read_;
       break;
   }
   runs[used++] = {buffer_.data() + end_, lookahead};

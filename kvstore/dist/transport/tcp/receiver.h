@@ -30,6 +30,7 @@ namespace heddle::kvstore::dist {
 
 class Receiver {
  public:
+  static constexpr std::size_t kBufferBytes = 64 << 10;
   // Of one read, at most.
   static constexpr std::size_t kReadBytes = 128 << 10;
   // Payloads above this are followed by the lookahead of a header.
@@ -46,9 +47,10 @@ class Receiver {
   // A message is complete, with so many bytes behind its header, and will be delivered or dropped.
   using OnComplete = std::function<void(const Message& message, std::uint64_t bytes)>;
 
-  // `mostly_long`: headers are read alone, in the expectation of a long payload.
-  Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits, bool mostly_long, Sink sink,
-           OnComplete on_complete);
+  // `header_read`: what a read takes where a header comes next, from kHeaderBytes, in the
+  // expectation of a long payload, to kBufferBytes.
+  Receiver(std::shared_ptr<BufferPool> pool, const WireLimits& limits, std::size_t header_read,
+           Sink sink, OnComplete on_complete);
 
   // Fills at most `count` (2 or more) runs; returns how many. The memory is held until Commit.
   std::size_t Prepare(iovec* runs, std::size_t count);
@@ -86,7 +88,7 @@ class Receiver {
 
   const std::shared_ptr<BufferPool> pool_;
   const WireLimits limits_;
-  const bool mostly_long_;
+  const std::size_t header_read_;
   const Sink sink_;
   const OnComplete on_complete_;
 
