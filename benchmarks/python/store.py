@@ -2,7 +2,7 @@
 """How long push, then pull, until the value can be read takes; with heddle or with MXNet, whose names are the
 same. Prints one JSON object: {case: median microseconds}.
 
-    store.py heddle|mxnet [--quick] [case...]
+    store.py heddle|mxnet [--quick] [case, or how some begin...]
 
 A case is "store/devices/bytes/updater": local/4/4096/sgd. Every device pushes an array of its own and pulls into
 one of its own. Bound: the arrays' bytes over the machine's bandwidth once they leave the cache, and a few
@@ -75,7 +75,7 @@ def main():
     times = {}
     for store, devices, size, updater in itertools.product(["local", "device"], [1, 4], sizes, ["none", "sgd"]):
         case = f"{store}/{devices}/{size}/{updater}"
-        if not arguments.cases or case in arguments.cases:
+        if not arguments.cases or case.startswith(tuple(arguments.cases)):
             times[case] = time_case(mx, store, devices, size, updater, arguments.quick)
     if arguments.library == "heddle":
         times["floor"] = time_floor(mx)
