@@ -43,18 +43,12 @@ void MeasureLarge(BarReport& report, bool quick) {
   PinThisProcess(0);
   job.Pin(1);
   tcp_job.Pin(1);
-  // Memory of the kind that the store's arrays have, in huge pages: in small ones the same copies
-  // take up to a third longer, or not, depending on which pages the process was given.
-  const NDArray out = worker->Array(kLong), there = worker->Array(kLong),
-                back = worker->Array(kLong);
-  worker->engine().WaitForAll();
-  const auto copy = [from = static_cast<const char*>(out.const_data()),
-                     to = static_cast<char*>(there.data()),
-                     home = static_cast<char*>(back.data())] {
+  std::vector<char> out(kLong), there(kLong), back(kLong);
+  const auto copy = [&] {
     constexpr std::size_t kSlice = 1 << 20;  // the second copy finds it in the cache
     for (std::size_t at = 0; at < kLong; at += kSlice) {
-      std::memcpy(to + at, from + at, kSlice);
-      std::memcpy(home + at, to + at, kSlice);
+      std::memcpy(there.data() + at, out.data() + at, kSlice);
+      std::memcpy(back.data() + at, there.data() + at, kSlice);
     }
   };
   std::vector<Contender> contenders = {
