@@ -32,6 +32,8 @@ constexpr int kUnsentBytes = 16 << 10;
 // timer of the kernel for every few packets, which takes up to half of the time. Every Linux has
 // this one.
 constexpr std::string_view kUnpaced = "reno";
+// In one write, at least: within a host a segment takes 64 KiB.
+constexpr std::size_t kSegmentsMin = 4;
 constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of <linux/tcp.h>
 constexpr int kRtoMaxMs = 1000;
 
@@ -67,6 +69,18 @@ std::string IpAddressBytes(int fd, SocketName name_of) {
 bool IsWithinHost(int fd) {
   const std::string own = IpAddressBytes(fd, getsockname);
   return !own.empty() && own == IpAddressBytes(fd, getpeername);
+}
+
+// How much to write at once: whole segments, since what is left of one would leave as a packet of
+// its own, which costs as much as a full one.
+std::size_t WriteBytesOf(int fd) {
+  int segment = 0;
+  socklen_t length = sizeof segment;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, &length) != 0 || segment <= 0) {
+    return SendQueue::kFetchBytes;
+  }
+  const auto bytes = static_cast<std::size_t>(segment);
+  return std::max(SendQueue::kFetchBytes / bytes, kSegmentsMin) * bytes;
 }
 
 void Count(std::atomic<std::uint64_t>& count, std::uint64_t by) {
@@ -111,6 +125,7 @@ void Connection::Assign(Channel& channel) {
   boost::system::error_code ignored;
   socket_.native_non_blocking(true, ignored);
   if (rings_ != nullptr) return;
+  write_bytes_ = WriteBytesOf(fd_);
   SetOption(fd_, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
   // Where the system knows it (Linux 6.15): after a cut the connection goes on within a second. By
   // default it would wait for as long again as the cut has lasted, while heartbeats are missed.
@@ -242,7 +257,8 @@ bool Connection::Pump(int calls) {
     queue_.Arrived(received());
     if (owes_word) queue_.ConfirmArrivals();
     std::array<iovec, kRunsOfWrite> runs;
-    const std::size_t count = queue_.empty() ? 0 : queue_.Fetch(runs.data(), runs.size());
+    const std::size_t count =
+        queue_.empty() ? 0 : queue_.Fetch(runs.data(), runs.size(), write_bytes_);
     writing_ = true;
     tx_mutex_.Unlock();
     const auto [bytes, error] = Transmit(runs.data(), count);

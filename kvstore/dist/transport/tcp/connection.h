@@ -214,8 +214,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   std::unique_ptr<TlsStream> tls_;
   const Link link_;
   TcpCounts& counts_;
-  std::unique_ptr<WireCapture> capture_;  // null: nothing is captured; as socket_
-  std::uint32_t epoch_ = 0;               // as socket_
+  std::unique_ptr<WireCapture> capture_;              // null: nothing is captured; as socket_
+  std::uint32_t epoch_ = 0;                           // as socket_
+  std::size_t write_bytes_ = SendQueue::kFetchBytes;  // at once, at most; as socket_
 
   // The reactor's.
   Receiver receiver_;

@@ -187,11 +187,11 @@ void SendQueue::PutBackWhatIsOvertaken() {
   }
 }
 
-std::size_t SendQueue::Fetch(iovec* runs, std::size_t count) {
+std::size_t SendQueue::Fetch(iovec* runs, std::size_t count, std::size_t bytes_max) {
   PutBackWhatIsOvertaken();
   if (going_.empty()) TakeNext();
   std::uint64_t unsaid = arrived_ - said_;
-  std::size_t room = kFetchBytes;
+  std::size_t room = bytes_max;
   std::size_t used = 0;
   const auto put = [&](std::span<const std::byte> run, std::size_t* skip) {
     if (*skip >= run.size()) {

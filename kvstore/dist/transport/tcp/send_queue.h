@@ -46,7 +46,7 @@ class SendQueue {
   static constexpr std::size_t kPackMessages = 64;
   static constexpr std::size_t kPackBytes = 16 << 10;
   static constexpr std::size_t kSparesMax = 4;
-  // What one Fetch gives.
+  // What one Fetch gives, unless told otherwise.
   static constexpr std::size_t kFetchBytes = 128 << 10;
 
   struct Item {
@@ -95,8 +95,9 @@ class SendQueue {
     return going_.empty() && heap_.empty() && pack_ != nullptr ? pack_->messages : 0;
   }
 
-  // Fills at most `count` runs; returns how many. Not while empty().
-  std::size_t Fetch(iovec* runs, std::size_t count);
+  // Fills at most `count` runs of together at most `bytes_max`; returns how many. Not while
+  // empty().
+  std::size_t Fetch(iovec* runs, std::size_t count, std::size_t bytes_max = kFetchBytes);
   void Advance(std::size_t bytes, Ended* ended);
 
   // See Transport::Revoke. Not between Fetch and Advance.
