@@ -289,6 +289,7 @@ def test_broadcast_parameters_leaves_nothing_in_the_store_of_a_job(tmp_path):
         assert torch.equal(tensors["large"], torch.full((300, 7), 10.0 * turn)), tensors
         assert tensors["small"].tolist() == [turn, 0]
         assert kv.keys() == []
+        kv.barrier()  # the other rank's next turn has keys again
     print("equal")
     """, servers=2).finish()
     for name in ("worker 0", "worker 1"):
