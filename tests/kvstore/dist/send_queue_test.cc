@@ -107,11 +107,46 @@ TEST(SendQueue, WhatIsSentAnywaySaysWhatHasCome) {
   EXPECT_EQ(end.words, 0);
 }
 
+// It would have what was sent be kept for ever.
+TEST(SendQueue, APeerThatDoesNotConfirmIsSentNoMore) {
+  constexpr std::uint64_t kMax = 1 << 20;
+  constexpr std::uint64_t kMessages = 20;
+  SendQueue queue(/*retains=*/true, kMax);
+  SendQueue::Ended ended;
+  StreamEnd end;
+  for (std::uint64_t i = 0; i < kMessages; ++i) queue.Add(1 + i, Numbered(i, kLong), nullptr);
+  const auto write_all = [&] {
+    while (queue.may_go()) Write(&queue, 70'000, &end);
+  };
+  write_all();
+  const std::size_t whole = end.sequences.size();
+  EXPECT_GT(whole * (kHeaderBytes + kLong), kMax);
+  EXPECT_LE(whole * kLong, kMax + 2 * kLong);
+  EXPECT_TRUE(end.stream.empty());  // nothing is left half said
+  EXPECT_TRUE(ended.empty());
+  // What the peer waits for itself goes nevertheless.
+  queue.Arrived(7);
+  queue.ConfirmArrivals();
+  write_all();
+  EXPECT_EQ(end.words, 1);
+  EXPECT_EQ(end.told, 7u);
+  EXPECT_EQ(end.sequences.size(), whole);
+  while (!queue.empty()) {
+    ASSERT_FALSE(queue.may_go());
+    queue.Confirm(end.sequences.size(), &ended);
+    ASSERT_TRUE(queue.may_go());
+    write_all();
+  }
+  queue.Confirm(kMessages, &ended);
+  EXPECT_EQ(ended.size(), kMessages);
+  EXPECT_EQ(end.sequences.size(), kMessages);
+}
+
 // Whatever is added, overtaken, written in part, cut and sent anew: what the messages say adds up.
 TEST(SendQueue, WhatMessagesSayHasComeAddsUp) {
   std::mt19937 random(static_cast<std::mt19937::result_type>(TestSeed()));
   const auto below = [&random](std::size_t n) { return random() % n; };
-  SendQueue queue(/*retains=*/true);
+  SendQueue queue(/*retains=*/true, /*retained_max=*/200'000);
   SendQueue::Ended ended;
   StreamEnd end;
   std::uint64_t arrived = 0;
@@ -140,7 +175,7 @@ TEST(SendQueue, WhatMessagesSayHasComeAddsUp) {
         queue.Confirm(below(end.sequences.size() + 1), &ended);
         break;
       default:
-        if (!queue.empty()) Write(&queue, 1 + below(20'000), &end);
+        if (queue.may_go()) Write(&queue, 1 + below(20'000), &end);
     }
     ASSERT_LE(end.told, queue.said());
     ASSERT_LE(queue.said(), arrived);
@@ -150,7 +185,10 @@ TEST(SendQueue, WhatMessagesSayHasComeAddsUp) {
     end.stream.clear();
     end.told = arrived;
   }
-  while (!queue.empty()) Write(&queue, 20'000, &end);
+  while (!queue.empty()) {
+    queue.Confirm(end.sequences.size(), &ended);
+    if (queue.may_go()) Write(&queue, 20'000, &end);
+  }
   queue.ConfirmArrivals();
   if (!queue.empty()) Write(&queue, kHeaderBytes, &end);
   EXPECT_EQ(end.told, arrived);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,9 +18,11 @@
 
 #include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
+#include "kvstore/dist/transport/tcp/send_queue.h"
 #include "kvstore/dist/transport/tcp/tcp_peer.h"
 #include "tests/kvstore/dist/cutting_proxy.h"
 #include "tests/kvstore/dist/plain_socket.h"
+#include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
 
 namespace heddle::kvstore::dist_test {
@@ -245,6 +248,48 @@ TEST(TcpCuts, ALandingThatIsGivenUpMidwayIsLeftAlone) {
   EXPECT_EQ(landing->reads, 1);
   EXPECT_EQ(landing->text().back(), '?');
   EXPECT_TRUE(ends.worker.Lost().empty());
+}
+
+// A process of the job that reads and never says so: what it was sent is kept for it, so it is sent
+// no more than a bound, until it does.
+TEST(TcpCuts, APeerThatDoesNotConfirmIsSentNoMoreThanABound) {
+  constexpr std::size_t kBytes = 1 << 20;
+  constexpr std::size_t kBefore = SendQueue::kRetainedMax / kBytes;  // that the bound lets pass
+  constexpr std::size_t kMessages = kBefore + 30;
+  TcpNode server(Options(kServer0, kForever));
+  Handshake handshake = Handshake::Connecting(
+      {.node = kWorker0, .incarnation = 7, .job_id = "test", .token = "secret"}, Link::kBulk);
+  PlainSocket rogue(server.transport->address());
+  rogue.Say(handshake.Start());
+  while (handshake.wanted() > 0) {
+    const std::string heard = rogue.Hear(handshake.wanted());
+    if (heard.empty()) break;
+    rogue.Say(handshake.Feed(std::as_bytes(std::span(heard))));
+  }
+  ASSERT_EQ(handshake.state(), Handshake::State::kDone) << handshake.why();
+  ASSERT_TRUE(server.WaitFor([&] { return !server.connected.empty(); }));
+
+  const std::string memory(kBytes, 'a');
+  std::atomic<std::size_t> kept = 0;
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    Message message = Numbered(i, 0);
+    ++kept;
+    const std::shared_ptr<const void> owner(memory.data(), [&kept](const void*) { --kept; });
+    message.payload = Payload(owner, std::as_bytes(std::span(memory)));
+    server.transport->Send(kWorker0, std::move(message));
+  }
+  const auto hear = [&](std::size_t messages) {
+    for (std::size_t i = 0; i < messages; ++i) {
+      ASSERT_EQ(rogue.Hear(kHeaderBytes + kBytes).size(), kHeaderBytes + kBytes);
+    }
+  };
+  hear(kBefore);
+  // What was begun when the bound was passed is completed.
+  EXPECT_LE(server.transport->stats().bytes_sent, (kBefore + 2) * (kHeaderBytes + kBytes));
+  EXPECT_EQ(kept, kMessages);
+  rogue.Say(EncodeMessage({.kind = Kind::kReceived, .sequence = kBefore}));
+  hear(kMessages - kBefore);
+  EXPECT_TRUE(server.WaitFor([&] { return kept <= kMessages - kBefore; }));
 }
 
 // Cut ten times, for 10 ms each, and sound for `sound` in between: for how long it counts as cut.

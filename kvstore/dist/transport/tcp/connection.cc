@@ -258,7 +258,7 @@ bool Connection::Pump(int calls) {
     if (owes_word) queue_.ConfirmArrivals();
     std::array<iovec, kRunsOfWrite> runs;
     const std::size_t count =
-        queue_.empty() ? 0 : queue_.Fetch(runs.data(), runs.size(), write_bytes_);
+        queue_.may_go() ? queue_.Fetch(runs.data(), runs.size(), write_bytes_) : 0;
     writing_ = true;
     tx_mutex_.Unlock();
     const auto [bytes, error] = Transmit(runs.data(), count);

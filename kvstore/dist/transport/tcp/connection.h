@@ -12,8 +12,9 @@
 //        empty queue, is written with tx_mutex_ held.
 //   (C2) Whenever tx_mutex_ is free and something is queued, then one of: writing_ (the writer
 //        looks again before it leaves), write_armed_ (a wait for room is armed, and its handler
-//        pumps), tx_closed_, or all there is is an open pack (its Flush is on the way). What TLS
-//        has encrypted and not sent counts as queued.
+//        pumps), tx_closed_, all there is is an open pack (its Flush is on the way), or the queue
+//        is held (what the peer confirms pumps). What TLS has encrypted and not sent counts as
+//        queued.
 //   So whoever queues behind a writer may leave: nothing is left behind. A writer that has had
 //   enough arms the wait.
 //   (C3) With rings write_armed_ is wants_room_, during which nobody writes: the reactor attends to
@@ -179,7 +180,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   void SpeakAfter(std::chrono::milliseconds period);
   // Something is to be written.
   bool HasMoreLocked() const REQUIRES(tx_mutex_) {
-    return !queue_.empty() || Unsent() || owes_word_.load(std::memory_order_relaxed);
+    return queue_.may_go() || Unsent() || owes_word_.load(std::memory_order_relaxed);
   }
   // Of an error of reading or writing.
   std::string TextOf(int error) const;

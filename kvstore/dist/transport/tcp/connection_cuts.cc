@@ -109,11 +109,15 @@ void Connection::OnComplete(const Message& message, std::uint64_t bytes) {
 void Connection::TakeArrivals() {
   if (!std::exchange(arrivals_are_new_, false)) return;
   SendQueue::Ended ended;
+  bool goes_on = false;
   {
     MutexLock lock(tx_mutex_);
+    const bool held = queue_.held();
     queue_.Confirm(arrived_there_, &ended);
+    goes_on = held && !queue_.held();
   }
   SendQueue::Release(std::move(ended));
+  if (goes_on) Pump(1);
 }
 
 void Connection::ConfirmInTime() {

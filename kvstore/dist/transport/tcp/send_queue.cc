@@ -105,7 +105,7 @@ void SendQueue::Add(Transport::SendId id, Message message, std::function<void()>
 }
 
 void SendQueue::ConfirmArrivals() {
-  if (!OnlyRestOfOneWaits() && arrived_ - said_ <= kArrivalsMax) return;
+  if (!held() && !OnlyRestOfOneWaits() && arrived_ - said_ <= kArrivalsMax) return;
   const bool midway = !going_.empty() && going_.front()->bytes_sent > 0;  // Q1
   const auto at = going_.begin() + (midway ? 1 : 0);
   if (at != going_.end() && (*at)->control) return;
@@ -189,7 +189,7 @@ void SendQueue::PutBackWhatIsOvertaken() {
 
 std::size_t SendQueue::Fetch(iovec* runs, std::size_t count, std::size_t bytes_max) {
   PutBackWhatIsOvertaken();
-  if (going_.empty()) TakeNext();
+  const bool only_begun = held();
   std::uint64_t unsaid = arrived_ - said_;
   std::size_t room = bytes_max;
   std::size_t used = 0;
@@ -205,8 +205,9 @@ std::size_t SendQueue::Fetch(iovec* runs, std::size_t count, std::size_t bytes_m
     room -= bytes;
   };
   for (std::size_t i = 0; room > 0 && used < count; ++i) {
-    if (i == going_.size() && !TakeNext()) break;
+    if (i == going_.size() && (only_begun || !TakeNext())) break;
     Item& item = *going_[i];
+    if (only_begun && !GoesThoughHeld(item)) break;
     if (retains_ && item.bytes_sent == 0) {
       Say(unsaid, &item);
       unsaid -= item.arrivals;
@@ -245,6 +246,7 @@ void SendQueue::Advance(std::size_t bytes, Ended* ended) {
 }
 
 void SendQueue::Retain(std::unique_ptr<Item> item) {
+  retained_bytes_ += item->bytes();
   if (item->id == 0 && !retained_.empty() && retained_.back()->id == 0 &&
       retained_.back()->head.size() + item->head.size() <= kPackBytes) {
     SetArrivals(0, FirstHeaderOf(item->head));  // Q6
@@ -260,6 +262,7 @@ void SendQueue::Confirm(std::uint64_t received, Ended* ended) {
   said_received_ = std::max(said_received_, received);
   while (!retained_.empty() && confirmed_ + retained_.front()->messages <= said_received_) {
     confirmed_ += retained_.front()->messages;
+    retained_bytes_ -= retained_.front()->bytes();
     End(std::move(retained_.front()), ended);
     retained_.pop_front();
   }
@@ -276,6 +279,7 @@ bool SendQueue::Restart(std::uint64_t received, Ended* ended) {
   going_.insert(going_.begin(), std::make_move_iterator(retained_.begin()),
                 std::make_move_iterator(retained_.end()));
   retained_.clear();
+  retained_bytes_ = 0;
   for (; arrived > 0 && !going_.empty() && going_.front()->messages <= arrived;
        going_.pop_front()) {
     arrived -= going_.front()->messages;
@@ -322,6 +326,7 @@ Revoked SendQueue::Revoke(Transport::SendId id, Ended* ended) {
 void SendQueue::Clear(Ended* ended) {
   std::move(retained_.begin(), retained_.end(), std::back_inserter(*ended));
   retained_.clear();
+  retained_bytes_ = 0;
   std::move(going_.begin(), going_.end(), std::back_inserter(*ended));
   std::move(heap_.begin(), heap_.end(), std::back_inserter(*ended));
   if (pack_ != nullptr) ended->push_back(std::move(pack_));

@@ -16,6 +16,9 @@
 //   (Q4) Retained items, then going_, then the rest: this is the order of the stream. Message
 //        number confirmed_ is the first of the retained ones, or of going_ if there are none.
 //   (Q5) Small messages are retained in packs of kPackBytes; only whole packs are let go.
+//   (Q7) While more than retained_max bytes are retained the queue is *held*, as it would be by a
+//        peer that does not read: what has begun is completed, and what the peer's messages are
+//        confirmed with goes, so that two queues never hold one another; nothing else does.
 // The peer's messages are confirmed by what goes anyway: the first header of each item says how
 // many more have come (Message::arrivals), or an item of its own does (Kind::kReceived).
 //   (Q6) said_ is what the items of which a byte has left say, together: what the peer will know,
@@ -46,6 +49,8 @@ class SendQueue {
   static constexpr std::size_t kPackMessages = 64;
   static constexpr std::size_t kPackBytes = 16 << 10;
   static constexpr std::size_t kSparesMax = 4;
+  // An honest peer confirms after a MiB or so; more than that is what sockets may hold.
+  static constexpr std::uint64_t kRetainedMax = std::uint64_t{64} << 20;
   // What one Fetch gives, unless told otherwise.
   static constexpr std::size_t kFetchBytes = 128 << 10;
 
@@ -74,7 +79,8 @@ class SendQueue {
   // Calls `sent`. Without locks: owners of payloads may do anything.
   static void Release(Ended ended);
 
-  explicit SendQueue(bool retains) : retains_(retains) {}
+  explicit SendQueue(bool retains, std::uint64_t retained_max = kRetainedMax)
+      : retains_(retains), retained_max_(retained_max) {}
 
   // Copies a small message. True: the pack is full, or was closed for this message: it wants to
   // go.
@@ -90,13 +96,18 @@ class SendQueue {
   std::uint64_t said() const { return said_; }
 
   bool empty() const { return going_.empty() && heap_.empty() && pack_ == nullptr; }
+  bool held() const { return retained_bytes_ > retained_max_; }  // Q7
+  // Something is there to be fetched.
+  bool may_go() const {
+    return held() ? !going_.empty() && GoesThoughHeld(*going_.front()) : !empty();
+  }
   // Messages of the open pack, if there is nothing else; 0 if there is.
   std::size_t only_packed() const {
     return going_.empty() && heap_.empty() && pack_ != nullptr ? pack_->messages : 0;
   }
 
-  // Fills at most `count` runs of together at most `bytes_max`; returns how many. Not while
-  // empty().
+  // Fills at most `count` runs of together at most `bytes_max`; returns how many. Only if
+  // may_go().
   std::size_t Fetch(iovec* runs, std::size_t count, std::size_t bytes_max = kFetchBytes);
   void Advance(std::size_t bytes, Ended* ended);
 
@@ -119,6 +130,7 @@ class SendQueue {
   static bool Later(const std::unique_ptr<Item>& a, const std::unique_ptr<Item>& b) {
     return a->priority != b->priority ? a->priority < b->priority : a->age > b->age;
   }
+  static bool GoesThoughHeld(const Item& item) { return item.control || item.bytes_sent > 0; }
   void Push(std::unique_ptr<Item> item);
   void ClosePack();
   std::unique_ptr<Item> TakeSpare();
@@ -137,7 +149,9 @@ class SendQueue {
   void PutBackWhatIsOvertaken();
 
   const bool retains_;
+  const std::uint64_t retained_max_;
   std::deque<std::unique_ptr<Item>> retained_;
+  std::uint64_t retained_bytes_ = 0;
   std::uint64_t confirmed_ = 0;
   // The last word of the peer, which may be ahead of what Advance has been told of.
   std::uint64_t said_received_ = 0;
