@@ -100,6 +100,8 @@ class EngineCore {
   std::uint64_t version(const Var& var) const;
   std::optional<Failure> FailureOf(const Var& var);
   std::exception_ptr ErrorOf(const Var& var);
+  // Of `op`, a GPU op whose body this thread runs; see fail_write.h.
+  void FailWrite(Op* op, VarState* var, const std::exception_ptr& error);
   void ClearError(const Var& var);
   bool AddPoller(WaitPoller& poller);
   void RemovePoller(WaitPoller& poller);
@@ -282,7 +284,8 @@ class EngineCore {
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
   const FailureRecord* FailureRecordOfLocked(const VarState* var) REQUIRES(lock_);
-  FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error) REQUIRES(lock_);
+  FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error,
+                                     const VarState* var = nullptr) REQUIRES(lock_);
   void ReleaseFromBoundLocked(std::int64_t bytes) REQUIRES(lock_);
   Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) {
     return epoch == current_epoch_ ? open_epoch_ : closed_epochs_[epoch - base_epoch_];

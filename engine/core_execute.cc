@@ -424,8 +424,9 @@ void EngineCore::AdvanceEpochsLocked() {
 }
 
 // The record of the failure of `op`: a new one, unless `error` is one that the engine knows, passed
-// on.
-engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::exception_ptr& error) {
+// on. `var`: which it is told to concern; null: the first that the op writes.
+engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::exception_ptr& error,
+                                                       const VarState* var) {
   std::erase_if(failures_, [](FailureRecord* record) {
     if (record->refs > 1) return false;
     engine::Tracker::Unref(record);
@@ -439,11 +440,10 @@ engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::except
   record->ticket = op->ticket;
   record->error = error;
   record->failure.op = op->name;
-  for (std::uint32_t i = 0; i < op->access_count; ++i) {
-    if (!op->access(i).names_failure()) continue;
-    record->failure.var = VarName(*op->access(i).var());
-    break;
+  for (std::uint32_t i = 0; i < op->access_count && var == nullptr; ++i) {
+    if (op->access(i).names_failure()) var = op->access(i).var();
   }
+  if (var != nullptr) record->failure.var = VarName(*var);
   record->failure.message = MessageOf(error);
   record->refs = 2;  // failures_ and unreported_
   failures_.push_back(record);

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "engine/core.h"
+#include "engine/fail_write.h"
 
 namespace heddle::internal {
 
@@ -135,6 +136,19 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   }
 }
 
+void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& error) {
+  for (std::uint32_t i = 0; i < op->access_count; ++i) {
+    engine::Access& access = op->access(i);
+    if (access.var() != var || !access.is_write()) continue;
+    const engine::TrackerGuard guard(lock_);
+    if (access.fails_alone()) return;
+    tracker_.FailAlone(op, access, RecordFailureLocked(op, error, var));
+    return;
+  }
+  throw InvalidArgument(fmt::format("FailWrite of {}: expected a variable that op '{}' writes",
+                                    VarName(*var), op->name));
+}
+
 // The event of `op` has happened: it and all that it waited for are done.
 void EngineCore::FinishGpuLocked(Op* op) {
   AsyncState* async = op->async_state();
@@ -150,3 +164,17 @@ void EngineCore::FinishGpuLocked(Op* op) {
 }
 
 }  // namespace heddle::internal
+
+namespace heddle::engine {
+
+void FailWrite(const Var& var, const std::exception_ptr& error) {
+  Op* const op = tls_context.op;
+  if (op == nullptr || !op->on_gpu()) {
+    throw InvalidState(fmt::format("FailWrite of {}: expected the body of a GPU op",
+                                   internal::VarName(*var.state())));
+  }
+  if (error == nullptr) throw InvalidArgument("FailWrite: expected an error, got null");
+  tls_context.core->FailWrite(op, var.state(), error);
+}
+
+}  // namespace heddle::engine

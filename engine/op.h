@@ -65,12 +65,16 @@ class Access {
   // The first of the op's `writes`, which names the op's failure.
   bool names_failure() const { return (word_ & kNamesFailure) != 0; }
   void set_names_failure() { word_ |= kNamesFailure; }
+  // Of a GPU op: its body has said so of this variable, see Tracker::FailAlone.
+  bool fails_alone() const { return (word_ & kFailsAlone) != 0; }
+  void set_fails_alone() { word_ |= kFailsAlone; }
 
   AccessRef next;  // in the variable's queue, while waiting
 
  private:
   static constexpr std::uintptr_t kGranted = 4;
   static constexpr std::uintptr_t kNamesFailure = 8;
+  static constexpr std::uintptr_t kFailsAlone = 16;
   std::uintptr_t word_;
 };
 

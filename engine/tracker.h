@@ -81,7 +81,10 @@ class Tracker {
   template <class OnReady>
   void Issued(Op* op, const GpuMark& mark, FailureRecord* failure, OnReady&& on_ready) {
     op->issued = true;
-    for (std::uint32_t i = 0; i < op->access_count; ++i) MarkIssued(op->access(i), mark, failure);
+    for (std::uint32_t i = 0; i < op->access_count; ++i) {
+      const Access& access = op->access(i);
+      MarkIssued(access, mark, FailureFor(op, access, failure));
+    }
     for (std::uint32_t i = 0; i < op->access_count; ++i) GrantEarly(op->access(i).var(), on_ready);
   }
 
@@ -106,14 +109,19 @@ class Tracker {
         // release; pairs with the acquire in Engine::version
         var->version.store(var->version.load(std::memory_order_relaxed) + 1,
                            std::memory_order_release);
-        if (failure != nullptr || var->failure != nullptr) SetFailure(var, failure);
+        FailureRecord* const own = FailureFor(op, access, failure);
+        if (own != nullptr || var->failure != nullptr) SetFailure(var, own);
       }
       UnmarkIssued(access);
       if (var->writer == nullptr && var->head && !var->granting) Grant(var, on_ready);
       if (access.is_write() && var->waiters > 0) on_write(var);
       if (var->dropped && var->Idle()) on_idle(var);
     }
+    if (!own_failures_.empty()) [[unlikely]]
+      DropOwnFailures(op);
   }
+  // Of a GPU op whose body runs: `failure` will poison one variable that it writes. Once for each.
+  void FailAlone(const Op* op, Access& access, FailureRecord* failure);
 
   // Leaves the queues. What it wrote becomes poisoned by `failure`, or cured if that is null.
   // on_ready(op) gets each op that may run now, on_write(var) each variable with waiters that had a
@@ -260,6 +268,9 @@ class Tracker {
     }
   }
 
+  // What `access` of a GPU op poisons; `failure`: what all do if the op as a whole has failed.
+  FailureRecord* FailureFor(const Op* op, const Access& access, FailureRecord* failure) const;
+  void DropOwnFailures(const Op* op);
   void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure);
   void UnmarkIssued(const Access& access);
   void SetFrontier(GpuVar* gpu, FailureRecord* failure);
@@ -267,6 +278,12 @@ class Tracker {
   std::size_t poisoned_vars_ = 0;
   std::size_t frontiers_ = 0;  // GpuVar::frontier that are not null
   std::vector<VarState*> granting_;
+  struct OwnFailure {
+    const Op* op;
+    const VarState* var;
+    FailureRecord* failure;
+  };
+  std::vector<OwnFailure> own_failures_;  // of GPU ops that have not finished; rare
 };
 
 }  // namespace heddle::engine

@@ -1,5 +1,6 @@
 // What the tracker remembers of GPU ops between their issue and their end.
 #include <algorithm>
+#include <vector>
 
 #include "engine/gpu/gpu_queues.h"
 #include "engine/tracker.h"
@@ -26,6 +27,30 @@ void Tracker::CollectMarks(Op* op, const GpuQueue* queue, std::vector<GpuMark>* 
     if (!access.is_write()) continue;
     for (const GpuMark& read : gpu->reads) add(read);
   }
+}
+
+void Tracker::FailAlone(const Op* op, Access& access, FailureRecord* failure) {
+  DCHECK(!access.fails_alone());
+  own_failures_.push_back({op, access.var(), failure});
+  ++failure->refs;
+  access.set_fails_alone();
+}
+
+FailureRecord* Tracker::FailureFor(const Op* op, const Access& access,
+                                   FailureRecord* failure) const {
+  if (failure != nullptr || !access.fails_alone()) return failure;
+  const auto own = std::ranges::find_if(own_failures_, [&](const OwnFailure& known) {
+    return known.op == op && known.var == access.var();
+  });
+  return own->failure;
+}
+
+void Tracker::DropOwnFailures(const Op* op) {
+  std::erase_if(own_failures_, [op](const OwnFailure& known) {
+    if (known.op != op) return false;
+    Unref(known.failure);
+    return true;
+  });
 }
 
 void Tracker::MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure) {

@@ -7,7 +7,9 @@
 #include <latch>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +17,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/fail_write.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 
@@ -92,6 +95,71 @@ TEST_F(GpuTest, ACpuOpAndTheVersionWaitForTheEvent) {
   engine.WaitForAll(kSoon);
   EXPECT_TRUE(seen);
   EXPECT_EQ(engine.version(x), 1u);
+}
+
+// One op writes three variables, two of them fail alone: what is issued behind them sees that
+// before the kernel has ended, and what runs on the host when it has.
+TEST_F(GpuTest, AnOpFailsForSingleVariables) {
+  Engine engine(Options());
+  const Var good = engine.NewVar("good"), bad = engine.NewVar("bad"), old = engine.NewVar("old");
+  engine.Push({.name = "first", .writes = {old}}, [] { throw std::runtime_error("old"); });
+  std::latch end{1};
+  engine.PushGpu(
+      {.name = "batch", .writes = {good, bad, old}, .device = Gpu(0), .run_when_poisoned = true},
+      [&](GpuStream stream) {
+        engine::FailWrite(old, engine.ErrorOf(old));
+        engine::FailWrite(bad, std::make_exception_ptr(std::runtime_error("bad")));
+        engine::FailWrite(bad, std::make_exception_ptr(std::runtime_error("later")));
+        SimGpu::Launch(stream, [&] { end.wait(); });
+      });
+  std::mutex mutex;
+  std::vector<std::string> seen;
+  std::latch issued{3};
+  for (const Var& var : {bad, old, good}) {
+    engine.PushGpu({.name = "behind", .writes = {var}, .device = Gpu(1), .run_when_poisoned = true},
+                   [&, var](GpuStream) {
+                     const std::exception_ptr error = engine.ErrorOf(var);
+                     {
+                       const std::lock_guard lock(mutex);
+                       seen.push_back(error != nullptr ? engine.FailureOf(var)->message : "none");
+                     }
+                     issued.count_down();
+                     if (error != nullptr) std::rethrow_exception(error);
+                   });
+  }
+  issued.wait();  // while the kernel runs
+  end.count_down();
+  EXPECT_THAT([&] { engine.WaitForVar(bad, kSoon); },
+              testing::ThrowsMessage<std::runtime_error>("bad"));
+  EXPECT_THAT([&] { engine.WaitForVar(old, kSoon); },
+              testing::ThrowsMessage<std::runtime_error>("old"));
+  engine.WaitForVar(good, kSoon);
+  EXPECT_THAT(seen, testing::UnorderedElementsAre("bad", "old", "none"));
+  EXPECT_EQ(engine.FailureOf(bad)->op, "batch");
+  EXPECT_EQ(engine.FailureOf(bad)->var, "bad");
+  EXPECT_EQ(engine.FailureOf(old)->op, "first");
+  EXPECT_EQ(engine.FailureOf(good), std::nullopt);
+  EXPECT_EQ(engine.version(good), 2U);
+  EXPECT_EQ(engine.version(old), 3U);
+  // Each failure once, the earliest first.
+  EXPECT_THAT([&] { engine.WaitForAll(kSoon); }, testing::ThrowsMessage<std::runtime_error>("old"));
+  EXPECT_THAT([&] { engine.WaitForAll(kSoon); }, testing::ThrowsMessage<std::runtime_error>("bad"));
+  engine.WaitForAll(kSoon);
+}
+
+TEST_F(GpuTest, FailWriteIsForWhatTheBodyOfAGpuOpWrites) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  const auto error = std::make_exception_ptr(std::runtime_error("some"));
+  EXPECT_THROW(engine::FailWrite(x, error), InvalidState);
+  engine.Push({.name = "cpu", .writes = {x}},
+              [&] { EXPECT_THROW(engine::FailWrite(x, error), InvalidState); });
+  engine.PushGpu({.name = "gpu", .reads = {y}, .writes = {x}, .device = Gpu(0)}, [&](GpuStream) {
+    EXPECT_THROW(engine::FailWrite(y, error), InvalidArgument);
+    EXPECT_THROW(engine::FailWrite(x, nullptr), InvalidArgument);
+  });
+  engine.WaitForAll(kSoon);
+  EXPECT_EQ(engine.FailureOf(x), std::nullopt);
 }
 
 // A write waits for all reads, of CPUs and GPUs, and for nothing else.
