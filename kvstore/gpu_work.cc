@@ -1,7 +1,10 @@
 #include "kvstore/gpu_work.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "engine/access_check.h"
 #include "storage/array_state.h"
@@ -21,6 +24,10 @@ std::vector<const void*> Addresses(std::span<const NDArray> arrays) {
   return addresses;
 }
 
+GpuWork::Pending::Copy CopyOf(const NDArray& from, const NDArray& to) {
+  return {from.dtype(), to.dtype(), from.const_data(), to.data(), Count(from)};
+}
+
 }  // namespace
 
 const GpuUpdates& GpuUpdatesOf(const Engine& engine) {
@@ -30,9 +37,78 @@ const GpuUpdates& GpuUpdatesOf(const Engine& engine) {
 }
 
 void GpuWork::Sum(std::span<const NDArray> inputs, const NDArray& out) const {
-  if (inputs.size() == 1) return Copy(inputs[0], {&out, 1});
+  if (inputs.size() == 1) return CopyOut(inputs[0], {&out, 1});
   if (out.size() == 0) return;
-  Gpus::Of(engine_).kernels().Sum(out.dtype(), Addresses(inputs), out.data(), Count(out), stream_);
+  pending_.sums.push_back({out.dtype(), Addresses(inputs), out.data(), Count(out)});
+}
+
+void GpuWork::CopyOut(const NDArray& from, std::span<const NDArray> out) const {
+  if (from.size() == 0) return;
+  for (const NDArray& to : out) pending_.copies.push_back(CopyOf(from, to));
+}
+
+void GpuWork::Update(const ArrayUpdate& update, const NDArray& gradient) const {
+  if (gradient.size() == 0) return;
+  pending_.updates.push_back({update, gradient.const_data(), Count(gradient)});
+}
+
+void GpuWork::Issue() const {
+  IssueCopies(pending_.copies);
+  IssueSums();
+  IssueUpdates();
+}
+
+void GpuWork::IssueCopies(std::span<const Pending::Copy> copies) const {
+  Gpus& gpus = Gpus::Of(engine_);
+  std::vector<ops::CopyTask> same;
+  std::map<std::pair<DType, DType>, std::vector<ops::CastTask>> casts;
+  for (const Pending::Copy& copy : copies) {
+    if (copy.from != copy.to) {
+      casts[{copy.from, copy.to}].push_back({copy.source, copy.out, copy.count});
+    } else if (copy.source != copy.out) {
+      same.push_back({copy.source, copy.out, copy.count * SizeOf(copy.from)});
+    }
+  }
+  if (same.size() == 1) {  // no kernel is faster
+    gpus.driver().Copy(stream_.handle, same[0].out, same[0].source,
+                       static_cast<std::int64_t>(same[0].bytes));
+  } else if (!same.empty()) {
+    gpus.kernels().Copy(same, stream_);
+  }
+  for (const auto& [dtypes, tasks] : casts) {
+    gpus.kernels().Cast(dtypes.first, dtypes.second, tasks, stream_);
+  }
+}
+
+void GpuWork::IssueSums() const {
+  std::map<DType, std::vector<ops::SumTask>> sums;
+  for (const Pending::Sum& sum : pending_.sums) {
+    sums[sum.dtype].push_back({sum.inputs, sum.out, sum.count});
+  }
+  for (const auto& [dtype, tasks] : sums) Gpus::Of(engine_).kernels().Sum(dtype, tasks, stream_);
+}
+
+void GpuWork::IssueUpdates() const {
+  const GpuUpdates& updates = GpuUpdatesOf(engine_);
+  std::map<std::pair<const internal::UpdateRule*, int>, std::vector<internal::UpdateRun>> alike;
+  for (const Pending::Update& pending : pending_.updates) {
+    internal::UpdateRun run = pending.update.run;
+    run.update = &pending.update.key;
+    run.gradient = pending.gradient;
+    run.count = pending.count;
+    alike[{pending.update.rule, pending.update.passes}].push_back(run);
+  }
+  for (const auto& [what, runs] : alike) {
+    const auto& [rule, passes] = what;
+    void* scratch = nullptr;
+    if (const std::size_t bytes = updates.ScratchBytes(runs, passes); bytes > 0) {
+      const NDArray memory({static_cast<std::int64_t>(bytes)}, DType::kUInt8, Gpu(stream_.device),
+                           engine_);
+      scratch = memory.data();
+      Keep(memory);
+    }
+    updates.Update(*rule, runs, passes, scratch, stream_);
+  }
 }
 
 void GpuWork::Compress(const Compressor& compressor, const NDArray& gradient,
@@ -49,18 +125,10 @@ void GpuWork::SumCodes(const Compressor& compressor, std::span<const NDArray> co
                       Count(out), stream_);
 }
 
-void GpuWork::Copy(const NDArray& from, std::span<const NDArray> out) const {
+void GpuWork::Copy(const NDArray& from, const NDArray& to) const {
   if (from.size() == 0) return;
-  Gpus& gpus = Gpus::Of(engine_);
-  const void* const source = from.const_data();
-  for (const NDArray& array : out) {
-    void* const to = array.data();
-    if (array.dtype() != from.dtype()) {
-      gpus.kernels().Cast(from.dtype(), source, array.dtype(), to, Count(from), stream_);
-    } else if (to != source) {
-      gpus.driver().Copy(stream_.handle, to, source, from.bytes());
-    }
-  }
+  const Pending::Copy copy = CopyOf(from, to);
+  IssueCopies({&copy, 1});
 }
 
 void GpuWork::FillZero(const NDArray& array) const {
@@ -79,23 +147,6 @@ void GpuWork::Upload(const NDArray& from, const NDArray& to) const {
   }
   Keep(staged);
   Gpus::Of(engine_).driver().Copy(stream_.handle, to.data(), staged.const_data(), to.bytes());
-}
-
-void GpuWork::Update(const ArrayUpdate& update, const NDArray& gradient) const {
-  if (gradient.size() == 0) return;
-  const GpuUpdates& updates = GpuUpdatesOf(engine_);
-  internal::UpdateRun run = update.run;
-  run.update = &update.key;
-  run.gradient = gradient.const_data();
-  run.count = Count(gradient);
-  void* scratch = nullptr;
-  if (const std::size_t bytes = updates.ScratchBytes({&run, 1}, update.passes); bytes > 0) {
-    const NDArray memory({static_cast<std::int64_t>(bytes)}, DType::kUInt8, Gpu(stream_.device),
-                         gradient.engine());
-    scratch = memory.data();
-    Keep(memory);
-  }
-  updates.Update(*update.rule, {&run, 1}, update.passes, scratch, stream_);
 }
 
 }  // namespace heddle::kvstore

@@ -26,27 +26,65 @@ const GpuUpdates& GpuUpdatesOf(const Engine& engine);
 
 // Issues work for one op, on arrays of the op's GPU if nothing else is said. What it issues is done
 // in order, later; equal shapes everywhere.
+//
+// What an op does to many keys goes in few launches: sums, copies out and updates are put off until
+// Issue, and then all that are alike are launched together. Nothing else in the op uses what they
+// write, except that an update takes a sum as its gradient.
 class GpuWork {
  public:
-  // `kept` lives as long as the op.
-  GpuWork(const Engine& engine, GpuStream stream, std::vector<std::shared_ptr<void>>* kept)
-      : engine_(engine), stream_(stream), kept_(*kept) {}
+  // What is put off.
+  struct Pending {
+    struct Sum {
+      DType dtype;
+      std::vector<const void*> inputs;
+      void* out;
+      std::size_t count;
+    };
+    struct Copy {
+      DType from, to;
+      const void* source;
+      void* out;
+      std::size_t count;
+    };
+    struct Update {
+      ArrayUpdate update;
+      const void* gradient;
+      std::size_t count;
+    };
+    std::vector<Sum> sums;
+    std::vector<Copy> copies;
+    std::vector<Update> updates;
+  };
+
+  // `kept` lives as long as the op; `pending`, empty at first, until after Issue.
+  GpuWork(Engine& engine, GpuStream stream, std::vector<std::shared_ptr<void>>* kept,
+          Pending* pending)
+      : engine_(engine), stream_(stream), kept_(*kept), pending_(*pending) {}
+
+  // --- Put off until Issue.
 
   // out = inputs[0] + inputs[1] + ..., in list order; one input at least. Inputs may be `out`.
   void Sum(std::span<const NDArray> inputs, const NDArray& out) const;
+  // Every output becomes `from`, cast to its dtype. An output may be `from` itself.
+  void CopyOut(const NDArray& from, std::span<const NDArray> out) const;
+  // All passes of `update`; none for a value without elements.
+  void Update(const ArrayUpdate& update, const NDArray& gradient) const;
+  // At the end of the op.
+  void Issue() const;
+
+  // --- Issued at once.
+
   // code = what `compressor` makes of the gradient, whose rest stays in the residual.
   void Compress(const Compressor& compressor, const NDArray& gradient, const NDArray& residual,
                 const NDArray& code) const;
   // out = the sum of what the codes stand for.
   void SumCodes(const Compressor& compressor, std::span<const NDArray> codes,
                 const NDArray& out) const;
-  // Every output becomes `from`, cast to its dtype. An output may be `from` itself.
-  void Copy(const NDArray& from, std::span<const NDArray> out) const;
+  // to = from, cast to its dtype.
+  void Copy(const NDArray& from, const NDArray& to) const;
   void FillZero(const NDArray& array) const;
   // From memory of the CPUs that nothing writes any more, of the same dtype.
   void Upload(const NDArray& from, const NDArray& to) const;
-  // All passes of `update`; none for a value without elements.
-  void Update(const ArrayUpdate& update, const NDArray& gradient) const;
 
   // Until the op is done on the device. So is kept what ops that were issued before may still use.
   template <class T>
@@ -55,9 +93,14 @@ class GpuWork {
   }
 
  private:
-  const Engine& engine_;
+  void IssueCopies(std::span<const Pending::Copy> copies) const;
+  void IssueSums() const;
+  void IssueUpdates() const;
+
+  Engine& engine_;
   const GpuStream stream_;
   std::vector<std::shared_ptr<void>>& kept_;
+  Pending& pending_;
 };
 
 }  // namespace heddle::kvstore

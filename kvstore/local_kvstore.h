@@ -124,7 +124,9 @@ class LocalKVStore final : public KVStore {
   UpdatersPtr PreparePush(std::string_view call, std::span<KeyPush> pushes) EXCLUDES(mutex_);
   void QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority)
       EXCLUDES(mutex_);
-  void QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority);
+  // `values`: one for each pair, which fits it.
+  void QueuePulls(std::span<const ValuePtr> values, std::span<const KeyArrays> pairs, int priority,
+                  bool ignore_sparse);
   // Whether what is pushed, the stored value and the updaters fit each other.
   void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
   // Whether a push can be carried out should the value lie on a GPU, where it lies or may come to

@@ -1,37 +1,79 @@
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "kvstore/gpu_batches.h"
 #include "kvstore/local_kvstore.h"
 
 namespace heddle::kvstore {
 
-void LocalKVStore::QueuePull(const ValuePtr& value, std::span<const NDArray> out, int priority) {
-  StoredValue::QueuePull(value, out, priority);
-  std::int64_t bytes = 0;
-  for (const NDArray& array : out) bytes += array.bytes();
-  pulled_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+namespace {
+
+struct QueueOutputs {
+  int priority;
+
+  void operator()(std::span<const StoredValue::KeyOutputs> keys) const {
+    StoredValue::QueuePulls(keys, priority);
+  }
+};
+
+// Whole arrays, none of them twice. Of an array that several keys are pulled to the last wins, so
+// these keep their order.
+bool MayGoTogether(std::span<const KeyArrays> pairs) {
+  std::vector<const void*> vars;
+  for (const KeyArrays& pair : pairs) {
+    for (const NDArray& array : pair.arrays) {
+      if (array.is_partial()) return false;
+      vars.push_back(array.var().state());
+    }
+  }
+  std::ranges::sort(vars);
+  return std::ranges::adjacent_find(vars) == vars.end();
+}
+
+}  // namespace
+
+void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const KeyArrays> pairs,
+                              int priority, bool ignore_sparse) {
+  const bool together =
+      pairs.size() > 1 &&
+      std::ranges::any_of(values, [](const ValuePtr& value) { return IsOnGpu(value->device()); }) &&
+      MayGoTogether(pairs);
+  GpuBatches<StoredValue::KeyOutputs, QueueOutputs> batches({priority});
+  std::int64_t pulled_bytes = 0;
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const auto& [key, arrays, row_sparse] = pairs[i];
+    const ValuePtr& value = values[i];
+    for (const NDArray& array : arrays) pulled_bytes += array.bytes();
+    if (!arrays.empty() && together && IsOnGpu(value->device())) {
+      const std::int64_t bytes = value->bytes() * static_cast<std::int64_t>(arrays.size());
+      batches.Add(value->device(), {value, arrays}, bytes, arrays.size());
+    } else if (!arrays.empty()) {
+      StoredValue::QueuePull(value, arrays, priority);
+    } else if (ignore_sparse) {
+      TellIgnored(key);
+    } else {
+      StoredValue::QueuePull(value, row_sparse, priority);
+    }
+  }
+  batches.Flush();
+  pulled_bytes_.fetch_add(pulled_bytes, std::memory_order_relaxed);
 }
 
 void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
-  const auto pull = [&](const ValuePtr& value, const KeyArrays& pair) {
-    if (!pair.arrays.empty()) {
-      QueuePull(value, pair.arrays, priority);
-    } else if (ignore_sparse) {
-      TellIgnored(pair.key);
-    } else {
-      StoredValue::QueuePull(value, pair.row_sparse, priority);
-    }
-  };
-  if (pairs.size() == 1) return pull(FindForPull(pairs[0], ignore_sparse), pairs[0]);
+  if (pairs.size() == 1) {
+    const ValuePtr value = FindForPull(pairs[0], ignore_sparse);
+    return QueuePulls({&value, 1}, pairs, priority, ignore_sparse);
+  }
   std::vector<ValuePtr> values;
   for (const KeyArrays& pair : pairs) {
     values.push_back(FindForPull(pair, ignore_sparse));
   }
-  for (std::size_t i = 0; i < pairs.size(); ++i) pull(values[i], pairs[i]);
+  QueuePulls(values, pairs, priority, ignore_sparse);
 }
 
 LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair, bool ignore_sparse) const {

@@ -6,11 +6,24 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/gpu_batches.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
 
 namespace heddle::kvstore {
+
+namespace {
+
+struct QueueGradients {
+  int priority;
+
+  void operator()(std::span<const StoredValue::KeyGradients> keys) const {
+    StoredValue::QueuePushes(keys, priority);
+  }
+};
+
+}  // namespace
 
 std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
     std::string_view call, std::span<const KeyArrays> pairs, std::vector<std::size_t>* index_of) {
@@ -239,7 +252,16 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
 }
 
 void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority) {
+  GpuBatches<StoredValue::KeyGradients, QueueGradients> batches({priority});
   for (KeyPush& push : pushes) {
+    const bool plain = updaters == nullptr && push.old == nullptr && push.compressor == nullptr;
+    if (plain && pushes.size() > 1 && !push.is_row_sparse() && IsOnGpu(push.value->device())) {
+      const Device device = push.value->device();
+      const std::int64_t bytes = push.value->bytes();
+      batches.Add(device, {push.value, push.arrays, std::move(push.update)}, bytes,
+                  push.arrays.size());
+      continue;
+    }
     const auto queue = [&](const auto& arrays) {
       if (updaters != nullptr) {
         StoredValue::RunUpdater(push.value, arrays, std::move(push.compressor), *updaters,
@@ -259,6 +281,7 @@ void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updat
       queue(push.arrays);
     }
   }
+  batches.Flush();
 }
 
 // Only now that the op which gives it a value is queued, so that no pull finds it without. Whoever
@@ -291,13 +314,9 @@ void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const
   std::vector<KeyPush> pushes = JoinRepeatedKeys("PushPull", values, &push_of);
   const UpdatersPtr updaters = PreparePush("PushPull", pushes);
   QueuePush(pushes, updaters, priority);
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (out[i].arrays.empty()) {
-      TellIgnored(out[i].key);
-    } else {
-      QueuePull(pushes[push_of[i]].value, out[i].arrays, priority);
-    }
-  }
+  std::vector<ValuePtr> stored;
+  for (const std::size_t push : push_of) stored.push_back(pushes[push].value);
+  QueuePulls(stored, out, priority, /*ignore_sparse=*/true);
 }
 
 }  // namespace heddle::kvstore

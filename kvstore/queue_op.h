@@ -62,8 +62,10 @@ struct OnGpu {
   std::vector<std::shared_ptr<void>> kept;
 
   void operator()(GpuStream stream) {
-    const GpuWork work(engine, stream, &kept);
+    GpuWork::Pending pending;
+    const GpuWork work(engine, stream, &kept, &pending);
     op(&work);
+    work.Issue();
   }
 };
 

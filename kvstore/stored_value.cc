@@ -127,7 +127,7 @@ void StoredValue::Convert(const StoredValue& other) {
 }
 
 void StoredValue::CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const {
-  if (gpu != nullptr) return gpu->Copy(array_, out);
+  if (gpu != nullptr) return gpu->CopyOut(array_, out);
   if (!is_row_sparse()) return UseCurrent([&](const NDArray& value) { CopyArray(value, out); });
   for (const NDArray& array : out) storage::RowSparseToDense(rows_, array);
 }

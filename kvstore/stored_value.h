@@ -85,6 +85,19 @@ class StoredValue {
   template <class Array>
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
+  // One op for several values, all on one GPU: the same as QueuePush, without a compressor, or
+  // QueuePull for each, in few launches. No value twice, outputs are whole arrays, none twice.
+  struct KeyGradients {
+    std::shared_ptr<StoredValue> value;
+    std::span<const NDArray> gradients;
+    Update update;
+  };
+  struct KeyOutputs {
+    std::shared_ptr<StoredValue> value;
+    std::span<const NDArray> out;
+  };
+  static void QueuePushes(std::span<const KeyGradients> keys, int priority);
+  static void QueuePulls(std::span<const KeyOutputs> keys, int priority);
   // Of a row-sparse value.
   static void QueueRowPull(const std::shared_ptr<StoredValue>& self,
                            std::span<const RowSparseNDArray> out, const NDArray& row_ids,
@@ -127,6 +140,8 @@ class StoredValue {
   struct ReplaceOp;
   template <class Outputs>
   struct PullOp;
+  struct PushesOp;
+  struct PullsOp;
   struct RowPullOp;
   template <class Array>
   struct ResetOp;

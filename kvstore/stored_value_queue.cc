@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "engine/fail_write.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/held_arrays.h"
@@ -81,6 +82,38 @@ struct StoredValue::PullOp {
   void operator()(const GpuWork* gpu = nullptr) const {
     value->RethrowUnlessReadable();
     value->CopyTo(View(out), gpu);
+  }
+};
+
+// Of several values on one GPU; what a push or pull throws fails that key alone.
+struct StoredValue::PushesOp {
+  std::vector<PushOp<HeldArrays<NDArray>>> pushes;
+
+  void operator()(const GpuWork* gpu) const {
+    for (const auto& push : pushes) {
+      try {
+        push(gpu);
+      } catch (...) {
+        engine::FailWrite(push.value->var(), std::current_exception());
+      }
+    }
+  }
+};
+
+struct StoredValue::PullsOp {
+  std::vector<PullOp<HeldArrays<NDArray>>> pulls;
+
+  void operator()(const GpuWork* gpu) const {
+    for (const auto& pull : pulls) {
+      try {
+        pull.value->RethrowIfPoisoned();
+        pull(gpu);
+      } catch (...) {
+        for (const NDArray& array : pull.out.view()) {
+          engine::FailWrite(array.var(), std::current_exception());
+        }
+      }
+    }
   }
 };
 
@@ -158,7 +191,7 @@ struct StoredValue::SnapshotOp {
     if (array.empty()) return restored;
     NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
     if (gpu != nullptr) {
-      gpu->Copy(array, View(copy));
+      gpu->Copy(array, copy);
     } else {
       CopyArray(array, View(copy));
     }
@@ -322,6 +355,51 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
          .lane = Lane::kCopy,
          .priority = priority},
         PullOp<HeldArrays<Array>>{self, HeldArrays<Array>(out)});
+}
+
+void StoredValue::QueuePushes(std::span<const KeyGradients> keys, int priority) {
+  Engine& engine = keys[0].value->engine();
+  const Device device = keys[0].value->device();
+  std::vector<VarRef> reads, writes;
+  PushesOp op;
+  for (const auto& [value, gradients, update] : keys) {
+    value->QueueFetch();
+    const NearInputs near(gradients, device, priority);
+    for (const NDArray& array : near.view()) reads.emplace_back(array.var());
+    writes.emplace_back(value->var());
+    op.pushes.push_back({value, HeldArrays<NDArray>(near.view()), nullptr, update});
+  }
+  engine.PushGpu({.name = "kvstore.push",
+                  .reads = reads,
+                  .writes = writes,
+                  .device = device,
+                  .priority = priority,
+                  .run_when_poisoned = true},
+                 OnGpu<PushesOp>{std::move(op), engine, {}});
+}
+
+void StoredValue::QueuePulls(std::span<const KeyOutputs> keys, int priority) {
+  Engine& engine = keys[0].value->engine();
+  const Device device = keys[0].value->device();
+  std::vector<VarRef> reads, writes;
+  PullsOp op;
+  std::vector<RelayedOutputs> outputs;
+  for (const auto& [value, out] : keys) {
+    value->QueueFetch();
+    const RelayedOutputs& relayed = outputs.emplace_back(out, device);
+    reads.emplace_back(value->var());
+    for (const NDArray& array : relayed.near()) writes.emplace_back(array.var());
+    op.pulls.push_back({value, HeldArrays<NDArray>(relayed.near())});
+  }
+  engine.PushGpu({.name = "kvstore.pull",
+                  .reads = reads,
+                  .writes = writes,
+                  .device = device,
+                  .lane = Lane::kCopy,
+                  .priority = priority,
+                  .run_when_poisoned = true},
+                 OnGpu<PullsOp>{std::move(op), engine, {}});
+  for (const RelayedOutputs& relayed : outputs) relayed.Forward(priority);
 }
 
 void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,

@@ -39,7 +39,7 @@ std::uint64_t StableHash(KeyRef key) {
 }
 
 void CopyValue(const NDArray& from, const NDArray& to, const GpuWork* gpu) {
-  if (gpu != nullptr) return gpu->Copy(from, {&to, 1});
+  if (gpu != nullptr) return gpu->Copy(from, to);
   CopyArray(from, {&to, 1});
 }
 void CopyValue(const RowSparseNDArray& from, const NDArray& to, const GpuWork* /*gpu*/) {

@@ -10,6 +10,7 @@
 
 #include "ops/convert.h"
 #include "ops/elementwise.h"
+#include "ops/gpu_tasks.h"
 
 namespace heddle::ops {
 
@@ -18,7 +19,8 @@ inline constexpr std::size_t kGpuSumInputsMax = 288;
 
 // Each issues on `stream`, whose device is current and reaches all pointers, what the function of
 // its name in ops/ does at once: the same shapes and bits (of a NaN, only that it is one). Counts
-// are above 0. Aliasing: as there, but nothing overlaps the output of Cast.
+// are above 0. Aliasing: as there, but nothing overlaps the output of Cast, nor that of one task
+// what another one uses.
 //
 // Errors:  CudaError if a launch fails; sums: InvalidArgument for more than kGpuSumInputsMax
 // inputs. Threads: all methods, any thread.
@@ -28,7 +30,9 @@ class GpuKernels {
 
   virtual void Fill(DType dtype, Scalar value, void* out, std::size_t count,
                     GpuStream stream) const = 0;
-  virtual void Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+  // Lists take a launch for some dozens of tasks; see ops/cuda/. Tasks without elements are none.
+  virtual void Copy(std::span<const CopyTask> tasks, GpuStream stream) const = 0;
+  virtual void Cast(DType from, DType to, std::span<const CastTask> tasks,
                     GpuStream stream) const = 0;
   virtual void Binary(BinaryOp op, DType dtype, const void* a, const void* b, void* out,
                       std::size_t count, GpuStream stream) const = 0;
@@ -36,8 +40,7 @@ class GpuKernels {
                                 std::size_t count, GpuStream stream) const = 0;
   virtual void BinaryWithScalar(BinaryOp op, DType dtype, Scalar a, const void* b, void* out,
                                 std::size_t count, GpuStream stream) const = 0;
-  virtual void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
-                   GpuStream stream) const = 0;
+  virtual void Sum(DType dtype, std::span<const SumTask> tasks, GpuStream stream) const = 0;
   virtual void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
                               void* code, std::size_t count, GpuStream stream) const = 0;
   virtual void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,

@@ -57,8 +57,8 @@ void PushCast(const NDArray& src, const NDArray& dst, int priority) {
   OpOptions options = Writing("CopyTo", dst, src, priority);
   options.lane = Lane::kCopy;
   PushKernel(options, dst, [src, dst](const ops::GpuKernels& kernels, GpuStream stream) {
-    kernels.Cast(src.dtype(), ConstAt(src, 0), dst.dtype(), At(dst, 0),
-                 static_cast<std::size_t>(dst.size()), stream);
+    const ops::CastTask task{ConstAt(src, 0), At(dst, 0), static_cast<std::size_t>(dst.size())};
+    kernels.Cast(src.dtype(), dst.dtype(), {&task, 1}, stream);
   });
 }
 

@@ -423,11 +423,13 @@ void Sum(std::span<const NDArray> inputs, const NDArray& out, int priority) {
   if (out.is_partial()) reads.emplace_back(out.var());
   options.reads = reads;
   if (IsOnGpu(out)) {
-    PushKernel(options, out,
-               [held = std::move(held), out](const ops::GpuKernels& kernels, GpuStream stream) {
-                 kernels.Sum(out.dtype(), InputBlocks(held, 0).all(), At(out, 0),
-                             static_cast<std::size_t>(out.size()), stream);
-               });
+    PushKernel(
+        options, out,
+        [held = std::move(held), out](const ops::GpuKernels& kernels, GpuStream stream) {
+          const InputBlocks inputs(held, 0);
+          const ops::SumTask task{inputs.all(), At(out, 0), static_cast<std::size_t>(out.size())};
+          kernels.Sum(out.dtype(), {&task, 1}, stream);
+        });
     return;
   }
   out.engine().Push(options, [held = std::move(held), out] { SumElements(held, out); });

@@ -114,7 +114,7 @@ void MeasureOps(BarReport& report, bool quick) {
   options.gpu_driver = driver;
   Engine engine(options);
   const GpuMemory memory(2 * sizeof(float));
-  const ops::cuda::CopyTask tiny = {memory.as<float>(), memory.as<float>() + 1, sizeof(float)};
+  const ops::CopyTask tiny = {memory.as<float>(), memory.as<float>() + 1, sizeof(float)};
   std::vector<Var> vars;
   for (int i = 0; i < 64; ++i) vars.push_back(engine.NewVar());
   cudaStream_t stream = nullptr;

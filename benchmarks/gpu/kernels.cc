@@ -80,7 +80,7 @@ void MeasureGpuKernels(BarReport& report, bool quick) {
   sgd_run.states[1] = nullptr;
 
   const std::vector<const void*> inputs = {array(0), array(1), array(2), array(3)};
-  const ops::cuda::SumTask sum = {inputs, array(4), count};
+  const ops::SumTask sum = {inputs, array(4), count};
   const ops::cuda::QuantiseTask quantise = {array(0), array(1), code.as<void>(), count};
   const ops::cuda::DequantiseTask dequantise = {code.as<void>(), array(0), count};
   const double one = static_cast<double>(bytes);

@@ -40,7 +40,7 @@ void MeasureGpuResNet(BarReport& report, bool quick) {
   update.learning_rate = 1e-6;
   update.step = 1;
   std::vector<internal::UpdateRun> runs;
-  std::vector<ops::cuda::CopyTask> copies;
+  std::vector<ops::CopyTask> copies;
   for (std::size_t key = 0; key < sizes.size(); ++key) {
     internal::UpdateRun run = {};
     run.update = &update;
@@ -60,7 +60,7 @@ void MeasureGpuResNet(BarReport& report, bool quick) {
     CUDA_CHECK(cudaMemcpyAsync(outs.as<void>(), gradients.as<void>(), bytes,
                                cudaMemcpyDeviceToDevice, stream));
   };
-  const ops::cuda::CopyTask tiny = {weights.as<void>(), outs.as<void>(), sizeof(float)};
+  const ops::CopyTask tiny = {weights.as<void>(), outs.as<void>(), sizeof(float)};
   const auto launch = [&](cudaStream_t stream) { ops::cuda::Copy({&tiny, 1}, stream); };
   const auto seconds = MeasureOnGpu({step, copy, launch}, quick ? 3 : 15, quick ? 2 : 20);
   std::vector<double> limits;

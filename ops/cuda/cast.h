@@ -7,14 +7,9 @@
 #include <span>
 
 #include "ops/cuda/stream.h"
+#include "ops/gpu_tasks.h"
 
 namespace heddle::ops::cuda {
-
-struct CastTask {
-  const void* source;
-  void* out;
-  std::size_t count;
-};
 
 // out[i] = source[i], of dtype `from`, as an element of dtype `to`, for each task: the bits of
 // ops::Cast (of a NaN, only that it is one).

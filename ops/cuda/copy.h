@@ -8,14 +8,9 @@
 
 #include "ops/convert.h"
 #include "ops/cuda/stream.h"
+#include "ops/gpu_tasks.h"
 
 namespace heddle::ops::cuda {
-
-struct CopyTask {
-  const void* source;
-  void* out;
-  std::size_t bytes;
-};
 
 // Copies `bytes` bytes from source to out for each task.
 //

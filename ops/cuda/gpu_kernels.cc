@@ -20,10 +20,12 @@ class AllCudaKernels final : public GpuKernels {
     const cuda::FillTask task{out, count};
     cuda::Fill(dtype, value, {&task, 1}, ToStream(stream));
   }
-  void Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+  void Copy(std::span<const CopyTask> tasks, GpuStream stream) const override {
+    cuda::Copy(tasks, ToStream(stream));
+  }
+  void Cast(DType from, DType to, std::span<const CastTask> tasks,
             GpuStream stream) const override {
-    const cuda::CastTask task{source, out, count};
-    cuda::Cast(from, to, {&task, 1}, ToStream(stream));
+    cuda::Cast(from, to, tasks, ToStream(stream));
   }
   void Binary(BinaryOp op, DType dtype, const void* a, const void* b, void* out, std::size_t count,
               GpuStream stream) const override {
@@ -37,10 +39,8 @@ class AllCudaKernels final : public GpuKernels {
                         std::size_t count, GpuStream stream) const override {
     cuda::BinaryWithScalar(op, dtype, a, b, out, count, ToStream(stream));
   }
-  void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
-           GpuStream stream) const override {
-    const cuda::SumTask task{inputs, out, count};
-    cuda::Sum(dtype, {&task, 1}, ToStream(stream));
+  void Sum(DType dtype, std::span<const SumTask> tasks, GpuStream stream) const override {
+    cuda::Sum(dtype, tasks, ToStream(stream));
   }
   void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
                       void* code, std::size_t count, GpuStream stream) const override {

@@ -7,16 +7,11 @@
 #include <span>
 
 #include "ops/cuda/stream.h"
+#include "ops/gpu_tasks.h"
 
 namespace heddle::ops::cuda {
 
 inline constexpr std::size_t kSumInputsMax = 288;
-
-struct SumTask {
-  std::span<const void* const> inputs;  // read before the call returns
-  void* out;
-  std::size_t count;
-};
 
 // out[i] = inputs[0][i] + inputs[1][i] + ... for each task, as ops::Sum adds: the same bits (of a
 // NaN, only that it is one).

@@ -243,6 +243,7 @@ void SimGpu::LaunchOn(GpuStream stream, std::vector<const void*> arrays,
 }
 
 void SimGpu::Copy(Stream stream, void* to, const void* from, std::int64_t bytes) {
+  CountLaunch();
   const GpuStream on{static_cast<SimStream*>(stream)->device(), stream};
   LaunchOn(on, {to, from}, {bytes, bytes}, [bytes](const std::vector<std::byte*>& at) {
     std::memcpy(at[0], at[1], static_cast<std::size_t>(bytes));
@@ -272,10 +273,23 @@ void SimGpu::Fill(DType dtype, ops::Scalar value, void* out, std::size_t count,
            [=](const std::vector<std::byte*>& at) { ops::Fill(dtype, value, at[0], count); });
 }
 
-void SimGpu::Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+void SimGpu::Copy(std::span<const ops::CopyTask> tasks, GpuStream stream) const {
+  CountLaunch();
+  for (const ops::CopyTask& task : tasks) {
+    const auto bytes = static_cast<std::int64_t>(task.bytes);
+    LaunchOn(stream, {task.out, task.source}, {bytes, bytes},
+             [=](const std::vector<std::byte*>& at) { std::memmove(at[0], at[1], task.bytes); });
+  }
+}
+
+void SimGpu::Cast(DType from, DType to, std::span<const ops::CastTask> tasks,
                   GpuStream stream) const {
-  LaunchOn(stream, {out, source}, {Bytes(to, count), Bytes(from, count)},
-           [=](const std::vector<std::byte*>& at) { ops::Cast(from, at[1], to, at[0], count); });
+  CountLaunch();
+  for (const ops::CastTask& task : tasks) {
+    LaunchOn(
+        stream, {task.out, task.source}, {Bytes(to, task.count), Bytes(from, task.count)},
+        [=](const std::vector<std::byte*>& at) { ops::Cast(from, at[1], to, at[0], task.count); });
+  }
 }
 
 void SimGpu::Binary(ops::BinaryOp op, DType dtype, const void* a, const void* b, void* out,
@@ -302,15 +316,18 @@ void SimGpu::BinaryWithScalar(ops::BinaryOp op, DType dtype, ops::Scalar a, cons
   });
 }
 
-void SimGpu::Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
-                 GpuStream stream) const {
-  std::vector<const void*> arrays(inputs.begin(), inputs.end());
-  arrays.push_back(out);
-  std::vector<std::int64_t> bytes(arrays.size(), Bytes(dtype, count));
-  LaunchOn(stream, std::move(arrays), std::move(bytes), [=](const std::vector<std::byte*>& at) {
-    const std::vector<const void*> read(at.begin(), at.end() - 1);
-    ops::Sum(dtype, read, at.back(), count);
-  });
+void SimGpu::Sum(DType dtype, std::span<const ops::SumTask> tasks, GpuStream stream) const {
+  CountLaunch();
+  for (const ops::SumTask& task : tasks) {
+    std::vector<const void*> arrays(task.inputs.begin(), task.inputs.end());
+    arrays.push_back(task.out);
+    std::vector<std::int64_t> bytes(arrays.size(), Bytes(dtype, task.count));
+    LaunchOn(stream, std::move(arrays), std::move(bytes),
+             [dtype, count = task.count](const std::vector<std::byte*>& at) {
+               const std::vector<const void*> read(at.begin(), at.end() - 1);
+               ops::Sum(dtype, read, at.back(), count);
+             });
+  }
 }
 
 void SimGpu::QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,

@@ -33,6 +33,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   // A kernel over arrays of `bytes` bytes each: kernel(where they lie).
   void LaunchOn(GpuStream stream, std::vector<const void*> arrays, std::vector<std::int64_t> bytes,
                 std::function<void(const std::vector<std::byte*>& at)> kernel) const;
+  void CountLaunch() const { ++launches_; }
   // The next CheckLaunches of this thread throws CudaError with this name.
   static void FailLaunch(std::string name);
 
@@ -46,6 +47,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
     return memory_.bytes_used(device.type == DeviceType::kGpu ? device.id : SimMemory::kPinned);
   }
 
+  // Calls so far that launch kernels, each for one array or a list, and copies within a device.
+  int launches() const { return launches_; }
   // Copied between devices so far.
   std::int64_t peer_bytes() const { return peer_bytes_; }
 
@@ -80,7 +83,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   // The kernels of the CPU, on the simulated streams.
   void Fill(DType dtype, ops::Scalar value, void* out, std::size_t count,
             GpuStream stream) const override;
-  void Cast(DType from, const void* source, DType to, void* out, std::size_t count,
+  void Copy(std::span<const ops::CopyTask> tasks, GpuStream stream) const override;
+  void Cast(DType from, DType to, std::span<const ops::CastTask> tasks,
             GpuStream stream) const override;
   void Binary(ops::BinaryOp op, DType dtype, const void* a, const void* b, void* out,
               std::size_t count, GpuStream stream) const override;
@@ -88,8 +92,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
                         std::size_t count, GpuStream stream) const override;
   void BinaryWithScalar(ops::BinaryOp op, DType dtype, ops::Scalar a, const void* b, void* out,
                         std::size_t count, GpuStream stream) const override;
-  void Sum(DType dtype, std::span<const void* const> inputs, void* out, std::size_t count,
-           GpuStream stream) const override;
+  void Sum(DType dtype, std::span<const ops::SumTask> tasks, GpuStream stream) const override;
   void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* residual,
                       void* code, std::size_t count, GpuStream stream) const override;
   void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
@@ -119,6 +122,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   std::vector<std::unique_ptr<SimDevice>> devices_;
   const std::shared_ptr<Shared> shared_;
   std::atomic<std::uint64_t> seed_;
+  mutable std::atomic<int> launches_{0};
   std::atomic<std::int64_t> peer_bytes_{0};
   std::atomic<int> streams_made_{0}, events_made_{0};
   std::atomic<int> streams_left_{0}, events_left_{0};

@@ -235,6 +235,111 @@ TEST_F(GpuStoreTest, GradientsAreCompressedWhereTheyLie) {
   }
 }
 
+// A list call with many keys is a handful of ops, and of launches, and changes each key as a call
+// of its own would.
+TEST_F(GpuStoreTest, ListsOfKeysTakeFewOpsAndLaunches) {
+  constexpr int kKeys = 161;
+  std::mt19937 random(static_cast<unsigned>(TestSeed()));
+  const auto on_gpu = KVStore::Create("device", *engine_);
+  const auto on_cpus = KVStore::Create("local", *engine_);
+  std::vector<Key> keys;
+  std::vector<NDArray> gpu_arrays, cpu_arrays, gpu_out, cpu_out;
+  for (int key = 0; key < kKeys; ++key) {
+    const auto dtype = key % 5 == 0 ? DType::kFloat16 : DType::kFloat32;
+    const Shape shape{static_cast<std::int64_t>(1 + random() % 300)};
+    const float value = static_cast<float>(random() % 100) / 16;
+    keys.emplace_back(key);
+    gpu_arrays.push_back(Full(shape, value, Gpu(1), dtype));
+    cpu_arrays.push_back(Full(shape, value, Cpu(), dtype));
+    gpu_out.push_back(Full(shape, 0, Gpu(1), key % 7 == 0 ? DType::kFloat64 : dtype));
+    cpu_out.push_back(Full(shape, 0, Cpu(), gpu_out.back().dtype()));
+  }
+  on_gpu->Init(keys, gpu_arrays);
+  on_cpus->Init(keys, cpu_arrays);
+  for (KVStore* const store : {on_gpu.get(), on_cpus.get()}) {
+    store->SetOptimizer(Sgd({.learning_rate = 0.25, .momentum = 0.5}));
+  }
+  for (int step = 0; step < 3; ++step) {
+    engine_->WaitForAll();
+    const std::uint64_t ops = engine_->stats().pushed;
+    const int launches = gpu_->launches();
+    on_gpu->Push(keys, gpu_arrays);
+    on_gpu->Pull(keys, gpu_out);
+    EXPECT_EQ(engine_->stats().pushed - ops, 2U);
+    engine_->WaitForAll();
+    // Updates; copies; casts from two dtypes. At first the states, each made by its own.
+    if (step > 0) {
+      EXPECT_EQ(gpu_->launches() - launches, 4);
+    }
+    on_cpus->Push(keys, cpu_arrays);
+    on_cpus->Pull(keys, cpu_out);
+    for (int key = 0; key < kKeys; ++key) {
+      const auto i = static_cast<std::size_t>(key);
+      ASSERT_EQ(gpu_out[i].ToVector<double>(), cpu_out[i].ToVector<double>()) << "key " << key;
+    }
+  }
+}
+
+// Of a list, each key has its own errors: an input that failed, a value that an update has spoilt,
+// and one that is not there.
+TEST_F(GpuStoreTest, KeysOfAListFailAlone) {
+  const auto store = KVStore::Create("device", *engine_);
+  const auto ones = [&] { return Full({4, 2}, 1, Gpu(0)); };
+  const auto failed = [&] {
+    NDArray bad = ones();
+    engine_->Push({.name = "fail", .writes = {bad.var()}}, [] { throw std::runtime_error("bad"); });
+    return bad;
+  };
+  const std::vector<Key> keys = {Key(1), Key(2), Key(3), Key(4)};
+  store->Push(std::vector<Key>{Key(1), Key(2), Key(3)}, {ones(), ones(), ones()});
+  store->Push(keys, {ones() * 2, failed(), ones() * 2, failed()});  // the last makes no value
+  std::vector<NDArray> out = {ones(), ones(), ones(), ones()};
+  store->Pull(keys, out);
+  EXPECT_THAT(out[0].ToVector<float>(), testing::Each(2.0F));
+  EXPECT_THAT([&] { out[1].WaitToRead(); }, testing::ThrowsMessage<std::runtime_error>("bad"));
+  EXPECT_THAT(out[2].ToVector<float>(), testing::Each(2.0F));
+  EXPECT_THAT([&] { out[3].WaitToRead(); }, testing::ThrowsMessage<std::runtime_error>("bad"));
+  store->Push(keys, {ones() * 3, ones() * 4, ones() * 5, ones() * 6});  // cures them
+  store->Pull(keys, out);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_THAT(out[i].ToVector<float>(), testing::Each(3.0F + static_cast<float>(i)));
+  }
+  // An update that finds no memory for its state spoils its key, until Reset.
+  store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
+  store->Push(std::vector<Key>{Key(1), Key(3), Key(4)}, {ones(), ones(), ones()});
+  const std::vector<NDArray> gradients = {ones(), ones(), ones(), ones()};
+  for (const NDArray& gradient : gradients) gradient.WaitToRead();
+  store->Pull(keys, out);
+  for (const NDArray& array : out) array.WaitToRead();
+  storage::Gpus::Of(*engine_).Trim(DeviceType::kGpu);
+  gpu_->set_device_bytes(0);
+  store->Push(keys, gradients);
+  store->Pull(keys, out);
+  EXPECT_THAT(out[0].ToVector<float>(), testing::Each(0.5F));
+  EXPECT_THROW(out[1].WaitToRead(), OutOfMemory);
+  EXPECT_THAT(out[2].ToVector<float>(), testing::Each(2.5F));
+  EXPECT_THAT(out[3].ToVector<float>(), testing::Each(3.5F));
+  gpu_->set_device_bytes(std::int64_t{1} << 40);
+  store->Reset(2, ones());
+  store->Pull(keys, out);
+  EXPECT_THAT(out[1].ToVector<float>(), testing::Each(1.0F));
+}
+
+// Of an array that several keys of a list are pulled to, the last one wins.
+TEST_F(GpuStoreTest, OutputsOfSeveralKeysKeepTheirOrder) {
+  const auto store = KVStore::Create("device", *engine_);
+  std::vector<Key> keys;
+  std::vector<NDArray> values;
+  for (int key = 0; key < 9; ++key) {
+    keys.emplace_back(key);
+    values.push_back(Full({3}, key, Gpu(key % kGpus)));
+  }
+  store->Init(keys, values);
+  const NDArray out = Full({3}, 77, Gpu(0));
+  store->Pull(keys, std::vector<NDArray>(keys.size(), out));
+  EXPECT_THAT(out.ToVector<float>(), testing::Each(8.0F));
+}
+
 // Each optimizer on "device" with values on GPUs, against "local" with values on CPUs: the same
 // bits, with and without float32 copies, through the end of the states' file.
 TEST_F(GpuStoreTest, OptimizersGiveTheBitsOfTheCpus) {

@@ -18,6 +18,7 @@ void SimStoreGpu::Update(const internal::UpdateRule& rule,
                          std::span<const internal::UpdateRun> runs, int passes, void* scratch,
                          GpuStream stream) const {
   CHECK((scratch != nullptr) == (ScratchBytes(runs, passes) > 0));
+  CountLaunch();
   for (const internal::UpdateRun& run : runs) {
     const auto bytes_of = [&](std::size_t element) {
       return static_cast<std::int64_t>(run.count * element);

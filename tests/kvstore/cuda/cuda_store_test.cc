@@ -64,5 +64,43 @@ TEST_P(CudaStores, TrainingGivesTheBitsOfTheCpus) {
   }
 }
 
+// Lists of keys, whose updates and copies go together, and compressed gradients.
+TEST_P(CudaStores, ListsOfKeysGiveTheBitsOfTheCpus) {
+  const Device last = Gpu(GpuCount() - 1);
+  for (const char* const compression : {"", "1bit", "2bit"}) {
+    const auto on_gpus = KVStore::Create(GetParam(), engine_);
+    const auto on_cpus = KVStore::Create(GetParam(), engine_);
+    std::vector<Key> keys;
+    std::vector<NDArray> start, found, expected;
+    for (int key = 0; key < 3; ++key) {
+      keys.emplace_back(key);
+      start.push_back(Array(Random(), Cpu()));
+      found.push_back(Array(Random(), last));
+      expected.push_back(Array(Random(), Cpu()));
+    }
+    for (KVStore* const store : {on_gpus.get(), on_cpus.get()}) {
+      if (*compression != '\0') store->SetGradientCompression({.type = compression});
+      store->Init(keys, start);
+      store->SetOptimizer(Sgd({.learning_rate = 0.1, .momentum = 0.9}));
+    }
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::vector<NDArray>> gpu_gradients, cpu_gradients;
+      for (std::size_t key = 0; key < keys.size(); ++key) {
+        const std::vector<float> a = Random(), b = Random();
+        gpu_gradients.push_back({Array(a, Gpu(0)), Array(b, last)});
+        cpu_gradients.push_back({Array(a, Cpu()), Array(b, Cpu())});
+      }
+      on_gpus->Push(keys, gpu_gradients);
+      on_cpus->Push(keys, cpu_gradients);
+      on_gpus->Pull(keys, found);
+      on_cpus->Pull(keys, expected);
+      for (std::size_t key = 0; key < keys.size(); ++key) {
+        ASSERT_EQ(found[key].ToVector<float>(), expected[key].ToVector<float>())
+            << compression << ", key " << key << ", step " << step;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -7,7 +7,10 @@
 
 #include <fmt/format.h>
 
+#include "benchmarks/support/resnet.h"
+#include "kvstore/gpu_batches.h"
 #include "kvstore/optimizer/cuda/plans.h"
+#include "ops/cuda/copy_plan.h"
 #include "tests/kvstore/cuda/update_values.h"
 #include "tests/ops/cuda/emulated_launch.h"
 
@@ -25,14 +28,16 @@ struct EmulatedUpdateLaunch : ops::cuda::EmulatedLaunch {
     using Body = typename AnyTable::Body;
     if constexpr (requires { Body::kIsSumPass; }) {
       ++*launches;
-      for (std::uint32_t task = 0; task < table.size; ++task) {
+      for (std::uint32_t task = 0; task < table.size && runs; ++task) {
         const std::uint64_t count = table.RunOf(task).count;
         for (std::uint64_t block = 0; block < ops::ReductionBlocks(count); ++block) {
           SumBlock(table.BodyOf(task), count, block);
         }
       }
-    } else {
+    } else if (runs) {
       EmulatedLaunch::operator()(table);
+    } else {
+      ++*launches;
     }
   }
 
@@ -49,6 +54,8 @@ struct EmulatedUpdateLaunch : ops::cuda::EmulatedLaunch {
       body.block_sums[k][block] = sums[0][k];
     }
   }
+
+  bool runs = true;  // false: only counts
 };
 
 class EmulatedUpdate : public ops::KernelTest {
@@ -93,8 +100,13 @@ class EmulatedUpdate : public ops::KernelTest {
 
   void Emulate(const internal::UpdateRule& rule, const std::vector<internal::UpdateRun>& runs,
                int passes) {
+    Emulate(rule, runs, passes, launch_);
+  }
+  static void Emulate(const internal::UpdateRule& rule,
+                      const std::vector<internal::UpdateRun>& runs, int passes,
+                      const EmulatedUpdateLaunch& launch) {
     using Planner = ops::cuda::UpdatePlanner<EmulatedUpdateLaunch>;
-    Planner planner(launch_);
+    Planner planner(launch);
     std::vector<double> scratch(SumsBytes(runs, passes) / sizeof(double), -1.0);
     ASSERT_TRUE(AllNumbers::VisitOne(rule.numbers(), [&](const auto& numbers) {
       PlanPasses(runs, passes, scratch.data(), planner,
@@ -129,6 +141,50 @@ TEST_F(EmulatedUpdate, HasTheBitsOfTheCpuForEveryOptimizer) {
         if (HasFailure()) return;
       }
     }
+  }
+}
+
+// Push and pull of its parameters on one GPU, in the ops that a store cuts a list into: updates by
+// SGD, then a copy of each value. The addresses are never used.
+TEST_F(EmulatedUpdate, AStepOfResNet50TakesAtMostSixteenLaunches) {
+  auto next = std::uintptr_t{1} << 32;
+  const auto address = [&next](std::int64_t count) {
+    next += static_cast<std::uintptr_t>(count * 4 + 255) / 256 * 256;
+    return reinterpret_cast<void*>(next);
+  };
+  for (const double momentum : {0.0, 0.9}) {
+    const RulePtr rule = MakeRuleOf("sgd", {{"momentum", momentum}});
+    int launches = 0;
+    int ops = 0;
+    const EmulatedUpdateLaunch count_only{{&launches}, /*runs=*/false};
+    internal::KeyUpdate update = {};
+    const auto push = [&](const std::vector<internal::UpdateRun>& runs) {
+      ++ops;
+      Emulate(*rule, runs, rule->Begin(update), count_only);
+    };
+    const auto pull = [&](const std::vector<ops::CopyTask>& copies) {
+      ++ops;
+      ops::cuda::PlanCopies(copies, count_only);
+    };
+    GpuBatches<internal::UpdateRun, decltype(push)> pushes(push);
+    GpuBatches<ops::CopyTask, decltype(pull)> pulls(pull);
+    const std::vector<std::int64_t> sizes = bench::ResNet50();
+    ASSERT_EQ(sizes.size(), 161U);
+    for (const std::int64_t size : sizes) {
+      internal::UpdateRun run = {};
+      run.update = &update;
+      run.dtype = DType::kFloat32;
+      run.weight = address(size);
+      run.gradient = address(size);
+      for (std::size_t k = 0; k < rule->num_states(); ++k) run.states[k] = address(size);
+      run.count = static_cast<std::size_t>(size);
+      pushes.Add(Gpu(0), run, size * 4, 1);
+      pulls.Add(Gpu(0), {run.weight, address(size), run.count * 4}, size * 4, 1);
+    }
+    pushes.Flush();
+    pulls.Flush();
+    EXPECT_LE(launches, 16);
+    EXPECT_EQ(ops, 4);
   }
 }
 
