@@ -70,8 +70,10 @@ void RunPolling(bench::BarReport& report, const Ours& ours, bool quick) {
   }
 }
 
-PlainPeers::PlainPeers(const std::string& host, const std::string& address) {
-  for (const PlainOptions& kind : kPlainKinds) {
+PlainPeers::PlainPeers(std::span<const PlainOptions> kinds, const std::string& host,
+                       const std::string& address)
+    : kinds_(kinds) {
+  for (const PlainOptions& kind : kinds) {
     servers_.push_back(std::make_unique<ServerProcess>([&](const auto& ready) {
       if (!host.empty()) tools::TestNetwork::Enter(host);
       PlainServer(kind, address)(ready);
@@ -81,7 +83,7 @@ PlainPeers::PlainPeers(const std::string& host, const std::string& address) {
 
 void PlainPeers::Connect() {
   for (std::size_t i = 0; i < servers_.size(); ++i) {
-    clients_.push_back(ConnectPlain(servers_[i]->address(), kPlainKinds[i]));
+    clients_.push_back(ConnectPlain(servers_[i]->address(), kinds_[i]));
   }
 }
 
@@ -93,11 +95,19 @@ void PlainPeers::AddTo(std::vector<Contender>& contenders, std::span<const std::
                        std::span<std::byte> in) const {
   for (std::size_t i = 0; i < clients_.size(); ++i) {
     contenders.push_back(
-        {.name = NameOf(kPlainKinds[i]),
+        {.name = NameOf(kinds_[i]),
          .operation = [&client = *clients_[i], out, in] { client.RoundTrip(out, in); },
          .cpu_seconds =
              [&server = servers_[i]->process()] { return OwnCpuSeconds() + server.CpuSeconds(); }});
   }
+}
+
+void ForBestPlain(std::span<const Contender> contenders,
+                  const std::function<void(const Contender& best, const char* suffix)>& report) {
+  const auto plain = contenders.subspan(1);
+  report(BestOf(plain.first(std::size(kSystemKinds))), "");
+  const auto unpaced = plain.subspan(std::size(kSystemKinds));
+  if (!unpaced.empty()) report(BestOf(unpaced), ", nobody paces");
 }
 
 void LongContest::Run(bench::BarReport& report, const Ours& ours, bool quick) {
@@ -116,15 +126,17 @@ void LongContest::Run(bench::BarReport& report, const Ours& ours, bool quick) {
     TakeTurns(contenders,
               {.rounds = quick ? 5 : 11,
                .operations = static_cast<int>(std::max<std::size_t>(1, 16 * kMiB / bytes))});
-    const Contender& best = BestPeer(contenders);
-    AddBar(report, {.what = fmt::format("{} of {}, pinned", ours.what, bench::BytesText(bytes)),
-                    .unit = "us",
-                    .ours = contenders[0].figures,
-                    .against = best.name,
-                    .theirs = best.figures,
-                    .most = 1});
-    AddCpuBar(report, fmt::format("the same of {}, CPU", bench::BytesText(bytes)), contenders[0],
-              best, 2 * bytes);
+    ForBestPlain(contenders, [&](const Contender& best, const char* suffix) {
+      const std::string size = bench::BytesText(bytes);
+      AddBar(report, {.what = fmt::format("{} of {}, pinned{}", ours.what, size, suffix),
+                      .unit = "us",
+                      .ours = contenders[0].figures,
+                      .against = best.name,
+                      .theirs = best.figures,
+                      .most = 1});
+      AddCpuBar(report, fmt::format("the same of {}, CPU{}", size, suffix), contenders[0], best,
+                2 * bytes);
+    });
   }
 }
 

@@ -42,12 +42,13 @@ class ShortContest {
 // 4 KiB where both sides poll, against fixed limits.
 void RunPolling(bench::BarReport& report, const Ours& ours, bool quick);
 
-// Plain sockets of all kPlainKinds.
+// Plain sockets of some kinds.
 class PlainPeers {
  public:
   // Forks the servers. `host`: the file of a host of a TestNetwork, which has that address; empty:
   // this one.
-  explicit PlainPeers(const std::string& host = "", const std::string& address = "127.0.0.1");
+  explicit PlainPeers(std::span<const PlainOptions> kinds, const std::string& host = "",
+                      const std::string& address = "127.0.0.1");
   // Connects this process to them.
   void Connect();
   void Pin(int cpu) const;  // the servers
@@ -56,9 +57,15 @@ class PlainPeers {
              std::span<std::byte> in) const;
 
  private:
+  const std::span<const PlainOptions> kinds_;
   std::vector<std::unique_ptr<ServerProcess>> servers_;
   std::vector<std::unique_ptr<EchoClient>> clients_;
 };
+
+// Calls report(best, suffix) with the best of the plain sockets that go as the system has it, and
+// with the best of those that do not pace if there are any: `contenders` are heddle and all kinds.
+void ForBestPlain(std::span<const Contender> contenders,
+                  const std::function<void(const Contender& best, const char* suffix)>& report);
 
 // 1, 16 and 64 MiB beside plain sockets by slices, time and CPU seconds; each process on a CPU.
 class LongContest {
@@ -66,7 +73,7 @@ class LongContest {
   void Run(bench::BarReport& report, const Ours& ours, bool quick);
 
  private:
-  PlainPeers plain_;
+  PlainPeers plain_{PlainKinds()};
 };
 
 // 1 000 short values sent and as many asked for, beside one round trip each, of which only some are

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <fstream>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -43,20 +44,20 @@ void SetTcpOption(int fd, int name, int value) {
   CHECK(setsockopt(fd, IPPROTO_TCP, name, &value, sizeof value) == 0);
 }
 
-// As heddle's connections within a host: where the system paces by default (BBR), it takes up to
-// half of the time, and the peers are to show what sockets can do.
-void DoNotPaceWithinHost(int fd) {
-  sockaddr_in own{}, peer{};
-  socklen_t length = sizeof own;
-  CHECK(getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0);
-  CHECK(getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0);
-  if (own.sin_addr.s_addr != peer.sin_addr.s_addr) return;
+// As heddle's connections within a host.
+void DoNotPace(int fd) {
   constexpr std::string_view kUnpaced = "reno";
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
 }
 
+bool SystemPaces() {
+  std::string name;
+  std::ifstream("/proc/sys/net/ipv4/tcp_congestion_control") >> name;
+  return name == "bbr";
+}
+
 void Prepare(int fd, const PlainOptions& options) {
-  DoNotPaceWithinHost(fd);
+  if (!options.paces) DoNotPace(fd);
   SetTcpOption(fd, TCP_NODELAY, 1);
   if (options.unsent_bytes > 0) SetTcpOption(fd, TCP_NOTSENT_LOWAT, options.unsent_bytes);
 }
@@ -168,7 +169,7 @@ class AsioSession : public std::enable_shared_from_this<AsioSession> {
  public:
   AsioSession(tcp::socket socket, std::size_t bytes) : socket_(std::move(socket)), buffer_(bytes) {
     socket_.set_option(tcp::no_delay(true));
-    DoNotPaceWithinHost(socket_.native_handle());
+    DoNotPace(socket_.native_handle());
   }
   void Read() {
     boost::asio::async_read(socket_, boost::asio::buffer(buffer_),
@@ -195,7 +196,7 @@ class AsioClient : public EchoClient {
     socket_.connect(
         {boost::asio::ip::address_v4::loopback(), static_cast<std::uint16_t>(PortOf(address))});
     socket_.set_option(tcp::no_delay(true));
-    DoNotPaceWithinHost(socket_.native_handle());
+    DoNotPace(socket_.native_handle());
   }
 
   void RoundTrip(std::span<const std::byte> out, std::span<std::byte> in) override {
@@ -238,9 +239,23 @@ ServerProcess::Serve PlainServer(PlainOptions options, const std::string& host) 
   };
 }
 
+std::span<const PlainOptions> PlainKinds() {
+  static const std::vector<PlainOptions> kinds = [] {
+    std::vector<PlainOptions> all(std::begin(kSystemKinds), std::end(kSystemKinds));
+    if (!SystemPaces()) return all;
+    for (PlainOptions kind : kSystemKinds) {
+      kind.paces = false;
+      all.push_back(kind);
+    }
+    return all;
+  }();
+  return kinds;
+}
+
 std::string NameOf(const PlainOptions& options) {
-  return fmt::format("plain sockets, slices of {}{}", bench::BytesText(options.slice_bytes),
-                     options.unsent_bytes > 0 ? ", TCP_NOTSENT_LOWAT" : "");
+  return fmt::format("plain sockets, slices of {}{}{}", bench::BytesText(options.slice_bytes),
+                     options.unsent_bytes > 0 ? ", TCP_NOTSENT_LOWAT" : "",
+                     options.paces ? "" : ", not paced");
 }
 
 std::unique_ptr<EchoClient> ConnectPlain(const std::string& address, PlainOptions options) {

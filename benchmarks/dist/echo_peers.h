@@ -25,10 +25,13 @@ class EchoClient {
 struct PlainOptions {
   std::size_t slice_bytes = 1 << 20;
   int unsent_bytes = 0;  // TCP_NOTSENT_LOWAT; 0: not set
+  bool paces = true;     // if the system's congestion control does; false: another one is taken
 };
 // Which of these is fastest differs from machine to machine and from size to size.
-inline constexpr PlainOptions kPlainKinds[] = {
+inline constexpr PlainOptions kSystemKinds[] = {
     {256 << 10, 0}, {256 << 10, 16 << 10}, {1 << 20, 0}, {1 << 20, 16 << 10}};
+// Those; and, where the system paces (BBR), each again that does not.
+std::span<const PlainOptions> PlainKinds();
 std::string NameOf(const PlainOptions& options);
 // It listens at that numeric address.
 ServerProcess::Serve PlainServer(PlainOptions options, const std::string& host = "127.0.0.1");

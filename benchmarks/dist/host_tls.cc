@@ -81,7 +81,7 @@ class RecordCipher {
 void MeasureTls(bench::BarReport& report, bool quick) {
   tools::TestCertificates certificates;
   const Job job({.tls = certificates.right()});
-  PlainPeers plain;
+  PlainPeers plain(kSystemKinds);
   const std::unique_ptr<Worker> worker = job.Join();
   job.Pin(1);
   plain.Pin(1);
@@ -96,7 +96,7 @@ void MeasureTls(bench::BarReport& report, bool quick) {
   TakeTurns(contenders, {.rounds = quick ? 3 : 15, .operations = 2});
   const Contender alone = std::move(contenders.back());
   contenders.pop_back();
-  const Contender& echo = BestPeer(contenders);
+  const Contender& echo = BestOf(std::span(contenders).subspan(1));
   // Both sides encrypt and decrypt, each on its CPU.
   std::vector<double> together;
   for (std::size_t i = 0; i < alone.figures.size(); ++i) {

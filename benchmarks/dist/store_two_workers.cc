@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "benchmarks/dist/contests.h"
 #include "benchmarks/dist/echo_peers.h"
 #include "benchmarks/dist/job.h"
 #include "benchmarks/dist/store_sections.h"
@@ -86,7 +87,7 @@ using PlainServers = std::vector<PlainWorker::Servers>;  // by kind
 
 PlainServers MakePlainServers(int servers) {
   PlainServers all;
-  for (const PlainOptions& kind : kPlainKinds) {
+  for (const PlainOptions& kind : PlainKinds()) {
     all.emplace_back();
     for (int i = 0; i < servers; ++i) {
       all.back().push_back(std::make_unique<ServerProcess>(PlainServer(kind)));
@@ -98,7 +99,7 @@ PlainServers MakePlainServers(int servers) {
 void Connect(Share& share, const PlainServers& servers, const std::vector<std::size_t>& bytes) {
   const auto buffers = std::make_shared<Buffers>(bytes);
   for (std::size_t i = 0; i < servers.size(); ++i) {
-    share.plain.push_back(std::make_unique<PlainWorker>(servers[i], kPlainKinds[i], buffers));
+    share.plain.push_back(std::make_unique<PlainWorker>(servers[i], PlainKinds()[i], buffers));
   }
 }
 
@@ -154,7 +155,7 @@ class TwoWorkers {
   std::vector<Contender> Contenders() const {
     std::vector<Contender> contenders;
     for (std::size_t task = 0; task < tasks_.size(); ++task) {
-      contenders.push_back({.name = task == 0 ? "heddle" : NameOf(kPlainKinds[task - 1]),
+      contenders.push_back({.name = task == 0 ? "heddle" : NameOf(PlainKinds()[task - 1]),
                             .operation = [this, task] { Run(task); },
                             .cpu_seconds =
                                 [this, task] {
@@ -216,21 +217,22 @@ void MeasureSum(bench::BarReport& report, bool quick) {
     const std::vector<double> sums = contenders.back().figures;
     contenders.pop_back();
     const Contender& ours = contenders[0];
-    const Contender& best = BestPeer(contenders);
-    std::vector<double> limit = best.figures;
-    if (!pinned) {
-      for (std::size_t round = 0; round < limit.size(); ++round) limit[round] += sums[round];
-    }
-    AddBar(report,
-           {.what = fmt::format("2 workers, sum of 64 MiB, {}", pinned ? "pinned" : "not pinned"),
-            .unit = "us",
-            .ours = ours.figures,
-            .against =
-                best.name + (pinned ? "" : fmt::format(", plus the sum ({:.0f} us)", Median(sums))),
-            .theirs = limit,
-            .most = pinned ? 1.1 : 1.25});
-    AddCpuBar(report, fmt::format("the same, {}, CPU", pinned ? "pinned" : "not pinned"), ours,
-              best, 4 * kBytes);
+    const char* const where = pinned ? "pinned" : "not pinned";
+    ForBestPlain(contenders, [&](const Contender& best, const char* suffix) {
+      std::vector<double> limit = best.figures;
+      if (!pinned) {
+        for (std::size_t round = 0; round < limit.size(); ++round) limit[round] += sums[round];
+      }
+      AddBar(report,
+             {.what = fmt::format("2 workers, sum of 64 MiB, {}{}", where, suffix),
+              .unit = "us",
+              .ours = ours.figures,
+              .against = best.name +
+                         (pinned ? "" : fmt::format(", plus the sum ({:.0f} us)", Median(sums))),
+              .theirs = limit,
+              .most = pinned ? 1.1 : 1.25});
+      AddCpuBar(report, fmt::format("the same, {}, CPU{}", where, suffix), ours, best, 4 * kBytes);
+    });
   }
 }
 
@@ -262,17 +264,18 @@ void MeasureResNet(bench::BarReport& report, bool quick) {
   std::vector<Contender> contenders = workers.Contenders();
   TakeTurns(contenders, {.rounds = quick ? 2 : 9, .operations = 1});
   const Contender& ours = contenders[0];
-  const Contender& best = BestPeer(contenders);
-  AddBar(report,
-         {.what = fmt::format("ResNet-50's {} keys, SGD on 2 servers, 2 workers", sizes.size()),
-          .unit = "us",
-          .ours = ours.figures,
-          .against = best.name,
-          .theirs = best.figures,
-          .most = 1.3});
   const auto elements = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-  AddCpuBar(report, "the same, CPU", ours, best,
-            4 * sizeof(float) * static_cast<std::size_t>(elements));
+  ForBestPlain(contenders, [&](const Contender& best, const char* suffix) {
+    AddBar(report, {.what = fmt::format("ResNet-50's {} keys, SGD on 2 servers, 2 workers{}",
+                                        sizes.size(), suffix),
+                    .unit = "us",
+                    .ours = ours.figures,
+                    .against = best.name,
+                    .theirs = best.figures,
+                    .most = 1.3});
+    AddCpuBar(report, fmt::format("the same, CPU{}", suffix), ours, best,
+              4 * sizeof(float) * static_cast<std::size_t>(elements));
+  });
 }
 
 }  // namespace heddle::bench_dist

@@ -45,10 +45,10 @@ void TakeTurns(std::vector<Contender>& contenders, const Turns& turns) {
   }
 }
 
-const Contender& BestPeer(const std::vector<Contender>& contenders) {
-  return *std::min_element(
-      contenders.begin() + 1, contenders.end(),
-      [](const auto& a, const auto& b) { return Median(a.figures) < Median(b.figures); });
+const Contender& BestOf(std::span<const Contender> contenders) {
+  return *std::min_element(contenders.begin(), contenders.end(), [](const auto& a, const auto& b) {
+    return Median(a.figures) < Median(b.figures);
+  });
 }
 
 std::vector<double> Ratios(const std::vector<double>& a, const std::vector<double>& b) {

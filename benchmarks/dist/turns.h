@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,8 @@ struct Turns {
 };
 void TakeTurns(std::vector<Contender>& contenders, const Turns& turns);
 
-// The fastest but the first.
-const Contender& BestPeer(const std::vector<Contender>& contenders);
+// The fastest.
+const Contender& BestOf(std::span<const Contender> contenders);
 
 // Microseconds that `operation` takes.
 double TimeOf(const std::function<void()>& operation);
