@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "python/src/bindings.h"
 
 namespace heddle::python {
@@ -25,11 +27,18 @@ auto Computed(const F& f) {
 
 inline nb::object NotImplemented() { return nb::borrow(Py_NotImplemented); }
 
-// f(number) for a number; something else may know better what to do.
+// f(number) for a number; something else may know better what to do, but not NumPy's arrays, whose
+// message would be about NumPy.
 template <class F>
 nb::object ForNumber(nb::handle object, const F& f) {
   Scalar number = 0;
-  return ToScalar(object, &number) ? f(number) : NotImplemented();
+  if (ToScalar(object, &number)) return f(number);
+  if (nb::hasattr(object, "__array_interface__")) {
+    throw InvalidType(fmt::format(
+        "expected a number or an array of heddle's beside one, got {}: nd.array(x) makes one of it",
+        TypeName(object)));
+  }
+  return NotImplemented();
 }
 
 // What every array has.

@@ -183,8 +183,9 @@ def test_numbers_of_numpy_and_python_count_as_numbers():
         same(two * a, numpy.array([2, 2], dtype="float32"))
     with pytest.raises(TypeError):
         a + "x"
-    with pytest.raises(TypeError):
-        a + numpy.ones(2)
+    for mixed in (lambda: a + numpy.ones(2), lambda: numpy.ones(2) + a, lambda: a < numpy.ones(2), lambda: a == numpy.ones(2)):
+        with pytest.raises(TypeError, match="nd.array"):
+            mixed()
     assert (a == "x") is False
     with pytest.raises(ValueError, match="0.5"):
         mx.nd.ones((2,), dtype="int32") * 0.5
