@@ -36,5 +36,5 @@ def _section(name, meaning):
 SECTIONS = {
     "engine": _section("engine", "The cost of an op, what steps make afresh, and overlap of copies and kernels."),
     "kernels": _section("kernels", "Sums, updates and two-bit codes of 256 MiB."),
-    "resnet": _section("resnet", "The kernels of a step with the sizes of ResNet-50's parameters."),
+    "resnet": _section("resnet", "A step with the sizes of ResNet-50's parameters: its kernels, and push and pull."),
 }
