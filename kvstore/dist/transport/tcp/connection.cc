@@ -537,8 +537,10 @@ void Connection::End(bool clean, const std::string& why) {
 void Connection::ArmRead() {
   // In the midst of a long payload one wake-up for much of it.
   const std::uint64_t rest = receiver_.rest();
-  const int mark = link_ == Link::kBulk && rest > 0 && rings_ == nullptr && tls_ == nullptr
-                       ? static_cast<int>(std::min(rest, kWakeBytes))
+  // Of which TLS may have read a part of a record.
+  const std::uint64_t read_ahead = tls_ != nullptr ? TlsStream::kRecordBytes : 0;
+  const int mark = link_ == Link::kBulk && rest > read_ahead && rings_ == nullptr
+                       ? static_cast<int>(std::min(rest - read_ahead, kWakeBytes))
                        : 1;
   if (mark != low_water_mark_) {
     low_water_mark_ = mark;

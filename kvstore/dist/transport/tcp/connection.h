@@ -22,8 +22,8 @@
 // Receiving happens in the reactor's handlers, hence one after another (R1 in reactor.h).
 //   (C4) SO_RCVLOWAT is set only by the reactor, just before the wait for reading is armed, to what
 //        is missing of the payload or less; and nobody but the handler of that wait reads while the
-//        mark is above 1. Otherwise a read could take what the mark waits for. With TLS, which
-//        reads ahead, it stays 1.
+//        mark is above 1. Otherwise a read could take what the mark waits for. TLS reads ahead,
+//        and of what it has not given yet there is less than a record.
 // Ending. The socket is closed in the reactor, or after the reactor's end, and not while writing_.
 //
 // Cuts. A connection over TCP whose socket fails (but not: is closed by the peer, or breaks the

@@ -21,9 +21,8 @@
 namespace heddle::kvstore::dist {
 namespace {
 
-constexpr std::size_t kRecordBytes = 16 << 10;  // of plain text, at most
 // What one Write takes: with more an urgent message would wait longer behind what is encrypted.
-constexpr std::size_t kWriteBytes = 64 << 10;
+constexpr std::size_t kWriteBytes = 128 << 10;
 // What one read of the socket takes.
 constexpr std::size_t kReadBytes = 128 << 10;
 

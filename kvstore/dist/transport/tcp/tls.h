@@ -47,6 +47,7 @@ struct Transferred {
 class TlsStream {
  public:
   enum class State { kGoing, kOpen, kFailed };
+  static constexpr std::size_t kRecordBytes = 16 << 10;  // of plain text, at most
 
   // Takes the handshake as far as the socket allows; while it is kGoing it goes on when the socket
   // can be read.
