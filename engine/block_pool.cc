@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/prefetch.h"
 #include "engine/tls.h"
 
 namespace heddle::engine {
@@ -181,8 +182,9 @@ void* AllocateBlock(int block_class, std::size_t bytes) {
   const int index = --magazine->count;
   if (index >= kPrefetchDistance) {
     void* soon = magazine->blocks[static_cast<std::size_t>(index - kPrefetchDistance)];
-    __builtin_prefetch(soon, 1);
-    __builtin_prefetch(static_cast<std::byte*>(soon) + kBlockAlign, 1);
+    for (std::size_t line = 0; line <= c; ++line) {
+      PrefetchForWrite(static_cast<std::byte*>(soon) + line * kBlockAlign);
+    }
   }
   return magazine->blocks[static_cast<std::size_t>(index)];
 }

@@ -42,6 +42,7 @@
 
 #include <heddle/engine.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -185,6 +186,7 @@ class EngineCore {
     bool in_bursts = false;
     std::uint64_t burst_end = 0;
     int streak = 0;                           // candidates run in a row
+    std::int64_t hold_started_ns = 0;         // of the hold of the lock that is timed; 0: it is not
     std::optional<std::uint32_t> last_epoch;  // runs nothing pushed later (WaitForAll)
     std::uint64_t ran = 0;
     Executor* previous = nullptr;
@@ -270,12 +272,14 @@ class EngineCore {
   void DrainToTailLocked() REQUIRES(lock_);
   void PushReadyLocked(Op* op) REQUIRES(lock_);
   Op* PickLocked(Executor& executor) REQUIRES(lock_);
+  Op* PickUntimedLocked(Executor& executor) REQUIRES(lock_);
   Op* StreamLocked(Executor& executor) REQUIRES(lock_);
   Op* PopReadyLocked(Executor& executor) REQUIRES(lock_);
   static bool IsLater(const Executor& executor, const Op* op);
   void DrainIfUrgentLocked() REQUIRES(lock_);
   void ExecuteLocked(Executor& executor, Op* op) REQUIRES(lock_);
   void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
+  void MeasureHoldLocked(std::int64_t sample_ns) REQUIRES(lock_);
   static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
   bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
   void TakeCompletionsLocked() REQUIRES(lock_);
@@ -313,8 +317,13 @@ class EngineCore {
   bool LeaveExecutorsLocked() REQUIRES(lock_);
   void LowerModeLocked() REQUIRES(lock_);
   bool WorkIsVisibleLocked() REQUIRES(lock_);
-  bool ParallelPaysLocked() const REQUIRES(lock_) {
-    return body_ns_ > (in_flight_.empty() ? kParallelBodyNs : kParallelPastAsyncNs);
+  // Are `executors` faster than one? Bodies run side by side, holds of the lock do not: ops on many
+  // variables hold it for as long as a short body takes, and longer beside others, since each
+  // executor finds the variables on another core. Where they would mostly wait for the lock, fewer
+  // are faster.
+  bool ParallelPaysLocked(int executors) const REQUIRES(lock_) {
+    const std::int64_t least_ns = in_flight_.empty() ? kParallelBodyNs : kParallelPastAsyncNs;
+    return body_ns_ > least_ns && hold_ns_ * executors * 4 < (body_ns_ + hold_ns_) * 3;
   }
   // May a further body run? num_workers bounds them, those started inline aside.
   bool HasPlaceLocked() const REQUIRES(lock_) {
@@ -405,6 +414,8 @@ class EngineCore {
   // another core has just read; and completions make few ops ready at a time. With the bound above
   // helpers came and went for nothing, at twice to four times the cost of an op.
   static constexpr std::int64_t kParallelPastAsyncNs = 500;
+  // About what reading the clock adds to a measured hold.
+  static constexpr std::int64_t kClockNs = 20;
   // Work worth a wake-up.
   static constexpr std::int64_t kWorthHelpNs = 30'000;
   // During longer bodies pushers may not count on this executor to look at the inbox.
@@ -452,7 +463,9 @@ class EngineCore {
   int until_sample_ GUARDED_BY(lock_) = 0;  // ops until one is timed
   int executors_ GUARDED_BY(lock_) = 0;     // threads that will look at the inbox before they leave
   std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
-  int idlers_ GUARDED_BY(lock_) = 0;                    // executors that look away
+  // Of lock_, from the end of a body to the next one, when there were several executors last.
+  std::int64_t hold_ns_ GUARDED_BY(lock_) = 0;
+  int idlers_ GUARDED_BY(lock_) = 0;  // executors that look away
   bool body_measured_ GUARDED_BY(lock_) = false;
   bool admit_ GUARDED_BY(lock_) =
       false;  // the lookout wants a further worker in, whatever the average

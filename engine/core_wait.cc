@@ -332,7 +332,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       ReleaseInlineLocked();
       if (EpochEndedLocked(epoch)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (joined || executors_ == 0 || ParallelPaysLocked()) {
+    } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1)) {
       if (!joined) JoinExecutorsLocked();
       joined = true;
       Op* op = HasPlaceLocked() ? PickLocked(executor) : nullptr;

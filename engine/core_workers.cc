@@ -38,7 +38,7 @@ bool EngineCore::RunWorker() {
   {
     const engine::TrackerGuard guard(lock_);
     const bool admitted = std::exchange(admit_, false) || !jobs_.empty();
-    const bool pays = executors_ < options_.num_workers && ParallelPaysLocked();
+    const bool pays = executors_ < options_.num_workers && ParallelPaysLocked(executors_ + 1);
     if (executors_ == 0 || admitted || pays) {
       Executor executor;
       executor.keeps_candidate = true;
@@ -86,7 +86,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
         until_clock = body_ns_ > 10'000 ? 0 : 64;
         // Let in because the others seemed stuck: they no longer are, and one executor is faster.
         const std::uint64_t others = executor_ran_ - executor.ran - others_ran;
-        if (executors_ > 1 && !ParallelPaysLocked() && others > kWorthComing) {
+        if (executors_ > 1 && !ParallelPaysLocked(executors_) && others > kWorthComing) {
           --executors_;
           break;
         }
@@ -208,7 +208,7 @@ bool EngineCore::GoAloneLocked(const Executor& executor) {
 // pays?
 bool EngineCore::NeedsHelpLocked() {
   const int busy = std::max(executors_, executing_ + idlers_);
-  if (busy >= options_.num_workers || !ParallelPaysLocked()) return false;
+  if (busy >= options_.num_workers || !ParallelPaysLocked(busy + 1)) return false;
   // Registered ops that are blocked count only beside a ready one: that they may run soon is a
   // guess, which help_backoff_ corrects.
   const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;

@@ -15,6 +15,7 @@
 #include <memory>
 #include <new>
 
+#include "base/prefetch.h"
 #include "engine/op.h"
 
 namespace heddle::engine {
@@ -62,11 +63,10 @@ class Inbox {
   void Advance(std::uint64_t* head) {
     // A slot some way ahead is the next block needed: fetching it now hides the trip from the
     // pusher's core.
-    const std::uint64_t ahead =
-        slots_[(*head + kPrefetchDistance) & (kSlots - 1)].word.load(std::memory_order_relaxed);
-    const std::uintptr_t block = ahead & ~std::uint64_t{63};
-    __builtin_prefetch(reinterpret_cast<const void*>(block), 1);
-    __builtin_prefetch(reinterpret_cast<const void*>(block + 64), 1);
+    if (const void* block = At(*head + kPrefetchDistance).address) {
+      PrefetchForWrite(block);
+      PrefetchForWrite(static_cast<const std::byte*>(block) + kBlockAlign);
+    }
     if ((++*head & (kPublishEvery - 1)) == 0) PublishHead(*head);
   }
   // Lets producers see every slot that is free.

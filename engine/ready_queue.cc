@@ -1,6 +1,7 @@
 #include "engine/ready_queue.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 
@@ -23,11 +24,19 @@ void ReadyQueue::Ring::push_back(Entry entry) {
   entries_[tail_++ & (entries_.size() - 1)] = entry;
 }
 
+// Searches only if it is neither the level of the last Push nor the one below.
+ReadyQueue::Levels::iterator ReadyQueue::LevelOf(int priority) {
+  if (recent_ != levels_.end()) {
+    if (recent_->first == priority) return recent_;
+    const auto below = std::next(recent_);
+    if (below != levels_.end() && below->first == priority) return below;
+  }
+  return levels_.try_emplace(priority).first;
+}
+
 void ReadyQueue::Push(Op* op) {
-  // The usual case, one priority for all, needs no search.
-  const auto level = top_ != levels_.end() && top_->first == op->priority
-                         ? top_
-                         : levels_.try_emplace(op->priority).first;
+  const auto level = LevelOf(op->priority);
+  recent_ = level;
   if (level->second.count++ == 0) {
     ++levels_in_use_;
     level->second.served = takes_;
@@ -126,10 +135,14 @@ void ReadyQueue::Taken(Levels::iterator level) {
     std::size_t passed = 0;
     for (; top_->second.count == 0; ++top_) ++passed;
     // Nobody is to pass by so many a second time.
-    if (passed > kPassedMax) levels_.erase(level, top_);
+    if (passed > kPassedMax) {
+      levels_.erase(level, top_);
+      recent_ = levels_.end();
+    }
   }
   if (levels_.size() - levels_in_use_ > kEmptyLevelsMax) {
     std::erase_if(levels_, [](const auto& entry) { return entry.second.count == 0; });
+    recent_ = levels_.end();
     if (size_ == 0) top_ = levels_.end();
   }
 }

@@ -81,6 +81,7 @@ class ReadyQueue {
   };
   using Levels = std::map<int, Level, std::greater<>>;
 
+  Levels::iterator LevelOf(int priority);
   void Taken(Levels::iterator level);
   Levels::iterator LongestWaiting();
   static Op* PopOldest(Level& level);
@@ -92,6 +93,9 @@ class ReadyQueue {
   std::uint64_t check_at_ = std::numeric_limits<std::uint64_t>::max();  // see Pop
   Levels levels_;                         // emptied ones are kept, up to kEmptyLevelsMax
   Levels::iterator top_ = levels_.end();  // the highest non-empty one
+  // The one of the last Push: layers of a network are pushed one after another, in the order of
+  // their priorities.
+  Levels::iterator recent_ = levels_.end();
   // More than the layers of most networks, each with a priority of its own.
   static constexpr std::size_t kEmptyLevelsMax = 512;
   static constexpr std::size_t kPassedMax = 16;  // empty levels that one call walks past and keeps
