@@ -45,8 +45,10 @@ class ConformanceTest : public StoreTest {
   std::unique_ptr<KVStore> NewStore(const KVStoreOptions& options = {}) override {
     if (!is_dist()) return StoreTest::NewStore(options);
     if (job_ == nullptr) {
-      job_ = std::make_unique<kvstore::dist::Job>(kvstore::dist::JobOptions{
-          .network = network(), .num_servers = 2, .controller = [](int, std::string_view) {}});
+      job_ = std::make_unique<kvstore::dist::Job>(
+          kvstore::dist::JobOptions{.network = network(),
+                                    .num_servers = 2,
+                                    .program = {.controller = [](int, std::string_view) {}}});
       worker_ = job_->Join(0);
     }
     return kvstore::dist::MakeDistStore(engine, GetParam().store, worker_, worker_->NewStore());
