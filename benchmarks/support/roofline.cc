@@ -107,6 +107,15 @@ HWY_EXPORT(Move);
 namespace {
 
 constexpr std::size_t kBeyondCaches = std::size_t{4} << 20;
+constexpr std::size_t kBatchesMax = 6;
+
+// Half of the rounds are near the median; all of these say the same of the bar.
+bool IsSettled(std::vector<double> ratios, double bar) {
+  std::sort(ratios.begin(), ratios.end());
+  const double low = ratios[ratios.size() / 4];
+  const double high = ratios[ratios.size() * 3 / 4];
+  return low >= bar || high < bar;
+}
 
 template <typename F>
 double SecondsPerCall(std::size_t calls, const F& call) {
@@ -197,18 +206,26 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
   }
   std::vector<std::function<double()>> measure;
   for (const Contender& contender : contenders) measure.push_back(contender.measure);
-  const std::vector<std::vector<double>> seconds = MeasureInTurn(measure, rounds);
-
-  std::size_t limit = 1;  // the fastest of the loops ...
-  for (std::size_t c = 2; c < loops; ++c) {
-    if (Median(seconds[c]) < Median(seconds[limit])) limit = c;
-  }
-  // ... unless the arithmetic takes longer
-  if (arithmetic != 0 && Median(seconds[loops]) > Median(seconds[limit])) limit = loops;
+  std::vector<std::vector<double>> seconds(measure.size());
+  std::size_t limit = 1;
   std::vector<double> ratios;
-  for (std::size_t r = 0; r < seconds[0].size(); ++r) {
-    ratios.push_back(seconds[limit][r] / seconds[0][r]);
-  }
+  do {
+    const std::vector<std::vector<double>> more = MeasureInTurn(measure, rounds);
+    for (std::size_t c = 0; c < more.size(); ++c) {
+      seconds[c].insert(seconds[c].end(), more[c].begin(), more[c].end());
+    }
+    limit = 1;  // the fastest of the loops ...
+    for (std::size_t c = 2; c < loops; ++c) {
+      if (Median(seconds[c]) < Median(seconds[limit])) limit = c;
+    }
+    // ... unless the arithmetic takes longer
+    if (arithmetic != 0 && Median(seconds[loops]) > Median(seconds[limit])) limit = loops;
+    ratios.clear();
+    for (std::size_t r = 0; r < seconds[0].size(); ++r) {
+      ratios.push_back(seconds[limit][r] / seconds[0][r]);
+    }
+  } while (!IsSettled(ratios, kernel.bar) &&
+           ratios.size() < kBatchesMax * static_cast<std::size_t>(rounds));
   const double ratio = Median(ratios);
   nlohmann::json all = nlohmann::json::object();
   for (std::size_t c = 0; c < contenders.size(); ++c) {

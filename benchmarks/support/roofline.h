@@ -80,7 +80,8 @@ struct KernelCase {
   double bar = 0.85;
 };
 
-// Measures one thread and adds a bar in GB/s.
+// Measures one thread and adds a bar in GB/s. Takes `rounds` rounds, and as many again, up to six
+// times, as long as the quartiles of their ratios lie on either side of the bar.
 void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report);
 
 }  // namespace heddle::bench
