@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include "check.h"
 
 enum { kDevices = 4 };
@@ -397,7 +399,8 @@ static void OptimizersAndTheirStates(void) {
   PushFull(store, key, 4);  // m = -3
   CHECK(Holds(store, key, -5));
 
-  char file[] = "c_api_test.states";
+  char file[64];
+  snprintf(file, sizeof file, "c_api_test.%d.states", (int)getpid());
   CHECK_OK(HeddleKVStoreSaveOptimizerStates(store, file, 0));
   InitFull(second, key, -5);
   CHECK_OK(HeddleKVStoreSetOptimizer(second, sgd));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/kvstore/gpu_setups.h"
 
@@ -330,7 +331,7 @@ TEST_P(ConformanceTest, AnOptimizerUpdatesAsItsFormulaSays) {
 TEST_P(ConformanceTest, SavedStatesAreThoseOfTheMomentOfSaving) {
   const std::string file = testing::TempDir() + "conformance_" + GetParam().store + "_" +
                            GetParam().engine + std::to_string(GetParam().workers) +
-                           GetParam().network + ".safetensors";
+                           GetParam().network + std::to_string(getpid()) + ".safetensors";
   store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
   store->Init("k", Full(0));
   store->Push("k", Full(1));  // m = -1, w = -1

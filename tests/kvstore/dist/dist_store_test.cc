@@ -15,6 +15,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/kvstore/dist/job.h"
 
@@ -470,7 +471,8 @@ TEST_P(DistStoreTest, PublishedScriptsPushWithoutWaitingAndInitOnRankZeroAlone) 
 TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
   constexpr std::int64_t kCount = 50'000;
   const std::string file = ::testing::TempDir() + "dist_states_" +
-                           (GetParam() == Network::kSim ? "sim" : "tcp") + ".safetensors";
+                           (GetParam() == Network::kSim ? "sim" : "tcp") +
+                           std::to_string(getpid()) + ".safetensors";
   const auto expected =
       LocalRounds(2, 6, kCount, DType::kFloat32, MakeOptimizer("adam", {{"learning_rate", 0.5}}));
   std::vector<float> weights;
@@ -511,7 +513,8 @@ TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
 TEST_P(DistStoreTest, StatesOfVeryManyPartsAreSavedAndLoaded) {
   constexpr int kKeys = 12'000;
   const std::string file = ::testing::TempDir() + "many_states_" +
-                           (GetParam() == Network::kSim ? "sim" : "tcp") + ".safetensors";
+                           (GetParam() == Network::kSim ? "sim" : "tcp") +
+                           std::to_string(getpid()) + ".safetensors";
   const OptimizerPtr optimizer = Sgd({.learning_rate = 1, .momentum = 0.5});
   const auto init = [&](KVStore& store, Engine& engine) {
     store.SetOptimizer(optimizer);
