@@ -256,6 +256,8 @@ TEST(TcpCuts, APeerThatDoesNotConfirmIsSentNoMoreThanABound) {
   constexpr std::size_t kBytes = 1 << 20;
   constexpr std::size_t kBefore = SendQueue::kRetainedMax / kBytes;  // that the bound lets pass
   constexpr std::size_t kMessages = kBefore + 30;
+  const std::string memory(kBytes, 'a');
+  std::atomic<std::size_t> kept = 0;
   TcpNode server(Options(kServer0, kForever));
   Handshake handshake = Handshake::Connecting(
       {.node = kWorker0, .incarnation = 7, .job_id = "test", .token = "secret"}, Link::kBulk);
@@ -269,8 +271,6 @@ TEST(TcpCuts, APeerThatDoesNotConfirmIsSentNoMoreThanABound) {
   ASSERT_EQ(handshake.state(), Handshake::State::kDone) << handshake.why();
   ASSERT_TRUE(server.WaitFor([&] { return !server.connected.empty(); }));
 
-  const std::string memory(kBytes, 'a');
-  std::atomic<std::size_t> kept = 0;
   for (std::size_t i = 0; i < kMessages; ++i) {
     Message message = Numbered(i, 0);
     ++kept;
