@@ -94,6 +94,7 @@ print(failures)
 INTERRUPTED = """
 import os, signal, sys, threading, time
 import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 a = mx.nd.zeros((4,))
 started, opened = threading.Event(), threading.Event()
 def hold():
