@@ -144,6 +144,20 @@ TEST(TraceJoin, WhatAnOpSentLaterHasAnArrowFromTheOp) {
             (std::vector<Ends>{{1009, 1020}}));
 }
 
+// A thread may be kept from the end of its slice while another goes on with what came of it.
+TEST(TraceJoin, NoArrowOfAProcessLeadsBackInTime) {
+  std::vector<TraceFile> files = OneRound("m");
+  TracedOp op;
+  op.ticket = 3;
+  op.run = TracedRun{9, 990, 5000, engine::TraceOutcome::kOk};
+  files[0].ops.push_back(op);
+  files[0].messages[1].op = 3 + 1;    // sent at 1020 on another thread
+  files[1].parts[3].ended_ns = 5000;  // a read, whose value left at 1240
+  const JoinedTrace trace = JoinTraces(files);
+  EXPECT_EQ(EndsOf(trace, RequestArrow::Kind::kCall), (std::vector<Ends>{{1020, 1020}}));
+  EXPECT_THAT(EndsOf(trace, RequestArrow::Kind::kMessage), testing::Contains(Ends{1240, 1300}));
+}
+
 // Machines whose clocks differ by anything: messages that took at least some time each way say by
 // how much, to within that time.
 TEST(TraceJoin, ClocksOfOtherMachinesFollowFromTheMessages) {

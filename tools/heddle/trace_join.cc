@@ -184,11 +184,13 @@ template <class Slice>
 TraceMoment StartOf(std::size_t file, const Slice& slice) {
   return {file, slice.thread, slice.started_ns};
 }
-// The last moment inside.
+// The last moment inside; with `by_ns`, the last one that is not after it: a thread may be kept
+// from the end of its slice while another goes on with what came of it.
 template <class Slice>
-TraceMoment EndOf(std::size_t file, const Slice& slice) {
-  return {file, slice.thread,
-          slice.ended_ns > slice.started_ns ? slice.ended_ns - 1 : slice.started_ns};
+TraceMoment EndOf(std::size_t file, const Slice& slice,
+                  std::uint64_t by_ns = std::numeric_limits<std::uint64_t>::max()) {
+  const std::uint64_t last = std::max(slice.ended_ns, slice.started_ns + 1) - 1;
+  return {file, slice.thread, std::max(slice.started_ns, std::min(last, by_ns))};
 }
 
 class Arrows {
@@ -232,7 +234,7 @@ class Arrows {
         to = StartOf(to_file, *merge);
     } else if (kind == Kind::kValue) {
       if (const TracedPart* read = Look(reads_, from_file, IdOf(sent))) {
-        from = EndOf(from_file, *read);
+        from = EndOf(from_file, *read, sent.started_ns);
       }
     }
     arrows_.push_back({RequestArrow::Kind::kMessage, from, to});
@@ -286,7 +288,8 @@ class Arrows {
           message.started_ns < run.ended_ns) {
         continue;  // the one slice lies in the other
       }
-      arrows_.push_back({RequestArrow::Kind::kCall, EndOf(file, run), StartOf(file, message)});
+      arrows_.push_back({RequestArrow::Kind::kCall, EndOf(file, run, message.started_ns),
+                         StartOf(file, message)});
     }
   }
 
