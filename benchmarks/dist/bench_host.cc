@@ -16,15 +16,20 @@
 // overtake  4 KiB behind 20 keys of 1 MB of lower priority, over 100 Mbit/s, against a fixed limit.
 //
 // Contenders run in turn, see turns.h. Status: see sections.h.
+#include <array>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "benchmarks/dist/futex_peer.h"
 #include "benchmarks/dist/host_sections.h"
 #include "benchmarks/dist/job.h"
+#include "benchmarks/dist/nearest_cpus.h"
 #include "benchmarks/dist/sections.h"
 #include "benchmarks/dist/turns.h"
 
@@ -35,34 +40,45 @@ using bench::BarReport;
 
 constexpr std::size_t kShort = 4096;
 
+void CopyThereAndBack(const void* out, void* there, void* back) {
+  constexpr std::size_t kSlice = 1 << 20;  // the second copy finds it in the cache
+  for (std::size_t at = 0; at < kLong; at += kSlice) {
+    std::memcpy(static_cast<char*>(there) + at, static_cast<const char*>(out) + at, kSlice);
+    std::memcpy(static_cast<char*>(back) + at, static_cast<char*>(there) + at, kSlice);
+  }
+}
+
 void MeasureLarge(BarReport& report, bool quick) {
   const Job job({.shared_memory = true});
   const Job tcp_job({.shared_memory = false});
   const std::unique_ptr<Worker> worker = job.Join();
   const std::unique_ptr<Worker> tcp_worker = tcp_job.Join();
-  PinThisProcess(0);
-  job.Pin(1);
-  tcp_job.Pin(1);
+  NearbyPlaces places([&](int cpu) {
+    job.Pin(cpu);
+    tcp_job.Pin(cpu);
+  });
   std::vector<char> out(kLong), there(kLong), back(kLong);
-  const auto copy = [&] {
-    constexpr std::size_t kSlice = 1 << 20;  // the second copy finds it in the cache
-    for (std::size_t at = 0; at < kLong; at += kSlice) {
-      std::memcpy(there.data() + at, out.data() + at, kSlice);
-      std::memcpy(back.data() + at, there.data() + at, kSlice);
-    }
-  };
+  // In huge pages, as the store's arrays have them.
+  const NDArray huge_out = worker->Array(kLong), huge_there = worker->Array(kLong),
+                huge_back = worker->Array(kLong);
   std::vector<Contender> contenders = {
       {.name = "shared memory", .operation = PushPullOf(*worker, kLong)},
       {.name = "TCP", .operation = PushPullOf(*tcp_worker, kLong)},
-      {.name = "memcpy there and back by one thread", .operation = copy}};
-  TakeTurns(contenders, {.rounds = quick ? 3 : 15, .operations = 3});
-  for (const auto& [peer, most] : {std::pair{1, 0.5}, std::pair{2, 1.0}}) {
+      {.name = "memcpy there and back by one thread",
+       .operation = [&] { CopyThereAndBack(out.data(), there.data(), back.data()); }},
+      {.name = "memcpy there and back, in huge pages", .operation = [&] {
+         CopyThereAndBack(huge_out.data(), huge_there.data(), huge_back.data());
+       }}};
+  TakeTurns(contenders,
+            {.rounds = quick ? 3 : 15, .operations = 3, .before_round = [&] { places.Take(); }});
+  constexpr std::array<std::optional<double>, 4> kMost = {std::nullopt, 0.5, 1.0, std::nullopt};
+  for (std::size_t peer = 1; peer < contenders.size(); ++peer) {
     AddBar(report, {.what = "pushpull of 64 MiB through shared memory",
                     .unit = "us",
                     .ours = contenders[0].figures,
-                    .against = contenders[peer].name,
+                    .against = fmt::format("{}; {}", contenders[peer].name, places.text()),
                     .theirs = contenders[peer].figures,
-                    .most = most});
+                    .most = kMost[peer]});
   }
 }
 
@@ -88,13 +104,13 @@ void MeasureSleeping(BarReport& report, bool quick) {
 void MeasurePolling(BarReport& report, bool quick) {
   const Job job({.spin = std::chrono::microseconds(50), .shared_memory = true});
   const std::unique_ptr<Worker> worker = job.Join();
-  PinThisProcess(0);
-  job.Pin(1);
+  NearbyPlaces places([&job](int cpu) { job.Pin(cpu); });
   std::vector<Contender> contenders = {
       {.name = "heddle", .operation = PushPullOf(*worker, kShort)}};
-  TakeTurns(contenders, {.rounds = quick ? 5 : 15, .operations = 2000});
+  TakeTurns(contenders,
+            {.rounds = quick ? 5 : 15, .operations = 2000, .before_round = [&] { places.Take(); }});
   AddLimit(report, "pushpull of 4 KiB through shared memory, polling, on a CPU each", "us",
-           contenders[0].figures, 3);
+           contenders[0].figures, 3, "a fixed limit; " + places.text());
 }
 
 }  // namespace

@@ -159,6 +159,13 @@ Partner::~Partner() {
 void Partner::Start(std::size_t task) const { WriteTo(commands_, static_cast<std::int64_t>(task)); }
 void Partner::Finish() const { ReadFrom<char>(answers_); }
 
+int NumCpus() { return CPU_COUNT(&CpusOfProgram()); }
+
+void PinThisThread(int cpu) {
+  const cpu_set_t set = SetOf(cpu);
+  CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
+}
+
 void PinThisProcess(int cpu) { PinThreads("self", cpu); }
 
 double OwnCpuSeconds() {

@@ -68,8 +68,12 @@ class Partner {
   std::unique_ptr<Process> process_;
 };
 
+// How many CPUs the program was given.
+int NumCpus();
+
 // This process: all its threads, and those that they start.
 void PinThisProcess(int cpu);
+void PinThisThread(int cpu);
 double OwnCpuSeconds();
 
 }  // namespace heddle::bench_dist

@@ -28,6 +28,7 @@ double TimeOf(const std::function<void()>& operation) {
 
 void TakeTurns(std::vector<Contender>& contenders, const Turns& turns) {
   for (int round = -1; round < turns.rounds; ++round) {
+    if (turns.before_round) turns.before_round();
     for (Contender& contender : contenders) {
       const double cpu = contender.cpu_seconds ? contender.cpu_seconds() : 0;
       std::vector<double> times;
@@ -66,16 +67,16 @@ void AddBar(bench::BarReport& report, const PairBar& bar) {
               {"limit", Median(bar.theirs)},
               {"ratio", Median(ratios)},
               {"spread", bench::Spread(ratios)},
-              {"bar", fmt::format("<= {:g}", bar.most)},
-              {"holds", Median(ratios) <= bar.most}});
+              {"bar", bar.most ? fmt::format("<= {:g}", *bar.most) : "none"},
+              {"holds", !bar.most || Median(ratios) <= *bar.most}});
 }
 
 void AddLimit(bench::BarReport& report, const std::string& what, const std::string& unit,
-              const std::vector<double>& ours, double limit) {
+              const std::vector<double>& ours, double limit, const std::string& against) {
   AddBar(report, {.what = what,
                   .unit = unit,
                   .ours = ours,
-                  .against = "a fixed limit",
+                  .against = against,
                   .theirs = std::vector<double>(ours.size(), limit),
                   .most = 1});
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ struct Turns {
   int rounds;           // after one that does not count
   int operations;       // of each contender in a round
   bool pauses = false;  // of kPause before each operation
+  std::function<void()> before_round{};
 };
 void TakeTurns(std::vector<Contender>& contenders, const Turns& turns);
 
@@ -45,12 +47,13 @@ struct PairBar {
   std::vector<double> ours;
   std::string against;
   std::vector<double> theirs;
-  double most = 0;
+  std::optional<double> most{};  // none: for comparison
 };
 void AddBar(bench::BarReport& report, const PairBar& bar);
 // The median of ours against a fixed limit.
 void AddLimit(bench::BarReport& report, const std::string& what, const std::string& unit,
-              const std::vector<double>& ours, double limit);
+              const std::vector<double>& ours, double limit,
+              const std::string& against = "a fixed limit");
 // CPU seconds for each GB that an operation moves.
 void AddCpuBar(bench::BarReport& report, const std::string& what, const Contender& ours,
                const Contender& theirs, std::size_t bytes_moved);
