@@ -50,6 +50,7 @@ bool EngineCore::RunWorker() {
     } else {
       WakeLookout();  // a pusher counts on this worker: A2
     }
+    if (!again) host_->AboutToLeave();
   }
   // release; pairs with the acquire in Stop; nothing is touched after
   if (!again) workers_.fetch_sub(1, std::memory_order_release);
@@ -119,9 +120,11 @@ void EngineCore::JoinExecutorsLocked() {
 // False: this is the last executor and there is work: it must stay.
 bool EngineCore::LeaveExecutorsLocked() {
   if (--executors_ > 0) return true;
+  host_->AboutToLeave();  // before a pusher can see the lower mode
   LowerModeLocked();
   if (!WorkIsVisibleLocked()) return true;
   JoinExecutorsLocked();
+  host_->Stay();
   return false;
 }
 
@@ -234,7 +237,7 @@ bool EngineCore::ReserveWorker() noexcept {
 void EngineCore::EnsureWorkerLocked() {
   if (kind_ != Kind::kThreaded || executors_ > 0) return;
   TakeCompletionsLocked();  // costs less than waking anybody for them
-  if (!WorkIsVisibleLocked()) return;
+  if (!WorkIsVisibleLocked() || host_->IsComing()) return;
   if (!ReserveWorker()) {
     WakeLookout();  // all workers that count may have looked for the last time
     return;
@@ -414,8 +417,9 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
     // Nobody executes, or whoever does is stuck in a body that the average did not foresee.
     const bool stuck = executors_ > 0 && !progress && idlers_ == 0;
     // Work that a wait is about to take on its own thread is gone by the next nap.
-    const bool left_lying =
-        executors_ == 0 && std::exchange(last_head_, inbox_head_) == inbox_head_;
+    const bool left_lying = executors_ == 0 &&
+                            std::exchange(last_head_, inbox_head_) == inbox_head_ &&
+                            !host_->IsComing();
     if ((left_lying || stuck) && ReserveWorker()) {
       admit_ = stuck;
       if (executors_ == 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);

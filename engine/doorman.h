@@ -27,15 +27,32 @@ class Doorman {
   // the call has returned.
   bool Wake() noexcept;
 
+  // A run is about to begin, the first one or another. seq_cst, as the run's beginning. Threads:
+  // any.
+  bool IsComing() const noexcept {
+    return state_.load(std::memory_order_seq_cst) == State::kCalled;
+  }
+
+  // Called by a run: from now on Wake succeeds, and another run follows this one without a sleep in
+  // between. Without this a waker that comes while a run ends is told that the doorman is at work.
+  // The run will return false. Does nothing on other threads.
+  void AboutToLeave() noexcept;
+  // Takes that back. True: Wake has succeeded since, and the run that was asked for does not come:
+  // the caller has to see to one.
+  [[nodiscard]] bool Stay() noexcept;
+
  private:
-  enum class State : std::uint32_t { kBusy, kParked, kStopping };
+  // kParked: sleeps, or will look at the state once more before that. kCalled: a run is to begin.
+  enum class State : std::uint32_t { kBusy, kParked, kCalled, kStopping };
 
   void Loop();
 
   const std::function<bool()> run_;
   std::atomic<State> state_{State::kParked};
   std::atomic<int> wakers_{0};  // threads inside Wake
-  std::thread thread_;          // the last to be made
+  // By the run, which is about to leave: state_ is others' to change. The doorman's thread's own.
+  bool parked_early_ = false;
+  std::thread thread_;  // the last to be made
 };
 
 }  // namespace heddle::engine

@@ -64,6 +64,12 @@ class TbbHost final : public WorkerHost {
   void RequestWorker() noexcept override {
     if (!doorman_.Wake()) Enqueue();
   }
+  // Not of those that are enqueued: the host program may keep TBB's threads for long.
+  bool IsComing() const noexcept override { return doorman_.IsComing(); }
+  void AboutToLeave() noexcept override { doorman_.AboutToLeave(); }
+  void Stay() noexcept override {
+    if (doorman_.Stay()) Enqueue();
+  }
 
  private:
   void Enqueue() {

@@ -1,5 +1,6 @@
 // Workers as plain threads of the engine's own: what the thread sanitizer can follow, and what
 // programs take that do not want oneTBB's threads.
+#include <atomic>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,9 +32,12 @@ class ThreadHost final : public WorkerHost {
     // Notified under the lock: once the request is taken, the engine may stop and take this host
     // down.
     const MutexLock lock(mutex_);
-    ++requests_;
+    requests_.fetch_add(1, std::memory_order_seq_cst);
     wake_.NotifyOne();
   }
+
+  // There is a thread for each request.
+  bool IsComing() const noexcept override { return requests_.load(std::memory_order_seq_cst) > 0; }
 
  private:
   void Loop() {
@@ -45,16 +49,17 @@ class ThreadHost final : public WorkerHost {
 
   bool TakeRequest() {
     const MutexLock lock(mutex_);
-    while (requests_ == 0 && !stopping_) wake_.Wait(mutex_);
-    if (requests_ == 0) return false;
-    --requests_;
+    // relaxed: changed under mutex_ alone
+    while (requests_.load(std::memory_order_relaxed) == 0 && !stopping_) wake_.Wait(mutex_);
+    if (requests_.load(std::memory_order_relaxed) == 0) return false;
+    requests_.fetch_sub(1, std::memory_order_seq_cst);  // before the run looks; see IsComing
     return true;
   }
 
   const std::function<bool()> run_worker_;
   Mutex mutex_;
   CondVar wake_;
-  int requests_ GUARDED_BY(mutex_) = 0;
+  std::atomic<int> requests_{0};  // changed under mutex_
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // constant after construction
 };

@@ -18,6 +18,14 @@ class WorkerHost {
   virtual ~WorkerHost() = default;  // after every requested run has returned
   // Calls run_worker on another thread until it returns false. Threads: any.
   virtual void RequestWorker() noexcept = 0;
+  // True: some call of run_worker() begins soon and has not begun yet. seq_cst: of
+  // a ticket taken or a mode changed before the call it will know. Threads: any.
+  virtual bool IsComing() const noexcept = 0;
+  // By a worker inside run_worker. AboutToLeave: it will return false without looking for work
+  // again, so a request that comes from now on may be met by calling it once more. Stay: it goes on
+  // after all; a call that was asked for in between comes on another thread.
+  virtual void AboutToLeave() noexcept {}
+  virtual void Stay() noexcept {}
 };
 
 std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<bool()> run_worker);

@@ -84,6 +84,89 @@ TEST(DoormanTest, EveryWakeThatSucceedsIsFollowedByARun) {
   EXPECT_GT(runs, 0);
 }
 
+// A run says that it is about to leave, stays or not; whoever wakes it in between is owed a run.
+TEST(DoormanTest, EveryWakeIsFollowedByARunAlsoWhileOneIsAboutToLeave) {
+  std::atomic<int> wakes = 0;
+  int runs = 0, owed = 0;
+  {
+    std::atomic<Doorman*> self = nullptr;
+    Doorman doorman([&] {
+      Doorman& own = *self.load();
+      ++runs;
+      for (int k = runs % 5; k > 0; --k) {
+        own.AboutToLeave();
+        if (k % 2 == 0) std::this_thread::yield();
+        if (own.Stay()) ++owed;
+      }
+      if (runs % 3 != 0) own.AboutToLeave();
+      if (runs % 7 == 0) std::this_thread::yield();
+      return false;
+    });
+    self = &doorman;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        for (int k = 0; k < Scaled(1000); ++k) {
+          if (doorman.Wake()) ++wakes;
+          doorman.AboutToLeave();  // not the doorman's thread: nothing happens
+          EXPECT_FALSE(doorman.Stay());
+          if (k % 7 == 0) std::this_thread::yield();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_EQ(runs + owed, wakes);
+  EXPECT_GT(runs, 0);
+}
+
+TEST(DoormanTest, IsWokenWhileARunIsAboutToLeave) {
+  std::atomic<Doorman*> self = nullptr;
+  std::atomic<int> step = 0, runs = 0;
+  const auto await = [&](int value) { WaitUntil([&, value] { return step == value; }); };
+  Doorman doorman([&] {
+    Doorman& own = *self.load();
+    if (++runs == 2) return false;
+    own.AboutToLeave();
+    EXPECT_FALSE(own.Stay());
+    step = 1;
+    await(2);
+    own.AboutToLeave();
+    step = 3;
+    await(4);
+    EXPECT_TRUE(own.Stay());
+    step = 5;
+    await(6);
+    own.AboutToLeave();
+    step = 7;
+    await(8);
+    EXPECT_EQ(runs, 1);
+    return false;
+  });
+  self = &doorman;
+  ASSERT_TRUE(doorman.Wake());
+  await(1);
+  EXPECT_FALSE(doorman.Wake());
+  EXPECT_FALSE(doorman.IsComing());
+  step = 2;
+  await(3);
+  EXPECT_FALSE(doorman.IsComing());
+  EXPECT_TRUE(doorman.Wake());
+  EXPECT_TRUE(doorman.IsComing());
+  EXPECT_FALSE(doorman.Wake());
+  step = 4;
+  await(5);
+  EXPECT_FALSE(doorman.Wake());
+  EXPECT_FALSE(doorman.IsComing());
+  step = 6;
+  await(7);
+  EXPECT_TRUE(doorman.Wake());
+  EXPECT_TRUE(doorman.IsComing());
+  step = 8;
+  WaitUntil([&] { return runs == 2; });
+  EXPECT_FALSE(doorman.IsComing());
+}
+
 // As an engine does: it goes when the run has begun to end, its waker perhaps not yet back.
 TEST(DoormanTest, MayGoBeforeItsWakerIsBack) {
   for (int i = 0; i < Scaled(100); ++i) {
