@@ -23,7 +23,7 @@ inline void CheckNotEmpty(const char* operation, const NDArray& array) {
 
 // From here on no array is empty. `array` as `like`:
 inline void CheckSameEngine(const char* operation, const NDArray& like, const NDArray& array) {
-  if (&internal::StateOf(like).buffer->engine() != &internal::StateOf(array).buffer->engine()) {
+  if (&internal::StateOf(like).engine != &internal::StateOf(array).engine) {
     ThrowOtherEngine(operation, internal::StateOf(array).shape);
   }
 }
@@ -38,19 +38,19 @@ inline void CheckSameDType(const char* operation, const NDArray& like, const NDA
   }
 }
 inline void CheckSameDevice(const char* operation, const NDArray& like, const NDArray& array) {
-  if (internal::StateOf(like).buffer->device() != internal::StateOf(array).buffer->device()) {
+  if (internal::StateOf(like).device != internal::StateOf(array).device) {
     ThrowDevice(operation, like.device(), array.device());
   }
 }
 // Kernels can read both at once: all cpu(i) and cpu_pinned(i) share one memory.
 inline void CheckSameMemory(const char* operation, const NDArray& like, const NDArray& array) {
-  if (internal::StateOf(like).buffer->is_on_gpu() || internal::StateOf(array).buffer->is_on_gpu()) {
+  if (internal::StateOf(like).is_on_gpu() || internal::StateOf(array).is_on_gpu()) {
     CheckSameDevice(operation, like, array);
   }
 }
 // For operations that GPUs do not have yet.
 inline void CheckNotOnGpu(const char* operation, const NDArray& array) {
-  if (internal::StateOf(array).buffer->is_on_gpu()) ThrowNotOnGpu(operation, array.device());
+  if (internal::StateOf(array).is_on_gpu()) ThrowNotOnGpu(operation, array.device());
 }
 
 // An array of row ids: not empty, of `engine`, numbers rather than bools.

@@ -33,9 +33,8 @@ inline const std::byte* ConstAt(const NDArray& array, std::int64_t index) {
 // An op that writes `out`: whole, or, for a view of a part, as a read-modify.
 inline OpOptions Writing(OpName name, const NDArray& out, int priority) {
   const internal::ArrayState& state = internal::StateOf(out);
-  OpOptions options{
-      .name = name, .writes = {state.buffer->var()}, .device = state.buffer->device()};
-  if (out.is_partial()) options.reads = {state.buffer->var()};
+  OpOptions options{.name = name, .writes = {state.var}, .device = state.device};
+  if (out.is_partial()) options.reads = {state.var};
   options.priority = priority;
   return options;
 }
@@ -47,7 +46,7 @@ inline OpOptions Writing(OpName name, const NDArray& out, const NDArray& in, int
   return options;
 }
 
-inline bool IsOnGpu(const NDArray& array) { return internal::StateOf(array).buffer->is_on_gpu(); }
+inline bool IsOnGpu(const NDArray& array) { return internal::StateOf(array).is_on_gpu(); }
 
 // An op of `out`'s GPU: body(kernels, stream), unless `out` has no elements. It holds `out`.
 template <class Body>

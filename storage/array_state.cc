@@ -2,6 +2,8 @@
 
 #include <heddle/error.h>
 
+#include <new>
+
 #include <fmt/format.h>
 
 #include "engine/fork.h"
@@ -25,6 +27,17 @@ std::byte* Buffer::Allocate() {
   return block;
 }
 
+// The pool's locks may be held for ever in a forked child.
+void* ArrayState::operator new(std::size_t bytes) {
+  if (engine::InForkedChild()) return ::operator new (bytes, std::align_val_t{alignof(ArrayState)});
+  return engine::AllocateBlock(engine::BlockClassOf(bytes), bytes);
+}
+
+void ArrayState::operator delete(void* state) noexcept {
+  if (engine::InForkedChild()) return;
+  engine::FreeBlock(state, engine::BlockClassOf(sizeof(ArrayState)));
+}
+
 void CheckTouch(const Var& var, engine::Touch touch, const Shape& shape, DType dtype,
                 Device device) {
   const engine::Violation violation = engine::FindViolation(var, touch);
@@ -36,7 +49,7 @@ void CheckTouch(const Var& var, engine::Touch touch, const Shape& shape, DType d
 }
 
 void CheckTouch(const ArrayState& state, engine::Touch touch) {
-  CheckTouch(state.buffer->var(), touch, state.shape, state.dtype, state.buffer->device());
+  CheckTouch(state.var, touch, state.shape, state.dtype, state.device);
 }
 
 void CheckGpuTouch(const ArrayState& state) {
@@ -44,7 +57,7 @@ void CheckGpuTouch(const ArrayState& state) {
   if (op.empty()) return;
   throw InvalidArgument(
       fmt::format("{}: expected an array in the CPUs' memory, got one on {} (shape {}, {})", op,
-                  ToString(state.buffer->device()), ToString(state.shape), Name(state.dtype)));
+                  ToString(state.device), ToString(state.shape), Name(state.dtype)));
 }
 
 void RetainArray(ArrayState* state) noexcept {

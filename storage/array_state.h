@@ -11,9 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
+#include "base/prefetch.h"
 #include "engine/access_check.h"
+#include "engine/block_pool.h"
 #include "storage/allocator.h"
 
 namespace heddle::internal {
@@ -24,15 +27,9 @@ class Buffer {
  public:
   // `block`: memory that is there already, of which the allocator hears only when it is freed.
   // `keeper`: what the allocator lives as long as; null: longer than any array.
-  Buffer(Engine& engine, Var var, Device device, std::int64_t bytes, storage::Allocator& allocator,
-         std::byte* block = nullptr, std::shared_ptr<void> keeper = nullptr)
-      : engine_(engine),
-        var_(std::move(var)),
-        device_(device),
-        bytes_(bytes),
-        keeper_(std::move(keeper)),
-        allocator_(allocator),
-        block_(block) {}
+  Buffer(std::int64_t bytes, storage::Allocator& allocator, std::byte* block = nullptr,
+         std::shared_ptr<void> keeper = nullptr)
+      : bytes_(bytes), keeper_(std::move(keeper)), allocator_(allocator), block_(block) {}
 
   void Retain() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Release() noexcept {
@@ -46,10 +43,6 @@ class Buffer {
     return block != nullptr ? block : Allocate();
   }
 
-  Engine& engine() const { return engine_; }
-  const Var& var() const { return var_; }
-  Device device() const { return device_; }
-  bool is_on_gpu() const { return device_.type == DeviceType::kGpu; }
   std::int64_t bytes() const { return bytes_; }
 
  private:
@@ -59,34 +52,67 @@ class Buffer {
   std::int64_t block_bytes() const { return bytes_ > 0 ? bytes_ : 1; }
 
   std::atomic<std::int64_t> refs_{1};
-  Engine& engine_;  // not touched by the destructor: arrays may outlive their engine
-  const Var var_;
-  const Device device_;
   const std::int64_t bytes_;
   const std::shared_ptr<void> keeper_;
   storage::Allocator& allocator_;
   std::atomic<std::byte*> block_;
 };
 
-struct ArrayState {
+// All that a push and an op's body ask an array for lies on its first cache line, beside the count
+// that both of them change: a small op on many arrays costs little else than such lines. The second
+// one has the shape and never changes.
+struct alignas(engine::kBlockAlign) ArrayState {
+  // Where the memory lies, and what orders ops on it: of all views of a buffer the same.
+  struct Place {
+    Engine& engine;
+    Var var;
+    Device device;
+  };
   // Takes over one count of `shared`.
-  ArrayState(Shape dims, DType type, Buffer* shared, std::int64_t start)
-      : shape(std::move(dims)),
+  ArrayState(Shape dims, DType type, Place place, Buffer* shared, std::int64_t start)
+      : buffer(shared),
+        engine(place.engine),
+        var(std::move(place.var)),
+        bytes(dims.size() * static_cast<std::int64_t>(SizeOf(type))),
+        device(place.device),
         dtype(type),
-        buffer(shared),
+        is_partial(bytes < shared->bytes()),
         offset(start),
-        bytes(shape.size() * static_cast<std::int64_t>(SizeOf(type))) {}
+        shape(std::move(dims)) {}
   ~ArrayState() { buffer->Release(); }
   ArrayState(const ArrayState&) = delete;
   ArrayState& operator=(const ArrayState&) = delete;
 
+  // From the pool that ops come from, but in a forked child.
+  static void* operator new(std::size_t bytes);
+  static void operator delete(void* state) noexcept;
+
+  // Takes the memory on first use, as Buffer::data does.
+  std::byte* elements() const {
+    // acquire; pairs with the release below: the memory is what its allocator left
+    std::byte* first = first_element.load(std::memory_order_acquire);
+    if (first == nullptr) [[unlikely]] {
+      first = buffer->data() + offset;
+      first_element.store(first, std::memory_order_release);
+    }
+    return first;
+  }
+  bool is_on_gpu() const { return device.type == DeviceType::kGpu; }
+
   std::atomic<std::int64_t> refs{1};
-  const Shape shape;
-  const DType dtype;
+  mutable std::atomic<std::byte*> first_element{nullptr};  // null: see elements()
   Buffer* const buffer;
-  const std::int64_t offset;  // bytes from the start of the buffer
+  Engine& engine;  // not touched by the destructor: arrays may outlive their engine
+  const Var var;
   const std::int64_t bytes;
+  const Device device;
+  const DType dtype;
+  const bool is_partial;      // shows a part of its buffer only
+  const std::int64_t offset;  // bytes from the start of the buffer
+
+  const Shape shape;
 };
+static_assert(sizeof(ArrayState) == 2 * engine::kBlockAlign);
 
 // Throws AccessError, naming op, access and array, if the running body may not touch the elements.
 void CheckTouch(const ArrayState& state, engine::Touch touch);
@@ -97,6 +123,7 @@ void CheckTouch(const Var& var, engine::Touch touch, const Shape& shape, DType d
 class ArrayAccess {
  public:
   static ArrayState& StateOf(const NDArray& array) { return *array.state_; }
+  static const void* AddressOf(const NDArray& array) { return array.state_; }
   static NDArray Adopt(ArrayState* state) { return NDArray(state); }
 };
 
@@ -115,21 +142,27 @@ void CheckGpuTouch(const ArrayState& state);
 // The elements of an array, which the access checker lets a body have only if its op declares that.
 // Those of a GPU are for the bodies of GPU ops, and for nobody's eyes outside of ops.
 inline const std::byte* ReadableElements(const ArrayState& state) {
-  if (state.buffer->is_on_gpu()) [[unlikely]]
+  if (state.is_on_gpu()) [[unlikely]]
     CheckGpuTouch(state);
   if (engine::ChecksAccess()) [[unlikely]]
     CheckTouch(state, engine::Touch::kRead);
-  return state.buffer->data() + state.offset;
+  return state.elements();
 }
 inline std::byte* WritableElements(const ArrayState& state) {
-  if (state.buffer->is_on_gpu()) [[unlikely]]
+  if (state.is_on_gpu()) [[unlikely]]
     CheckGpuTouch(state);
   if (engine::ChecksAccess()) [[unlikely]]
     CheckTouch(state, engine::Touch::kWrite);
-  return state.buffer->data() + state.offset;
+  return state.elements();
 }
 
 // The state of an array that is not empty.
 inline const ArrayState& StateOf(const NDArray& array) { return ArrayAccess::StateOf(array); }
+
+// For lists of arrays whose handles are about to be copied or dropped, each of which waits for the
+// array's line: this way they come together.
+inline void PrefetchCounts(std::span<const NDArray> arrays) {
+  for (const NDArray& array : arrays) PrefetchForWrite(ArrayAccess::AddressOf(array));
+}
 
 }  // namespace heddle::internal

@@ -32,7 +32,7 @@ constexpr std::int64_t kStagingAlignment = 256;  // what GPUs like addresses to 
 // The elements, past the access checker: for ops that work for another one, which declares them.
 std::byte* ElementsOf(const NDArray& array) {
   const internal::ArrayState& state = StateOf(array);
-  return state.buffer->data() + state.offset;
+  return state.elements();
 }
 
 // The one GPU op of a copy that one stream can do. `on`: the GPU.

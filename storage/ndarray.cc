@@ -45,7 +45,8 @@ NDArray MakeView(const ArrayState& of, Shape shape, std::int64_t offset) {
   of.buffer->Retain();
   ArrayState* view = nullptr;
   try {
-    view = new ArrayState(std::move(shape), of.dtype, of.buffer, offset);
+    view = new ArrayState(std::move(shape), of.dtype, {of.engine, of.var, of.device}, of.buffer,
+                          offset);
   } catch (...) {
     of.buffer->Release();
     throw;
@@ -64,10 +65,9 @@ ArrayState* NewState(Shape shape, DType dtype, Device device, Engine& engine, Va
         ToString(shape), Name(dtype), ToString(device), bytes, memory.used, memory.bytes_max));
   }
   if (!var) var = engine.NewVar();
-  auto* const buffer =
-      new Buffer(engine, std::move(var), device, bytes, allocator, nullptr, keeper);
+  auto* const buffer = new Buffer(bytes, allocator, nullptr, keeper);
   try {
-    return new ArrayState(std::move(shape), dtype, buffer, 0);
+    return new ArrayState(std::move(shape), dtype, {engine, std::move(var), device}, buffer, 0);
   } catch (...) {
     buffer->Release();
     throw;
@@ -114,11 +114,13 @@ NDArray NDArray::FromForeign(void* data, Shape shape, DType dtype, std::function
     throw InvalidArgument("FromForeign: expected a function to release the memory, got null");
   static std::byte none;  // stands for memory of no bytes
   auto memory = std::make_unique<ForeignMemory>(std::move(release));
-  auto* const buffer = new Buffer(engine, engine.NewVar(), device, bytes, *memory,
-                                  data != nullptr ? static_cast<std::byte*>(data) : &none);
+  Var var = engine.NewVar();
+  auto* const buffer =
+      new Buffer(bytes, *memory, data != nullptr ? static_cast<std::byte*>(data) : &none);
   memory.release();  // NOLINT(bugprone-unused-return-value): the buffer frees it
   try {
-    return ArrayAccess::Adopt(new ArrayState(std::move(shape), dtype, buffer, 0));
+    return ArrayAccess::Adopt(
+        new ArrayState(std::move(shape), dtype, {engine, std::move(var), device}, buffer, 0));
   } catch (...) {
     buffer->Release();
     throw;
@@ -137,16 +139,13 @@ NDArray internal::NewArrayWith(const Var& var, Shape shape, DType dtype, Device 
 
 const Shape& NDArray::shape() const { return Checked(*this).shape; }
 DType NDArray::dtype() const { return Checked(*this).dtype; }
-Device NDArray::device() const { return Checked(*this).buffer->device(); }
-Engine& NDArray::engine() const { return Checked(*this).buffer->engine(); }
-const Var& NDArray::var() const { return Checked(*this).buffer->var(); }
+Device NDArray::device() const { return Checked(*this).device; }
+Engine& NDArray::engine() const { return Checked(*this).engine; }
+const Var& NDArray::var() const { return Checked(*this).var; }
 std::int64_t NDArray::size() const { return Checked(*this).shape.size(); }
 std::int64_t NDArray::bytes() const { return Checked(*this).bytes; }
 
-bool NDArray::is_partial() const {
-  const ArrayState& state = Checked(*this);
-  return state.bytes < state.buffer->bytes();
-}
+bool NDArray::is_partial() const { return Checked(*this).is_partial; }
 
 bool NDArray::IsSameAs(const NDArray& other) const {
   const ArrayState& a = Checked(*this);
