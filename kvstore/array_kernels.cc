@@ -17,6 +17,7 @@
 #include "ops/reduce.h"
 #include "ops/store_mode.h"
 #include "ops/sum.h"
+#include "storage/array_state.h"
 #include "storage/parallel.h"
 
 namespace heddle::kvstore {
@@ -36,7 +37,9 @@ class Addresses {
   // The first elements, only to be read. Takes the arrays' memory from the pools, so it comes
   // before any block.
   explicit Addresses(std::span<const NDArray> arrays) {
-    for (const NDArray& array : arrays) Add(const_cast<void*>(array.const_data()));
+    for (const NDArray& array : arrays) {
+      Add(const_cast<std::byte*>(internal::ReadableElements(internal::StateOf(array))));
+    }
   }
 
   void Add(void* address) {
@@ -104,11 +107,12 @@ void CopyArray(const NDArray& from, std::span<const NDArray> out) {
   std::vector<std::pair<DType, void*>> others;
   std::int64_t element_bytes = Bytes(dtype);
   for (const NDArray& array : out) {
-    element_bytes += Bytes(array.dtype());
-    if (array.dtype() == dtype) {
-      same.Add(array.data());
+    const internal::ArrayState& state = internal::StateOf(array);
+    element_bytes += Bytes(state.dtype);
+    if (state.dtype == dtype) {
+      same.Add(internal::WritableElements(state));
     } else {
-      others.emplace_back(array.dtype(), array.data());
+      others.emplace_back(state.dtype, internal::WritableElements(state));
     }
   }
   ForBlocks(from.engine(), from.size(), element_bytes,

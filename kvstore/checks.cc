@@ -11,6 +11,13 @@
 
 namespace heddle::kvstore {
 
+namespace {
+
+const Engine& EngineOf(const NDArray& array) { return internal::StateOf(array).engine; }
+const Engine& EngineOf(const RowSparseNDArray& array) { return array.engine(); }
+
+}  // namespace
+
 void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& engine) {
   if (pair.arrays.empty() && pair.row_sparse.empty()) {
     throw InvalidArgument(
@@ -21,7 +28,7 @@ void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& eng
       throw InvalidArgument(fmt::format("{}: key {}: expected an array, got an empty handle", call,
                                         ToString(pair.key)));
     }
-    if (&array.engine() != &engine) {
+    if (&EngineOf(array) != &engine) {
       throw InvalidArgument(
           fmt::format("{}: key {}: expected an array of the store's engine, got one of another "
                       "engine",

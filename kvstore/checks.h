@@ -14,6 +14,7 @@
 #include "kvstore/compression/compressor.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "kvstore/optimizer_states.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -33,15 +34,27 @@ void CheckDense(std::string_view call, const KeyArrays& pair);
                              const Shape& given);
 [[noreturn]] void ThrowDType(std::string_view call, KeyRef key, DType expected, DType given);
 
-// Of arrays that are not empty, dense or row-sparse, or whatever else has a shape() and a dtype().
+// Of arrays that are not empty, dense or row-sparse, or whatever else has a shape() and a dtype();
+// here without calls, since every push asks for all of its arrays'.
+template <class A>
+const Shape& ShapeOf(const A& array) {
+  return array.shape();
+}
+template <class A>
+DType DTypeOf(const A& array) {
+  return array.dtype();
+}
+inline const Shape& ShapeOf(const NDArray& array) { return internal::StateOf(array).shape; }
+inline DType DTypeOf(const NDArray& array) { return internal::StateOf(array).dtype; }
+
 template <class A, class B>
 void CheckShape(std::string_view call, KeyRef key, const A& expected, const B& given) {
-  if (given.shape() != expected.shape()) ThrowShape(call, key, expected.shape(), given.shape());
+  if (ShapeOf(given) != ShapeOf(expected)) ThrowShape(call, key, ShapeOf(expected), ShapeOf(given));
 }
 template <class A, class B>
 void CheckShapeAndDType(std::string_view call, KeyRef key, const A& expected, const B& given) {
   CheckShape(call, key, expected, given);
-  if (given.dtype() != expected.dtype()) ThrowDType(call, key, expected.dtype(), given.dtype());
+  if (DTypeOf(given) != DTypeOf(expected)) ThrowDType(call, key, DTypeOf(expected), DTypeOf(given));
 }
 
 // Calls f(array) for each array of a key, dense or row-sparse.

@@ -114,7 +114,8 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
   });
   const bool row_sparse = !value.row_sparse.empty();
   ValuePtr other;                            // comes in place of a value of the other kind
-  std::shared_ptr<StatesOrigin> old_origin;  // dropped after the lock
+  std::shared_ptr<StatesOrigin> old_origin;  // dropped after the lock, as is what holds it, too
+  std::shared_ptr<const UpdateBasis> old_basis;
   std::uint64_t origin_number = 0;
   for (;;) {
     if (stored->is_row_sparse() != row_sparse) {
@@ -133,6 +134,7 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
     const bool same_kind = stored->is_row_sparse() == row_sparse;
     if (!same_kind && other == nullptr) continue;  // another thread has changed it meanwhile
     old_origin.swap(slot.origin);
+    old_basis.swap(slot.basis);
     origin_number = OriginNumberLocked();
     // Only values that no op has written may move to another device.
     if (!std::exchange(slot.placed, true)) --unplaced_;

@@ -73,11 +73,12 @@ class LocalKVStore final : public KVStore {
 
   struct Slot {
     ValuePtr value;
-    std::uint64_t number = 0;              // counts the keys made
-    bool placed = true;                    // false: will get its device by the first push
-    bool told_ignored = false;             // that pulls leave row-sparse outputs alone
-    std::shared_ptr<StatesOrigin> origin;  // of the optimizer's states; null: no push with one
-    std::int64_t updates = 0;              // pushed since then
+    std::uint64_t number = 0;                  // counts the keys made
+    bool placed = true;                        // false: will get its device by the first push
+    bool told_ignored = false;                 // that pulls leave row-sparse outputs alone
+    std::shared_ptr<StatesOrigin> origin;      // of the optimizer's states; null: no push with one
+    std::int64_t updates = 0;                  // pushed since then
+    std::shared_ptr<const UpdateBasis> basis;  // of the last push with an optimizer
   };
 
   // One key of a push: what to sum, and where it goes.
@@ -142,6 +143,9 @@ class LocalKVStore final : public KVStore {
   bool HasStatesLocked(const Slot& slot) const REQUIRES(mutex_) {
     return slot.origin != nullptr && slot.origin->number == OriginNumberLocked();
   }
+  std::shared_ptr<const UpdateBasis> BasisLocked(
+      const Slot& slot, const std::shared_ptr<const internal::UpdateRule>& rule) const
+      REQUIRES(mutex_);
   void TakePlace(const KeyPush& push) EXCLUDES(mutex_);
 
   void CheckNewLocked(std::string_view call, std::span<const KeyArrays> pairs) const

@@ -7,6 +7,7 @@
 
 #include "kvstore/gpu_batches.h"
 #include "kvstore/local_kvstore.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -26,8 +27,9 @@ bool MayGoTogether(std::span<const KeyArrays> pairs) {
   std::vector<const void*> vars;
   for (const KeyArrays& pair : pairs) {
     for (const NDArray& array : pair.arrays) {
-      if (array.is_partial()) return false;
-      vars.push_back(array.var().state());
+      const internal::ArrayState& state = internal::StateOf(array);
+      if (state.is_partial) return false;
+      vars.push_back(state.var.state());
     }
   }
   std::ranges::sort(vars);
@@ -47,7 +49,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const auto& [key, arrays, row_sparse] = pairs[i];
     const ValuePtr& value = values[i];
-    for (const NDArray& array : arrays) pulled_bytes += array.bytes();
+    for (const NDArray& array : arrays) pulled_bytes += internal::StateOf(array).bytes;
     if (!arrays.empty() && together && IsOnGpu(value->device())) {
       const std::int64_t bytes = value->bytes() * static_cast<std::int64_t>(arrays.size());
       batches.Add(value->device(), {value, arrays}, bytes, arrays.size());
@@ -64,6 +66,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
 }
 
 void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
+  if (pairs.size() == 1) internal::PrefetchCounts(pairs[0].arrays);
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
   if (pairs.size() == 1) {
     const ValuePtr value = FindForPull(pairs[0], ignore_sparse);

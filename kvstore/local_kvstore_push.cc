@@ -10,6 +10,7 @@
 #include "kvstore/gpu_work.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -171,6 +172,16 @@ void LocalKVStore::CheckOnGpuLocked(std::string_view call, const KeyPush& push, 
   }
 }
 
+// What the next update of the key goes by: that of the last one unless rule or origin are others.
+std::shared_ptr<const UpdateBasis> LocalKVStore::BasisLocked(
+    const Slot& slot, const std::shared_ptr<const internal::UpdateRule>& rule) const {
+  const std::shared_ptr<StatesOrigin>& origin = HasStatesLocked(slot) ? slot.origin : origin_;
+  if (slot.basis != nullptr && slot.basis->rule == rule && slot.basis->origin == origin) {
+    return slot.basis;
+  }
+  return std::make_shared<const UpdateBasis>(UpdateBasis{rule, origin});
+}
+
 LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
                                                     std::span<KeyPush> pushes) {
   for (const KeyPush& push : pushes) {
@@ -180,7 +191,8 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     });
   }
   const bool gpu_pushes = std::ranges::any_of(pushes, [](const KeyPush& push) {
-    return std::ranges::any_of(push.arrays, &IsOnGpu, &NDArray::device);
+    return std::ranges::any_of(
+        push.arrays, [](const NDArray& array) { return internal::StateOf(array).is_on_gpu(); });
   });
   MutexLock lock(mutex_);
   std::shared_ptr<const internal::UpdatePlan> plan;
@@ -208,7 +220,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
   const std::vector<Placement> placements = PlanPlacementLocked(pushes);
   for (KeyPush& push : pushes) {
     if (plan != nullptr) {
-      push.update.rule = plan->rule;
+      push.update.basis = BasisLocked(*push.slot, plan->rule);
     } else if (push.slot == nullptr && push.is_row_sparse()) {
       push.value = MakeValue(push.key, push.row_sparse[0]);
     } else if (updaters_ == nullptr && push.slot != nullptr &&
@@ -235,14 +247,15 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     (push.old != nullptr ? push.old : push.value) = slot.value;
     push.compressor = compressor_;
     for (const NDArray& array : push.arrays) {
-      pushed_bytes += compressor_ != nullptr ? compressor_->CodeBytes(array.size()) : array.bytes();
+      pushed_bytes += compressor_ != nullptr ? compressor_->CodeBytes(array.size())
+                                             : internal::StateOf(array).bytes;
     }
     if (plan == nullptr) continue;
     if (!HasStatesLocked(slot)) {
       slot.origin = origin_;
       slot.updates = 0;
     }
-    push.update.origin = slot.origin;
+    slot.basis = push.update.basis;
     num_update_ = std::max(num_update_, ++slot.updates);
     push.update.learning_rate = plan->LearningRate(push.key, num_update_);
     push.update.weight_decay = plan->WeightDecay(push.key);
@@ -294,6 +307,7 @@ void LocalKVStore::TakePlace(const KeyPush& push) {
 }
 
 void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
+  if (pairs.size() == 1) internal::PrefetchCounts(pairs[0].arrays);
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
   if (pairs.size() == 1) {
     KeyPush push(pairs[0]);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "storage/array_state.h"
+
 namespace heddle::kvstore {
 
 namespace {
 
 bool IsNear(const NDArray& array, Device device) {
-  return IsOnGpu(array.device()) || IsOnGpu(device) ? array.device() == device : true;
+  const Device its = internal::StateOf(array).device;
+  return IsOnGpu(its) || IsOnGpu(device) ? its == device : true;
 }
 
 // Where what stands in for `array` lies.

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <heddle/engine.h>
+#include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
-#include <algorithm>
 #include <array>
 #include <exception>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "kvstore/gpu_work.h"
 #include "kvstore/held_arrays.h"
+#include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
@@ -27,11 +29,15 @@ std::span<const Array> View(const HeldArrays<Array>& arrays) {
   return arrays.view();
 }
 
+// Past the check for empty handles, which the store has done.
+inline const Var& VarOf(const NDArray& array) { return internal::StateOf(array).var; }
+inline const Var& VarOf(const RowSparseNDArray& array) { return array.var(); }
+
 template <class Array>
 std::vector<VarRef> VarsOf(std::span<const Array> arrays) {
   std::vector<VarRef> vars;
   vars.reserve(arrays.size() + 1);
-  for (const Array& array : arrays) vars.push_back(array.var());
+  for (const Array& array : arrays) vars.push_back(VarOf(array));
   return vars;
 }
 
@@ -40,8 +46,7 @@ template <class Array>
 VarList VarListOf(std::span<const Array> arrays) {
   std::array<VarRef, 4> few;
   if (arrays.size() > few.size()) return VarsOf(arrays);
-  std::transform(arrays.begin(), arrays.end(), few.begin(),
-                 [](const Array& array) { return VarRef(array.var()); });
+  for (std::size_t i = 0; i < arrays.size(); ++i) few[i] = VarOf(arrays[i]);
   return VarList(std::span<const VarRef>(few).first(arrays.size()));
 }
 

@@ -163,7 +163,7 @@ UpdateState& StoredValue::StateOf(StatesOrigin& origin, std::unique_ptr<UpdateSt
 void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,
                               const Update& update, const GpuWork* gpu) {
   std::unique_ptr<UpdateState> outdated;
-  UpdateState& state = StateOf(*update.origin, &outdated, gpu);
+  UpdateState& state = StateOf(*update.basis->origin, &outdated, gpu);
   if (gpu != nullptr) {
     NDArray gradient = inputs[0];
     if (inputs.size() > 1 || compressor != nullptr) {
@@ -171,8 +171,8 @@ void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor*
       gpu->Keep(gradient);
       SumReceived(inputs, compressor, gradient, gpu);
     }
-    const ArrayUpdate begun =
-        state.Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay, gpu);
+    const ArrayUpdate begun = state.Begin(*update.basis->rule, key_, array_, update.learning_rate,
+                                          update.weight_decay, gpu);
     if (outdated != nullptr) gpu->Keep(std::move(outdated));
     gpu->Update(begun, gradient);
     return;
@@ -183,8 +183,9 @@ void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor*
     SumReceived(inputs, compressor, decompressed_, gpu);
     inputs = View(decompressed_);
   }
-  UpdateArray(state.Begin(*update.rule, key_, array_, update.learning_rate, update.weight_decay),
-              inputs);
+  UpdateArray(
+      state.Begin(*update.basis->rule, key_, array_, update.learning_rate, update.weight_decay),
+      inputs);
 }
 
 void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
@@ -192,10 +193,11 @@ void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
                               const GpuWork* gpu) {
   DCHECK(compressor == nullptr && gpu == nullptr);
   std::unique_ptr<UpdateState> outdated;
-  UpdateState& state = StateOf(*update.origin, &outdated, gpu);
+  UpdateState& state = StateOf(*update.basis->origin, &outdated, gpu);
   const auto apply = [&](const auto& value) {
-    UpdateArray(state.Begin(*update.rule, key_, value, update.learning_rate, update.weight_decay),
-                inputs, value);
+    UpdateArray(
+        state.Begin(*update.basis->rule, key_, value, update.learning_rate, update.weight_decay),
+        inputs, value);
   };
   if (is_row_sparse()) {
     apply(rows_);

@@ -214,6 +214,7 @@ class StoredValue {
   // One of the two is empty.
   const NDArray array_;
   const RowSparseNDArray rows_;
+  std::atomic<bool> has_far_source_{false};  // hint: far_source_ is not empty
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
@@ -231,7 +232,6 @@ class StoredValue {
   Mutex together_mutex_;  // held while ops are queued that nothing may come between
   // What array_ has to become first, and ops on it cannot read; see near_arrays.h.
   NDArray far_source_ GUARDED_BY(together_mutex_);
-  std::atomic<bool> has_far_source_{false};  // hint: far_source_ is not empty
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;

@@ -23,8 +23,12 @@ namespace heddle::kvstore {
 
 namespace {
 
-bool IsPartial(const NDArray& array) { return array.is_partial(); }
+bool IsPartial(const NDArray& array) { return internal::StateOf(array).is_partial; }
 bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
+
+// At the start of a body that drops its handles at its end: see PrefetchCounts.
+void PrefetchHeld(std::span<const NDArray> arrays) { internal::PrefetchCounts(arrays); }
+void PrefetchHeld(std::span<const RowSparseNDArray> /*arrays*/) {}
 
 }  // namespace
 
@@ -37,20 +41,21 @@ struct StoredValue::PushOp {
   Update update;
 
   void operator()(const GpuWork* gpu = nullptr) const {
+    PrefetchHeld(View(inputs));
     StoredValue& v = *value;
     v.RethrowIfPoisoned();
     if (std::exception_ptr error = ErrorOfInputs(View(inputs))) {
       v.input_error_ = std::move(error);
       return;
     }
-    if (update.rule == nullptr) {
+    if (update.basis == nullptr) {
       v.Assign(View(inputs), compressor.get(), gpu);
     } else {
       if (!v.has_value_) return;  // nothing to update: the push that made the key failed, see E2
       v.FetchSource();
       v.ApplyUpdate(View(inputs), compressor.get(), update, gpu);
     }
-    v.input_error_ = nullptr;
+    if (v.input_error_ != nullptr) v.input_error_ = nullptr;  // pushers read the same cache line
   }
 };
 
@@ -80,6 +85,7 @@ struct StoredValue::PullOp {
   Outputs out;
 
   void operator()(const GpuWork* gpu = nullptr) const {
+    PrefetchHeld(View(out));
     value->RethrowUnlessReadable();
     value->CopyTo(View(out), gpu);
   }
@@ -249,7 +255,7 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<
     if (self->IsSentCodes(compressor.get())) {
       const NoWaitScope no_wait;  // as in QueueFetch
       const MutexLock lock(self->together_mutex_);
-      const bool needs_value = update.rule != nullptr;
+      const bool needs_value = update.basis != nullptr;
       const std::vector<NDArray> codes =
           QueueCodes(self, values, compressor, needs_value, priority);
       QueueSum<Array>(self, codes, std::move(compressor), std::move(update), priority);

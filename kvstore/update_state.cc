@@ -95,9 +95,10 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   }
   const std::span<const UpdateStateType> types = rule.states();
   DCHECK(types.size() <= arrays.size());
+  const std::size_t needed = rule.num_states();
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     if (arrays[i].empty()) {
-      if (i >= rule.num_states() && restored[i].empty()) continue;
+      if (i >= needed && restored[i].empty()) continue;
       arrays[i] = master.empty() ? MakeState(types[i], value.dtype(), value, restored[i], gpu)
                                  : MakeState(types[i], master.dtype(), master, restored[i], gpu);
       restored[i] = NDArray();
@@ -108,7 +109,8 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   update.key.weight_decay = weight_decay;
   update.key.step = ++step;
   if (key.is_string()) update.key.key = key.text();
-  update.key.key_hash = StableHash(key);
+  if (!key_hash_) key_hash_ = StableHash(key);
+  update.key.key_hash = *key_hash_;
   update.key.row_length = RowLength(value.shape());
   update.key.numbers = numbers;
   update.passes = rule.Begin(update.key);

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/mutex.h"
@@ -51,6 +52,8 @@ struct UpdateState {
   std::int64_t step = 0;  // updates so far
 
  private:
+  std::optional<std::uint64_t> key_hash_;  // once known: the key is always the same
+
   template <class Value>
   ArrayUpdate BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
                        double learning_rate, double weight_decay, const GpuWork* gpu);
@@ -81,10 +84,17 @@ class StatesOrigin {
   std::unique_ptr<UpdateState> loaded_ GUARDED_BY(mutex_);
 };
 
-// An update by a built-in optimizer; empty: the sum replaces the value.
-struct Update {
+// What the updates of one key by a built-in optimizer share until either changes. One for each key:
+// the ops of a key count theirs, and would take turns at a count that all keys shared, each on its
+// core.
+struct UpdateBasis {
   std::shared_ptr<const internal::UpdateRule> rule;
   std::shared_ptr<StatesOrigin> origin;
+};
+
+// An update by a built-in optimizer; without a basis: the sum replaces the value.
+struct Update {
+  std::shared_ptr<const UpdateBasis> basis;
   double learning_rate = 0;  // of the key
   double weight_decay = 0;
 };
