@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/prefetch.h"
+#include "engine/fork.h"
 #include "engine/tls.h"
 
 namespace heddle::engine {
@@ -117,7 +118,7 @@ struct CacheCloser {
   ~CacheCloser() {
     tls_cache_closed = true;
     Cache* cache = std::exchange(tls_cache, nullptr);
-    if (cache == nullptr) return;
+    if (cache == nullptr || InForkedChild()) return;  // the depots may be locked for ever
     for (std::size_t c = 0; c < cache->pairs.size(); ++c) {
       for (Magazine* magazine : {cache->pairs[c].active, cache->pairs[c].spare}) {
         if (magazine != nullptr) Depots()[c].Return(magazine);

@@ -4,6 +4,8 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -13,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/block_pool.h"
 #include "tests/engine/support.h"
 
 namespace heddle::engine_test {
@@ -405,6 +408,34 @@ TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
   over = true;
   busy.join();
   engine->WaitForAll();  // the parent works on
+}
+
+// The child's only thread gives back what it keeps for itself, to nobody that could be locked.
+TEST(ForkedChild, EndsWhileThreadsOfTheParentTakeMemory) {
+  const Engine engine;
+  std::atomic<bool> over = false;
+  const auto take_and_free = [] {
+    std::array<void*, 300> blocks;  // more than a thread keeps
+    for (void*& block : blocks) block = engine::AllocateBlock(0, 64);
+    for (void* block : blocks) engine::FreeBlock(block, 0);
+  };
+  std::vector<std::thread> busy;
+  for (int t = 0; t < 3; ++t) {
+    busy.emplace_back([&] {
+      while (!over) take_and_free();
+    });
+  }
+  take_and_free();
+  for (int i = 0; i < 50; ++i) {
+    std::fflush(stdout);  // or the child prints it too
+    const pid_t child = fork();
+    if (child == 0) std::exit(0);
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  over = true;
+  for (std::thread& thread : busy) thread.join();
 }
 
 TEST_P(BadInputTest, BodiesMayBeLargeMoveOnlyAndOverAligned) {
