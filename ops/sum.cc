@@ -154,10 +154,8 @@ constexpr std::size_t kFetchedAhead = 1536;
 // The same as SumCached or SumStreaming for a number of inputs that the compiler knows, vector by
 // vector: what lies in the first-level cache is summed up to 30% faster, what streams from memory
 // up to twice as fast.
-template <bool kStream, class Wide, class One, typename T, std::size_t kInputs>
+template <bool kStream, bool kFetches, class Wide, class One, typename T, std::size_t kInputs>
 void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
-  // Many instructions an element hide from the processor which lines come next.
-  constexpr bool kFetches = kStream && sizeof(T) < sizeof(float);
   const Wide wide{};
   const T* in[kInputs];
   for (std::size_t k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(inputs[k]);
@@ -190,8 +188,9 @@ void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
 
 // Inputs that stream at a time: with more the processor loses track of which lines come next.
 constexpr std::size_t kGroup = 8;
-// Elements whose sums lie in the caches between one group of inputs and the next.
-constexpr std::size_t kBlock = 8192;
+// Elements whose sums lie in the second-level cache between one group of inputs and the next: the
+// longer, the fewer times the processor has to learn where a group's lines lie.
+constexpr std::size_t kBlock = 32768;
 
 // One group's share of the elements [begin, end), whole vectors: kFirst starts the sums, the others
 // go on with them, and kLast writes them to the output.
@@ -249,17 +248,16 @@ void SumGroups(std::span<const void* const> inputs, T* out, std::size_t count) {
 
 template <typename T>
 using SumFixedFunction = void (*)(std::span<const void* const>, T*, std::size_t);
-template <bool kStream, class Wide, class One, typename T, std::size_t... kIndices>
+template <bool kStream, bool kFetches, class Wide, class One, typename T, std::size_t... kIndices>
 constexpr auto MakeSumFixed(std::index_sequence<kIndices...>) {
   return std::array<SumFixedFunction<T>, sizeof...(kIndices)>{
-      &SumFixed<kStream, Wide, One, T, kIndices + 2>...};
+      &SumFixed<kStream, kFetches, Wide, One, T, kIndices + 2>...};
 }
-template <bool kStream>
-inline constexpr std::size_t kMostFixed = kStream ? kGroup : 16;
+constexpr std::size_t kMostFixed = 16;
 // SumFixed of 2, 3, ... kMostFixed inputs.
-template <bool kStream, class Wide, class One, typename T>
+template <bool kStream, bool kFetches, class Wide, class One, typename T>
 inline constexpr auto kSumFixed =
-    MakeSumFixed<kStream, Wide, One, T>(std::make_index_sequence<kMostFixed<kStream> - 1>());
+    MakeSumFixed<kStream, kFetches, Wide, One, T>(std::make_index_sequence<kMostFixed - 1>());
 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, T* out,
@@ -274,15 +272,22 @@ HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumCommon(std::span<const void* const> inputs, T* out, std::size_t count,
                           bool streaming) {
+  const std::size_t bytes = (inputs.size() + 1) * count * sizeof(T);
   const bool streams = streaming && Wide{}.lanes() * sizeof(T) >= 16;
-  if (streams && inputs.size() > kGroup) {
+  // Many instructions an element hide from the processor which lines come next.
+  const bool fetches = sizeof(T) < sizeof(float) && bytes >= kStreamingBytesMin;
+  const bool known = inputs.size() >= 2 && inputs.size() <= kMostFixed;
+  if (streams && inputs.size() > kGroup && (!known || bytes >= kStreamingBytesMin)) {
     SumGroups<Wide, One, T>(inputs, out, count);
-  } else if (inputs.size() < 2 || inputs.size() > kMostFixed<false>) {
+  } else if (!known) {
     SumAny(Wide{}, One{}, inputs, out, count, streaming);
-  } else if (streams) {
-    kSumFixed<true, Wide, One, T>[inputs.size() - 2](inputs, out, count);
   } else {
-    kSumFixed<false, Wide, One, T>[inputs.size() - 2](inputs, out, count);
+    const std::size_t of = inputs.size() - 2;
+    const auto sum = streams ? (fetches ? kSumFixed<true, true, Wide, One, T>[of]
+                                        : kSumFixed<true, false, Wide, One, T>[of])
+                             : (fetches ? kSumFixed<false, true, Wide, One, T>[of]
+                                        : kSumFixed<false, false, Wide, One, T>[of]);
+    sum(inputs, out, count);
   }
 }
 

@@ -78,7 +78,9 @@ TEST_F(SumTest, ManyInputsThatStream) {
     using T = decltype(type);
     for (std::size_t arrays : {8, 9, 16, 17, 24, 35}) {
       SCOPED_TRACE(arrays);
-      const std::size_t count = 3 * 8192 - 70 + Below(140);
+      // Few inputs stream in groups from that many bytes on only.
+      const std::size_t beyond_caches = kStreamingBytesMin / ((arrays + 1) * sizeof(T)) + 1;
+      const std::size_t count = (arrays == 9 ? beyond_caches : 65536 - 70) + Below(140);
       Arrays<T> inputs = RandomArrays<T>(arrays, count);
       Array<T> expected(count);
       PlainSum(inputs, expected);
