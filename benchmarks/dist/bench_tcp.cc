@@ -62,7 +62,7 @@ class EchoServer : public TransportEvents {
   std::shared_ptr<Landing> OnHeader(NodeId, const Message&, std::uint64_t) override {
     return nullptr;
   }
-  void OnMessage(NodeId from, Message message) override {
+  void OnMessage(NodeId from, Message&& message) override {
     const Kind kind = message.kind;
     message.kind = kind == Kind::kPush ? Kind::kDone : Kind::kValue;
     if (kind == Kind::kPush) message.payload = {};
@@ -133,7 +133,7 @@ class HeddleClient : public EchoClient, public TransportEvents {
     if (in_.empty()) return nullptr;
     return std::make_shared<InPlace>(in_.subspan(header.sequence * slice_, bytes));
   }
-  void OnMessage(NodeId, Message message) override {
+  void OnMessage(NodeId, Message&& message) override {
     if (message.priority > 0) last_urgent_.store(message.sequence, std::memory_order_release);
     received_.fetch_add(1, std::memory_order_release);
     transport->Interrupt();  // it may not be the waiting thread that handles this

@@ -49,9 +49,9 @@ std::shared_ptr<Landing> Node::OnHeader(NodeId from, const Message& header, std:
   return FindLanding(from, header, bytes);
 }
 
-void Node::OnMessage(NodeId from, Message message) {
+void Node::OnMessage(NodeId from, Message&& message) {
   // A trace shows when each message was handled, and for how long.
-  if (message.meta.size() + message.payload.bytes() <= kSmallBytes && trace_.Writer() == nullptr) {
+  if (message.body_bytes() <= kSmallBytes && trace_.Writer() == nullptr) {
     std::size_t together = 0;
     {
       MutexLock lock(small_mutex_);
@@ -98,14 +98,33 @@ void Node::NoteTimeLocked() {
 void Node::Perform(Outputs& out) {
   for (const auto& [level, text] : out.log) Log(level, "{}", text);
   for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
-  for (Outgoing& outgoing : out.messages) {
-    const MessageSlice slice(trace_, TraceDirection::kSent, outgoing.to, outgoing.message);
-    SendMessage(std::move(outgoing));
-  }
+  SendAll(out.messages);
   for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);
   if (out.answers.empty()) return;
   const engine::CompletionBatch together;
   for (Answer& answer : out.answers) GiveAnswer(std::move(answer));
+}
+
+// Runs of small messages to one peer go together; but a trace shows when each was sent.
+void Node::SendAll(std::span<Outgoing> messages) {
+  const bool traced = trace_.Writer() != nullptr;
+  const auto is_small = [](const Outgoing& each) {
+    return each.message.body_bytes() <= Transport::kCopiedMax;
+  };
+  for (auto next = messages.begin(); next != messages.end();) {
+    const auto first = next++;
+    if (!traced && is_small(*first)) {
+      next = std::find_if(next, messages.end(), [&](const Outgoing& each) {
+        return each.to != first->to || !is_small(each);
+      });
+    }
+    if (next - first > 1) {
+      transport_->SendTogether({first, next});
+      continue;
+    }
+    const MessageSlice slice(trace_, TraceDirection::kSent, first->to, first->message);
+    SendMessage(std::move(*first));
+  }
 }
 
 void Node::RunClock() {

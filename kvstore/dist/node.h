@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,7 +44,7 @@ class Node : public TransportEvents {
   void OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
   std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
                                     std::uint64_t payload_bytes) override;
-  void OnMessage(NodeId from, Message message) override EXCLUDES(small_mutex_);
+  void OnMessage(NodeId from, Message&& message) override EXCLUDES(small_mutex_);
   void OnTurnEnd() override EXCLUDES(small_mutex_);
   void OnLost(NodeId peer, const std::string& address, const std::string& why) override;
 
@@ -73,7 +74,7 @@ class Node : public TransportEvents {
                                                std::uint64_t /*bytes*/) REQUIRES(mutex_) {
     return nullptr;
   }
-  // Without the lock.
+  // Without the lock. Small messages (Transport::kCopiedMax) may pass it by.
   virtual void SendMessage(Outgoing&& outgoing) {
     transport_->Send(outgoing.to, std::move(outgoing.message));
   }
@@ -110,6 +111,7 @@ class Node : public TransportEvents {
   static constexpr std::size_t kTogetherMax = 64;
 
   void HandleSmall() EXCLUDES(mutex_, small_mutex_);
+  void SendAll(std::span<Outgoing> messages) EXCLUDES(mutex_);
   void RunClock() EXCLUDES(mutex_);
 
   Transport* transport_ = nullptr;

@@ -38,7 +38,7 @@ std::optional<std::string> StatusClient::Ask(std::chrono::steady_clock::time_poi
   return std::exchange(answer_, std::nullopt);
 }
 
-void StatusClient::OnMessage(NodeId /*from*/, Message message) {
+void StatusClient::OnMessage(NodeId /*from*/, Message&& message) {
   TextBody body;
   if (message.kind != Kind::kStatusReply || !Decode(message.meta, &body)) return;
   MutexLock lock(mutex_);

@@ -34,7 +34,7 @@ class StatusClient final : private TransportEvents {
                                     std::uint64_t /*payload_bytes*/) override {
     return nullptr;
   }
-  void OnMessage(NodeId from, Message message) override EXCLUDES(mutex_);
+  void OnMessage(NodeId from, Message&& message) override EXCLUDES(mutex_);
   void OnLost(NodeId peer, const std::string& address, const std::string& why) override
       EXCLUDES(mutex_);
 

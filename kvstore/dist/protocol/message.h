@@ -144,6 +144,8 @@ struct Message {
   // Of requests at their worker, for traces: the ticket of the op that they are of, plus 1; 0:
   // none. Does not travel.
   std::uint64_t op = 0;
+
+  std::uint64_t body_bytes() const { return meta.size() + payload.bytes(); }  // behind the header
 };
 
 }  // namespace heddle::kvstore::dist

@@ -5,6 +5,7 @@
 #include <heddle/ndarray.h>
 #include <heddle/shape.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -49,6 +50,10 @@ class DistKey {
   void Enter(const std::shared_ptr<PartsCall>& call) EXCLUDES(mutex_);
   // The call has its requests, or will have none: sends those of all that are ready at the front.
   void Ready(PartsCall& call) EXCLUDES(mutex_);
+  // The requests of the call at the front, which is in a batch, have been submitted. Returns the
+  // call behind it if that is ready: it is in the batch from here on.
+  std::shared_ptr<PartsCall> Submitted(PartsCall& call, std::vector<PushGate::Entry>* submitted)
+      EXCLUDES(mutex_);
 
   // Of gradient compression: what the codes so far have not carried. Made by the first push,
   // touched by ops that write its Var.
@@ -57,8 +62,14 @@ class DistKey {
   // The store's, under its lock.
   std::int64_t updates = 0;   // pushed with the present optimizer
   bool told_ignored = false;  // that pulls leave row-sparse outputs alone
+  // The last list call that named the key, and the key's place among those that it named.
+  std::uint64_t named_by = 0;
+  std::size_t place = 0;
 
  private:
+  // Of one message: there and back it is cheaper with others.
+  bool is_small() const;
+
   const std::shared_ptr<WorkerLink> link_;
   const std::uint32_t store_;
   const Key key_;

@@ -81,10 +81,15 @@ class DistKVStore final : public KVStore {
     std::shared_ptr<const Compressor> compressor;
   };
   using KeyPushes = boost::container::small_vector<KeyPush, 1>;
+  using KeyPtrs = boost::container::small_vector<KeyPtr, 4>;
+  using Places = boost::container::small_vector<std::size_t, 4>;
 
   // Keys.
   KeyPtr FindKnown(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
   KeyPtr Find(std::string_view call, KeyRef key) EXCLUDES(mutex_);
+  KeyPtrs FindAll(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
+  // For each key its place among the different ones, which count from 0 as they are first named.
+  Places PlacesOf(std::span<const KeyPtr> keys) EXCLUDES(mutex_);
   std::optional<PartInfo> Describe(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
   std::uint64_t RemovalsLocked(KeyRef key) const REQUIRES(mutex_);
   KeyPtr Insert(const PartInfo& info) EXCLUDES(mutex_);
@@ -95,7 +100,7 @@ class DistKVStore final : public KVStore {
   }
   CallOptions OptionsOf(Kind kind, const DistKey& key, int priority) const;
   KeyPushes PreparePush(std::string_view call, std::span<const KeyArrays> pairs, int priority,
-                        std::vector<std::size_t>* push_of) EXCLUDES(mutex_);
+                        Places* push_of) EXCLUDES(mutex_);
   void CheckPushLocked(std::string_view call, const KeyPush& push,
                        const internal::UpdatePlan* plan) const REQUIRES(mutex_);
   void TellParametersLocked(const internal::UpdatePlan& plan, Outputs* out) REQUIRES(mutex_);
@@ -143,6 +148,7 @@ class DistKVStore final : public KVStore {
   std::uint64_t version_ GUARDED_BY(mutex_) = 0;
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
+  std::uint64_t list_calls_ GUARDED_BY(mutex_) = 0;
   bool pushed_ GUARDED_BY(mutex_) = false;
   bool whole_keys_ GUARDED_BY(mutex_) = false;  // keys to come are not cut, see NeedsWholeKeys
 };

@@ -10,6 +10,7 @@
 
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/control_call.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 
@@ -72,6 +73,36 @@ KeyPtr DistKVStore::Find(std::string_view call, KeyRef key) {
   const std::optional<PartInfo> info = Describe(call, key);
   if (!info) ThrowUnknownKey(call, key);
   return Insert(*info);
+}
+
+DistKVStore::KeyPtrs DistKVStore::FindAll(std::string_view call, std::span<const KeyArrays> pairs) {
+  KeyPtrs keys(pairs.size());
+  {
+    MutexLock lock(mutex_);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      CheckKeyKind(call, pairs[i].key, string_keys_);
+      const auto found = keys_.find(pairs[i].key);
+      if (found != keys_.end()) keys[i] = found->second;
+    }
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    if (keys[i] == nullptr) keys[i] = Find(call, pairs[i].key);
+  }
+  return keys;
+}
+
+DistKVStore::Places DistKVStore::PlacesOf(std::span<const KeyPtr> keys) {
+  Places places(keys.size(), 0);
+  if (keys.size() == 1) return places;
+  MutexLock lock(mutex_);
+  ++list_calls_;
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    DistKey& key = *keys[i];
+    if (std::exchange(key.named_by, list_calls_) != list_calls_) key.place = different++;
+    places[i] = key.place;
+  }
+  return places;
 }
 
 std::vector<Key> DistKVStore::Keys() const {
@@ -139,17 +170,20 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
     }
   }
   std::vector<std::pair<PartInfo, Var>> queued;
-  for (const KeyArrays& pair : pairs) {
-    WithFirstArray(pair, [&](const auto& value) {
-      using Array = std::decay_t<decltype(value)>;
-      constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
-      const KeyPtr key =
-          std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(), value.dtype(),
-                                    kRowSparse, whole, removals[queued.size()]);
-      const Array* const sent = gives_value ? &value : nullptr;
-      queued.emplace_back(key->InfoOf(key->parts().front()),
-                          QueueValue<Array>(key, Kind::kInit, sent));
-    });
+  {
+    const CallBatch together(*link_, pairs.size());
+    for (const KeyArrays& pair : pairs) {
+      WithFirstArray(pair, [&](const auto& value) {
+        using Array = std::decay_t<decltype(value)>;
+        constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
+        const KeyPtr key =
+            std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(), value.dtype(),
+                                      kRowSparse, whole, removals[queued.size()]);
+        const Array* const sent = gives_value ? &value : nullptr;
+        queued.emplace_back(key->InfoOf(key->parts().front()),
+                            QueueValue<Array>(key, Kind::kInit, sent));
+      });
+    }
   }
   for (const auto& [info, ended] : queued) engine().WaitForVar(ended);
   for (const auto& [info, ended] : queued) Insert(info);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "kvstore/checks.h"
+#include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "storage/row_sparse_kernels.h"
 
@@ -95,11 +96,9 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
 void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
   CheckOnCpus("Pull", pairs);
-  boost::container::small_vector<KeyPtr, 4> keys;
-  for (const KeyArrays& pair : pairs) {
-    keys.push_back(Find("Pull", pair.key));
-    CheckPull("Pull", pair, *keys.back());
-  }
+  const KeyPtrs keys = FindAll("Pull", pairs);
+  for (std::size_t i = 0; i < pairs.size(); ++i) CheckPull("Pull", pairs[i], *keys[i]);
+  const CallBatch together(*link_, pairs.size());
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     if (!pairs[i].arrays.empty()) {
       QueuePull(keys[i], pairs[i].arrays, priority);

@@ -11,6 +11,7 @@
 
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 
 namespace heddle::kvstore::dist {
@@ -43,23 +44,22 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
 
 DistKVStore::KeyPushes DistKVStore::PreparePush(std::string_view call,
                                                 std::span<const KeyArrays> pairs, int priority,
-                                                std::vector<std::size_t>* push_of) {
+                                                Places* push_of) {
+  const KeyPtrs keys = FindAll(call, pairs);
+  const Places places = PlacesOf(keys);
   KeyPushes pushes;
-  // By key, if there are several.
-  std::optional<std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual>> places;
-  if (pairs.size() > 1) places.emplace();
-  for (const KeyArrays& pair : pairs) {
-    std::size_t place = pushes.size();
-    if (places) place = places->emplace(pair.key, place).first->second;
-    if (push_of != nullptr) push_of->push_back(place);
-    if (place == pushes.size()) pushes.emplace_back().key = Find(call, pair.key);
-    KeyPush& push = pushes[place];
+  pushes.reserve(pairs.size());
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const KeyArrays& pair = pairs[i];
+    if (places[i] == pushes.size()) pushes.emplace_back().key = keys[i];
+    KeyPush& push = pushes[places[i]];
     ForEachArray(pair,
                  [&](const auto& array) { CheckShapeAndDType(call, pair.key, *push.key, array); });
     push.arrays.insert(push.arrays.end(), pair.arrays.begin(), pair.arrays.end());
     push.row_sparse.insert(push.row_sparse.end(), pair.row_sparse.begin(), pair.row_sparse.end());
     if (!push.arrays.empty() && !push.row_sparse.empty()) ThrowMixedKinds(call, pair.key);
   }
+  if (push_of != nullptr) *push_of = places;
   ReusedOutputs told;
   std::int64_t pushed_bytes = 0;
   {
@@ -189,9 +189,9 @@ void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
   CheckOnCpus("Push", pairs);
   CheckOneKind("Push", pairs);
-  for (const KeyPush& push : PreparePush("Push", pairs, priority, nullptr)) {
-    QueuePush(push, priority);
-  }
+  const KeyPushes pushes = PreparePush("Push", pairs, priority, nullptr);
+  const CallBatch together(*link_, pushes.size());
+  for (const KeyPush& push : pushes) QueuePush(push, priority);
 }
 
 // One request may do both if no output is read by another push of the call.
@@ -250,8 +250,9 @@ void DistKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const 
   CheckPushPull(values, out, engine());
   CheckOnCpus("PushPull", values);
   CheckOnCpus("PushPull", out);
-  std::vector<std::size_t> push_of;
+  Places push_of;
   const KeyPushes pushes = PreparePush("PushPull", values, priority, &push_of);
+  const CallBatch together(*link_, pushes.size());
   if (CanFuse(pushes, out)) {
     for (std::size_t i = 0; i < pushes.size(); ++i) {
       QueuePushPull(pushes[i], out[i].arrays[0], priority);

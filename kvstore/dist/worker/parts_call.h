@@ -92,6 +92,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
 
   DistKey& key() { return *key_; }
   const CallOptions& options() const { return options_; }
+  std::span<Request> requests() { return {requests_.data(), requests_.size()}; }
 
   // What the requests to the parts have with them; one of these is called, before Start. The arrays
   // are those that the running op may read.
@@ -148,6 +149,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   bool started_ = false;
   // Guarded by the key's lock.
   bool ready_ = false;
+  bool in_batch_ = false;            // B1
   PushGate::Entry not_submitted_;    // of a push
   std::shared_ptr<PartsCall> self_;  // while answers are missing
   std::atomic<std::size_t> missing_{0};

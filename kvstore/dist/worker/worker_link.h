@@ -51,7 +51,9 @@ class WorkerLink {
   // Takes (moves from) requests in their order. What follows of it is left to Carry, so that
   // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run
   // anything.
-  virtual void Submit(std::span<Request> requests, Outputs* out) = 0;
+  void Submit(std::span<Request> requests, Outputs* out) { Submit({&requests, 1}, out); }
+  // The same of several calls.
+  virtual void Submit(std::span<const std::span<Request>> calls, Outputs* out) = 0;
   // It waits until it is open. False: it has ended with an error already.
   [[nodiscard]] virtual bool Barrier(AnswerSink& sink, Outputs* out) = 0;
   // The first that is not: all pushes called before it have been submitted, see pushes().

@@ -174,11 +174,13 @@ Time WorkerNode::deadline() const {
   return options_.op_deadline.count() > 0 ? Now() + options_.op_deadline : Time{0};
 }
 
-void WorkerNode::Submit(std::span<Request> requests, Outputs* out) {
+void WorkerNode::Submit(std::span<const std::span<Request>> calls, Outputs* out) {
   MutexLock lock(mutex_);
   const Time now = Now();
   const std::size_t before = out->messages.size();
-  for (Request& request : requests) machine_.Submit(now, std::move(request), *out);
+  for (const std::span<Request> requests : calls) {
+    for (Request& request : requests) machine_.Submit(now, std::move(request), *out);
+  }
   RegisterSends(*out, before);
   NoteTimeLocked();
 }
@@ -214,8 +216,7 @@ std::shared_ptr<Landing> WorkerNode::FindLanding(NodeId from, const Message& hea
 namespace {
 
 bool LendsMemory(const Outgoing& outgoing) {
-  return outgoing.token != 0 &&
-         outgoing.message.meta.size() + outgoing.message.payload.bytes() > Transport::kCopiedMax;
+  return outgoing.token != 0 && outgoing.message.body_bytes() > Transport::kCopiedMax;
 }
 
 }  // namespace

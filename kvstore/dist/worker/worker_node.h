@@ -59,7 +59,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   const PlacementOptions& placement() const override { return placement_; }
   std::int32_t num_dead() override;
   Time deadline() const override;
-  void Submit(std::span<Request> requests, Outputs* out) override;
+  using WorkerLink::Submit;
+  void Submit(std::span<const std::span<Request>> calls, Outputs* out) override;
   bool Barrier(AnswerSink& sink, Outputs* out) override;
   void OpenBarrier(Outputs* out) override;
   void Carry(Outputs& out) override { Perform(out); }

@@ -51,7 +51,7 @@ class Events : public TransportEvents {
     EXPECT_GT(bytes, 0u);
     return std::exchange(landing, nullptr);
   }
-  void OnMessage(NodeId from, Message message) override {
+  void OnMessage(NodeId from, Message&& message) override {
     const std::lock_guard lock(mutex_);
     sequences.push_back(message.sequence);
     values.push_back(ValuesOf(message.payload));

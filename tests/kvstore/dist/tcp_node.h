@@ -80,7 +80,7 @@ class TcpNode : public dist::TransportEvents {
                                           std::uint64_t bytes) override {
     return land ? land(from, header, bytes) : nullptr;
   }
-  void OnMessage(NodeId from, Message message) override {
+  void OnMessage(NodeId from, Message&& message) override {
     if (answer) answer(from, message);
     const std::lock_guard lock(mutex);
     received.emplace_back(from, std::move(message));

@@ -105,7 +105,7 @@ class Checker : public TransportEvents {
     if (dice % 3 == 0) return nullptr;
     return std::make_shared<TestLanding>(bytes, dice % 3 == 1 ? bytes : 1 + bytes / 30);
   }
-  void OnMessage(NodeId from, Message message) override {
+  void OnMessage(NodeId from, Message&& message) override {
     const Message wanted = MakeMessage(job_, message.rank, self_, message.sequence);
     const std::lock_guard lock(mutex_);
     EXPECT_EQ(from.rank, message.rank);

@@ -125,6 +125,46 @@ TEST(TcpTransport, PayloadsOfManyRunsAreSentInOrder) {
   EXPECT_TRUE(TextOf(pair.server.Received()[0].second.payload) == text);
 }
 
+// Groups of all lengths, with single messages between them.
+TEST(TcpTransport, MessagesSentTogetherKeepTheirOrder) {
+  Pair pair;
+  constexpr std::uint64_t kMessages = 3000;
+  const auto payload_of = [](std::uint64_t sequence) {
+    return Pattern(sequence * 7919 % (Transport::kCopiedMax + 1));
+  };
+  std::uint64_t sequence = 0;
+  for (std::size_t length = 1; sequence < kMessages; length = length % 130 + 1) {
+    std::vector<Outgoing> together;
+    for (std::size_t i = 0; i < length && sequence < kMessages; ++i, ++sequence) {
+      together.push_back({kServer0, Push(sequence, PayloadOf(payload_of(sequence)))});
+    }
+    if (length % 3 == 0) {
+      for (Outgoing& each : together) pair.worker.transport->Send(kServer0, each.message);
+    } else {
+      pair.worker.transport->SendTogether(together);
+    }
+  }
+  pair.worker.transport->Flush();
+  ASSERT_TRUE(pair.server.WaitForMessages(kMessages));
+  const auto received = pair.server.Received();
+  for (std::uint64_t i = 0; i < kMessages; ++i) {
+    ASSERT_EQ(received[i].second.sequence, i);
+    ASSERT_TRUE(TextOf(received[i].second.payload) == payload_of(i)) << i;
+  }
+}
+
+TEST(TcpTransport, MessagesSentTogetherToNobodyAreDropped) {
+  Pair pair;
+  const auto owner = std::make_shared<const std::string>("bytes");
+  std::vector<Outgoing> together(3);
+  for (Outgoing& each : together) {
+    each = {TheServer(1), Push(0, Payload(owner, std::as_bytes(std::span(*owner))))};
+  }
+  pair.worker.transport->SendTogether(together);
+  together.clear();
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
 TEST(TcpTransport, ManySmallMessagesShareCallsToTheSystem) {
   Pair pair;
   for (std::uint64_t i = 0; i < 1000; ++i) {

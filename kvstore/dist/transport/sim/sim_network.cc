@@ -56,7 +56,7 @@ void SimNetwork::Schedule(Time at, Event event, std::uint64_t epoch) {
 
 void SimNetwork::Send(NodeId from, NodeId to, Message message) {
   ++messages_sent_;
-  bytes_sent_ += message.meta.size() + message.payload.bytes();
+  bytes_sent_ += message.body_bytes();
   Event event{.kind = Event::Kind::kMessage, .from = from, .to = to, .message = std::move(message)};
   const Link* link = FindLink(from, to);
   if ((link != nullptr && now_ < link->down_until) || random_.Chance(faults_.drop_per_1000)) {

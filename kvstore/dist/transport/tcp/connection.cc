@@ -105,7 +105,7 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
           std::move(pool), limits, HeaderReadOf(link, rings_ != nullptr),
           {.land = [this](const Message& header,
                           std::uint64_t bytes) { return events_.sink.land(header, bytes); },
-           .deliver = [this](Message message) { return Deliver(std::move(message)); }},
+           .deliver = [this](Message&& message) { return Deliver(std::move(message)); }},
           [this](const Message& message, std::uint64_t bytes) { OnComplete(message, bytes); }),
       owe_timer_(reactor.context()),
       speak_timer_(reactor.context()),
@@ -185,7 +185,7 @@ bool Connection::Send(Transport::SendId id, Message message, std::function<void(
 
 bool Connection::WriteToRing(const Message& message) {
   const auto payload = message.payload.runs();
-  const std::size_t body_bytes = message.meta.size() + message.payload.bytes();
+  const std::uint64_t body_bytes = message.body_bytes();
   if (rings_ == nullptr || body_bytes < kStraightMin || payload.size() + 2 > kStraightRunsMax) {
     return false;
   }
@@ -217,20 +217,45 @@ bool Connection::WriteToRing(const Message& message) {
   return true;
 }
 
-bool Connection::SendSmall(const Message& message, bool now) {
-  if (WriteToRing(message)) return false;
+template <class Add>
+bool Connection::Pack(std::size_t count, Add add, bool now) {
   bool waits = false;
   {
     MutexLock lock(tx_mutex_);
     if (tx_closed_ || finishing_) return false;
-    const bool full = queue_.AddSmall(message);
-    // Behind a writer, or while the socket is full, it goes with what is before it.
+    const bool full = add(queue_);
+    // Behind a writer, or while the socket is full, they go with what is before them.
     const bool idle = !writing_ && !write_armed_ && !cut_;
-    waits = idle && !full && !now && queue_.only_packed() == 1;
+    waits = idle && !full && !now && queue_.only_packed() == count;
     now = idle && (full || now);
   }
   if (now) PumpAsSender();
   return waits;
+}
+
+bool Connection::SendSmall(const Message& message, bool now) {
+  if (WriteToRing(message)) return false;
+  return Pack(
+      1, [&](SendQueue& queue) { return queue.AddSmall(message); }, now);
+}
+
+bool Connection::SendTogether(std::span<const Outgoing> messages, bool now) {
+  const auto straight = [this](const Outgoing& each) {
+    return rings_ != nullptr && each.message.body_bytes() >= kStraightMin;
+  };
+  if (std::any_of(messages.begin(), messages.end(), straight)) {
+    bool waits = false;
+    for (const Outgoing& each : messages) waits |= SendSmall(each.message, now);
+    return waits;
+  }
+  return Pack(
+      messages.size(),
+      [&](SendQueue& queue) {
+        bool full = false;
+        for (const Outgoing& each : messages) full |= queue.AddSmall(each.message);
+        return full;
+      },
+      now);
 }
 
 void Connection::PumpAsSender() {
@@ -517,7 +542,7 @@ Transferred Connection::Receive(const iovec* runs, std::size_t count) {
   return ReadFrom(fd_, tls_.get(), runs, count);
 }
 
-bool Connection::Deliver(Message message) {
+bool Connection::Deliver(Message&& message) {
   if (ended_) return false;
   if (message.kind == Kind::kReceived) return true;
   Count(counts_.messages_received, 1);

@@ -43,6 +43,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include <boost/asio/generic/stream_protocol.hpp>
@@ -99,6 +100,8 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   // is the first that does: Flush must follow.
   [[nodiscard]] bool Send(Transport::SendId id, Message message, std::function<void()> sent,
                           bool now) EXCLUDES(tx_mutex_);
+  // The same of small messages, in order.
+  [[nodiscard]] bool SendTogether(std::span<const Outgoing> messages, bool now) EXCLUDES(tx_mutex_);
   Revoked Revoke(Transport::SendId id) EXCLUDES(tx_mutex_);
   void Flush() EXCLUDES(tx_mutex_) { PumpAsSender(); }
   // Sends what is queued, then tells the peer that this was all. Nothing can be sent any more.
@@ -173,7 +176,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   ReadResult ReadOnce();
   // Takes the channel's socket and streams.
   void Assign(Channel& channel);
-  bool Deliver(Message message) EXCLUDES(tx_mutex_);
+  bool Deliver(Message&& message) EXCLUDES(tx_mutex_);
   void OnComplete(const Message& message, std::uint64_t bytes);
   void ConfirmInTime();
   void TakeArrivals() EXCLUDES(tx_mutex_);
@@ -188,6 +191,10 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   void End(bool clean, const std::string& why);
   void ArmRead();
   bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
+  // Calls add(queue_) for each of `count` small messages. True: they wait, and are the first that
+  // do.
+  template <class Add>
+  bool Pack(std::size_t count, Add add, bool now) EXCLUDES(tx_mutex_);
   // A message that would only be copied into a pack and from there into the ring goes there at
   // once, if nothing is before it. False: it does not.
   bool WriteToRing(const Message& message) EXCLUDES(tx_mutex_);

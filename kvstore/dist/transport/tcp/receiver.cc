@@ -218,7 +218,10 @@ bool Receiver::Deliver() {
     }
   }
   EndPayload();
-  return !deliver || sink_.deliver(std::move(message_));
+  if (!deliver) return true;
+  const bool more = sink_.deliver(std::move(message_));
+  message_.payload = {};  // if nobody wanted it
+  return more;
 }
 
 }  // namespace heddle::kvstore::dist

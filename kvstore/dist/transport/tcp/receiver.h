@@ -41,7 +41,7 @@ class Receiver {
     std::function<std::shared_ptr<Landing>(const Message& header, std::uint64_t payload_bytes)>
         land;
     // False: nothing more is wanted, Commit returns.
-    std::function<bool(Message message)> deliver;
+    std::function<bool(Message&& message)> deliver;
   };
 
   // A message is complete, with so many bytes behind its header, and will be delivered or dropped.

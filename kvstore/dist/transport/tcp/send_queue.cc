@@ -72,7 +72,7 @@ void SendQueue::Release(Ended ended) {
 }
 
 bool SendQueue::AddSmall(const Message& message) {
-  const std::size_t bytes = kHeaderBytes + message.meta.size() + message.payload.bytes();
+  const std::size_t bytes = kHeaderBytes + message.body_bytes();
   bool wants_to_go = false;
   if (pack_ != nullptr && pack_->head.size() + bytes > kPackBytes) {
     ClosePack();

@@ -72,9 +72,7 @@ class SendQueue {
   // What is over: for Release.
   using Ended = std::vector<std::unique_ptr<Item>>;
 
-  static bool IsSmall(const Message& message) {
-    return message.meta.size() + message.payload.bytes() <= kSmallMax;
-  }
+  static bool IsSmall(const Message& message) { return message.body_bytes() <= kSmallMax; }
 
   // Calls `sent`. Without locks: owners of payloads may do anything.
   static void Release(Ended ended);

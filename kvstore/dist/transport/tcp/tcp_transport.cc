@@ -91,7 +91,7 @@ std::shared_ptr<Connection> TcpTransportImpl::LinkFor(NodeId to, bool bulk) cons
 
 // The lowest bit of an id says which link was wanted.
 Transport::SendId TcpTransportImpl::Send(NodeId to, Message message, std::function<void()> sent) {
-  const bool bulk = message.meta.size() + message.payload.bytes() > kUrgentBytesMax;
+  const bool bulk = message.body_bytes() > kUrgentBytesMax;
   const SendId id =
       next_send_.fetch_add(1, std::memory_order_relaxed) * 2 + static_cast<SendId>(bulk);
   const std::shared_ptr<Connection> link = LinkFor(to, bulk);
@@ -102,7 +102,19 @@ Transport::SendId TcpTransportImpl::Send(NodeId to, Message message, std::functi
   }
   counts_.messages_sent.fetch_add(1, std::memory_order_relaxed);
   const bool now = !reactors_[0]->FlushesSoon();
-  if (!link->Send(id, std::move(message), std::move(sent), now)) return id;
+  if (link->Send(id, std::move(message), std::move(sent), now)) LeaveWaiting(link);
+  return id;
+}
+
+void TcpTransportImpl::SendTogether(std::span<Outgoing> messages) {
+  static_assert(kCopiedMax <= kUrgentBytesMax);
+  const std::shared_ptr<Connection> link = LinkFor(messages.front().to, /*bulk=*/false);
+  if (link == nullptr) return;
+  counts_.messages_sent.fetch_add(messages.size(), std::memory_order_relaxed);
+  if (link->SendTogether(messages, !reactors_[0]->FlushesSoon())) LeaveWaiting(link);
+}
+
+void TcpTransportImpl::LeaveWaiting(const std::shared_ptr<Connection>& link) {
   {
     MutexLock lock(waiting_mutex_);
     waiting_.push_back(link);
@@ -110,7 +122,6 @@ Transport::SendId TcpTransportImpl::Send(NodeId to, Message message, std::functi
   }
   // Whoever was to flush may have looked just before.
   if (!reactors_[0]->FlushesSoon()) Flush();
-  return id;
 }
 
 Revoked TcpTransportImpl::Revoke(NodeId to, SendId id) {
@@ -268,7 +279,7 @@ void TcpTransportImpl::Start(const PeerPtr& peer, Link link,
                             const Message& header,
                             std::uint64_t bytes) { return events_.OnHeader(id(), header, bytes); },
                 .deliver =
-                    [this, id](Message message) {
+                    [this, id](Message&& message) {
                       events_.OnMessage(id(), std::move(message));
                       return true;
                     }},

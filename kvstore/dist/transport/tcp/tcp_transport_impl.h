@@ -37,6 +37,7 @@ class TcpTransportImpl final : public TcpTransport {
   ~TcpTransportImpl() override { TcpTransportImpl::Close(); }
 
   SendId Send(NodeId to, Message message, std::function<void()> sent) override;
+  void SendTogether(std::span<Outgoing> messages) override;
   Revoked Revoke(NodeId to, SendId id) override;
   void Flush() override;
   bool RunOne(std::chrono::steady_clock::time_point until) override;
@@ -79,6 +80,8 @@ class TcpTransportImpl final : public TcpTransport {
   }
   PeerPtr Find(NodeId id) const EXCLUDES(peers_mutex_);
   std::shared_ptr<Connection> LinkFor(NodeId to, bool bulk) const EXCLUDES(peers_mutex_);
+  // Of a connection that has begun to wait for company.
+  void LeaveWaiting(const std::shared_ptr<Connection>& link) EXCLUDES(waiting_mutex_);
 
   // In the peer's reactor. Cuts, in tcp_transport_cuts.cc:
   void LinkCut(const PeerPtr& peer, Link link, const std::string& why);
