@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvstore/key_table.h"
+#include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer/update_plan.h"
 
 namespace heddle::kvstore {
@@ -24,6 +25,7 @@ using nlohmann::json;
 constexpr const char* kMetadataName = "heddle.optimizer_states";
 constexpr int kVersion = 1;
 constexpr std::string_view kMasterName = "master";
+constexpr std::string_view kOwnName = "own";
 
 // The arrays of a key are called "<its place in the list of keys>.<state>".
 std::string ArrayName(std::size_t key, std::string_view state) {
@@ -236,6 +238,11 @@ void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule, Optimiz
   };
   for (std::size_t i = 0; i < states->keys.size(); ++i) {
     KeyStates& key = states->keys[i];
+    if (IsForeignOptimizer(states->optimizer)) {
+      const std::string name = ArrayName(i, kOwnName);
+      const NDArray found = file.Find(name);
+      key.own = take(name, Shape{found.empty() ? 0 : found.size()}, DType::kUInt8);
+    }
     key.master = take(ArrayName(i, kMasterName), key.shape, DType::kFloat32);
     const DType dtype = key.master.empty() ? key.dtype : DType::kFloat32;
     for (std::size_t k = 0; k < rule.states().size(); ++k) {
@@ -261,6 +268,7 @@ void WriteStates(const std::string& file, const OptimizerStates& states,
   for (std::size_t i = 0; i < states.keys.size(); ++i) {
     const KeyStates& key = states.keys[i];
     if (!key.master.empty()) arrays.push_back({ArrayName(i, kMasterName), key.master});
+    if (!key.own.empty()) arrays.push_back({ArrayName(i, kOwnName), key.own});
     for (std::size_t k = 0; k < key.arrays.size(); ++k) {
       if (key.arrays[k].empty()) continue;
       arrays.push_back({ArrayName(i, rule.states()[k].name), key.arrays[k]});
@@ -309,6 +317,19 @@ OptimizerSettings SettingsOf(const Optimizer& optimizer) {
   return settings;
 }
 
+namespace {
+
+OptimizerPtr Like(const Optimizer& optimizer) {
+  if (!IsForeignOptimizer(optimizer.name())) {
+    return MakeOptimizer(optimizer.name(), optimizer.Parameters());
+  }
+  std::vector<std::pair<std::string, double>> parameters;
+  for (const auto& [name, value] : optimizer.Parameters()) parameters.emplace_back(name, value);
+  return MakeForeignOptimizer(std::string(optimizer.name()), std::move(parameters));
+}
+
+}  // namespace
+
 void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer) {
   const auto apply = [&settings](Optimizer& to) {
     to.SetSchedule(std::nullopt);
@@ -325,7 +346,7 @@ void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer) {
     }
   };
   // On trial first.
-  apply(*MakeOptimizer(optimizer.name(), optimizer.Parameters()));
+  apply(*Like(optimizer));
   apply(optimizer);
 }
 

@@ -26,6 +26,7 @@ struct KeyStates {
   std::array<double, internal::kUpdateNumbersMax> numbers = {};
   NDArray master;                                          // empty: none
   std::array<NDArray, internal::kUpdateStatesMax> arrays;  // empty: none
+  NDArray own;  // bytes of an optimizer that only servers have; empty: none
 };
 
 // The optimizer itself, so far as it can change.

@@ -98,11 +98,10 @@ struct DistOptions {
 // the server's engine. An exception is that call's error at the worker.
 using ServerController = std::function<void(int head, std::string_view body)>;
 
-// An optimizer that a server has and heddle does not. It updates `weight` by the sum `gradient`, in
-// place: dense arrays of the whole key, of one shape and dtype. `parameters` are those that workers
-// have set, as they were with the push; the rates are what these workers' schedules and multipliers
-// give for the key. Called on a thread of the server's engine, for one push of a key at a time; the
-// update is complete when it returns, and an exception is the error of that push.
+// What an optimizer that a server has and heddle does not is to do: to update `weight` by the sum
+// `gradient`, in place: dense arrays of the whole key, of one shape and dtype. `parameters` are
+// those that workers have set, as they were with the push; the rates are what these workers'
+// schedules and multipliers give for the key.
 struct ServerUpdate {
   KeyRef key;
   std::span<const std::pair<std::string, double>> parameters;
@@ -111,7 +110,20 @@ struct ServerUpdate {
   NDArray gradient;
   NDArray weight;
 };
-using ServerUpdater = std::function<void(const ServerUpdate& update)>;
+// Such an optimizer, for the keys of one store. Called on threads of the server, for one push of a
+// key at a time.
+struct ServerUpdater {
+  // The update is complete when it returns; an exception is the error of that push.
+  std::function<void(const ServerUpdate& update)> update;
+  // What is kept of a key, for files of states: bytes that `load_state` takes, also on another
+  // server; nothing where nothing is kept. None: the states stay on the server.
+  std::function<std::optional<std::string>(KeyRef key)> save_state{};
+  // Takes such bytes in place of what is kept of the key. Throws, changing nothing, if they do not
+  // fit.
+  std::function<void(KeyRef key, std::string_view state)> load_state{};
+  // The key is gone, or begins anew. None: nothing is kept.
+  std::function<void(KeyRef key)> forget{};
+};
 // Makes the updater of a store when a worker sets an optimizer of that name, which heddle does not
 // have. Throws, which is the worker's error, for a name that the server does not have either.
 using ServerOptimizers = std::function<ServerUpdater(std::string_view name)>;

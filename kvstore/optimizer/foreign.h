@@ -4,6 +4,7 @@
 #include <heddle/optimizer.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,5 +14,8 @@ namespace heddle::kvstore {
 // that are not cut. A store that updates by itself fails each update by it with InvalidState.
 OptimizerPtr MakeForeignOptimizer(std::string name,
                                   std::vector<std::pair<std::string, double>> parameters);
+
+// Whether heddle has no optimizer of that name.
+bool IsForeignOptimizer(std::string_view name);
 
 }  // namespace heddle::kvstore

@@ -315,6 +315,11 @@ OptimizerPtr MakeForeignOptimizer(std::string name,
   return {made, &*made->live};
 }
 
+bool IsForeignOptimizer(std::string_view name) {
+  return std::ranges::find(kOptimizers, LowerCase(name), &OptimizerEntry::name) ==
+         std::ranges::end(kOptimizers);
+}
+
 }  // namespace kvstore
 
 OptimizerPtr MakeOptimizer(std::string_view name,

@@ -105,6 +105,7 @@ class KVStore(_core.KVStore, KVStoreBase):
     """
 
     _updater: Any = None
+    _optimizer: Any = None
 
     def set_optimizer(self, optimizer) -> None:
         """Later pushes update the stored values by the optimizer; later changes of its parameters count from
@@ -158,7 +159,6 @@ class KVStore(_core.KVStore, KVStoreBase):
     def save_optimizer_states(self, fname: "str | os.PathLike", dump_optimizer: bool = False) -> None:
         """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""
         updater = self._updater
-        self._check_states_are_here("save_optimizer_states")
         if hasattr(updater, "_save"):
             updater._save(os.fspath(fname), dump_optimizer)
         else:
@@ -167,19 +167,26 @@ class KVStore(_core.KVStore, KVStoreBase):
     def load_optimizer_states(self, fname: "str | os.PathLike") -> None:
         """Takes the states of a file in place of those that are; the optimizer has to be set already."""
         updater = self._updater
-        self._check_states_are_here("load_optimizer_states")
         if hasattr(updater, "_load"):
             updater._load(os.fspath(fname))
-        else:
-            self._load_native_states(os.fspath(fname))
+            return
+        self._load_native_states(os.fspath(fname))
+        if self._optimizer is not None:
+            self._optimizer._take_from_native()
 
-    def _check_states_are_here(self, call: str) -> None:
-        from . import optimizer as _optimizer
+    def reset(self, key, value) -> None:
+        """Overwrites the value of a key that is there, cures it of an error and forgets its optimizer state."""
+        super().reset(key, value)
+        self._forget(key)
 
-        optimizer = getattr(self, "_optimizer", None)
-        if self._updater is None and optimizer is not None and not isinstance(optimizer, _optimizer._Native):
-            raise InvalidState(f"{call}: the states of {type(optimizer).__name__}, which is written in Python, stay on "
-                               "the servers: expected one of heddle's optimizers")
+    def remove(self, key) -> None:
+        """Takes a key out of the store."""
+        super().remove(key)
+        self._forget(key)
+
+    def _forget(self, key) -> None:
+        if hasattr(self._updater, "_forget"):
+            self._updater._forget(key)
 
     def _barrier(self) -> None:
         """Returns when all workers have called it."""

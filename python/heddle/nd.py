@@ -369,8 +369,7 @@ def array(source, ctx: "Context | None" = None, dtype=None, _type: type = NDArra
             values = values.astype("float64" if values.dtype.kind in "fc" else "int64", casting="same_kind")
         except TypeError:
             raise InvalidType(f"array: expected numbers, got {values.dtype}") from None
-    # ascontiguousarray makes one axis of none
-    flat = values if values.flags.c_contiguous else numpy.ascontiguousarray(values)
+    flat = values if values.flags.c_contiguous and values.flags.aligned else numpy.array(values, order="C")
     return _core.copy_buffer(_type, flat, list(values.shape), _dtype._code_of(values.dtype), code,
                              _context._code_of(ctx))
 

@@ -11,10 +11,12 @@ The built-in ones run inside the store. One written in Python derives from :clas
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from typing import Any, Callable, TypeVar
 
 from . import _core
+from . import dtype as _dtype
 from . import lr_scheduler as _schedulers
 from . import nd as _nd
 from .error import InvalidArgument, InvalidState, InvalidType, IoError
@@ -150,6 +152,15 @@ class Optimizer:
         self.set_lr_mult(self.lr_mult)
         self.set_wd_mult(self.wd_mult)
         return self._native
+
+    def _take_from_native(self) -> None:
+        """The parameters that the store has loaded with the states."""
+        if self._native is None or isinstance(self, _Native):
+            return
+        names = {known: name for name, known in _RATES.items()}
+        for known, value in self._native.parameters():
+            name = names.get(known, known)
+            object.__setattr__(self, name, _number_like(getattr(self, name, value), value))
 
     def __setattr__(self, name: str, value) -> None:
         object.__setattr__(self, name, value)
@@ -348,6 +359,13 @@ class Updater:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
         self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
 
+    def _forget(self, index) -> None:
+        """The state of a key that is gone, or begins anew."""
+        self.states.pop(index, None)
+        self.optimizer._index_update_count.pop(index, None)
+        if self._native is not None:
+            self._native.forget(index)
+
     # Files: the arrays by number, and what they belong to as JSON.
 
     def _save(self, fname: str, dump_optimizer: bool) -> None:
@@ -355,21 +373,9 @@ class Updater:
             raise InvalidState("save_optimizer_states: the states of a built-in optimizer with a scheduler written "
                                "in Python cannot be saved; use a scheduler of heddle.lr_scheduler")
         arrays: list = []
-
-        def number(state):
-            if isinstance(state, (_core.Array, _core.RowSparse)):
-                arrays.append(state)
-                return len(arrays) - 1
-            if isinstance(state, (list, tuple)):
-                return [number(one) for one in state]
-            if state is None or isinstance(state, (bool, int, float, str)):
-                return {"value": state}
-            raise InvalidType("save_optimizer_states: expected states of arrays, numbers and tuples of them, got "
-                              f"{type(state).__name__}")
-
         content: dict[str, Any] = {
             "version": 1, "optimizer": type(self.optimizer).__name__.lower(),
-            "states": [[index, number(state)] for index, state in self.states.items()],
+            "states": [[index, _numbered(state, arrays)] for index, state in self.states.items()],
             "counts": list(self.optimizer._index_update_count.items()),
             "num_update": self.optimizer.num_update,
         }
@@ -391,20 +397,82 @@ class Updater:
         if content["optimizer"] != name:
             raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of "
                                   f"{content['optimizer']}")
-        arrays = dict(named)
-
-        def restored(form):
-            if isinstance(form, int):
-                return arrays[str(form)]
-            if isinstance(form, list):
-                return tuple(restored(one) for one in form)
-            return form["value"]
-
-        self.states = {index: restored(form) for index, form in content["states"]}
+        by_name = dict(named)
+        arrays = [by_name[str(i)] for i in range(len(by_name))]
+        self.states = {index: _restored(form, arrays) for index, form in content["states"]}
         self.optimizer._index_update_count = {index: count for index, count in content["counts"]}
         self.optimizer.num_update = content["num_update"]
         for attribute, value in content.get("settings", {}).items():
             setattr(self.optimizer, attribute, value)
+
+    # Bytes of one key, for stores whose servers have the optimizer: the length of a text (8 bytes, little-endian), the
+    # text, JSON, and the elements of the arrays one after the other.
+
+    def _save_key(self, index) -> "bytes | None":
+        if index not in self.states:
+            return None
+        arrays: list = []
+        form = _numbered(self.states[index], arrays)
+        pieces = []
+        for array in arrays:
+            if isinstance(array, _core.RowSparse):
+                raise InvalidType(f"save_optimizer_states: key {index!r}: expected dense arrays, got a row_sparse one")
+            values = array.asnumpy()  # bfloat16 as float32: the same values
+            pieces.append((_dtype._NAMES[array._dtype], values))
+        text = json.dumps({
+            "state": form, "count": self.optimizer._index_update_count.get(index),
+            "arrays": [[name, list(values.shape)] for name, values in pieces],
+        }).encode()
+        return b"".join([len(text).to_bytes(8, "little"), text, *(values.tobytes() for _, values in pieces)])
+
+    def _load_key(self, index, data: bytes) -> None:
+        try:
+            length = int.from_bytes(data[:8], "little")
+            content = json.loads(data[8:8 + length])
+            at = 8 + length
+            arrays = []
+            for name, shape in content["arrays"]:
+                stored = _dtype._NUMPY[_dtype._NAMES.index(name)]
+                values = _nd.numpy.frombuffer(data, stored, math.prod(shape), at).reshape(shape)
+                at += values.nbytes
+                arrays.append(_nd.array(values, dtype=name))
+            state, count = _restored(content["state"], arrays), content["count"]
+            if at != len(data) or not isinstance(count, (int, type(None))):
+                raise ValueError(f"{len(data) - at} bytes too many")
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise IoError(f"load_optimizer_states: key {index!r}: the state cannot be read: {error}") from error
+        self.states[index] = state
+        counts = self.optimizer._index_update_count
+        if count is not None:
+            counts[index] = count
+        self.optimizer.num_update = max([self.optimizer.begin_num_update, *counts.values()])
+
+
+def _number_like(before, value: float):
+    """A number that has travelled as a float: a bool or an int where it was one before and still can be."""
+    kind = type(before)
+    return kind(value) if kind in (bool, int) and kind(value) == value else value
+
+
+def _numbered(state, arrays: list):
+    """A state as JSON; its arrays, which are added to `arrays`, by their numbers."""
+    if isinstance(state, (_core.Array, _core.RowSparse)):
+        arrays.append(state)
+        return len(arrays) - 1
+    if isinstance(state, (list, tuple)):
+        return [_numbered(one, arrays) for one in state]
+    if state is None or isinstance(state, (bool, int, float, str)):
+        return {"value": state}
+    raise InvalidType("save_optimizer_states: expected states of arrays, numbers and tuples of them, got "
+                      f"{type(state).__name__}")
+
+
+def _restored(form, arrays: list):
+    if isinstance(form, int):
+        return arrays[form]
+    if isinstance(form, list):
+        return tuple(_restored(one, arrays) for one in form)
+    return form["value"]
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -33,7 +33,8 @@ def set_controller(controller: "Callable[[int, str], object]") -> None:
 
 
 class _Updater:
-    """Updates the values of a store by an optimizer written in Python, with the parameters that workers have set."""
+    """Updates the values of a store by an optimizer written in Python, with the parameters that workers have set.
+    What it keeps of a key leaves and enters as bytes."""
 
     def __init__(self, optimizer: "_optimizer.Optimizer") -> None:
         self._update = _optimizer.get_updater(optimizer)
@@ -44,10 +45,21 @@ class _Updater:
         with self._lock:
             for name in parameters.keys() - _optimizer._RATES.values():
                 value = parameters[name]
-                kind = type(getattr(optimizer, name, value))
-                setattr(optimizer, name, kind(value) if kind in (bool, int) else value)
+                setattr(optimizer, name, _optimizer._number_like(getattr(optimizer, name, value), value))
             optimizer.lr, optimizer.wd = learning_rate, weight_decay
             self._update(key, gradient, weight)
+
+    def save_state(self, key) -> "bytes | None":
+        with self._lock:
+            return self._update._save_key(key)
+
+    def load_state(self, key, state: bytes) -> None:
+        with self._lock:
+            self._update._load_key(key, state)
+
+    def forget(self, key) -> None:
+        with self._lock:
+            self._update._forget(key)
 
 
 def _make_updater(name: str) -> _Updater:

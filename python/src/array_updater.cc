@@ -61,4 +61,9 @@ void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& we
                        });
 }
 
+void ArrayUpdater::Forget(KeyRef key) {
+  const MutexLock lock(mutex_);
+  slots_.erase(key.ToKey());
+}
+
 }  // namespace heddle::python

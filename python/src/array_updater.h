@@ -24,6 +24,8 @@ class ArrayUpdater {
   // InvalidArgument unless both are of one shape, dtype and device, those of the key's first update
   // among them, and fit the optimizer; nothing happens then.
   void Update(KeyRef key, const NDArray& gradient, const NDArray& weight) EXCLUDES(mutex_);
+  // The next update of the key is the first one.
+  void Forget(KeyRef key) EXCLUDES(mutex_);
 
  private:
   struct Slot {

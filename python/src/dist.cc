@@ -2,6 +2,8 @@
 #include <heddle/dist.h>
 
 #include <future>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,17 +18,29 @@ namespace heddle::python {
 
 namespace {
 
+// Calls `f` with the GIL; what Python raises leaves as a PyFailure.
+template <class F>
+auto InPython(const F& f) {
+  const nb::gil_scoped_acquire locked;
+  try {
+    return f();
+  } catch (nb::python_error& error) {
+    throw PyFailure(error);
+  }
+}
+
+// The same for what may wait, which ops must not: on a thread of its own.
+template <class F>
+auto OnOwnThread(const F& f) {
+  return std::async(std::launch::async, [&] { return f(); }).get();
+}
+
 // A controller written in Python: called on threads of the server's engine.
 struct PyController {
   PyRef function;
 
   void operator()(int head, std::string_view body) const {
-    const nb::gil_scoped_acquire locked;
-    try {
-      function.get()(head, nb::str(body.data(), body.size()));
-    } catch (nb::python_error& error) {
-      throw PyFailure(error);
-    }
+    InPython([&] { function.get()(head, nb::str(body.data(), body.size())); });
   }
 };
 
@@ -36,44 +50,70 @@ NDArray Shared(const NDArray& array) {
       array.data(), array.shape(), array.dtype(), [array] {}, Cpu(), TheEngine());
 }
 
-// An optimizer written in Python: update(key, parameters, learning_rate, weight_decay, gradient,
-// weight). It may wait, which ops must not, so it runs on a thread of its own.
-struct PyServerUpdater {
-  PyRef function;
+// An optimizer written in Python: heddle.server's _Updater.
+class PyServerUpdater {
+ public:
+  explicit PyServerUpdater(nb::object object) : object_(std::move(object)) {}
 
-  void operator()(const ServerUpdate& update) const {
-    std::async(std::launch::async, [&] {
+  void Update(const ServerUpdate& update) const {
+    OnOwnThread([&] {
       const NDArray weight = Shared(update.weight);
       Call(update, Shared(update.gradient), weight);
       weight.WaitToRead();
       weight.WaitToWrite();
-    }).get();
+    });
   }
 
+  std::optional<std::string> SaveState(KeyRef key) const {
+    return OnOwnThread([&] {
+      return InPython([&] {
+        const nb::object state = object_.get().attr("save_state")(FromKey(key));
+        if (state.is_none()) return std::optional<std::string>();
+        const auto bytes = nb::cast<nb::bytes>(state);
+        return std::optional<std::string>({bytes.c_str(), bytes.size()});
+      });
+    });
+  }
+
+  void LoadState(KeyRef key, std::string_view state) const {
+    OnOwnThread([&] {
+      InPython([&] {
+        object_.get().attr("load_state")(FromKey(key), nb::bytes(state.data(), state.size()));
+      });
+    });
+  }
+
+  void Forget(KeyRef key) const {
+    InPython([&] { object_.get().attr("forget")(FromKey(key)); });
+  }
+
+ private:
   void Call(const ServerUpdate& update, NDArray gradient, const NDArray& weight) const {
-    const nb::gil_scoped_acquire locked;
-    try {
+    InPython([&] {
       nb::dict parameters;
       for (const auto& [name, value] : update.parameters) parameters[name.c_str()] = value;
-      function.get()(FromKey(update.key), parameters, update.learning_rate, update.weight_decay,
-                     Wrap(std::move(gradient)), Wrap(weight));
-    } catch (nb::python_error& error) {
-      throw PyFailure(error);
-    }
+      object_.get()(FromKey(update.key), parameters, update.learning_rate, update.weight_decay,
+                    Wrap(std::move(gradient)), Wrap(weight));
+    });
   }
+
+  PyRef object_;
 };
 
-// make(name) returns what PyServerUpdater calls.
+// make(name) returns a PyServerUpdater's object.
 struct PyServerOptimizers {
   PyRef make;
 
   ServerUpdater operator()(std::string_view name) const {
-    const nb::gil_scoped_acquire locked;
-    try {
-      return PyServerUpdater{PyRef(make.get()(nb::str(name.data(), name.size())))};
-    } catch (nb::python_error& error) {
-      throw PyFailure(error);
-    }
+    const auto updater = InPython([&] {  // shared by the four functions
+      return std::make_shared<const PyServerUpdater>(
+          nb::object(make.get()(nb::str(name.data(), name.size()))));
+    });
+    return {.update = [updater](const ServerUpdate& update) { updater->Update(update); },
+            .save_state = [updater](KeyRef key) { return updater->SaveState(key); },
+            .load_state = [updater](KeyRef key,
+                                    std::string_view state) { updater->LoadState(key, state); },
+            .forget = [updater](KeyRef key) { updater->Forget(key); }};
   }
 };
 

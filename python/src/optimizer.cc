@@ -116,12 +116,18 @@ void BindOptimizer(nb::module_& m) {
       });
   nb::class_<PyUpdater>(m, "Updater")
       .def(nb::init<const PyOptimizer&>())
-      .def("update", [](const PyUpdater& self, nb::handle key, const PyArray& gradient,
-                        const PyArray& weight) {
+      .def("update",
+           [](const PyUpdater& self, nb::handle key, const PyArray& gradient,
+              const PyArray& weight) {
+             const KeyRef one = ToKey("Updater", key);
+             const NDArray& written = Writable("Updater", weight);
+             const Blocking blocking;
+             self.updater->Update(one, gradient.array, written);
+           })
+      .def("forget", [](const PyUpdater& self, nb::handle key) {
         const KeyRef one = ToKey("Updater", key);
-        const NDArray& written = Writable("Updater", weight);
-        const Blocking blocking;
-        self.updater->Update(one, gradient.array, written);
+        const Unlocked unlocked;
+        self.updater->Forget(one);
       });
   m.def("make_optimizer", [](const std::string& name, const Named& parameters) {
     std::vector<std::pair<std::string_view, double>> borrowed(parameters.begin(), parameters.end());

@@ -274,6 +274,15 @@ def test_the_dtype_is_float32_unless_told():
         mx.nd.array(["a"])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_copied_however_they_lie(dtype):
+    """Transposed, with gaps, of the other byte order, and beside the multiples of their size."""
+    plain = numpy.arange(12).reshape(3, 4).astype(dtype)
+    beside = numpy.frombuffer(b"x" + plain.tobytes(), dtype, 12, 1).reshape(3, 4)
+    for values in (plain, plain.T, plain[::2, ::3], plain[::-1], beside, plain[0, 1], plain.astype(plain.dtype.newbyteorder())):
+        same(mx.nd.array(values, dtype=dtype), values)
+
+
 def test_arrays_without_elements():
     a = mx.nd.zeros((0, 3))
     assert a.asnumpy().shape == (0, 3) and (a + 1).shape == (0, 3)

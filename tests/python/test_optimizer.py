@@ -401,3 +401,79 @@ def test_half_precision_keeps_a_master_copy():
         out = mx.nd.zeros((2,), dtype="float16")
         kv.pull("w", out=out)
         assert out.asnumpy().tolist() == [1 - 2.0**-9] * 2
+
+
+class Keeping(mx.optimizer.Optimizer):
+    """Keeps a state of every kind."""
+
+    def create_state(self, index, weight):
+        return (mx.nd.zeros_like(weight), (mx.nd.array([0.5, 1.0000001], dtype="float64"), 3, None, "text"),
+                weight.astype("bfloat16"))
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        total, _, rounded = state
+        total += grad
+        rounded += grad.astype("bfloat16")
+        weight -= self._get_lr(index) * total * self._index_update_count[index] + rounded.astype("float32")
+
+
+def test_the_state_of_a_key_goes_to_another_updater_as_bytes(seed):
+    values = numpy.random.default_rng(seed)
+    ours, others = mx.optimizer.get_updater(Keeping()), mx.optimizer.get_updater(Keeping())
+    assert ours._save_key("w") is None
+    weight = mx.nd.array(values.normal(size=(3, 4)))
+    gradients = [mx.nd.array(values.normal(size=(3, 4))) for _ in range(4)]
+    for gradient in gradients[:2]:
+        ours("w", gradient, weight)
+    copied = weight.copy()
+    others._load_key("w", ours._save_key("w"))
+    assert others.states["w"][1][1:] == (3, None, "text") and others.optimizer.num_update == 2
+    assert others.states["w"][1][0].asnumpy().tolist() == [0.5, 1.0000001] and others.states["w"][2].dtype == "bfloat16"
+    for gradient in gradients[2:]:
+        ours("w", gradient, weight)
+        others("w", gradient, copied)
+    assert copied.asnumpy().tobytes() == weight.asnumpy().tobytes()
+
+
+def test_bytes_that_are_no_state_change_nothing(seed):
+    updater = mx.optimizer.get_updater(Keeping())
+    weight = mx.nd.ones((2, 2))
+    updater("w", weight, weight)
+    good = updater._save_key("w")
+    kept = updater.states["w"]
+    cut = [good[:length] for length in range(0, len(good), 7)]
+    swapped = [good.replace(b'"count"', b'"cuont"'), good.replace(b"float64", b"float65"), good.replace(b"bfloat16", b"complex8"),
+               good.replace(b"[2, 2]", b"[2, 3]"), good.replace(b"[2, 2]", b"[-1,4]"), good.replace(b"[0, [1", b"[9, [1"),
+               good + b"x", b"\xff" * 8 + good[8:], b"null", b"\0" * 64]
+    for bad in cut + swapped:
+        assert bad != good
+        with pytest.raises(mx.IoError, match="key 'w'"):
+            updater._load_key("w", bad)
+    assert updater.states["w"] is kept and updater.optimizer._index_update_count == {"w": 1}
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_key_that_is_reset_or_removed_begins_anew(scheduled):
+    """With an optimizer written in Python, and with a built-in one that has a scheduler written in Python."""
+
+    class Steady(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            return 0.5
+
+    def first_update(shape):
+        kv.push("w", mx.nd.ones(shape))
+        out = mx.nd.zeros(shape)
+        kv.pull("w", out=out)
+        return out.asnumpy().ravel()[0]
+
+    kv = mx.kv.create("local")
+    kv.set_optimizer(mx.optimizer.SGD(momentum=0.9, lr_scheduler=Steady()) if scheduled else Keeping())
+    kv.init("w", mx.nd.ones((2,)))
+    first = first_update((2,))
+    assert first_update((2,)) != first
+    kv.reset("w", mx.nd.ones((2,)))
+    assert first_update((2,)) == first
+    kv.remove("w")
+    kv.init("w", mx.nd.ones((3, 2)))
+    assert first_update((3, 2)) == first

@@ -36,6 +36,13 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
   parts_.emplace(id, std::move(part));
 }
 
+void ArrayParts::Remove(const PartId& id) {
+  ForgetState(Find(id));
+  found_ = nullptr;
+  parts_.erase(id);
+  DropPasses(id);  // those of the array are over, of all its parts
+}
+
 void ArrayParts::Reset(const PartId& id, const Payload& value) {
   Part& part = Find(id);
   DropSum(id);
@@ -45,6 +52,7 @@ void ArrayParts::Reset(const PartId& id, const Payload& value) {
     part.value = Value::Make(part.ToArray(value));
   }
   part.state = nullptr;
+  ForgetState(part);
 }
 
 std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {

@@ -61,11 +61,7 @@ class ArrayParts final : public PartStore {
       : engine_(engine), updated_(std::move(updated)), passed_(std::move(passed)) {}
 
   void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
-  void Remove(const PartId& id) override {
-    found_ = nullptr;
-    parts_.erase(id);
-    DropPasses(id);  // those of the array are over, of all its parts
-  }
+  void Remove(const PartId& id) override;
   void Reset(const PartId& id, const Payload& value) override;
   std::exception_ptr Check(const PartId& id, const Message& message) override;
   void Add(const PartId& id, const Message& push, bool first) override;
@@ -89,10 +85,11 @@ class ArrayParts final : public PartStore {
   void SetCompression(std::uint32_t store, std::shared_ptr<const Compressor> compressor);
 
   // The optimizer's states of the parts of a store behind `after`, as many as fit a message; none:
-  // there are no more. No update of them goes on.
+  // there are no more. No update of them goes on. InvalidState for an updater that does not save.
   std::pair<StatesBody, Payload> SaveStates(std::uint32_t store,
                                             const std::optional<PartId>& after) const;
-  // Takes those that `states` names. InvalidArgument, changing nothing, if they do not fit.
+  // Takes those that `states` names. InvalidArgument, changing nothing, if they do not fit; what an
+  // updater of the server's own throws, after some keys of its own perhaps.
   void LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays);
 
   // Of the parts whose updates are ops.
@@ -120,6 +117,9 @@ class ArrayParts final : public PartStore {
   Part& Find(const PartId& id) { return *FindShared(id); }
   const std::shared_ptr<Part>& FindShared(const PartId& id);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
+  const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
+  // What an updater keeps of the part's key.
+  void ForgetState(const Part& part) const;
   void Assign(Part& part);
   static bool IsFast(const Part& part, const Rule& rule);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;

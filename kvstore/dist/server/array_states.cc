@@ -2,8 +2,11 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,96 +17,203 @@
 
 namespace heddle::kvstore::dist {
 
+namespace {
+
+// What an updater of the server's own keeps of a key is one array of bytes.
+constexpr const char* kOwnName = "own";
+
+// The states of some parts: what is said of them, and the arrays.
+class Saved {
+ public:
+  explicit Saved(Engine& engine) : engine_(engine) {}
+
+  bool is_full() const {
+    return meta_bytes_ > kStatesMetaBytesMax / 2 || payload_bytes_ > kStatesPayloadBytesMax / 2;
+  }
+
+  void Add(PartStates states) {
+    meta_bytes_ += Encode(StatesBody{.optimizer = {}, .parts = {states}}).size();
+    body_.parts.push_back(std::move(states));
+  }
+  // A copy of an array of `to`.
+  void AddArray(std::string name, const void* from, const Shape& shape, DType dtype,
+                PartStates* to) {
+    NDArray copy(shape, dtype, Cpu(), engine_);
+    if (copy.bytes() > 0) {
+      ops::Copy(from, copy.data(), static_cast<std::size_t>(copy.bytes()));
+    }
+    payload_bytes_ += static_cast<std::uint64_t>(copy.bytes());
+    to->arrays.push_back({std::move(name), dtype, copy.size()});
+    arrays_.push_back(std::move(copy));
+  }
+
+  std::pair<StatesBody, Payload> Take() {
+    auto owner = std::make_shared<const std::vector<NDArray>>(std::move(arrays_));
+    std::vector<std::span<const std::byte>> runs;
+    for (const NDArray& array : *owner) {
+      runs.emplace_back(static_cast<const std::byte*>(array.const_data()),
+                        static_cast<std::size_t>(array.bytes()));
+    }
+    return {std::move(body_), Payload(std::move(owner), std::move(runs))};
+  }
+
+ private:
+  Engine& engine_;
+  StatesBody body_;
+  std::vector<NDArray> arrays_;
+  std::size_t meta_bytes_ = 0;
+  std::uint64_t payload_bytes_ = 0;
+};
+
+void SaveState(const UpdateState& state, Saved* saved, PartStates* to) {
+  to->updates = state.step;
+  std::ranges::copy(state.numbers, to->numbers.begin());
+  const auto save = [&](std::string name, const NDArray& array, const NDArray& restored) {
+    const NDArray& source = array.empty() ? restored : array;
+    if (source.empty()) return;
+    saved->AddArray(std::move(name), source.const_data(), source.shape(), source.dtype(), to);
+  };
+  save("master", state.master, state.restored_master);
+  for (std::size_t i = 0; i < state.arrays.size(); ++i) {
+    save(std::to_string(i), state.arrays[i], state.restored[i]);
+  }
+}
+
+[[noreturn]] void ThrowUnfit(std::string_view problem) {
+  throw InvalidArgument(fmt::format("loading the optimizer's states: {}", problem));
+}
+
+// Takes the arrays of a message one after the other.
+class ArrayReader {
+ public:
+  ArrayReader(const Payload& payload, Engine& engine) : payload_(payload), engine_(engine) {}
+
+  NDArray Next(const PartStates::Array& array) {
+    NDArray copy({array.elements}, array.dtype, Cpu(), engine_);
+    if (payload_.bytes() - offset_ < static_cast<std::uint64_t>(copy.bytes())) {
+      ThrowUnfit("arrays are missing");
+    }
+    CopyOut(payload_, offset_, copy.data(), static_cast<std::size_t>(copy.bytes()));
+    offset_ += static_cast<std::size_t>(copy.bytes());
+    return copy;
+  }
+
+ private:
+  const Payload& payload_;
+  Engine& engine_;
+  std::size_t offset_ = 0;
+};
+
+std::unique_ptr<UpdateState> LoadState(const PartStates& saved, bool multi_precision,
+                                       ArrayReader* arrays) {
+  auto state = std::make_unique<UpdateState>(multi_precision);
+  state->step = saved.updates;
+  if (saved.numbers.size() != state->numbers.size()) ThrowUnfit("a wrong count of numbers");
+  std::ranges::copy(saved.numbers, state->numbers.begin());
+  for (const PartStates::Array& array : saved.arrays) {
+    NDArray copy = arrays->Next(array);
+    if (array.name == "master") {
+      state->restored_master = std::move(copy);
+      continue;
+    }
+    const std::size_t place = array.name.size() == 1 ? array.name[0] - '0' : state->arrays.size();
+    if (place >= state->arrays.size()) {
+      ThrowUnfit(fmt::format("unknown array '{}'", array.name));
+    }
+    state->restored[place] = std::move(copy);
+  }
+  return state;
+}
+
+NDArray LoadOwn(const PartStates& saved, ArrayReader* arrays) {
+  if (saved.arrays.size() != 1 || saved.arrays[0].name != kOwnName ||
+      saved.arrays[0].dtype != DType::kUInt8) {
+    ThrowUnfit(fmt::format("key {}: expected the state of an optimizer of the servers' own",
+                           ToString(KeyRef(saved.info.key))));
+  }
+  return arrays->Next(saved.arrays[0]);
+}
+
+}  // namespace
+
 std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store,
                                                       const std::optional<PartId>& after) const {
+  const Rule* const rule = LatestRuleOf(store);
+  const bool is_own = rule != nullptr && rule->updater.update;
+  if (is_own && !rule->updater.save_state) {
+    throw InvalidState(fmt::format(
+        "saving the optimizer's states: expected an optimizer that gives them away, got {}, which "
+        "the server keeps them for",
+        rule->optimizer->name()));
+  }
   std::vector<PartId> ids;
   for (const auto& [id, part] : parts_) {
-    if (id.store == store && part->state != nullptr && (!after || *after < id)) ids.push_back(id);
+    if (id.store == store && (is_own || part->state != nullptr) && (!after || *after < id)) {
+      ids.push_back(id);
+    }
   }
   std::ranges::sort(ids);
-  StatesBody body;
-  std::vector<NDArray> arrays;
-  std::size_t meta_bytes = 0;
-  std::uint64_t payload_bytes = 0;
+  Saved saved(engine_);
   for (const PartId& id : ids) {
-    if (meta_bytes > kStatesMetaBytesMax / 2 || payload_bytes > kStatesPayloadBytesMax / 2) break;
-    const auto& part = parts_.at(id);
-    const UpdateState& state = *part->state;
-    PartStates saved;
-    saved.part = id;
-    saved.info = part->info;
-    saved.updates = state.step;
-    saved.numbers.assign(state.numbers.begin(), state.numbers.end());
-    const auto save = [&](std::string name, const NDArray& array, const NDArray& restored) {
-      const NDArray& source = array.empty() ? restored : array;
-      if (source.empty()) return;
-      NDArray copy(source.shape(), source.dtype(), Cpu(), engine_);
-      ops::Copy(source.const_data(), copy.data(), static_cast<std::size_t>(source.bytes()));
-      payload_bytes += static_cast<std::uint64_t>(source.bytes());
-      saved.arrays.push_back({std::move(name), source.dtype(), source.size()});
-      arrays.push_back(std::move(copy));
-    };
-    save("master", state.master, state.restored_master);
-    for (std::size_t i = 0; i < state.arrays.size(); ++i) {
-      save(std::to_string(i), state.arrays[i], state.restored[i]);
+    if (saved.is_full()) break;
+    const Part& part = *parts_.at(id);
+    PartStates states;
+    states.part = id;
+    states.info = part.info;
+    states.numbers.resize(internal::kUpdateNumbersMax);
+    if (is_own) {
+      const std::optional<std::string> own = rule->updater.save_state(part.info.key);
+      if (!own) continue;
+      saved.AddArray(kOwnName, own->data(), Shape{static_cast<std::int64_t>(own->size())},
+                     DType::kUInt8, &states);
+    } else {
+      SaveState(*part.state, &saved, &states);
     }
-    meta_bytes += Encode(StatesBody{.optimizer = {}, .parts = {saved}}).size();
-    body.parts.push_back(std::move(saved));
+    saved.Add(std::move(states));
   }
-  auto owner = std::make_shared<const std::vector<NDArray>>(std::move(arrays));
-  std::vector<std::span<const std::byte>> runs;
-  for (const NDArray& array : *owner) {
-    runs.emplace_back(static_cast<const std::byte*>(array.const_data()),
-                      static_cast<std::size_t>(array.bytes()));
-  }
-  return {std::move(body), Payload(std::move(owner), std::move(runs))};
+  return saved.Take();
 }
 
 void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays) {
-  const auto rules = stores_.find(store);
-  if (rules == stores_.end() || rules->second.rules.empty()) {
+  const Rule* const rule = LatestRuleOf(store);
+  if (rule == nullptr) {
     throw InvalidState("loading the optimizer's states: expected an optimizer, got none");
   }
-  const Rule& rule = std::prev(rules->second.rules.end())->second;
+  const ServerUpdater& updater = rule->updater;
+  if (updater.update && !updater.load_state) {
+    throw InvalidState(
+        fmt::format("loading the optimizer's states: expected an optimizer that takes them, got {}",
+                    rule->optimizer->name()));
+  }
   std::vector<std::pair<Part*, std::unique_ptr<UpdateState>>> loaded;
-  std::size_t offset = 0;
+  std::vector<std::pair<KeyRef, NDArray>> own;
+  ArrayReader reader(arrays, engine_);
   for (const PartStates& saved : states.parts) {
     const auto found = parts_.find(saved.part);
     if (found == parts_.end() || !(found->second->info == saved.info)) {
-      throw InvalidArgument(fmt::format(
-          "loading the optimizer's states: key {}, part {}: expected a part of this server",
-          ToString(KeyRef(saved.info.key)), saved.part.part));
+      ThrowUnfit(fmt::format("key {}, part {}: expected a part of this server",
+                             ToString(KeyRef(saved.info.key)), saved.part.part));
     }
-    auto state = std::make_unique<UpdateState>(rule.plan->multi_precision);
-    state->step = saved.updates;
-    if (saved.numbers.size() != state->numbers.size()) {
-      throw InvalidArgument("loading the optimizer's states: a wrong count of numbers");
+    if (updater.update) {
+      own.emplace_back(found->second->info.key, LoadOwn(saved, &reader));
+    } else {
+      loaded.emplace_back(found->second.get(),
+                          LoadState(saved, rule->plan->multi_precision, &reader));
     }
-    std::ranges::copy(saved.numbers, state->numbers.begin());
-    for (const PartStates::Array& array : saved.arrays) {
-      NDArray copy({array.elements}, array.dtype, Cpu(), engine_);
-      if (arrays.bytes() - offset < static_cast<std::uint64_t>(copy.bytes())) {
-        throw InvalidArgument("loading the optimizer's states: arrays are missing");
-      }
-      CopyOut(arrays, offset, copy.data(), static_cast<std::size_t>(copy.bytes()));
-      offset += static_cast<std::size_t>(copy.bytes());
-      if (array.name == "master") {
-        state->restored_master = std::move(copy);
-        continue;
-      }
-      const std::size_t place = array.name.size() == 1 ? array.name[0] - '0' : state->arrays.size();
-      if (place >= state->arrays.size()) {
-        throw InvalidArgument(
-            fmt::format("loading the optimizer's states: unknown array '{}'", array.name));
-      }
-      state->restored[place] = std::move(copy);
-    }
-    loaded.emplace_back(found->second.get(), std::move(state));
   }
   for (auto& [part, state] : loaded) {
     part->state = std::move(state);
-    part->generation = rule.generation;
+    part->generation = rule->generation;
   }
+  for (const auto& [key, state] : own) {
+    updater.load_state(key, {static_cast<const char*>(state.const_data()),
+                             static_cast<std::size_t>(state.bytes())});
+  }
+}
+
+void ArrayParts::ForgetState(const Part& part) const {
+  const Rule* const rule = LatestRuleOf(part.id.store);
+  if (rule != nullptr && rule->updater.forget) rule->updater.forget(part.info.key);
 }
 
 }  // namespace heddle::kvstore::dist

@@ -43,6 +43,12 @@ const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t ve
   return after == rules.begin() ? nullptr : &std::prev(after)->second;
 }
 
+const ArrayParts::Rule* ArrayParts::LatestRuleOf(std::uint32_t store) const {
+  const auto found = stores_.find(store);
+  if (found == stores_.end() || found->second.rules.empty()) return nullptr;
+  return &std::prev(found->second.rules.end())->second;
+}
+
 void ArrayParts::Assign(Part& part) {
   if (!part.info.row_sparse) {
     part.value = part.TakeSum();
@@ -74,7 +80,7 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   const std::int64_t bytes =
       part->info.row_sparse ? kInlineBytes + 1 : static_cast<std::int64_t>(part->bytes());
   const bool is_dense = part->held_rows.empty() && !part->info.row_sparse;
-  const bool is_own = rule != nullptr && rule->updater;  // takes as long as it likes
+  const bool is_own = rule != nullptr && rule->updater.update;  // takes as long as it likes
   const bool is_short =
       !is_own && (bytes <= kInlineBytes || (is_dense && (rule == nullptr || IsFast(*part, *rule))));
   if (is_short) {
@@ -153,16 +159,16 @@ void ArrayParts::ApplyUpdater(Part& part, const Rule& rule, const UpdateRates& r
   for (const auto& [name, value] : rule.optimizer->Parameters()) {
     parameters.emplace_back(name, value);
   }
-  rule.updater({.key = part.info.key,
-                .parameters = parameters,
-                .learning_rate = rates.learning_rate,
-                .weight_decay = rates.weight_decay,
-                .gradient = std::move(gradient),
-                .weight = part.WritableValue()});
+  rule.updater.update({.key = part.info.key,
+                       .parameters = parameters,
+                       .learning_rate = rates.learning_rate,
+                       .weight_decay = rates.weight_decay,
+                       .gradient = std::move(gradient),
+                       .weight = part.WritableValue()});
 }
 
 void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) const {
-  if (rule.updater) return ApplyUpdater(part, rule, rates);
+  if (rule.updater.update) return ApplyUpdater(part, rule, rates);
   part.ReadyState(rule.plan->multi_precision, rule.generation);
   if (part.info.row_sparse) {
     const std::vector<RowSparseNDArray> gradients = std::exchange(part.held_rows, {});

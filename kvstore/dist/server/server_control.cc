@@ -2,7 +2,6 @@
 
 #include <heddle/error.h>
 
-#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "engine/access_check.h"
 #include "kvstore/compression/compressor.h"
 #include "kvstore/optimizer/foreign.h"
-#include "kvstore/registry.h"
 
 namespace heddle::kvstore::dist {
 
@@ -22,15 +20,10 @@ namespace {
 
 // Not `updater`'s: the library has the formula.
 OptimizerPtr Make(const OptimizerBody& body, const ServerUpdater& updater) {
-  if (updater) return MakeForeignOptimizer(body.name, body.parameters);
+  if (updater.update) return MakeForeignOptimizer(body.name, body.parameters);
   std::vector<std::pair<std::string_view, double>> parameters;
   for (const auto& [name, value] : body.parameters) parameters.emplace_back(name, value);
   return MakeOptimizer(body.name, parameters);
-}
-
-bool IsKnown(const std::string& name) {
-  const std::vector<std::string_view> names = OptimizerNames();
-  return std::ranges::find(names, LowerCase(name)) != names.end();
 }
 
 }  // namespace
@@ -60,7 +53,7 @@ void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
   const bool same = before != optimizers_.end() && before->second.name == optimizer.name &&
                     before->second.parameters == optimizer.parameters;
   ServerUpdater updater = same ? updaters_[store] : ServerUpdater();
-  if (!same && !IsKnown(optimizer.name)) {
+  if (!same && IsForeignOptimizer(optimizer.name)) {
     if (!program_.optimizers) {
       throw InvalidState(fmt::format(
           "set_optimizer: {} is none of heddle's optimizers: expected one of them, or servers that "

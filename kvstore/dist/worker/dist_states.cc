@@ -18,6 +18,7 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr std::size_t kMaster = internal::kUpdateStatesMax;  // its place behind the others
+constexpr const char* kOwnName = "own";  // bytes of an optimizer that only servers have
 
 [[noreturn]] void ThrowUnreadable(const char* what) {
   throw NetworkError(fmt::format("states of the optimizer: {}", what));
@@ -69,6 +70,8 @@ class PayloadReader {
  public:
   explicit PayloadReader(const Payload& payload) : payload_(payload) {}
 
+  std::uint64_t bytes() const { return payload_.bytes(); }
+
   void Read(std::byte* to, std::size_t bytes) {
     while (bytes > 0) {
       if (run_ == payload_.runs().size()) ThrowUnreadable("arrays are missing");
@@ -99,6 +102,15 @@ void AddPart(const PartStates& part, PayloadReader& reader, KeyStates& key, Engi
   if (part.numbers.size() != key.numbers.size()) ThrowUnreadable("a wrong count of numbers");
   std::ranges::copy(part.numbers, key.numbers.begin());
   for (const PartStates::Array& array : part.arrays) {
+    if (array.name == kOwnName) {
+      if (array.dtype != DType::kUInt8 || array.elements < 0 ||
+          static_cast<std::uint64_t>(array.elements) > reader.bytes()) {
+        ThrowUnreadable("a state of a wrong type or size");
+      }
+      key.own = NDArray({array.elements}, array.dtype, Cpu(), engine);
+      reader.Read(At(key.own, 0), static_cast<std::size_t>(array.elements));
+      continue;
+    }
     const Range elements = RangeOf(part.info, /*per_row=*/false);
     const Range rows = RangeOf(part.info, /*per_row=*/true);
     const bool per_row = array.elements != elements.end - elements.begin;
@@ -141,6 +153,15 @@ struct Chunk {
   std::vector<std::span<const std::byte>> runs;
   std::vector<NDArray> arrays;
 
+  // `count` elements of `array` from `begin` on, as an array of `part`.
+  void Add(std::string name, const NDArray& array, std::int64_t begin, std::int64_t count,
+           PartStates* part) {
+    part->arrays.push_back({std::move(name), array.dtype(), count});
+    runs.emplace_back(At(array, begin), static_cast<std::size_t>(count) * SizeOf(array.dtype()));
+    payload_bytes += runs.back().size();
+    arrays.push_back(array);
+  }
+
   ServerStates Take(std::int32_t server) {
     Chunk taken = std::exchange(*this, {});
     return {.server = server,
@@ -159,6 +180,12 @@ std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states,
   for (const KeyStates& states_of_key : states) {
     KeyStates key = states_of_key;
     const DistKey& dist_key = key_of(key);
+    if (!key.own.empty() && dist_key.parts().size() > 1) {
+      throw InvalidArgument(fmt::format(
+          "LoadOptimizerStates: key {}: the state is one for the whole array: expected a key that "
+          "is not cut (it was initialised after SetOptimizer), got one in {} parts",
+          ToString(KeyRef(key.key)), dist_key.parts().size()));
+    }
     for (const PlacedPart& placed : dist_key.parts()) {
       PartStates part;
       part.part = dist_key.IdOf(placed);
@@ -170,13 +197,9 @@ std::vector<ServerStates> CutStates(const std::vector<KeyStates>& states,
         const NDArray& array = ArrayAt(key, place);
         if (array.empty()) continue;
         const Range range = RangeOf(part.info, array.shape() != key.shape);
-        part.arrays.push_back({NameOfPlace(place), array.dtype(), range.end - range.begin});
-        out.runs.emplace_back(
-            At(array, range.begin),
-            static_cast<std::size_t>(range.end - range.begin) * SizeOf(array.dtype()));
-        out.payload_bytes += out.runs.back().size();
-        out.arrays.push_back(array);
+        out.Add(NameOfPlace(place), array, range.begin, range.end - range.begin, &part);
       }
+      if (!key.own.empty()) out.Add(kOwnName, key.own, 0, key.own.size(), &part);
       out.meta_bytes += Encode(StatesBody{.optimizer = {}, .parts = {part}}).size();
       out.body.parts.push_back(std::move(part));
       if (out.meta_bytes > kStatesMetaBytesMax / 2 ||

@@ -20,7 +20,7 @@ namespace heddle::kvstore::dist {
 std::vector<KeyStates> JoinStates(const std::vector<Message>& answers, Engine& engine);
 
 // What the servers get of `states`, in messages that are not too long; `key_of` knows where the
-// parts of a key are.
+// parts of a key are. InvalidArgument if a key is cut whose state is in one piece.
 struct ServerStates {
   std::int32_t server = 0;
   StatesBody body;

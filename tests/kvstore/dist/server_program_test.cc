@@ -4,10 +4,12 @@
 #include <heddle/kvstore.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -32,10 +34,17 @@ class Growing {
     return [this](std::string_view name) -> ServerUpdater {
       if (name != "growing") throw InvalidArgument("no such optimizer: " + std::string(name));
       ++made_;
-      return [this](const ServerUpdate& update) { Update(update); };
+      return {.update = [this](const ServerUpdate& update) { Update(update); },
+              .save_state = [this](KeyRef key) { return Save(key); },
+              .load_state = [this](KeyRef key, std::string_view state) { Load(key, state); },
+              .forget = [this](KeyRef key) { Forget(key); }};
     };
   }
   int made() const { return made_; }
+  std::size_t num_kept() const {
+    MutexLock lock(mutex_);
+    return updates_.size();
+  }
 
  private:
   void Update(const ServerUpdate& update) {
@@ -58,8 +67,23 @@ class Growing {
     }
   }
 
+  std::optional<std::string> Save(KeyRef key) const {
+    MutexLock lock(mutex_);
+    const auto found = updates_.find(ToString(key));
+    if (found == updates_.end()) return std::nullopt;
+    return std::to_string(found->second);
+  }
+  void Load(KeyRef key, std::string_view state) {
+    MutexLock lock(mutex_);
+    updates_[ToString(key)] = std::stod(std::string(state));
+  }
+  void Forget(KeyRef key) {
+    MutexLock lock(mutex_);
+    updates_.erase(ToString(key));
+  }
+
   std::atomic<int> made_{0};
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<std::string, double> updates_ GUARDED_BY(mutex_);
 };
 
@@ -108,6 +132,155 @@ TEST(ServerProgram, OptimizersOfTheServersUpdateByTheSumOfAllWorkers) {
     EXPECT_EQ(value_of("small", 3), -8 - 3 * 0.5F * 12);
     store.Barrier();
     EXPECT_EQ(growing.made(), 2) << "one a server";
+  });
+}
+
+// A file for one test, gone after it.
+class StatesFile {
+ public:
+  ~StatesFile() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_ =
+      ::testing::TempDir() + "heddle_own_states_" + std::to_string(getpid()) + ".safetensors";
+};
+
+TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServers) {
+  const std::vector<std::string> keys = {"a", "large", "b", "never pushed", "c"};
+  const auto size_of = [](const std::string& key) { return key == "large" ? 50'000 : 3; };
+  const auto train = [&](KVStore& store, Engine& engine, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      for (const std::string& key : keys) {
+        if (key == "never pushed" || (key == "b" && step == 0)) continue;
+        store.Push(key, NDArray::Full({size_of(key)}, step + store.rank() * 0.3, DType::kFloat32,
+                                      Cpu(), engine));
+      }
+    }
+  };
+  using Values = std::vector<std::vector<float>>;
+  const auto values_of = [&](KVStore& store, Engine& engine) {
+    Values values;
+    for (const std::string& key : keys) {
+      const NDArray out = NDArray::Zeros({size_of(key)}, DType::kFloat32, Cpu(), engine);
+      store.Pull(key, out);
+      values.push_back(out.ToVector<float>());
+    }
+    return values;
+  };
+  const StatesFile file;
+  Values saved;
+  Values expected;
+  Growing growing;
+  {
+    Job job({.num_workers = 2, .num_servers = 2, .program = {.optimizers = growing.optimizers()}});
+    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+      store.SetOptimizer(MakeForeignOptimizer("growing", {{"learning_rate", 0.1}, {"scale", 1.5}}));
+      for (const std::string& key : keys) {
+        store.Init(key, NDArray::Ones({size_of(key)}, DType::kFloat32, Cpu(), engine));
+      }
+      train(store, engine, 0, 3);
+      store.Barrier();
+      if (rank == 0) {
+        saved = values_of(store, engine);
+        store.SaveOptimizerStates(file.path(), /*with_optimizer=*/true);
+      }
+      store.Barrier();
+      train(store, engine, 3, 6);
+      if (rank == 0) expected = values_of(store, engine);
+    });
+  }
+  for (const int num_servers : {1, 3}) {
+    Growing another;
+    Job job({.num_workers = 2,
+             .num_servers = num_servers,
+             .program = {.optimizers = another.optimizers()}});
+    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+      const OptimizerPtr optimizer =
+          MakeForeignOptimizer("growing", {{"learning_rate", 9}, {"scale", 9}});
+      store.SetOptimizer(optimizer);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        store.Init(keys[i], NDArray::FromVector(saved[i], {size_of(keys[i])}, DType::kFloat32,
+                                                Cpu(), engine));
+      }
+      store.Barrier();
+      if (rank == 0) {
+        store.LoadOptimizerStates(file.path());
+        EXPECT_EQ(another.num_kept(), 4U) << "a state a key that was pushed";
+      } else {
+        optimizer->Set("learning_rate", 0.1);
+        optimizer->Set("scale", 1.5);
+      }
+      store.Barrier();
+      EXPECT_EQ(optimizer->Get("scale"), 1.5);
+      train(store, engine, 3, 6);
+      EXPECT_EQ(values_of(store, engine), expected) << num_servers << " servers";
+    });
+  }
+}
+
+TEST(ServerProgram, StatesAreRefusedForKeysThatAreCut) {
+  const StatesFile file;
+  for (const bool cut : {false, true}) {
+    Growing growing;
+    Job job({.num_servers = 2, .program = {.optimizers = growing.optimizers()}});
+    job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+      const NDArray value = NDArray::Ones({50'000}, DType::kFloat32, Cpu(), engine);
+      const auto set_optimizer = [&] { store.SetOptimizer(MakeForeignOptimizer("growing", {})); };
+      if (!cut) set_optimizer();
+      store.Init("large", value);
+      if (cut) {
+        set_optimizer();
+        const std::string error = ErrorOf([&] { store.LoadOptimizerStates(file.path()); });
+        EXPECT_NE(error.find("key 'large'"), std::string::npos) << error;
+        EXPECT_NE(error.find("expected a key that is not cut"), std::string::npos) << error;
+        EXPECT_EQ(growing.num_kept(), 0U);
+      } else {
+        store.Push("large", value);
+        store.SaveOptimizerStates(file.path(), /*with_optimizer=*/false);
+      }
+    });
+  }
+}
+
+TEST(ServerProgram, StatesThatAServerKeepsToItselfAreRefused) {
+  const ServerOptimizers optimizers = [](std::string_view) -> ServerUpdater {
+    return {.update = [](const ServerUpdate&) {}};
+  };
+  Job job({.program = {.optimizers = optimizers}});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    const NDArray value = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
+    store.SetOptimizer(MakeForeignOptimizer("closed", {}));
+    store.Init("w", value);
+    store.Push("w", value);
+    const StatesFile file;
+    const std::string error =
+        ErrorOf([&] { store.SaveOptimizerStates(file.path(), /*with_optimizer=*/false); });
+    EXPECT_NE(error.find("got closed"), std::string::npos) << error;
+    EXPECT_FALSE(std::filesystem::exists(file.path()));
+  });
+}
+
+TEST(ServerProgram, ItsOptimizersForgetKeysThatAreResetOrRemoved) {
+  Growing growing;
+  Job job({.program = {.optimizers = growing.optimizers()}});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    const NDArray one = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
+    store.SetOptimizer(MakeForeignOptimizer("growing", {{"learning_rate", 1}, {"scale", 1}}));
+    const auto push_twice = [&](const NDArray& gradient) {
+      for (int i = 0; i < 2; ++i) store.Push("w", gradient);
+      const NDArray out = NDArray::Zeros({gradient.shape()[0]}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      return out.ToVector<float>()[0];
+    };
+    store.Init("w", one);
+    EXPECT_EQ(push_twice(one), 1 - (1 + 2));
+    store.Reset("w", one);
+    EXPECT_EQ(push_twice(one), 1 - (1 + 2));
+    store.Remove("w");
+    const NDArray longer = NDArray::Ones({5}, DType::kFloat32, Cpu(), engine);
+    store.Init("w", longer);
+    EXPECT_EQ(push_twice(longer), 1 - (1 + 2));
   });
 }
 
