@@ -28,4 +28,8 @@ int GpuCount();
 // option WITH_CUDA)".
 std::string WhyNoGpu(int id);
 
+// Returns when what anybody has issued so far on the default stream of a GPU that is there, or on
+// streams that wait for it, is done. CudaError if the device has failed.
+void WaitForDefaultStream(int id);
+
 }  // namespace heddle

@@ -1,6 +1,7 @@
 // GPUs in a build without CUDA: there are none.
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "base/gpus.h"
 
 namespace heddle {
@@ -12,5 +13,7 @@ GpuList ListGpus() {
 int GpuCount() { return 0; }
 
 std::string WhyNoGpu(int id) { return fmt::format("gpu({}): {}", id, ListGpus().why_none); }
+
+void WaitForDefaultStream(int id) { CHECK(false, "{}", WhyNoGpu(id)); }
 
 }  // namespace heddle

@@ -39,4 +39,9 @@ std::string WhyNoGpu(int id) {
              : fmt::format("gpu({}): the machine has gpu(0) to gpu({})", id, list.gpus.size() - 1);
 }
 
+void WaitForDefaultStream(int id) {
+  const DeviceGuard guard(id);
+  CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
+}
+
 }  // namespace heddle

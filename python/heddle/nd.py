@@ -416,21 +416,27 @@ def ones_like(other: NDArray) -> NDArray:
     return full(other.shape, 1, other.context, other.dtype)
 
 
+_CUDA = 2  # DLPack's number of the device type
+_DEFAULT_STREAM = 1  # of CUDA, as DLPack numbers it: what is pending is put before what comes on it
+
+
 def from_dlpack(other, ctx: "Context | None" = None) -> NDArray:
     """An array over the memory of another library's, without a copy: NumPy, PyTorch, JAX, CuPy.
 
-    One over read-only memory, as that of JAX's arrays, may not be written: what would write it raises ValueError.
+    Memory of a GPU becomes an array on that gpu(i); what the library has pending on the GPU is waited for. One over read-only memory, as that of JAX's arrays, may not be written: what would write it raises ValueError.
     Only heddle's own calls on it are ordered: call ``wait_to_read()`` before the other library reads what
     heddle has written, ``wait_to_write()`` before it writes.
     """
     if hasattr(other, "__dlpack__"):
+        on_gpu = hasattr(other, "__dlpack_device__") and int(other.__dlpack_device__()[0]) == _CUDA
+        stream = {"stream": _DEFAULT_STREAM} if on_gpu else {}
         try:
-            capsule = other.__dlpack__(max_version=(1, 0))
+            capsule = other.__dlpack__(max_version=(1, 0), **stream)
         except TypeError:  # from before DLPack had versions
-            capsule = other.__dlpack__()
+            capsule = other.__dlpack__(**stream)
     else:
         capsule = other
-    return _core.from_dlpack(NDArray, capsule, _context._code_of(ctx))
+    return _core.from_dlpack(NDArray, capsule, _context._code_of(ctx), ctx is not None)
 
 
 def from_buffer(other, dtype=None, ctx: "Context | None" = None) -> NDArray:

@@ -1,6 +1,4 @@
 // Memory shared with others: NumPy, the buffer protocol, DLPack.
-//
-// DLPack's structures are those of its specification, version 1.0 (dmlc/dlpack, dlpack.h).
 #include <heddle/error.h>
 
 #include <cstring>
@@ -11,49 +9,20 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/gpus.h"
 #include "python/src/bindings.h"
+#include "storage/dlpack.h"
 
 namespace heddle::python {
 
 namespace {
 
+using storage::DLManagedTensor;
+using storage::DLManagedTensorVersioned;
+
 // --- DLPack --------------------------------------------------------------------------------------
 
-enum DLDeviceType : std::int32_t { kDLCpu = 1, kDLCuda = 2, kDLCudaHost = 3 };
-struct DLDevice {
-  std::int32_t type;
-  std::int32_t id;
-};
-enum DLCode : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBFloat = 4, kDLBool = 6 };
-struct DLDataType {
-  std::uint8_t code;
-  std::uint8_t bits;
-  std::uint16_t lanes;
-};
-struct DLTensor {
-  void* data;
-  DLDevice device;
-  std::int32_t ndim;
-  DLDataType dtype;
-  std::int64_t* shape;
-  std::int64_t* strides;  // null: C order
-  std::uint64_t byte_offset;
-};
-struct DLManagedTensor {
-  DLTensor tensor;
-  void* context;
-  void (*deleter)(DLManagedTensor*);
-};
-struct DLManagedTensorVersioned {
-  std::uint32_t major;
-  std::uint32_t minor;
-  void* context;
-  void (*deleter)(DLManagedTensorVersioned*);
-  std::uint64_t flags;
-  DLTensor tensor;
-};
-constexpr std::uint64_t kDLReadOnly = 1;
-constexpr std::uint64_t kDLCopied = 2;
+// --- DLPack --------------------------------------------------------------------------------------
 
 template <class Managed>
 struct CapsuleNames;
@@ -67,80 +36,6 @@ struct CapsuleNames<DLManagedTensorVersioned> {
   static constexpr const char* kFresh = "dltensor_versioned";
   static constexpr const char* kUsed = "used_dltensor_versioned";
 };
-
-DLDataType ToDLDataType(DType dtype) {
-  const auto bits = static_cast<std::uint8_t>(8 * SizeOf(dtype));
-  switch (dtype) {
-    case DType::kFloat32:
-    case DType::kFloat64:
-    case DType::kFloat16:
-      return {kDLFloat, bits, 1};
-    case DType::kBFloat16:
-      return {kDLBFloat, bits, 1};
-    case DType::kUInt8:
-      return {kDLUInt, bits, 1};
-    case DType::kBool:
-      return {kDLBool, bits, 1};
-    default:
-      return {kDLInt, bits, 1};
-  }
-}
-
-DType FromDLDataType(DLDataType type) {
-  for (DType dtype : kAllDTypes) {
-    const DLDataType known = ToDLDataType(dtype);
-    if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return dtype;
-  }
-  throw InvalidArgument(fmt::format(
-      "from_dlpack: expected elements of one of heddle's dtypes, got DLPack type {} of {} bits, {} "
-      "lanes",
-      type.code, type.bits, type.lanes));
-}
-
-DLDevice ToDLDevice(Device device) {
-  switch (device.type) {
-    case DeviceType::kCpu:
-      return {kDLCpu, 0};  // all cpu(i) are one memory
-    case DeviceType::kCpuPinned:
-      return {kDLCudaHost, device.id};
-    case DeviceType::kGpu:
-      break;
-  }
-  return {kDLCuda, device.id};
-}
-
-// What an exported tensor keeps until its user lets go of it, on any thread.
-template <class Managed>
-struct Exported {
-  NDArray array;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;
-  Managed managed = {};
-};
-
-template <class Managed>
-Exported<Managed>* Export(const NDArray& array) {
-  auto* const exported = new Exported<Managed>{
-      .array = array, .shape = {array.shape().begin(), array.shape().end()}, .strides = {}};
-  exported->strides.resize(exported->shape.size());
-  std::int64_t step = 1;
-  for (std::size_t axis = exported->shape.size(); axis-- > 0;) {
-    exported->strides[axis] = step;
-    step *= exported->shape[axis];
-  }
-  exported->managed.tensor = {.data = array.data(),
-                              .device = ToDLDevice(array.device()),
-                              .ndim = static_cast<std::int32_t>(exported->shape.size()),
-                              .dtype = ToDLDataType(array.dtype()),
-                              .shape = exported->shape.data(),
-                              .strides = exported->strides.data(),
-                              .byte_offset = 0};
-  exported->managed.context = exported;
-  exported->managed.deleter = [](Managed* managed) {
-    delete static_cast<Exported<Managed>*>(managed->context);
-  };
-  return exported;
-}
 
 template <class Managed>
 nb::object ToCapsule(Managed* managed) {
@@ -163,7 +58,7 @@ nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
                     std::optional<std::pair<std::int64_t, std::int64_t>> max_version,
                     std::optional<std::pair<std::int64_t, std::int64_t>> device,
                     std::optional<bool> copy) {
-  const DLDevice own = ToDLDevice(self.array.device());
+  const storage::DLDevice own = storage::ToDLDevice(self.array.device());
   if (device && (device->first != own.type || device->second != own.id)) {
     PyErr_Format(PyExc_BufferError, "__dlpack__: expected device (%d, %d), got (%lld, %lld)",
                  static_cast<int>(own.type), static_cast<int>(own.id),
@@ -178,92 +73,60 @@ nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
   }
   const bool read_only = self.read_only && !copy.value_or(false);
   if (max_version && max_version->first >= 1) {
-    auto* const exported = Export<DLManagedTensorVersioned>(array);
-    exported->managed.major = 1;
-    if (copy.value_or(false)) exported->managed.flags = kDLCopied;
-    if (read_only) exported->managed.flags |= kDLReadOnly;
-    return ToCapsule(&exported->managed);
+    auto* const exported = storage::ExportTensor<DLManagedTensorVersioned>(array);
+    exported->major = 1;
+    if (copy.value_or(false)) exported->flags = storage::kDLCopied;
+    if (read_only) exported->flags |= storage::kDLReadOnly;
+    return ToCapsule(exported);
   }
   if (read_only) {
     PyErr_SetString(PyExc_BufferError,
                     "__dlpack__: expected DLPack version 1 for read-only memory, got an older one");
     throw nb::python_error();
   }
-  return ToCapsule(&Export<DLManagedTensor>(array)->managed);
+  return ToCapsule(storage::ExportTensor<DLManagedTensor>(array));
 }
 
-void CheckContiguous(const DLTensor& tensor) {
-  if (tensor.strides == nullptr) return;
-  std::int64_t step = 1;
-  bool any = true;
-  for (std::int32_t i = 0; i < tensor.ndim; ++i) any = any && tensor.shape[i] > 0;
-  for (std::int32_t axis = tensor.ndim; any && axis-- > 0;) {
-    if (tensor.shape[axis] != 1 && tensor.strides[axis] != step) {
-      throw InvalidArgument(fmt::format(
-          "from_dlpack: expected elements in one piece in C order, got stride {} along axis {} in "
-          "place of {}",
-          tensor.strides[axis], axis, step));
-    }
-    step *= tensor.shape[axis];
-  }
-}
-
-// Where an array over memory of another owner lies, which is always the CPUs'.
-Device ToHostDevice(const char* call, int code) {
-  const Device device = ToDevice(code);
-  if (device.type == DeviceType::kGpu) {
-    throw InvalidArgument(
-        fmt::format("{}: expected cpu(i) or cpu_pinned(i) for memory of the CPUs, got {}; "
-                    "nd.array(x) copies it",
-                    call, ToString(device)));
-  }
-  return device;
-}
-
-// Takes the tensor over from its capsule.
+// Takes the tensor over from its capsule. What its library has issued on the GPU is ordered before
+// the default stream (from_dlpack asked it for that), and done when this returns.
 template <class Managed>
-nb::any FromCapsule(nb::handle type, nb::handle capsule, int device) {
+nb::any FromCapsule(nb::handle type, nb::handle capsule, Device context, bool asked_for) {
   using Names = CapsuleNames<Managed>;
   auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Names::kFresh));
   if (managed == nullptr) throw nb::python_error();
-  const DLTensor& tensor = managed->tensor;
   bool read_only = false;
   if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
     if (managed->major != 1) {
       throw InvalidArgument(
           fmt::format("from_dlpack: expected DLPack version 1, got {}", managed->major));
     }
-    read_only = (managed->flags & kDLReadOnly) != 0;
+    read_only = (managed->flags & storage::kDLReadOnly) != 0;
   }
-  if (tensor.device.type != kDLCpu && tensor.device.type != kDLCudaHost) {
-    throw InvalidArgument(
-        fmt::format("from_dlpack: expected CPU memory, got DLPack device ({}, {})",
-                    tensor.device.type, tensor.device.id));
-  }
-  CheckContiguous(tensor);
-  const DType dtype = FromDLDataType(tensor.dtype);
-  const Shape shape(
-      std::span<const std::int64_t>(tensor.shape, static_cast<std::size_t>(tensor.ndim)));
-  void* const data =
-      tensor.data != nullptr ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
+  const bool on_gpu = managed->tensor.device.type == storage::kDLCuda;
   // The deleter is the producer's: it may need the GIL and takes it then, or be Python's memory
   // itself, which no longer matters once the interpreter is gone.
-  NDArray array = NDArray::FromForeign(
-      data, shape, dtype,
+  NDArray array = storage::ImportTensor(
+      managed->tensor, on_gpu && !asked_for ? std::nullopt : std::optional(context),
       [managed] {
         if (managed->deleter != nullptr) WhilePythonLives([&] { managed->deleter(managed); });
       },
-      ToHostDevice("from_dlpack", device), TheEngine());
+      TheEngine());
   if (PyCapsule_SetName(capsule.ptr(), Names::kUsed) != 0) throw nb::python_error();
+  if (on_gpu) {
+    const Blocking blocking;
+    WaitForDefaultStream(array.device().id);
+  }
   return WrapAs(type, std::move(array), read_only);
 }
 
-nb::any FromDLPack(nb::handle type, nb::handle capsule, int device) {
+// Memory of a GPU is an array on that one, whatever the context, unless that was asked for.
+nb::any FromDLPack(nb::handle type, nb::handle capsule, int context, bool asked_for) {
+  const Device device = ToDevice(context);
   if (PyCapsule_IsValid(capsule.ptr(), CapsuleNames<DLManagedTensorVersioned>::kFresh) != 0) {
-    return FromCapsule<DLManagedTensorVersioned>(type, capsule, device);
+    return FromCapsule<DLManagedTensorVersioned>(type, capsule, device, asked_for);
   }
   if (PyCapsule_IsValid(capsule.ptr(), CapsuleNames<DLManagedTensor>::kFresh) != 0) {
-    return FromCapsule<DLManagedTensor>(type, capsule, device);
+    return FromCapsule<DLManagedTensor>(type, capsule, device, asked_for);
   }
   throw InvalidType(
       fmt::format("from_dlpack: expected a fresh DLPack capsule, got {}", TypeName(capsule)));
@@ -282,6 +145,18 @@ struct Buffer {
   Py_buffer view = {};
 };
 
+// Where an array over a buffer lies, which is always the CPUs' memory.
+Device ToHostDevice(int code) {
+  const Device device = ToDevice(code);
+  if (device.type == DeviceType::kGpu) {
+    throw InvalidArgument(
+        fmt::format("from_buffer: expected cpu(i) or cpu_pinned(i) for memory of the CPUs, got {}; "
+                    "nd.array(x) copies it",
+                    ToString(device)));
+  }
+  return device;
+}
+
 // An array over the memory of a writable, contiguous buffer, whose dtype the caller has read.
 nb::any FromBuffer(nb::handle type, nb::handle object, const std::vector<std::int64_t>& dims,
                    int dtype, int device) {
@@ -297,7 +172,7 @@ nb::any FromBuffer(nb::handle type, nb::handle object, const std::vector<std::in
   const auto release = [held] { WhilePythonLives([&] { delete held; }); };
   try {
     return WrapAs(type, NDArray::FromForeign((*held)->view.buf, shape, ToDType(dtype), release,
-                                             ToHostDevice("from_buffer", device), TheEngine()));
+                                             ToHostDevice(device), TheEngine()));
   } catch (...) {
     delete held;
     throw;
@@ -379,7 +254,7 @@ void BindExchange(nb::class_<PyArray>& type, nb::module_& m) {
            "The array's memory for another library, without a copy. Waits for pending reads and\n"
            "writes; later ones are not ordered with what the other library does.")
       .def("__dlpack_device__", [](const PyArray& self) {
-        const DLDevice device = ToDLDevice(self.array.device());
+        const storage::DLDevice device = storage::ToDLDevice(self.array.device());
         return nb::make_tuple(device.type, device.id);
       });
   m.def("from_dlpack", &FromDLPack);

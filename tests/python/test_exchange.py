@@ -1,6 +1,7 @@
 """Memory shared with others: DLPack both ways, buffers, and how long it lives."""
 
 import array as arrays
+import ctypes
 import gc
 import sys
 import threading
@@ -91,6 +92,72 @@ def test_what_cannot_be_shared_is_refused():
     with pytest.raises(BufferError):
         mx.nd.ones((2,)).__dlpack__(dl_device=(2, 0))
     assert mx.nd.ones((2,), mx.cpu(3)).__dlpack_device__() == (1, 0)
+
+
+class OnGpu:
+    """A tensor that says it lies on gpu(9), which no machine of ours has: what a library with GPUs hands out."""
+
+    class Tensor(ctypes.Structure):
+        _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                    ("dtype", ctypes.c_uint8 * 2), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                    ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p),
+                    ("deleter", ctypes.c_void_p)]
+
+    def __init__(self, versions):
+        self.versions, self.asked, self.deleted = versions, [], 0
+        self.shape = (ctypes.c_int64 * 1)(4)
+        self.memory = (ctypes.c_float * 4)()
+        self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.delete)
+        self.tensor = self.Tensor(ctypes.addressof(self.memory), (2, 9), 1, (2, 32), 1, self.shape, None, 0, None,
+                                  ctypes.cast(self.deleter, ctypes.c_void_p))
+
+    def delete(self, _):
+        self.deleted += 1
+
+    def __dlpack_device__(self):
+        return (2, 9)
+
+    def __dlpack__(self, stream=None, **more):
+        if more and not self.versions:
+            raise TypeError("max_version")
+        self.asked.append(stream)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+@pytest.mark.parametrize("versions", [True, False])
+def test_memory_of_a_gpu_is_asked_for_on_the_default_stream(versions):
+    """And refused, by name, and left to its owner, where there is no such GPU."""
+    tensor = OnGpu(versions)
+    with pytest.raises(ValueError, match=r"gpu\(9\)"):
+        mx.nd.from_dlpack(tensor)
+    with pytest.raises(ValueError, match=r"expected gpu\(9\).*got cpu\(0\)"):
+        mx.nd.from_dlpack(tensor, mx.cpu())
+    capsule = tensor.__dlpack__()
+    with pytest.raises(ValueError, match=r"gpu\(9\)"):
+        mx.nd.from_dlpack(capsule)
+    assert tensor.asked == [1, 1, None] and tensor.deleted == 0
+    with pytest.raises(TypeError, match="fresh"):
+        mx.nd.from_dlpack(object())
+
+
+@pytest.mark.skipif(mx._core.num_gpus() == 0, reason="needs a GPU")
+def test_torch_shares_the_memory_of_a_gpu_both_ways():
+    torch = pytest.importorskip("torch")
+    theirs = torch.arange(6, device="cuda", dtype=torch.float32).reshape(2, 3)
+    for _ in range(1000):
+        theirs += 1
+    ours = mx.nd.from_dlpack(theirs)
+    assert ours.context == mx.gpu(0) and ours.asnumpy().tolist() == [[1000, 1001, 1002], [1003, 1004, 1005]]
+    ours *= 2
+    ours.wait_to_read()
+    assert theirs.cpu().tolist() == [[2000, 2002, 2004], [2006, 2008, 2010]]
+    back = torch.from_dlpack(ours)
+    assert back.data_ptr() == theirs.data_ptr()
+    del theirs, ours
+    gc.collect()
+    assert back.cpu().tolist()[1] == [2006, 2008, 2010]
 
 
 def test_read_only_memory_is_shared_for_reading():

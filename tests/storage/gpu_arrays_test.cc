@@ -7,10 +7,13 @@
 #include <heddle/ndarray.h>
 #include <heddle/row_sparse.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -21,6 +24,7 @@
 #include <gtest/gtest.h>
 
 #include "storage/device_copy.h"
+#include "storage/dlpack.h"
 #include "storage/gpus.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
@@ -100,6 +104,70 @@ TEST_P(GpuArrays, RandomProgramsGiveTheBitsOfTheCpu) {
       EXPECT_EQ(gpu->bytes_used(device), 0) << ToString(device);
     }
   }
+}
+
+// --- other libraries' memory ---------------------------------------------------------------------
+
+TEST_P(GpuArrays, ATensorOfAnotherLibraryIsUsedWhereItLiesUntilItsLastOpIsDone) {
+  void* const block = gpu_->AllocateDevice(1, kMiB);
+  std::int64_t shape = kMiB / 4 - 3;
+  const storage::DLTensor tensor{.data = block,
+                                 .device = {storage::kDLCuda, 1},
+                                 .ndim = 1,
+                                 .dtype = {storage::kDLFloat, 32, 1},
+                                 .shape = &shape,
+                                 .strides = nullptr,
+                                 .byte_offset = 12};
+  std::atomic<bool> released = false;
+  NDArray array = storage::ImportTensor(
+      tensor, std::nullopt,
+      [&] {
+        gpu_->FreeDevice(1, block);  // ends the process if something issued still uses it
+        released = true;
+      },
+      *engine_);
+  EXPECT_EQ(array.device(), Gpu(1));
+  EXPECT_EQ(array.data(), static_cast<std::byte*>(block) + 12);
+  storage::DLManagedTensor* const exported = storage::ExportTensor<storage::DLManagedTensor>(array);
+  EXPECT_EQ(exported->tensor.data, array.data());
+  EXPECT_EQ(exported->tensor.device.type, storage::kDLCuda);
+  EXPECT_EQ(exported->tensor.device.id, 1);
+  array.Fill(3);
+  array *= 2;
+  const NDArray near = array.Copy(Gpu(0));
+  const NDArray host = array.Copy(Cpu());
+  array = NDArray();
+  EXPECT_FALSE(released) << "another library has it";
+  exported->deleter(exported);
+  EXPECT_EQ(host.ToVector<float>(), std::vector<float>(static_cast<std::size_t>(shape), 6));
+  EXPECT_EQ(near.ToVector<float>(), host.ToVector<float>());
+  engine_->WaitForAll();
+  EXPECT_TRUE(released);
+  EXPECT_EQ(Stats(Gpu(1)).used, 0);
+}
+
+TEST_P(GpuArrays, TensorsElsewhereAreRefusedAndNotReleased) {
+  float value = 0;
+  std::int64_t shape = 1;
+  const auto error_of = [&](storage::DLDevice from, std::optional<Device> to) {
+    const storage::DLTensor tensor{.data = &value,
+                                   .device = from,
+                                   .ndim = 1,
+                                   .dtype = {storage::kDLFloat, 32, 1},
+                                   .shape = &shape,
+                                   .strides = nullptr,
+                                   .byte_offset = 0};
+    return MessageOf<InvalidArgument>([&] {
+      storage::ImportTensor(
+          tensor, to, [] { FAIL() << "released"; }, *engine_);
+    });
+  };
+  EXPECT_THAT(error_of({storage::kDLCuda, 2}, std::nullopt), HasSubstr("gpu(2): there are 2"));
+  EXPECT_THAT(error_of({storage::kDLCuda, 0}, Gpu(1)),
+              AllOf(HasSubstr("expected gpu(0)"), HasSubstr("got gpu(1)")));
+  EXPECT_THAT(error_of({storage::kDLCuda, 0}, Cpu()), HasSubstr("expected gpu(0)"));
+  EXPECT_THAT(error_of({storage::kDLCpu, 0}, Gpu(0)), HasSubstr("got gpu(0)"));
+  EXPECT_THAT(error_of({10, 0}, std::nullopt), HasSubstr("got DLPack device (10, 0)"));  // ROCm
 }
 
 // --- memory --------------------------------------------------------------------------------------
