@@ -2,8 +2,12 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 
+#include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
@@ -71,46 +75,95 @@ bool IsList(nb::handle object) { return PyList_Check(object.ptr()) || PyTuple_Ch
 // What a call does with its arrays.
 enum class Use : std::uint8_t { kRead, kWrite };
 
-// The arrays of one key: `object` is an array or a list of them.
-struct Arrays {
-  explicit Arrays(Use its_use) : use(its_use) {}
+// An item of a list or tuple. IndexError for one that has shrunk since it was measured.
+nb::object ItemOf(nb::handle list, std::size_t index) {
+  const auto at = static_cast<Py_ssize_t>(index);
+  PyObject* const item =
+      PyList_Check(list.ptr()) ? PyList_GetItem(list.ptr(), at) : PyTuple_GetItem(list.ptr(), at);
+  if (item == nullptr) throw nb::python_error();
+  return nb::borrow(item);
+}
 
-  const Use use;
-  std::vector<NDArray> dense;
-  std::vector<RowSparseNDArray> row_sparse;
+// The arrays of the keys of a call, in the order of the keys: an array each, or a list of them.
+class Arrays {
+ public:
+  Arrays(const char* call, Use use) : call_(call), use_(use) {}
 
-  void Add(const char* call, nb::handle object) {
+  void Reserve(std::size_t keys) {
+    groups_.reserve(keys);
+    dense_.reserve(keys);
+  }
+
+  // Those of the next key.
+  void Add(nb::handle object) {
+    const std::size_t dense = dense_.size();
+    const std::size_t row_sparse = row_sparse_.size();
+    if (IsList(object)) {
+      const std::size_t count = nb::len(object);
+      for (std::size_t i = 0; i < count; ++i) AddOne(ItemOf(object, i));
+    } else {
+      AddOne(object);
+    }
+    const bool is_row_sparse = row_sparse_.size() > row_sparse;
+    if (is_row_sparse && dense_.size() > dense) {
+      throw InvalidArgument(fmt::format(
+          "{}: expected arrays of one kind for a key, got dense and row_sparse", call_));
+    }
+    groups_.push_back(is_row_sparse ? Group{row_sparse, row_sparse_.size() - row_sparse, true}
+                                    : Group{dense, dense_.size() - dense, false});
+  }
+
+  // Borrowed, once all are here.
+  ArrayList list(std::size_t key = 0) const {
+    const Group& group = groups_[key];
+    if (group.is_row_sparse) {
+      return std::span<const RowSparseNDArray>(row_sparse_).subspan(group.begin, group.count);
+    }
+    return std::span<const NDArray>(dense_).subspan(group.begin, group.count);
+  }
+  ArrayLists lists() const {
+    std::vector<ArrayList> lists;
+    lists.reserve(groups_.size());
+    for (std::size_t key = 0; key < groups_.size(); ++key) lists.push_back(list(key));
+    return ArrayLists(std::move(lists));
+  }
+
+ private:
+  struct Group {
+    std::size_t begin;
+    std::size_t count;
+    bool is_row_sparse;
+  };
+
+  void AddOne(nb::handle object) {
     if (const PyArray* array = AsArray(object)) {
-      dense.push_back(use == Use::kWrite ? Writable(call, *array) : array->array);
+      dense_.push_back(use_ == Use::kWrite ? Writable(call_, *array) : array->array);
     } else if (const PyRowSparse* array = AsRowSparse(object)) {
-      row_sparse.push_back(array->array);
+      row_sparse_.push_back(array->array);
     } else {
       throw InvalidType(
-          fmt::format("{}: expected an NDArray, a RowSparseNDArray or a list of them, got {}", call,
-                      TypeName(object)));
-    }
-    if (!dense.empty() && !row_sparse.empty()) {
-      throw InvalidArgument(
-          fmt::format("{}: expected arrays of one kind for a key, got dense and row_sparse", call));
+          fmt::format("{}: expected an NDArray, a RowSparseNDArray or a list of them, got {}",
+                      call_, TypeName(object)));
     }
   }
-  void AddAll(const char* call, nb::handle object) {
-    if (!IsList(object)) return Add(call, object);
-    for (nb::handle item : nb::borrow<nb::sequence>(object)) Add(call, item);
-  }
-  ArrayList list() const { return row_sparse.empty() ? ArrayList(dense) : ArrayList(row_sparse); }
+
+  const char* const call_;
+  const Use use_;
+  std::vector<Group> groups_;  // one a key
+  std::vector<NDArray> dense_;
+  std::vector<RowSparseNDArray> row_sparse_;
 };
 
 // The keys of a call, flattened from lists of lists as they come, and what belongs to them.
 class Call {
  public:
-  Call(const char* name, Use use) : name_(name), use_(use) {}
+  Call(const char* name, Use use) : name_(name), arrays_(name, use) {}
 
   void Add(nb::handle key, nb::handle value) {
     if (!IsList(key)) {
       keys_.push_back(ToKey(name_, key));
-      kept_.push_back(nb::borrow(key));  // whose text keys_ borrows
-      values_.emplace_back(use_).AddAll(name_, value);
+      if (PyUnicode_Check(key.ptr())) kept_.push_back(nb::borrow(key));  // keys_ borrows its text
+      arrays_.Add(value);
       return;
     }
     const std::size_t count = nb::len(key);
@@ -119,24 +172,21 @@ class Call {
           fmt::format("{}: expected a list of {} values for {} keys, got {}", name_, count, count,
                       IsList(value) ? fmt::format("{}", nb::len(value)) : TypeName(value)));
     }
-    for (std::size_t i = 0; i < count; ++i) Add(key[i], value[i]);
+    if (keys_.empty()) {
+      keys_.reserve(count);
+      arrays_.Reserve(count);
+    }
+    for (std::size_t i = 0; i < count; ++i) Add(ItemOf(key, i), ItemOf(value, i));
   }
 
-  const std::vector<KeyRef>& keys() const { return keys_; }
   KeyList key_list() const { return KeyList(keys_); }
-  ArrayLists lists() const {
-    std::vector<ArrayList> lists;
-    lists.reserve(values_.size());
-    for (const Arrays& arrays : values_) lists.push_back(arrays.list());
-    return ArrayLists(std::move(lists));
-  }
+  ArrayLists lists() const { return arrays_.lists(); }
 
  private:
   const char* const name_;
-  const Use use_;
   std::vector<KeyRef> keys_;
   std::vector<nb::object> kept_;
-  std::vector<Arrays> values_;
+  Arrays arrays_;
 };
 
 // Calls f(key, arrays) for one key, or f(keys, lists) for a list of them, without the GIL.
@@ -158,8 +208,8 @@ void Pairs(const char* name, nb::handle key, nb::handle value, Use use, const F&
     f(one, ArrayList(held));
     return;
   }
-  Arrays arrays(use);
-  arrays.AddAll(name, value);
+  Arrays arrays(name, use);
+  arrays.Add(value);
   const Blocking blocking;
   f(one, arrays.list());
 }
@@ -181,10 +231,10 @@ void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out,
     return;
   }
   const KeyRef one = ToKey(name, key);
-  Arrays from(Use::kRead);
-  Arrays to(second);
-  from.AddAll(name, value);
-  to.AddAll(name, out);
+  Arrays from(name, Use::kRead);
+  Arrays to(name, second);
+  from.Add(value);
+  to.Add(out);
   const Blocking blocking;
   f(one, from.list(), to.list());
 }
@@ -323,8 +373,8 @@ void BindData(nb::class_<PyStore>& type) {
           "reset",
           [](const PyStore& self, nb::handle key, nb::handle value) {
             const KeyRef one = ToKey("reset", key);
-            Arrays arrays(Use::kRead);
-            arrays.AddAll("reset", value);
+            Arrays arrays("reset", Use::kRead);
+            arrays.Add(value);
             const Blocking blocking;
             Open(self).Reset(one, arrays.list());
           },
