@@ -187,6 +187,7 @@ class EngineCore {
     std::uint64_t burst_end = 0;
     int streak = 0;                           // candidates run in a row
     std::int64_t hold_started_ns = 0;         // of the hold of the lock that is timed; 0: it is not
+    std::int64_t timed_body_ns = 0;           // the body that ended then
     std::optional<std::uint32_t> last_epoch;  // runs nothing pushed later (WaitForAll)
     std::uint64_t ran = 0;
     Executor* previous = nullptr;
@@ -279,7 +280,7 @@ class EngineCore {
   void DrainIfUrgentLocked() REQUIRES(lock_);
   void ExecuteLocked(Executor& executor, Op* op) REQUIRES(lock_);
   void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
-  void MeasureHoldLocked(std::int64_t sample_ns) REQUIRES(lock_);
+  void MeasureHoldLocked(std::int64_t sample_ns, std::int64_t body_sample_ns) REQUIRES(lock_);
   static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
   bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
   void TakeCompletionsLocked() REQUIRES(lock_);
@@ -323,7 +324,20 @@ class EngineCore {
   // are faster.
   bool ParallelPaysLocked(int executors) const REQUIRES(lock_) {
     const std::int64_t least_ns = in_flight_.empty() ? kParallelBodyNs : kParallelPastAsyncNs;
-    return body_ns_ > least_ns && hold_ns_ * executors * 4 < (body_ns_ + hold_ns_) * 3;
+    return body_ns_ > least_ns && hold_ns_ * executors * 4 < (body_ns_ + hold_ns_) * 3 &&
+           !AloneIsFasterLocked();
+  }
+  // Of short ops: bodies, too, take longer where each finds what it works on in another core's
+  // cache. So several executors have to be faster as measured.
+  bool AloneIsFasterLocked() const REQUIRES(lock_) {
+    return body_ns_ < kShortBodyNs && solo_ns_ != 0 && solo_ns_ < kShortSoloNs &&
+           shared_ns_ * 5 > solo_ns_ * 4;
+  }
+  // Whether a thread that enters WaitForAll runs such ops in the workers' place: it has just pushed
+  // them, has a CPU, and would only be woken late. The tiniest ops are left to whoever is at them.
+  bool WaitTakesOverLocked() const REQUIRES(lock_) {
+    return waits_joined_ == 0 && in_flight_.empty() && body_ns_ > kParallelBodyNs &&
+           AloneIsFasterLocked();
   }
   // May a further body run? num_workers bounds them, those started inline aside.
   bool HasPlaceLocked() const REQUIRES(lock_) {
@@ -414,6 +428,10 @@ class EngineCore {
   // another core has just read; and completions make few ops ready at a time. With the bound above
   // helpers came and went for nothing, at twice to four times the cost of an op.
   static constexpr std::int64_t kParallelPastAsyncNs = 500;
+  // Longer ops gain from other cores whatever they find there: the body as the average of however
+  // many executors, and with the hold that follows, of one alone.
+  static constexpr std::int64_t kShortBodyNs = 2'000;
+  static constexpr std::int64_t kShortSoloNs = 700;
   // About what reading the clock adds to a measured hold.
   static constexpr std::int64_t kClockNs = 20;
   // Work worth a wake-up.
@@ -462,9 +480,14 @@ class EngineCore {
   Epoch open_epoch_ GUARDED_BY(lock_);      // current_epoch_, see there
   int until_sample_ GUARDED_BY(lock_) = 0;  // ops until one is timed
   int executors_ GUARDED_BY(lock_) = 0;     // threads that will look at the inbox before they leave
+  int waits_joined_ GUARDED_BY(lock_) = 0;  // of executors_: threads in WaitForAll
   std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
   // Of lock_, from the end of a body to the next one, when there were several executors last.
   std::int64_t hold_ns_ GUARDED_BY(lock_) = 0;
+  // Of a body with the hold that follows, while one executor was at work, and while several were,
+  // divided by their number; 0: not measured.
+  std::int64_t solo_ns_ GUARDED_BY(lock_) = 0;
+  std::int64_t shared_ns_ GUARDED_BY(lock_) = 0;
   int idlers_ GUARDED_BY(lock_) = 0;  // executors that look away
   bool body_measured_ GUARDED_BY(lock_) = false;
   bool admit_ GUARDED_BY(lock_) =

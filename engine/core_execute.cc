@@ -141,8 +141,9 @@ void EngineCore::TakeCompletionsLocked() {
   }
   DrainIfUrgentLocked();
   if (Op* op = std::exchange(executor.candidate, nullptr)) {
-    // Ops below priority 0 let those pass that still lie in the inbox.
-    if (op->priority >= 0 && executor.streak < kStreakMax && !IsLater(executor, op) &&
+    // Ops below priority 0 let those pass that still lie in the inbox, if any do.
+    const bool first = op->priority >= 0 || inbox_.At(inbox_head_).address == nullptr;
+    if (first && executor.streak < kStreakMax && !IsLater(executor, op) &&
         (ready_.empty() || (op->priority >= ready_.top_priority() && !ready_.ageing_due()))) {
       ++executor.streak;
       ready_.CountOvertake(op->priority);
@@ -160,7 +161,7 @@ Op* EngineCore::PickLocked(Executor& executor) {
   const std::int64_t hold_started_ns = std::exchange(executor.hold_started_ns, 0);
   Op* op = PickUntimedLocked(executor);
   if (hold_started_ns != 0 && op != nullptr) {
-    MeasureHoldLocked(SteadyNowNs() - hold_started_ns - kClockNs);
+    MeasureHoldLocked(SteadyNowNs() - hold_started_ns - kClockNs, executor.timed_body_ns);
   }
   return op;
 }
@@ -278,7 +279,10 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   }
 
   lock_.lock();
-  if (timed) executor.hold_started_ns = SteadyNowNs();
+  if (timed) {
+    executor.timed_body_ns = ended_ns - started_ns;
+    executor.hold_started_ns = SteadyNowNs();
+  }
   executor.current = nullptr;
   --executing_;
   if (executor.is_pusher) [[unlikely]]
@@ -306,13 +310,23 @@ void EngineCore::MeasureBodyLocked(std::int64_t sample_ns) {
   body_measured_ = true;
 }
 
-// A single executor's holds are short, which says nothing of what they would be beside others: they
-// only wear down what was measured then, so that others are let in again after a while.
-void EngineCore::MeasureHoldLocked(std::int64_t sample_ns) {
-  if (executors_ > 1) {
-    hold_ns_ += (std::min(sample_ns, 2 * hold_ns_ + 100) - hold_ns_) / 8;
-  } else if (sample_ns < hold_ns_) {
-    --hold_ns_;
+// `sample_ns` is the hold after the body that took `body_sample_ns`. A single executor's holds are
+// short, which says nothing of what they would be beside others: they only wear down what was
+// measured then, so that others are let in again after a while.
+void EngineCore::MeasureHoldLocked(std::int64_t sample_ns, std::int64_t body_sample_ns) {
+  const auto follow = [](std::int64_t& average, std::int64_t sample, int inertia) {
+    average += (std::min(sample, 2 * average + 100) - average) / inertia;
+  };
+  const int at_work = executors_ - idlers_;
+  if (at_work > 1) {
+    follow(hold_ns_, sample_ns, 8);
+    follow(shared_ns_, (body_sample_ns + sample_ns) / at_work, 8);
+  } else {
+    const std::int64_t solo_ns = body_sample_ns + sample_ns;
+    if (solo_ns_ == 0) solo_ns_ = solo_ns;
+    follow(solo_ns_, solo_ns, 4);
+    if (sample_ns < hold_ns_) --hold_ns_;
+    if (shared_ns_ > 0) --shared_ns_;
   }
 }
 

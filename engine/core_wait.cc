@@ -320,6 +320,11 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   if (kind_ != Kind::kSerial) executor.last_epoch = epoch;
   const ExecutorLink link(*this, executor);
   bool joined = false;
+  const auto leave = [this] {
+    lock_.AssertHeld();
+    --waits_joined_;
+    if (--executors_ == 0) LowerModeLocked();
+  };
   bool late = false;
   int polls = kLingerPolls;
   while (!EpochEndedLocked(epoch) && !late) {
@@ -332,8 +337,12 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       ReleaseInlineLocked();
       if (EpochEndedLocked(epoch)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1)) {
-      if (!joined) JoinExecutorsLocked();
+    } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
+               WaitTakesOverLocked()) {
+      if (!joined) {
+        JoinExecutorsLocked();
+        ++waits_joined_;
+      }
       joined = true;
       Op* op = HasPlaceLocked() ? PickLocked(executor) : nullptr;
       if (op != nullptr) {
@@ -353,7 +362,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       }
     }
     // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
-    if (std::exchange(joined, false) && --executors_ == 0) LowerModeLocked();
+    if (std::exchange(joined, false)) leave();
     Waiter waiter{.kind = WaitKind::kAll,
                   .target = epoch,
                   .may_help = true,
@@ -363,7 +372,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   const bool ended = EpochEndedLocked(epoch);
   // Before the lock is released, and so that EnsureWorkerLocked sees it.
   if (executor.candidate != nullptr) PushReadyLocked(std::exchange(executor.candidate, nullptr));
-  if (joined && --executors_ == 0) LowerModeLocked();
+  if (joined) leave();
   EnsureWorkerLocked();
   return ended;
 }

@@ -83,14 +83,18 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       ExecuteLocked(executor, op);
       const bool soon = executor.ran < kWorthComing && in_flight_.empty();
       polls = soon ? kShortLingerPolls : kLingerPolls;
-      if (--until_clock < 0) {
+      const bool is_time = --until_clock < 0;
+      // Let in because the others seemed stuck: they no longer are, and one executor is faster. Or
+      // a thread in WaitForAll has come to take over, see WaitTakesOverLocked.
+      const std::uint64_t others = executor_ran_ - executor.ran - others_ran;
+      const bool may_leave =
+          is_time ? !ParallelPaysLocked(executors_) : waits_joined_ > 0 && AloneIsFasterLocked();
+      if (may_leave && executors_ > 1 && others > kWorthComing) {
+        --executors_;
+        break;
+      }
+      if (is_time) {
         until_clock = body_ns_ > 10'000 ? 0 : 64;
-        // Let in because the others seemed stuck: they no longer are, and one executor is faster.
-        const std::uint64_t others = executor_ran_ - executor.ran - others_ran;
-        if (executors_ > 1 && !ParallelPaysLocked(executors_) && others > kWorthComing) {
-          --executors_;
-          break;
-        }
         others_ran = executor_ran_ - executor.ran;
         if (SteadyNowNs() > turn_ends_ns) {
           --executors_;  // the mode stays: another worker is on its way

@@ -236,6 +236,32 @@ TEST_P(PriorityTest, AnOpJustMadeReadyDoesNotOvertakeAMoreUrgentOne) {
   EXPECT_EQ(order, (std::vector<int>{2, 1, 0}));
 }
 
+// What the running op has pushed lies in the inbox when it ends, beside the op that it made ready.
+TEST_P(PriorityTest, AnOpJustMadeReadyDoesNotOvertakeAMoreUrgentOneThatWasJustPushed) {
+  for (const int urgent : {-1, -2, -3}) {
+    Engine engine(Options(/*ageing=*/0));
+    const Var x = engine.NewVar("x");
+    std::vector<int> order;
+    std::latch done(3);
+    const auto note = [&](int what) {
+      order.push_back(what);
+      done.count_down();
+    };
+    {
+      Blocker blocker(engine);
+      engine.Push({.name = "first", .writes = {x}, .priority = -2}, [&, urgent] {
+        engine.Push({.name = "pushed", .priority = urgent}, [&] { note(2); });
+        note(0);
+      });
+      engine.Push({.name = "made_ready_by_first", .reads = {x}, .priority = -2}, [&] { note(1); });
+      KnowAll(engine);
+    }
+    done.wait();
+    const bool overtakes = urgent > -2;
+    EXPECT_EQ(order, overtakes ? (std::vector<int>{0, 2, 1}) : (std::vector<int>{0, 1, 2}));
+  }
+}
+
 // An op of low priority runs once `ageing` more urgent ones have overtaken it, not before and not
 // later.
 TEST_P(PriorityTest, AnOpRunsNextOnceAgeingMoreUrgentOnesHaveOvertakenIt) {
