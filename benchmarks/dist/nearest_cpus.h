@@ -18,17 +18,20 @@ struct CpuPair {
   int first = 0;  // counted among those that the program was given, see processes.h
   int second = 1;
   double round_trip_ns = 0;  // of a cache line
+  // Both are threads of one core: a computing loop takes longer on one while the other has work,
+  // too. A line passes sooner between those, but the two halves of a job share what one would have.
+  bool one_core = false;
 };
 
-// The two, of the first eight that the program was given, between which a cache line goes there and
-// back soonest; it takes half a millisecond a pair. The calling thread may run where it might
-// before.
+// The two, of the first eight that the program was given and if possible of two cores, between
+// which a cache line goes there and back soonest; it takes a millisecond a pair. The calling thread
+// may run where it might before.
 CpuPair NearestCpus();
 
 // Keeps a client, which is this process, and its servers on the two CPUs that are nearest.
 class NearbyPlaces {
  public:
-  // CPUs that are as near share a cache.
+  // Cores that are as near share a cache.
   static constexpr double kNearNs = 200;
   static constexpr std::chrono::seconds kPatience{1};
 
