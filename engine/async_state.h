@@ -13,7 +13,9 @@ class GpuQueue;
 
 namespace heddle::internal {
 
-// One reference is the engine's, until the op has finished; the others are Completion handles.
+// One reference is the engine's, until the op has finished; the others are Completion handles. An
+// op that goes back through the CompletionRing has lost that reference before: its completing
+// thread is the last to use it.
 struct alignas(engine::kBlockAlign) AsyncState {
   // Bits of `flags`. The op is finished by whoever sets the second of kBodyDone and kCalled.
   enum : std::uint32_t {
@@ -29,9 +31,8 @@ struct alignas(engine::kBlockAlign) AsyncState {
   std::uint64_t core_id;  // for late calls, when `core` may be gone
   Op* op;
   std::exception_ptr error;
-  AsyncState* next_completed = nullptr;  // in EngineCore::completed_
-  // In EngineCore::in_flight_, or gpu_in_flight_; guarded by the engine's lock.
-  std::size_t in_flight_index = 0;
+  AsyncState* next_completed = nullptr;   // in EngineCore::completed_
+  bool of_gpu = false;                    // constant
   engine::GpuQueue* gpu_queue = nullptr;  // of a GPU op that is ready; guarded by the engine's lock
 };
 

@@ -14,6 +14,10 @@
 // Several executors share the work only where bodies are long enough to pay for it (see
 // ParallelPaysLocked), so tiny ops stay on one core.
 //
+// An async op that is completed from outside comes back through a ring of its own, in which its
+// executor finds the op's address: the completing thread touches nothing of the op but its
+// AsyncState, and of the engine the ring and, if nobody is awake, what it takes to change that.
+//
 // Sleeping. mode_ says who looks at the inbox next, hence what a pusher must do:
 //   kAwake    an executor will, within microseconds: nothing.
 //   kNap      the lookout thread will, within its nap of 50 us: nothing.
@@ -22,8 +26,8 @@
 //   kDeep     nobody: the first pusher requests a worker.
 //   kStopped  nobody ever again: the pusher empties the inbox itself.
 // Whoever lowers the guard (an executor that leaves, the lookout that goes to sleep) stores the
-// mode, then rechecks the inbox' tail; a pusher takes its ticket, then loads the mode. All four are
-// seq_cst, so one of the two sees the other.
+// mode, then rechecks the tails of the inbox and of the completions; a pusher, or who completes,
+// takes a ticket, then loads the mode. All four are seq_cst, so one of the two sees the other.
 //
 // The lookout (one thread an engine) naps while the engine is in use, so that pushers need not wake
 // anyone, lets a further worker in when a body turns out to be long, and runs the watchdog.
@@ -58,6 +62,7 @@
 
 #include "base/mutex.h"
 #include "engine/async_state.h"
+#include "engine/completion_ring.h"
 #include "engine/gpu/gpu_queues.h"
 #include "engine/inbox.h"
 #include "engine/op.h"
@@ -234,7 +239,7 @@ class EngineCore {
   static Kind ParseKind(const std::string& type);
   static std::uint64_t Enlist(EngineCore* core);
   void Delist() noexcept;
-  void PublishCompleted(AsyncState* async) noexcept;
+  bool IsLookedAfter() noexcept;
   bool TookDrop(std::uint64_t ticket) noexcept;
   // Finishes what has been completed, on this thread. False: a worker is wanted, for that or for
   // what has become ready.
@@ -268,6 +273,7 @@ class EngineCore {
   void PushFence(const Var& var, const char* name, bool clears_error);
 
   // core_execute.cc
+  void PrefetchAsyncLocked() REQUIRES(lock_);
   Dequeued DequeueLocked() REQUIRES(lock_);
   void DrainLocked() REQUIRES(lock_);
   void DrainToTailLocked() REQUIRES(lock_);
@@ -284,7 +290,12 @@ class EngineCore {
   static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
   bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
   void TakeCompletionsLocked() REQUIRES(lock_);
-  static bool IsInFlight(Op* op);
+  void TakeCompletedLocked(Op* op) REQUIRES(lock_);
+  // By tail, not by slot, as WorkIsVisibleLocked.
+  bool CompletionsAreVisibleLocked() const REQUIRES(lock_) {
+    return completions_.tail() != completions_head_ ||
+           completed_.load(std::memory_order_seq_cst) != nullptr;
+  }
   void FinishInFlightLocked(Op* op) REQUIRES(lock_);
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
@@ -452,8 +463,10 @@ class EngineCore {
   std::atomic<engine::TraceWriter*> trace_{nullptr};
 
   engine::Inbox inbox_;
-  // Async ops called from outside after their bodies had returned, latest first. Apart from the
-  // inbox: what a completion makes ready must not wait behind all that has been pushed meanwhile.
+  // Async ops called from outside after their bodies had returned. Apart from the inbox: what a
+  // completion makes ready must not wait behind all that has been pushed meanwhile.
+  engine::CompletionRing completions_;
+  // The same, latest first: ops that failed, of GPUs, and what the ring has no room for.
   alignas(engine::kNoSharing) std::atomic<AsyncState*> completed_{nullptr};
   // The facade's, one a variable, one a thread that publishes a completion: beside what that writes
   // anyway, and apart from what every op reads.
@@ -472,8 +485,9 @@ class EngineCore {
 
   alignas(engine::kNoSharing) mutable engine::TrackerLock lock_;
   // On the lock's own line, what changes with every op: executors that alternate fetch it once.
-  int executing_ GUARDED_BY(lock_) = 0;             // bodies running now
-  std::uint64_t inbox_head_ GUARDED_BY(lock_) = 0;  // the next ticket to take from the inbox
+  int executing_ GUARDED_BY(lock_) = 0;                   // bodies running now
+  std::uint64_t inbox_head_ GUARDED_BY(lock_) = 0;        // the next ticket to take from the inbox
+  std::uint64_t completions_head_ GUARDED_BY(lock_) = 0;  // the same of completions_
   std::uint64_t released_ GUARDED_BY(lock_) = 0;
   std::uint64_t pushed_ GUARDED_BY(lock_) = 0;  // ops taken from the inbox
   std::uint64_t done_ GUARDED_BY(lock_) = 0;

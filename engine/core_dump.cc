@@ -81,14 +81,12 @@ std::string EngineCore::DescribeLocked(Op* op) {
     }
     return names.empty() ? std::string() : fmt::format(" {} [{}]", title, names);
   };
-  const bool in_flight = op->started && op->async &&
-                         std::find(in_flight_.begin(), in_flight_.end(), op) != in_flight_.end();
-  const char* state = op->blocked > 0 ? "blocked"
-                      : IsHeld(op)    ? "ready, held back: its stream is full"
-                      : !op->started  ? "ready"
-                      : op->issued    ? "issued"
-                      : in_flight     ? "waiting for its completion"
-                                      : "running";
+  const char* state = op->blocked > 0   ? "blocked"
+                      : IsHeld(op)      ? "ready, held back: its stream is full"
+                      : !op->started    ? "ready"
+                      : op->issued      ? "issued"
+                      : op->in_flight() ? "waiting for its completion"
+                                        : "running";
   return fmt::format("#{} '{}' {} priority {}, {}{}{}{}", op->ticket, op->name,
                      ToString(op->device()), op->priority, state,
                      list("reads",

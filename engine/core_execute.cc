@@ -50,6 +50,14 @@ void EngineCore::PushReadyLocked(Op* op) {
     WakeLookout();  // A3
 }
 
+// Async ops come in rows: fetches the state of one that comes soon, whose block is here already.
+void EngineCore::PrefetchAsyncLocked() {
+  constexpr std::uint64_t kAhead = 3;
+  const engine::Inbox::Message message = inbox_.At(inbox_head_ + kAhead);
+  if (message.address == nullptr || message.kind != MessageKind::kOp) return;
+  if (AsyncState* async = static_cast<Op*>(message.address)->async_state()) PrefetchForWrite(async);
+}
+
 // Takes the next message from the inbox, if there is one.
 EngineCore::Dequeued EngineCore::DequeueLocked() {
   const engine::Inbox::Message message = inbox_.At(inbox_head_);
@@ -63,6 +71,7 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
       for (std::size_t line = 2; line <= op->block_class; ++line) {
         PrefetchForWrite(reinterpret_cast<std::byte*>(op) + line * engine::kBlockAlign);
       }
+      if (op->async) PrefetchAsyncLocked();
       if (!op->child) op->epoch = current_epoch_;
       Epoch& epoch = EpochLocked(op->epoch);
       ++epoch.pending;
@@ -108,9 +117,13 @@ void EngineCore::DrainToTailLocked() {
 
 // Finishes the async ops whose completions have been called.
 void EngineCore::TakeCompletionsLocked() {
+  while (Op* op = completions_.Take(&completions_head_)) {
+    op->extension()->async = nullptr;  // its caller's, who may be rid of it
+    TakeCompletedLocked(op);
+  }
   // Not exchange: the usual answer is no, and a load keeps the line shared.
   if (completed_.load(std::memory_order_relaxed) == nullptr) return;
-  // acquire; pairs with the release in PublishCompleted
+  // acquire; pairs with the release in PublishCompletion
   AsyncState* latest = completed_.exchange(nullptr, std::memory_order_acquire);
   AsyncState* oldest = nullptr;
   while (latest != nullptr) {
@@ -121,11 +134,17 @@ void EngineCore::TakeCompletionsLocked() {
     Op* op = std::exchange(oldest, oldest->next_completed)->op;
     if (op->on_gpu()) {
       FinishGpuLocked(op);  // in the order of their events, on the seeded engine too
-    } else if (kind_ == Kind::kSeeded) {
-      seeded_completions_.push_back(op);
     } else {
-      FinishInFlightLocked(op);
+      TakeCompletedLocked(op);
     }
+  }
+}
+
+void EngineCore::TakeCompletedLocked(Op* op) {
+  if (kind_ == Kind::kSeeded) {
+    seeded_completions_.push_back(op);
+  } else {
+    FinishInFlightLocked(op);
   }
 }
 
@@ -348,7 +367,8 @@ bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
   // acq_rel: acquires `error` from the caller; releases the body's effects to it
   if ((async->flags.fetch_or(AsyncState::kBodyDone, std::memory_order_acq_rel) &
        AsyncState::kCalled) == 0) {
-    async->in_flight_index = in_flight_.size();
+    // From here on `async` is the caller's.
+    op->extension()->in_flight_index = in_flight_.size();
     in_flight_.push_back(op);
     AppointLeaderLocked();  // P1
     return false;
@@ -357,20 +377,14 @@ bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
   return true;
 }
 
-bool EngineCore::IsInFlight(Op* op) {
-  // relaxed: both bits that end it are set under the lock
-  return op->started && op->async &&
-         (op->async_state()->flags.load(std::memory_order_relaxed) & AsyncState::kBodyDone) != 0;
-}
-
 void EngineCore::FinishInFlightLocked(Op* op) {
-  AsyncState* async = op->async_state();
-  in_flight_[async->in_flight_index] = in_flight_.back();
-  in_flight_[async->in_flight_index]->async_state()->in_flight_index = async->in_flight_index;
+  const std::size_t index = op->extension()->in_flight_index;
+  in_flight_[index] = in_flight_.back();
+  in_flight_[index]->extension()->in_flight_index = index;
   in_flight_.pop_back();
-  FailureRecord* failure =
-      async->error != nullptr ? RecordFailureLocked(op, async->error) : nullptr;
-  FinishLocked(nullptr, op, failure);
+  const AsyncState* async = op->async_state();
+  const bool failed = async != nullptr && async->error != nullptr;
+  FinishLocked(nullptr, op, failed ? RecordFailureLocked(op, async->error) : nullptr);
 }
 
 // Takes `op`, run or skipped, out of all queues, and frees it.
@@ -410,15 +424,17 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
   if (failure != nullptr) engine::Tracker::Unref(failure);
   ++done_;
   const std::uint32_t epoch = op->epoch;
-  if (AsyncState* async = op->async_state()) {
+  if (op->async) {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
       trace->OnComplete(
           op->ticket, static_cast<std::uint64_t>(SteadyNowNs()),
           failure != nullptr ? engine::TraceOutcome::kFailed : engine::TraceOutcome::kOk);
     }
-    // No Completion may be made any more from the engine's reference.
-    async->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
-    ReleaseAsync(async);
+    if (AsyncState* async = op->async_state()) {
+      // No Completion may be made any more from the engine's reference.
+      async->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
+      ReleaseAsync(async);
+    }
   }
   engine::FreeBlock(op, op->block_class);
   if (--EpochLocked(epoch).pending == 0 && epoch == base_epoch_ && base_epoch_ != current_epoch_) {

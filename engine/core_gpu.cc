@@ -126,7 +126,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
     lock_.AssertHeld();
     PushReadyGpuLocked(ready);
   });
-  async->in_flight_index = gpu_in_flight_.size();
+  op->extension()->in_flight_index = gpu_in_flight_.size();
   gpu_in_flight_.push_back(op);
   // acq_rel: acquires the error from the reaper, or releases this issue to it
   if ((async->flags.fetch_or(AsyncState::kBodyDone, std::memory_order_acq_rel) &
@@ -152,8 +152,9 @@ void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& erro
 // The event of `op` has happened: it and all that it waited for are done.
 void EngineCore::FinishGpuLocked(Op* op) {
   AsyncState* async = op->async_state();
-  gpu_in_flight_[async->in_flight_index] = gpu_in_flight_.back();
-  gpu_in_flight_[async->in_flight_index]->async_state()->in_flight_index = async->in_flight_index;
+  const std::size_t index = op->extension()->in_flight_index;
+  gpu_in_flight_[index] = gpu_in_flight_.back();
+  gpu_in_flight_[index]->extension()->in_flight_index = index;
   gpu_in_flight_.pop_back();
   GpuQueue& queue = *async->gpu_queue;
   // What it read may have failed after it was issued.

@@ -313,6 +313,7 @@ AsyncState* NewAsyncState(EngineCore* core, Op* op) {
   state->core = core;
   state->core_id = core->id();
   state->op = op;
+  state->of_gpu = op->on_gpu();
   return state;
 }
 
@@ -324,7 +325,8 @@ namespace {
 
 constexpr int kPausesForLock = 200;
 
-// The claimed call: hands `error` over, and the op to the engine if its body has returned.
+// The claimed call, which fails: hands `error` over, and the op to the engine if its body has
+// returned.
 void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
   state->error = std::move(error);
   // acq_rel: releases `error`; acquires the body's effects
@@ -348,25 +350,68 @@ void ReleaseAsync(AsyncState* state) noexcept {
     FinishCall(state, std::make_exception_ptr(OpError(fmt::format(
                           "op '{}': its completion was dropped without a call", state->op->name))));
   }
-  if (state->refs.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  if (refs > 1 && state->refs.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   state->~AsyncState();
   engine::FreeBlock(state, engine::BlockClassOf(sizeof(AsyncState)));
 }
 
 void CompleteAsync(AsyncState* state, std::exception_ptr error) noexcept {
   if (state == nullptr) return;  // moved from
-  if ((state->flags.fetch_or(AsyncState::kClaimed, std::memory_order_acq_rel) &
-       AsyncState::kClaimed) != 0) {
-    ReportLateCompletion(state->core_id);
-    return;
+  // A success has nothing to write, so it is final with its claim.
+  const std::uint32_t marks =
+      error == nullptr ? AsyncState::kClaimed | AsyncState::kCalled : AsyncState::kClaimed;
+  std::uint32_t flags = state->flags.load(std::memory_order_relaxed);
+  do {
+    if ((flags & AsyncState::kClaimed) != 0) {
+      ReportLateCompletion(state->core_id);
+      return;
+    }
+    // acq_rel: acquires the body's effects, releases what the caller did
+  } while (!state->flags.compare_exchange_weak(flags, flags | marks, std::memory_order_acq_rel,
+                                               std::memory_order_relaxed));
+  if (error != nullptr) {
+    FinishCall(state, std::move(error));
+  } else if ((flags & AsyncState::kBodyDone) != 0) {
+    state->core->PublishCompletion(state);
   }
-  FinishCall(state, std::move(error));
 }
 
+// The order of the steps lets the usual case touch nothing of the engine's but two lines of the
+// ring. Between the ticket and the slot the op cannot finish, so the engine is there; whoever
+// lowers the mode looks at the tail after that, as for the inbox.
 void EngineCore::PublishCompletion(AsyncState* async) noexcept {
+  std::uint64_t ticket = 0;
+  const bool in_ring =
+      async->error == nullptr && !async->of_gpu && completions_.TryTakeTicket(&ticket);
+  if (in_ring && IsLookedAfter()) {
+    Op* const op = async->op;
+    async->refs.fetch_sub(1, std::memory_order_acq_rel);  // the engine's; the caller has another
+    completions_.Publish(ticket, op);
+    return;
+  }
   Ref();  // once the op is published, others may finish it, stop the engine and let it go
-  PublishCompleted(async);
+  if (in_ring) {
+    Op* const op = async->op;
+    async->refs.fetch_sub(1, std::memory_order_acq_rel);
+    completions_.Publish(ticket, op);
+  } else {
+    AsyncState* latest = completed_.load(std::memory_order_relaxed);
+    do {
+      async->next_completed = latest;
+      // seq_cst: released to TakeCompletionsLocked, and before the look at the mode
+    } while (!completed_.compare_exchange_weak(latest, async, std::memory_order_seq_cst,
+                                               std::memory_order_relaxed));
+  }
+  if (in_ring || !IsLookedAfter()) LookAfterCompleted();
   Unref();
+}
+
+// True: somebody takes what has a ticket of the ring, or is in the list, without being told.
+bool EngineCore::IsLookedAfter() noexcept {
+  if (tls_context.polling == this) return true;  // this thread, when it leaves the poller
+  if (kind_ != Kind::kThreaded) return false;
+  if (tls_context.batch != nullptr && tls_context.batch->Takes(this)) return true;
+  return mode_.load(std::memory_order_seq_cst) == Mode::kAwake;  // see DESIGN
 }
 
 // Waking a worker costs more than the bookkeeping of an op does. Not a wait for the lock: the
@@ -375,23 +420,11 @@ void EngineCore::PublishCompletion(AsyncState* async) noexcept {
 bool EngineCore::TookCompletions() noexcept {
   if (!lock_.try_lock_for(kPausesForLock)) return false;
   TakeCompletionsLocked();
-  const bool work = !ready_.empty() || tracker_.has_more_to_grant();
+  // Visible still: behind a slot that another thread has not yet written.
+  const bool work =
+      !ready_.empty() || tracker_.has_more_to_grant() || CompletionsAreVisibleLocked();
   lock_.unlock();
   return !work;
-}
-
-void EngineCore::PublishCompleted(AsyncState* async) noexcept {
-  AsyncState* latest = completed_.load(std::memory_order_relaxed);
-  do {
-    async->next_completed = latest;
-    // seq_cst: released to TakeCompletionsLocked, and before the look at the mode
-  } while (!completed_.compare_exchange_weak(latest, async, std::memory_order_seq_cst,
-                                             std::memory_order_relaxed));
-  if (tls_context.polling == this) return;  // this thread takes it when it leaves the poller
-  if (kind_ == Kind::kThreaded && tls_context.batch != nullptr && tls_context.batch->Takes(this)) {
-    return;
-  }
-  LookAfterCompleted();
 }
 
 void EngineCore::LookAfterCompleted() noexcept {

@@ -355,7 +355,7 @@ bool EngineCore::EnterBound(std::int64_t bytes, PushMode mode) {
 // Everything pending waits for completions: perhaps only a push from outside can bring them.
 bool EngineCore::OnlyCompletionsHelpLocked() {
   return executing_ == 0 && ready_.empty() && seeded_count_ == 0 && inbox_.tail() == inbox_head_ &&
-         completed_.load(std::memory_order_relaxed) == nullptr && !in_flight_.empty();
+         !CompletionsAreVisibleLocked() && !in_flight_.empty();
 }
 
 void EngineCore::AwaitRoomLocked(std::int64_t bytes) {

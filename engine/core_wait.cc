@@ -235,7 +235,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     Waiter waiter{.kind = WaitKind::kVar,
                   .var = var,
                   .target = target,
-                  .for_completion = holder != nullptr && IsInFlight(holder)};
+                  .for_completion = holder != nullptr && holder->in_flight()};
     ++var->waiters;
     bool late = false;
     try {

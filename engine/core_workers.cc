@@ -141,8 +141,8 @@ void EngineCore::LowerModeLocked() {
 
 // By tail, not by slot: a pusher may have its ticket and not yet have written the slot.
 bool EngineCore::WorkIsVisibleLocked() {
-  return inbox_.tail() != inbox_head_ || completed_.load(std::memory_order_seq_cst) != nullptr ||
-         !ready_.empty() || tracker_.has_more_to_grant();
+  return inbox_.tail() != inbox_head_ || CompletionsAreVisibleLocked() || !ready_.empty() ||
+         tracker_.has_more_to_grant();
 }
 
 // Looks away for a while: polling the inbox at once would fetch the lines that the pusher writes,
@@ -152,6 +152,7 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   inbox_.PublishHead(inbox_head_);
   released_published_.store(released_, std::memory_order_relaxed);
   const std::uint64_t head = inbox_head_;
+  const std::uint64_t completions_head = completions_head_;
   look_.store(false, std::memory_order_relaxed);
   ++idlers_;
   lock_.unlock();
@@ -160,6 +161,7 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   for (; *polls > 0 && !work; --*polls) {
     for (int i = 0; i < pauses && !look_.load(std::memory_order_relaxed); ++i) Pause();
     work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head ||
+           completions_.LooksFilled(completions_head) ||
            completed_.load(std::memory_order_relaxed) != nullptr;
   }
   lock_.lock();
@@ -188,9 +190,7 @@ bool EngineCore::LowerGuardLocked(bool* request_worker) {
     return false;
   }
   mode_.store(Mode::kDeep, std::memory_order_seq_cst);  // see DESIGN: store, then recheck
-  if (inbox_.tail() == inbox_head_ && completed_.load(std::memory_order_seq_cst) == nullptr) {
-    return true;
-  }
+  if (inbox_.tail() == inbox_head_ && !CompletionsAreVisibleLocked()) return true;
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
   *request_worker = ReserveWorker();
   return false;

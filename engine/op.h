@@ -80,17 +80,22 @@ class Access {
 
 // For the few ops that need more than the header holds.
 struct OpExtension {
+  // Null: of an op that has come back through the CompletionRing. Until it has, it may dangle while
+  // the op is in flight.
   AsyncState* async = nullptr;
   std::int64_t temporary_bytes = 0;
+  // In EngineCore::in_flight_, or gpu_in_flight_.
+  static constexpr std::size_t kNotInFlight = ~std::size_t{0};
+  std::size_t in_flight_index = kNotInFlight;
 };
 
 }  // namespace heddle::engine
 
 namespace heddle::internal {
 
-// Constant once pushed, except `blocked`, `started`, `issued` and the accesses, which the tracker
-// owns.
-struct alignas(engine::kBlockAlign) Op {
+// Constant once pushed, except `blocked`, `started`, `issued`, the accesses and the extension,
+// which the tracker owns.
+struct OpHeader {
   BodyFunction function;
   const char* name;
   std::uint64_t ticket;
@@ -110,8 +115,10 @@ struct alignas(engine::kBlockAlign) Op {
   bool start_inline : 1;
   bool issued : 1;  // of a GPU op: its body has returned
   std::uint8_t block_class : 4;
+};
 
-  static constexpr std::size_t kHeaderBytes = 40;
+struct alignas(engine::kBlockAlign) Op : OpHeader {
+  static constexpr std::size_t kHeaderBytes = sizeof(OpHeader);
 
   engine::Access* accesses() {
     return reinterpret_cast<engine::Access*>(reinterpret_cast<std::byte*>(this) + kHeaderBytes);
@@ -126,6 +133,10 @@ struct alignas(engine::kBlockAlign) Op {
   }
   AsyncState* async_state() { return async ? extension()->async : nullptr; }
   std::int64_t temporary_bytes() { return extended ? extension()->temporary_bytes : 0; }
+  // Of an async op: its body has returned, and it has not finished.
+  bool in_flight() {
+    return async && extension()->in_flight_index != engine::OpExtension::kNotInFlight;
+  }
   bool on_gpu() const { return device_type == DeviceType::kGpu; }
   Device device() const { return {device_type, device_id}; }
 
@@ -134,6 +145,8 @@ struct alignas(engine::kBlockAlign) Op {
            (extended ? sizeof(engine::OpExtension) : 0) + body_bytes;
   }
 };
+// More would cost many ops a line of memory.
+static_assert(Op::kHeaderBytes == 40);
 
 }  // namespace heddle::internal
 

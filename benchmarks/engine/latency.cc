@@ -83,15 +83,52 @@ std::vector<double> TimeTrips(Engine& engine, const Var& var, int count, microse
   return trips;
 }
 
+// A thread that sleeps, woken by one system call: what Push onto a sleeping engine cannot do
+// without.
+class Sleeper {
+ public:
+  Sleeper() : thread_([this] { Loop(); }) {}
+  ~Sleeper() {
+    stop_.store(true, std::memory_order_relaxed);
+    Wake();
+    thread_.join();
+  }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+  void Wake() {
+    wakes_.fetch_add(1, std::memory_order_release);
+    wakes_.notify_one();
+  }
+
+ private:
+  void Loop() {
+    for (std::uint32_t seen = 0; !stop_.load(std::memory_order_relaxed);) {
+      wakes_.wait(seen, std::memory_order_acquire);
+      seen = wakes_.load(std::memory_order_acquire);
+    }
+  }
+
+  std::atomic<std::uint32_t> wakes_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
 struct Wake {
   double call_ns;
   double start_ns;
+  double bare_ns;  // waking a plain thread, in turn with the engine
 };
 
 // After Push the pusher computes until the op has started, or sleeps for a while.
 Wake TimeWake(Engine& engine, const Var& var, int count, bool pusher_computes) {
-  std::vector<double> calls, starts;
+  Sleeper sleeper;
+  std::vector<double> calls, starts, bare;
   for (int i = 0; i < count; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+    const std::uint64_t bare_start = Ticks();
+    sleeper.Wake();
+    bare.push_back(Nanoseconds(Ticks() - bare_start));
     std::this_thread::sleep_for(milliseconds(10));  // longer than any worker lingers
     std::atomic<std::uint64_t> started{0};
     const std::uint64_t before = Ticks();
@@ -109,7 +146,7 @@ Wake TimeWake(Engine& engine, const Var& var, int count, bool pusher_computes) {
     starts.push_back(Nanoseconds(started.load(std::memory_order_relaxed) - before));
   }
   engine.WaitForAll();
-  return {Quantile(calls, 0.5), Quantile(starts, 0.5)};
+  return {Quantile(calls, 0.5), Quantile(starts, 0.5), Quantile(bare, 0.5)};
 }
 
 }  // namespace
@@ -155,10 +192,13 @@ void MeasureWake(const HarnessOptions& options) {
   const int count = std::max(10, options.ops / 2000);
   const Wake sleeping = TimeWake(engine, var, count, /*pusher_computes=*/false);
   const Wake computing = TimeWake(engine, var, count, /*pusher_computes=*/true);
-  std::printf("{\"sleeping_call_ns\":%.0f,\"sleeping_start_ns\":%.0f,", sleeping.call_ns,
-              sleeping.start_ns);
-  std::printf("\"computing_call_ns\":%.0f,\"computing_start_ns\":%.0f}\n", computing.call_ns,
-              computing.start_ns);
+  const auto print = [](const char* name, const Wake& wake, const char* end) {
+    std::printf("\"%s_call_ns\":%.0f,\"%s_start_ns\":%.0f,\"%s_bare_ns\":%.0f%s", name,
+                wake.call_ns, name, wake.start_ns, name, wake.bare_ns, end);
+  };
+  std::printf("{");
+  print("sleeping", sleeping, ",");
+  print("computing", computing, "}\n");
 }
 
 }  // namespace heddle::bench
