@@ -62,6 +62,9 @@ class MemberNode : public Node {
     role_machine_.OnMessage(now, from, std::move(message), out);
     Follow(now, out, before);
   }
+  void ExpectMessage(const Message& message) final REQUIRES(mutex_) {
+    role_machine_.Expect(message.part);
+  }
   void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
                   Outputs& out) final REQUIRES(mutex_) {
     const std::size_t before = out.messages.size();

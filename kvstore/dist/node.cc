@@ -79,6 +79,9 @@ void Node::HandleSmall() {
       handled_.swap(small_);
       any_small_.store(false, std::memory_order_relaxed);
     }
+    if (handled_.size() > 1) {
+      for (const Arrived& each : handled_) ExpectMessage(each.message);
+    }
     for (Arrived& each : handled_) HandleMessage(now, each.from, std::move(each.message), out);
     handled_.clear();
   });

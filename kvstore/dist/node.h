@@ -63,6 +63,8 @@ class Node : public TransportEvents {
                                const std::string& /*address*/) REQUIRES(mutex_) {}
   virtual void HandleMessage(Time now, NodeId from, Message&& message, Outputs& out)
       REQUIRES(mutex_) = 0;
+  // HandleMessage will be called with it, after others.
+  virtual void ExpectMessage(const Message& /*message*/) REQUIRES(mutex_) {}
   virtual void HandleLost(Time now, NodeId peer, const std::string& address, const std::string& why,
                           Outputs& out) REQUIRES(mutex_) = 0;
   virtual void HandleTime(Time now, Outputs& out) REQUIRES(mutex_) = 0;

@@ -72,6 +72,8 @@ class PartStore {
   // Forgets a part; no call about it comes any more. Not between a call that has returned false and
   // its end.
   virtual void Remove(const PartId& id) = 0;
+  // The next calls are about this part, if it is here; only for speed.
+  virtual void Expect(const PartId& /*id*/) const {}
   // Overwrites the value and forgets the optimizer's state of the part.
   virtual void Reset(const PartId& id, const Payload& value) = 0;
   // Why `message`, a push, pull or reset of the part, cannot work (wrong size, dtype, kind, row ids

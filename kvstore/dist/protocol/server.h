@@ -50,6 +50,7 @@
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/outputs.h"
 #include "kvstore/dist/protocol/part_store.h"
+#include "kvstore/dist/protocol/part_table.h"
 
 namespace heddle::kvstore::dist {
 
@@ -126,6 +127,11 @@ class ServerMachine {
   // scheduler is told.
   void OnLost(Time now, NodeId peer, const std::string& address, const std::string& why,
               Outputs& out);
+  // The next calls are about this part; only for speed.
+  void Expect(const PartId& id) const {
+    dist::Expect(parts_, id);
+    values_.Expect(id);
+  }
   void OnTime(Time now, Outputs& out);
   std::optional<Time> next_time() const;  // when OnTime wants to be called
 
@@ -250,7 +256,7 @@ class ServerMachine {
   const ServerOptions options_;
   PartStore& values_;
   ServerControl& control_;
-  std::unordered_map<PartId, std::unique_ptr<Part>, PartIdHash> parts_;
+  PartTable<std::unique_ptr<Part>> parts_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Store>> stores_;
   std::vector<Worker> workers_;                                      // empty before the roster
   std::int32_t self_ = -1;                                           // likewise not known

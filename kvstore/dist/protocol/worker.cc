@@ -55,11 +55,17 @@ StateBody WorkerMachine::State() const {
   return state;
 }
 
+WorkerMachine::Part& WorkerMachine::MadePart(const PartId& id) {
+  std::unique_ptr<Part>& part = parts_[id];
+  if (part == nullptr) part = std::make_unique<Part>();
+  return *part;
+}
+
 WorkerMachine::Part& WorkerMachine::PartOf(const Request& request) {
   const PartId& id = request.part;
   Part& part = id.part == kControlPart
                    ? servers_[static_cast<std::size_t>(request.server)].control[id.store]
-                   : parts_[id];
+                   : MadePart(id);
   if (part.next == 0 && part.open.empty()) {
     part.id = id;
     part.server = request.server;
@@ -306,8 +312,8 @@ WorkerMachine::Part* WorkerMachine::FindPart(std::int32_t server, const PartId& 
     return found == control.end() ? nullptr : &found->second;
   }
   const auto found = parts_.find(id);
-  if (found == parts_.end() || found->second.server != server) return nullptr;
-  return &found->second;
+  if (found == parts_.end() || found->second->server != server) return nullptr;
+  return found->second.get();
 }
 
 WorkerMachine::Open* WorkerMachine::FindOpen(Part& part, std::uint64_t sequence) {
@@ -380,6 +386,7 @@ void WorkerMachine::OnAcks(Time now, std::int32_t server, const Message& message
         fmt::format("{} sent acknowledgements that cannot be read", NameOf(TheServer(server))));
     return;
   }
+  for (const AcksBody::Ack& ack : body.acks) Expect(ack.part);
   for (const AcksBody::Ack& ack : body.acks) {
     Part* part = FindPart(server, ack.part);
     Open* open = part != nullptr ? FindOpen(*part, ack.sequence) : nullptr;

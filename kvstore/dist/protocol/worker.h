@@ -38,6 +38,7 @@
 #include "kvstore/dist/protocol/limits.h"
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/outputs.h"
+#include "kvstore/dist/protocol/part_table.h"
 
 namespace heddle::kvstore::dist {
 
@@ -125,6 +126,9 @@ class WorkerMachine {
   // When OnTime wants to be called; earlier does no harm.
   std::optional<Time> next_time() const { return next_time_; }
 
+  // The next calls are about this part; only for speed.
+  void Expect(const PartId& id) const { dist::Expect(parts_, id); }
+
   // The open request that a message from `server` answers; null if there is none (any more). Valid
   // until the next call.
   const Request* Find(std::int32_t server, const PartId& part, std::uint64_t sequence) const;
@@ -185,6 +189,7 @@ class WorkerMachine {
   };
 
   // Sending.
+  Part& MadePart(const PartId& id);
   Part& PartOf(const Request& request);
   void Enqueue(Time now, Request&& request, Outputs& out);
   void Pump(Time now, Part& part, Outputs& out);
@@ -219,7 +224,7 @@ class WorkerMachine {
   // Time and failures.
   template <class Machine, class Function>
   static void ForEachPart(Machine& machine, Function function) {
-    for (auto& [id, part] : machine.parts_) function(part);
+    for (auto& [id, part] : machine.parts_) function(*part);
     for (auto& server : machine.servers_) {
       for (auto& [store, part] : server.control) function(part);
     }
@@ -242,7 +247,7 @@ class WorkerMachine {
   std::optional<Time> next_time_;
   std::vector<NodeEntry> nodes_;
   std::vector<Server> servers_;
-  std::unordered_map<PartId, Part, PartIdHash> parts_;
+  PartTable<std::unique_ptr<Part>> parts_;
   StateBody state_;                                // but for what waits
   std::uint64_t ended_ = 0;                        // requests
   std::unordered_map<std::uint32_t, bool> async_;  // by store

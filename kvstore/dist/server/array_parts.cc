@@ -33,6 +33,7 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
   } else {
     part->value = Value::Make(part->ToArray(value));
   }
+  found_ = nullptr;  // it may move
   parts_.emplace(id, std::move(part));
 }
 

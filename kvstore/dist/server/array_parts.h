@@ -39,6 +39,7 @@
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
 #include "kvstore/dist/protocol/part_store.h"
+#include "kvstore/dist/protocol/part_table.h"
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/server/update_pace.h"
 
@@ -62,6 +63,7 @@ class ArrayParts final : public PartStore {
 
   void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
   void Remove(const PartId& id) override;
+  void Expect(const PartId& id) const override { dist::Expect(parts_, id); }
   void Reset(const PartId& id, const Payload& value) override;
   std::exception_ptr Check(const PartId& id, const Message& message) override;
   void Add(const PartId& id, const Message& push, bool first) override;
@@ -133,7 +135,7 @@ class ArrayParts final : public PartStore {
   Engine& engine_;
   const Updated updated_;
   const Passed passed_;
-  std::unordered_map<PartId, std::shared_ptr<Part>, PartIdHash> parts_;
+  PartTable<std::shared_ptr<Part>> parts_;
   const std::shared_ptr<Part>* found_ = nullptr;  // last, among parts_: calls come in groups
   std::unordered_map<std::uint32_t, Store> stores_;
   // Those under way, by store and key.

@@ -20,6 +20,7 @@ class TracedParts final : public PartStore {
       : parts_(parts), trace_(std::move(trace)) {}
 
   void Create(const PartId& id, const PartInfo& info, const Payload& value) override;
+  void Expect(const PartId& id) const override { parts_.Expect(id); }
   void Remove(const PartId& id) override { parts_.Remove(id); }
   void Reset(const PartId& id, const Payload& value) override;
   std::exception_ptr Check(const PartId& id, const Message& message) override {

@@ -178,6 +178,11 @@ void WorkerNode::Submit(std::span<const std::span<Request>> calls, Outputs* out)
   MutexLock lock(mutex_);
   const Time now = Now();
   const std::size_t before = out->messages.size();
+  if (calls.size() > 1) {
+    for (const std::span<Request> requests : calls) {
+      for (const Request& request : requests) machine_.Expect(request.part);
+    }
+  }
   for (const std::span<Request> requests : calls) {
     for (Request& request : requests) machine_.Submit(now, std::move(request), *out);
   }
