@@ -50,22 +50,22 @@ void MeasureSmall(BarReport& report, bool quick) {
   const Job job({});
   const std::unique_ptr<Worker> worker = job.Join();
   KVStore& store = worker->store();
-  std::vector<std::string> names;
+  std::vector<Key> names;
   std::vector<NDArray> values;
   std::vector<NDArray> outs;
   for (int key = 0; key < kSmallCount; ++key) {
-    names.push_back(std::to_string(key));
+    names.emplace_back(std::to_string(key));
     values.push_back(worker->Array(256));
     outs.push_back(worker->Array(256));
-    store.Init(names[key], values[key]);
   }
+  store.Init(names, values);
   RunSmall(report,
            {.what = "1 000 keys of 256 bytes pushed and pulled",
             .together =
-                [&](int keys) {
-                  for (int key = 0; key < keys; ++key) store.Push(names[key], values[key]);
-                  for (int key = 0; key < keys; ++key) store.Pull(names[key], outs[key]);
-                  for (int key = 0; key < keys; ++key) outs[key].WaitToRead();
+                [&](int /*all*/) {
+                  store.Push(names, values);
+                  store.Pull(names, outs);
+                  for (const NDArray& out : outs) out.WaitToRead();
                 },
             .one_by_one =
                 [&](int keys) {
