@@ -13,7 +13,7 @@ from compare.bars import median
 from compare.build import ROOT
 from compare.programs import interleave, run_job, run_json
 
-TARGETS = ["heddle_python", "bench_cases"]
+TARGETS = ["heddle_python", "heddle_cases"]
 PROGRAM = os.path.join(ROOT, "benchmarks", "python", "store.py")
 DIST_PROGRAM = os.path.join(ROOT, "benchmarks", "python", "dist_store.py")
 TORCH_STEP = os.path.join(ROOT, "benchmarks", "python", "torch_step.py")
@@ -65,14 +65,14 @@ def run_store(context):
     runs = {}
     for cases in ("local/1/", "local/4/", "device/1/", "device/4/"):  # a machine drifts: contenders stay close in time
         contenders = programs(context, PROGRAM, cases)
-        quick = ["--quick"] if context.quick else []
-        contenders["cpp"] = ([os.path.join(context.build_dir, "benchmarks", "kvstore", "bench_cases"), cases, *quick], {})
+        command, path = contenders["heddle"]
+        beside = ["--beside", os.path.join(context.build_dir, "benchmarks", "kvstore", "libheddle_cases.so")]
+        contenders["heddle"] = ([*command, *beside], path)
         for name, found in interleave(contenders, context.reps, lambda program: run_json(*program)).items():
             runs[name] = [{**a, **b} for a, b in zip(runs.get(name, [{}] * context.reps), found)]
     cases = [case for case in runs["heddle"][0] if case != "floor"]
-    ours = {case: [run[case] for run in runs["heddle"]] for case in cases}
-    cpp = {case: [run[case]["us"] for run in runs["cpp"]] for case in cases}
-    limits = {case: [run[case]["limit_us"] for run in runs["cpp"]] for case in cases}
+    ours, cpp, limits = ({case: [run[case][which] for run in runs["heddle"]] for case in cases}
+                         for which in ("us", "cpp", "limit"))
 
     small = "local/1/4096/none"
     context.report.add_limit("push + pull of 4 KiB until readable", ours[small], "us", 6)
