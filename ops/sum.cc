@@ -188,6 +188,8 @@ void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
 
 // Inputs that stream at a time: with more the processor loses track of which lines come next.
 constexpr std::size_t kGroup = 8;
+// The same where lines are fetched ahead.
+constexpr std::size_t kGroupFetched = 11;
 // Elements whose sums lie in the second-level cache between one group of inputs and the next: the
 // longer, the fewer times the processor has to learn where a group's lines lie.
 constexpr std::size_t kBlock = 32768;
@@ -277,7 +279,8 @@ HWY_INLINE void SumCommon(std::span<const void* const> inputs, T* out, std::size
   // Many instructions an element hide from the processor which lines come next.
   const bool fetches = sizeof(T) < sizeof(float) && bytes >= kStreamingBytesMin;
   const bool known = inputs.size() >= 2 && inputs.size() <= kMostFixed;
-  if (streams && inputs.size() > kGroup && (!known || bytes >= kStreamingBytesMin)) {
+  const bool one_group = inputs.size() <= (fetches ? kGroupFetched : kGroup);
+  if (streams && !one_group && (!known || bytes >= kStreamingBytesMin)) {
     SumGroups<Wide, One, T>(inputs, out, count);
   } else if (!known) {
     SumAny(Wide{}, One{}, inputs, out, count, streaming);
