@@ -12,8 +12,6 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr Time kLookAgain = std::chrono::seconds(60);
-// Meta and payload of a small message. Its payload is copied sooner than a place for it is found.
-constexpr std::size_t kSmallBytes = 1024;
 
 }  // namespace
 
@@ -40,13 +38,6 @@ void Node::OnConnected(NodeId peer, Incarnation incarnation, const std::string& 
   MutexLock lock(mutex_);
   HandleConnected(peer, incarnation, address);
   NoteTimeLocked();
-}
-
-std::shared_ptr<Landing> Node::OnHeader(NodeId from, const Message& header, std::uint64_t bytes) {
-  if (bytes <= kSmallBytes) return nullptr;
-  HandleSmall();
-  MutexLock lock(mutex_);
-  return FindLanding(from, header, bytes);
 }
 
 void Node::OnMessage(NodeId from, Message&& message) {

@@ -42,19 +42,28 @@ class Node : public TransportEvents {
   Node& operator=(const Node&) = delete;
 
   void OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
-  std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
-                                    std::uint64_t payload_bytes) override;
+  // Whoever has a place for payloads overrides it.
+  std::shared_ptr<Landing> OnHeader(NodeId /*from*/, const Message& /*header*/,
+                                    std::uint64_t /*payload_bytes*/) override {
+    return nullptr;
+  }
   void OnMessage(NodeId from, Message&& message) override EXCLUDES(small_mutex_);
   void OnTurnEnd() override EXCLUDES(small_mutex_);
   void OnLost(NodeId peer, const std::string& address, const std::string& why) override;
 
  protected:
+  // Meta and payload of a small message. Its payload is copied sooner than a place for it is found.
+  static constexpr std::size_t kSmallBytes = 1024;
+
   ~Node() override;  // after Stop
 
   // Before anything comes. `transport` calls this node's events.
   void Start(Transport& transport);
   // What inputs so far have put out is done; no input comes after it. Not from inside one.
   void Stop();
+
+  // Small messages that have come are an input now.
+  void HandleSmall() EXCLUDES(mutex_, small_mutex_);
 
   static Time Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
@@ -72,10 +81,6 @@ class Node : public TransportEvents {
   virtual std::optional<Time> NextTime() const REQUIRES(mutex_) = 0;
   // Whether what a thread in Join, Run or Close waits for may have come.
   virtual bool MayBeAwaited() const REQUIRES(mutex_) = 0;
-  virtual std::shared_ptr<Landing> FindLanding(NodeId /*from*/, const Message& /*header*/,
-                                               std::uint64_t /*bytes*/) REQUIRES(mutex_) {
-    return nullptr;
-  }
   // Without the lock. Small messages (Transport::kCopiedMax) may pass it by.
   virtual void SendMessage(Outgoing&& outgoing) {
     transport_->Send(outgoing.to, std::move(outgoing.message));
@@ -112,7 +117,6 @@ class Node : public TransportEvents {
   };
   static constexpr std::size_t kTogetherMax = 64;
 
-  void HandleSmall() EXCLUDES(mutex_, small_mutex_);
   void SendAll(std::span<Outgoing> messages) EXCLUDES(mutex_);
   void RunClock() EXCLUDES(mutex_);
 

@@ -37,8 +37,12 @@ class CallCount {
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
     ~Ticket() {
-      // acq_rel: who sees none sees what all calls have done
-      if (count_->alive_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+      // seq_cst: who sees none sees what all calls have done; and either this sees that somebody
+      // waits, or that one that none is alive
+      if (count_->alive_.fetch_sub(1, std::memory_order_seq_cst) > 1 ||
+          count_->waiters_.load(std::memory_order_seq_cst) == 0) {
+        return;
+      }
       MutexLock lock(count_->mutex_);
       count_->none_.NotifyAll();
     }
@@ -49,17 +53,22 @@ class CallCount {
 
   // Whether there was a moment without calls before `until`.
   bool WaitUntilNone(std::chrono::steady_clock::time_point until) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    while (alive() > 0) {
-      if (!none_.WaitUntil(mutex_, until)) return alive() == 0;
+    waiters_.fetch_add(1, std::memory_order_seq_cst);  // see ~Ticket
+    bool none = false;
+    {
+      MutexLock lock(mutex_);
+      bool in_time = true;
+      while (!(none = alive() == 0) && in_time) in_time = none_.WaitUntil(mutex_, until);
     }
-    return true;
+    waiters_.fetch_sub(1, std::memory_order_relaxed);
+    return none;
   }
 
  private:
-  std::int64_t alive() const { return alive_.load(std::memory_order_acquire); }  // see ~Ticket
+  std::int64_t alive() const { return alive_.load(std::memory_order_seq_cst); }  // see ~Ticket
 
   std::atomic<std::int64_t> alive_{0};
+  std::atomic<int> waiters_{0};
   Mutex mutex_;
   CondVar none_;
 };

@@ -209,13 +209,15 @@ void WorkerNode::OnInput(Time now, const Outputs& out, std::size_t before) {
   if (machine_.left() && !std::exchange(left_, true)) member_->OnLeft(now);
 }
 
-std::shared_ptr<Landing> WorkerNode::FindLanding(NodeId from, const Message& header,
-                                                 std::uint64_t bytes) {
-  if (from.role != Role::kServer) return nullptr;
+std::shared_ptr<Landing> WorkerNode::OnHeader(NodeId from, const Message& header,
+                                              std::uint64_t payload_bytes) {
+  if (payload_bytes <= kSmallBytes || from.role != Role::kServer) return nullptr;
+  HandleSmall();
+  MutexLock lock(mutex_);
   const Request* const request = machine_.Find(from.rank, header.part, header.sequence);
   if (request == nullptr) return nullptr;
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(request->token));
-  return sink->LandingFor(header, bytes);
+  return sink->LandingFor(header, payload_bytes);
 }
 
 namespace {

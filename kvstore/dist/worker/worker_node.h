@@ -76,8 +76,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   bool MayBeAwaited() const override REQUIRES(mutex_) {
     return member_->roster() || member_->failure() || machine_.failure();
   }
-  std::shared_ptr<Landing> FindLanding(NodeId from, const Message& header,
-                                       std::uint64_t bytes) override REQUIRES(mutex_);
+  std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
+                                    std::uint64_t payload_bytes) override EXCLUDES(mutex_);
   void SendMessage(Outgoing&& outgoing) override;
   void GiveAnswer(Answer&& answer) override;
 

@@ -422,7 +422,8 @@ Connection::ReadResult Connection::ReadTurn() {
     if (result == ReadResult::kOver) return result;
     // The rest of a short message has come, or is about to.
     if (result == ReadResult::kMore && link_ == Link::kUrgent && receiver_.rest() > 0) continue;
-    Pump(1);
+    // With rings Look does, when there is room.
+    if (rings_ == nullptr) Pump(1);
     if (result == ReadResult::kDrained) return result;
     events_.between_reads();
     if (ended_ || fd_ < 0) return ReadResult::kOver;

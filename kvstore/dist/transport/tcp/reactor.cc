@@ -173,8 +173,9 @@ bool Reactor::Spin(std::chrono::microseconds time) {
   const auto end = Clock::now() + time;
   do {
     bool found = false;
-    for (int i = 0; i < kLooksPerYield && !found && !attended_.empty(); ++i) {
+    for (int i = 0; i < kLooksPerYield && !attended_.empty(); ++i) {
       found = Look();
+      if (found) break;
       Pause();
     }
     if (found || context_.poll_one() > 0) {
