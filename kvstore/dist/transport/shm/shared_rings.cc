@@ -52,6 +52,7 @@ void AfterLooking(void* /*tag*/) {}
 constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kLine = 64;  // positions of two writers do not share one
 constexpr std::size_t kStreamedBytesMin = std::size_t{16} << 10;
+constexpr std::size_t kPopulatedBytesMax = std::size_t{1} << 20;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 using Position = std::atomic<std::uint64_t>;
@@ -61,8 +62,11 @@ static_assert(Position::is_always_lock_free);  // hence good between processes
   throw NetworkError(fmt::format("{}: {}", what, std::generic_category().message(error)));
 }
 
+// The pages of small rings come at once: one after the other, with messages that are short and few,
+// a process would grow for hours. Those of large ones come soon enough, if they are used.
 std::span<std::byte> Map(int fd, std::size_t bytes) {
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const int populate = bytes <= kPopulatedBytesMax ? MAP_POPULATE : 0;
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | populate, fd, 0);
   if (memory == MAP_FAILED) Fail("map shared memory", errno);
   return {static_cast<std::byte*>(memory), bytes};
 }
