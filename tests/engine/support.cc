@@ -54,6 +54,8 @@ Config Threaded(int num_workers, WorkerHost host) {
 
 }  // namespace
 
+bool IsSanitized() { return SanitizerFactor() > 1; }
+
 bool TbbAllowed() { return EnvironmentOr("HEDDLE_WORKER_HOST", "tbb") != "threads"; }
 
 std::vector<Config> ThreadedConfigs() {

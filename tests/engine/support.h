@@ -36,6 +36,8 @@ bool TbbAllowed();
 
 class EveryEngine : public testing::TestWithParam<Config> {};
 
+// Whether this is a build for a sanitizer, whose own locks a forked child inherits as they are.
+bool IsSanitized();
 // A number of repetitions, less under the sanitizers, which are slow.
 int Scaled(int count);
 // Seed of a randomised test: HEDDLE_TEST_SEED, or one drawn for this process; main() prints it.
