@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -197,6 +198,8 @@ void Run() {
 
 // As a worker of a job whose launching, network and clocks are to be looked at.
 void RunInJob() {
+  // Line by line: one process that finds a problem ends the job, which then waits for nobody.
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   fmt::print("heddle {}\n", kVersion);
   Conclude(CheckInJob(Line));
 }
