@@ -7,7 +7,8 @@
 //          bare Boost.Asio echo; both on one CPU, and on a CPU each.
 // polling  the same where both sides poll before they sleep, against fixed limits.
 // large    pushpull of 1, 16 and 64 MiB, beside plain sockets by slices; time and CPU seconds.
-// small    1 000 keys of 256 bytes pushed and pulled, all in a call, beside one round trip each.
+// small    1 000 keys of 256 bytes pushed and pulled, all in a call and a call each, beside one
+//          round trip each.
 // urgent   4 KiB behind 20 MB of lower priority, beside 4 KiB alone, and the 20 MB alone.
 // bytes    what TCP carries beyond the values, counted on the sockets.
 //

@@ -67,7 +67,7 @@ void AddBar(bench::BarReport& report, const PairBar& bar) {
               {"limit", Median(bar.theirs)},
               {"ratio", Median(ratios)},
               {"spread", bench::Spread(ratios)},
-              {"bar", bar.most ? fmt::format("<= {:g}", *bar.most) : "none"},
+              {"bar", bar.most ? fmt::format("<= {:g}", *bar.most) : "no bar"},
               {"holds", !bar.most || Median(ratios) <= *bar.most}});
 }
 
