@@ -11,11 +11,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
 #include "base/prefetch.h"
+#include "base/system_memory.h"
 #include "engine/op.h"
 
 namespace heddle::engine {
@@ -33,8 +34,11 @@ class Inbox {
     void* address;  // null: none yet
   };
 
-  Inbox() : slots_(static_cast<Slot*>(std::calloc(kSlots, sizeof(Slot)))) {
+  Inbox() : slots_(static_cast<Slot*>(TakeFromSystem(kBytes))) {
     if (slots_ == nullptr) throw std::bad_alloc();
+    // The memory is zero already. This takes all of its pages now: an engine that is given few ops
+    // would need hours to touch them, and its process would grow all that time.
+    std::memset(static_cast<void*>(slots_.get()), 0, kBytes);
   }
 
   // Producers, any thread. TakeTicket, then Publish; before Publish wait while !HasSlot(ticket).
@@ -82,8 +86,9 @@ class Inbox {
     std::atomic<std::uint64_t> word;  // 0 bits of fresh zeroed memory: an empty slot of lap 0
   };
   struct FreeSlots {
-    void operator()(Slot* slots) const { std::free(slots); }
+    void operator()(Slot* slots) const { ReturnToSystem(slots, kBytes); }
   };
+  static constexpr std::int64_t kBytes = kSlots * sizeof(Slot);
   static constexpr std::uint64_t kPrefetchDistance = 6;
   static constexpr std::uint64_t kPublishEvery = 32;
 

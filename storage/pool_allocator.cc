@@ -11,10 +11,10 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/system_memory.h"
 #include "storage/allocator.h"
 #include "storage/memory_budget.h"
 #include "storage/size_class.h"
-#include "storage/system_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HEDDLE_ADDRESS_SANITIZER

@@ -1,8 +1,8 @@
 // The allocator that keeps nothing: every block comes from the system and goes straight back, which
 // lets memory checkers see each use after free.
+#include "base/system_memory.h"
 #include "storage/allocator.h"
 #include "storage/memory_budget.h"
-#include "storage/system_memory.h"
 
 namespace heddle::storage {
 namespace {

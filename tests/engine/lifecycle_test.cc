@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -53,6 +54,30 @@ TEST_P(LifecycleTest, DestructionRunsEverythingPending) {
   }
   EXPECT_EQ(runs.load(), 1000);
   EXPECT_EQ(token.use_count(), 1);
+}
+
+// Resident memory of this process.
+long ResidentKiB() {
+  std::ifstream statm("/proc/self/statm");
+  long total_pages = 0, resident_pages = 0;
+  statm >> total_pages >> resident_pages;
+  return resident_pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+TEST_P(LifecycleTest, MemoryDoesNotGrowWithTheOpsThatHaveRun) {
+  if (IsSanitized()) GTEST_SKIP() << "sanitizers keep records of their own";
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const auto run = [&](int num_ops) {
+    for (int i = 0; i < num_ops; ++i) {
+      engine.Push({.writes = {x}}, [] {});
+      engine.WaitForVar(x);
+    }
+  };
+  run(1000);
+  const long before = ResidentKiB();
+  run(100'000);
+  EXPECT_LE(ResidentKiB() - before, 256);
 }
 
 TEST_P(LifecycleTest, OpsMayPushWhileTheEngineStops) {

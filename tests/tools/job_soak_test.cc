@@ -27,9 +27,6 @@ TEST(JobSoak, MemoryStaysWhereItWas) {
   const int length = given == nullptr ? 20 : std::atoi(given);
   // In the short form the first minute is some seconds and rounds, in which the last arenas and
   // pools may not have come; 1 % of a few ten MiB is less than one of them.
-  // The inbox of a server's engine is a ring of 2 MiB whose pages come as its slots are first used.
-  // Servers update short parts without an op, so that takes some 60 000 rounds, and the long form
-  // finds it.
   const bool is_short = length < 120;
   const seconds warm_up(is_short ? length / 2 : 60);
   const double tolerance = is_short ? 0.1 : 0.01;

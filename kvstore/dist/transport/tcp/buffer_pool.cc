@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/system_memory.h"
 #include "engine/block_pool.h"
-#include "storage/system_memory.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -25,10 +25,10 @@ class BufferPool::Slab {
  public:
   explicit Slab(std::size_t bytes)
       : bytes_(static_cast<std::int64_t>(bytes)),
-        data_(static_cast<std::byte*>(storage::TakeFromSystem(bytes_))) {
+        data_(static_cast<std::byte*>(TakeFromSystem(bytes_))) {
     if (data_ == nullptr) throw std::bad_alloc();
   }
-  ~Slab() { storage::ReturnToSystem(data_, bytes_); }
+  ~Slab() { ReturnToSystem(data_, bytes_); }
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
 

@@ -1,17 +1,18 @@
-#include "storage/system_memory.h"
+#include "base/system_memory.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 
 #include <sys/mman.h>
 
 #include "base/check.h"
-#include "storage/allocator.h"
 
-namespace heddle::storage {
+namespace heddle {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kAlignment = 64;
 
 std::size_t RoundUp(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -42,7 +43,7 @@ void* TakeFromSystem(std::int64_t bytes) noexcept {
   DCHECK(bytes > 0);
   const auto size = static_cast<std::size_t>(bytes);
   if (size >= kHugePage) return MapHuge(size);
-  return std::aligned_alloc(kBlockAlignment, RoundUp(size, kBlockAlignment));
+  return std::aligned_alloc(kAlignment, RoundUp(size, kAlignment));
 }
 
 void ReturnToSystem(void* block, std::int64_t bytes) noexcept {
@@ -54,4 +55,4 @@ void ReturnToSystem(void* block, std::int64_t bytes) noexcept {
   }
 }
 
-}  // namespace heddle::storage
+}  // namespace heddle

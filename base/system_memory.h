@@ -1,13 +1,13 @@
-// Plain memory of the operating system, for allocators to deal out.
+// Plain memory of the operating system.
 #pragma once
 
 #include <cstdint>
 
-namespace heddle::storage {
+namespace heddle {
 
 // `bytes` > 0, 64-byte aligned; from 2 MiB on a mapping of its own on a 2 MiB boundary that asks
 // for huge pages. Null if there is none.
 void* TakeFromSystem(std::int64_t bytes) noexcept;
 void ReturnToSystem(void* block, std::int64_t bytes) noexcept;
 
-}  // namespace heddle::storage
+}  // namespace heddle
