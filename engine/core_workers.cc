@@ -424,6 +424,11 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
     const bool left_lying = executors_ == 0 &&
                             std::exchange(last_head_, inbox_head_) == inbox_head_ &&
                             !host_->IsComing();
+    if (left_lying || stuck) {
+      // Takes no worker: who waits for it need not wait for bodies that go on.
+      TakeCompletionsLocked();
+      if (!WorkIsVisibleLocked()) return false;
+    }
     if ((left_lying || stuck) && ReserveWorker()) {
       admit_ = stuck;
       if (executors_ == 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);

@@ -3,10 +3,13 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -356,6 +359,36 @@ TEST_P(AsyncTest, RunningCountsAsyncOpsUntilTheyAreComplete) {
   engine.WaitForAll();
   EXPECT_EQ(engine.stats().running, 0u);
   EXPECT_EQ(engine.stats().done, 2u);
+}
+
+class ThreadedAsyncTest : public EveryEngine {};
+INSTANTIATE_TEST_SUITE_P(Threaded, ThreadedAsyncTest, testing::ValuesIn(ThreadedConfigs()),
+                         ConfigLabel);
+
+std::atomic<bool> wait_sleeps = false;
+
+// Finishing the op needs no worker; used to be left to one whose body went on and on.
+TEST_P(ThreadedAsyncTest, AWaitForACompletionReturnsThoughEveryWorkerIsInABody) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::optional<Completion> done;
+  engine.PushAsync({.name = "async", .writes = {x}},
+                   [&](Completion completion) { done = std::move(completion); });
+  std::vector<std::unique_ptr<Blocker>> blockers;  // started by workers that have left that body
+  for (int i = 0; i < GetParam().options.num_workers; ++i) {
+    blockers.push_back(std::make_unique<Blocker>(engine));
+  }
+  wait_sleeps = false;
+  std::thread waiter([&] {
+    const WaitCheckScope checked(std::chrono::milliseconds(1), [] {
+      wait_sleeps = true;
+      wait_sleeps.notify_all();
+    });
+    EXPECT_NO_THROW(engine.WaitForVar(x, std::chrono::seconds(10)));
+  });
+  wait_sleeps.wait(false);
+  (*done)();
+  waiter.join();
 }
 
 }  // namespace
