@@ -29,6 +29,9 @@ void CheckRole(const DistOptions& options, DistRole role) {
       fmt::format("expected role {}, got {}", DistRoleName(role), options.Describe("role")));
 }
 
+// A minute by default: who is that late by its own fault does nothing else either.
+constexpr int kConfirmLimits = 20;
+
 TcpOptions OptionsOfTransport(const DistOptions& options) {
   const bool is_worker = options.role == DistRole::kWorker;
   TcpOptions tcp;
@@ -55,6 +58,7 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   if (options.io_threads > 0) tcp.io_threads = options.io_threads;
   tcp.shared_memory = options.shared_memory;
   tcp.cut_limit = options.dead_after * options.heartbeat_interval;
+  tcp.confirm_limit = kConfirmLimits * tcp.cut_limit;
   tcp.spin = options.spin;
   tcp.io_cpu = options.io_cpu;
   tcp.capture = JobFileName(EnvString("HEDDLE_WIRE_CAPTURE", ""));

@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "kvstore/dist/protocol/wire.h"
+#include "kvstore/dist/transport/tcp/confirm_watch.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/send_queue.h"
 #include "kvstore/dist/transport/tcp/tcp_peer.h"
@@ -250,6 +251,24 @@ TEST(TcpCuts, ALandingThatIsGivenUpMidwayIsLeftAlone) {
   EXPECT_TRUE(ends.worker.Lost().empty());
 }
 
+// A process of the job, worker 0 to the server, that does what the test says.
+struct Rogue {
+  explicit Rogue(TcpNode& server) : socket(server.transport->address()) {
+    socket.ShakeHands(0, "test", Link::kBulk, "secret");
+    EXPECT_TRUE(server.WaitFor([&] { return !server.connected.empty(); }));
+  }
+  void Hear(std::size_t messages, std::size_t bytes) {
+    for (std::size_t i = 0; i < messages; ++i) {
+      ASSERT_EQ(socket.Hear(kHeaderBytes + bytes).size(), kHeaderBytes + bytes);
+    }
+  }
+  void Confirm(std::uint64_t messages) {
+    socket.Say(EncodeMessage({.kind = Kind::kReceived, .sequence = messages}));
+  }
+
+  PlainSocket socket;
+};
+
 // A process of the job that reads and never says so: what it was sent is kept for it, so it is sent
 // no more than a bound, until it does.
 TEST(TcpCuts, APeerThatDoesNotConfirmIsSentNoMoreThanABound) {
@@ -259,18 +278,7 @@ TEST(TcpCuts, APeerThatDoesNotConfirmIsSentNoMoreThanABound) {
   const std::string memory(kBytes, 'a');
   std::atomic<std::size_t> kept = 0;
   TcpNode server(Options(kServer0, kForever));
-  Handshake handshake = Handshake::Connecting(
-      {.node = kWorker0, .incarnation = 7, .job_id = "test", .token = "secret"}, Link::kBulk);
-  PlainSocket rogue(server.transport->address());
-  rogue.Say(handshake.Start());
-  while (handshake.wanted() > 0) {
-    const std::string heard = rogue.Hear(handshake.wanted());
-    if (heard.empty()) break;
-    rogue.Say(handshake.Feed(std::as_bytes(std::span(heard))));
-  }
-  ASSERT_EQ(handshake.state(), Handshake::State::kDone) << handshake.why();
-  ASSERT_TRUE(server.WaitFor([&] { return !server.connected.empty(); }));
-
+  Rogue rogue(server);
   for (std::size_t i = 0; i < kMessages; ++i) {
     Message message = Numbered(i, 0);
     ++kept;
@@ -278,18 +286,153 @@ TEST(TcpCuts, APeerThatDoesNotConfirmIsSentNoMoreThanABound) {
     message.payload = Payload(owner, std::as_bytes(std::span(memory)));
     server.transport->Send(kWorker0, std::move(message));
   }
-  const auto hear = [&](std::size_t messages) {
-    for (std::size_t i = 0; i < messages; ++i) {
-      ASSERT_EQ(rogue.Hear(kHeaderBytes + kBytes).size(), kHeaderBytes + kBytes);
-    }
-  };
-  hear(kBefore);
+  rogue.Hear(kBefore, kBytes);
   // What was begun when the bound was passed is completed.
   EXPECT_LE(server.transport->stats().bytes_sent, (kBefore + 2) * (kHeaderBytes + kBytes));
   EXPECT_EQ(kept, kMessages);
-  rogue.Say(EncodeMessage({.kind = Kind::kReceived, .sequence = kBefore}));
-  hear(kMessages - kBefore);
+  rogue.Confirm(kBefore);
+  rogue.Hear(kMessages - kBefore, kBytes);
   EXPECT_TRUE(server.WaitFor([&] { return kept <= kMessages - kBefore; }));
+}
+
+constexpr milliseconds kConfirmLimit{400};
+
+TcpOptions ImpatientServer() {
+  TcpOptions options = Options(kServer0, kForever);
+  options.confirm_limit = kConfirmLimit;
+  return options;
+}
+
+// It is alive for all that heartbeats tell, and speaks; but what it was sent would be kept for
+// ever.
+TEST(TcpCuts, APeerThatNeverConfirmsIsLost) {
+  for (const std::size_t bytes : {kLong, SendQueue::kSmallMax}) {  // of small ones, very many
+    SCOPED_TRACE(bytes);
+    const std::size_t messages = bytes == kLong ? 1 : SendQueue::kUnconfirmedMax / bytes + 1;
+    TcpNode server(ImpatientServer());
+    Rogue rogue(server);
+    std::atomic<std::size_t> kept = 0;
+    for (std::size_t i = 0; i < messages; ++i) {
+      ++kept;
+      server.transport->Send(kWorker0, Numbered(i, bytes), [&kept] { --kept; });
+    }
+    server.transport->Flush();
+    rogue.Hear(messages, bytes);
+    const auto begin = TestClock::now();
+    EXPECT_TRUE(server.WaitFor([&] {
+      rogue.Confirm(0);
+      return !server.lost.empty();
+    }));
+    EXPECT_GE(TestClock::now() - begin, kConfirmLimit / 2);
+    const auto lost = server.Lost();
+    ASSERT_EQ(lost.size(), 1u);
+    EXPECT_EQ(lost[0].peer, kWorker0);
+    EXPECT_THAT(lost[0].address, HasSubstr("127.0.0.1:"));
+    EXPECT_EQ(lost[0].why,
+              "it is alive, but has confirmed nothing for 0.4 s of what was sent to it");
+    EXPECT_EQ(kept, 0u);
+  }
+}
+
+TEST(TcpCuts, APeerThatDoesNotReadIsLost) {
+  TcpNode server(ImpatientServer());
+  const Rogue rogue(server);
+  server.transport->Send(kWorker0, Numbered(0, 24 << 20));  // no socket buffers as much
+  ASSERT_TRUE(server.WaitForLoss());
+  EXPECT_EQ(server.Lost()[0].peer, kWorker0);
+  EXPECT_EQ(server.Lost()[0].why,
+            "it is alive, but has taken in nothing for 0.4 s of what was sent to it");
+}
+
+// Few small messages are not confirmed by themselves, however long that takes.
+TEST(TcpCuts, WhatAnHonestPeerDoesNotConfirmIsNotWaitedFor) {
+  TcpNode server(ImpatientServer());
+  Rogue rogue(server);
+  const auto until = TestClock::now() + 3 * kConfirmLimit;
+  std::uint64_t sent = 0;
+  EXPECT_FALSE(server.WaitFor(
+      [&] {
+        server.transport->Send(kWorker0, Numbered(sent++, 10));
+        server.transport->Flush();
+        return !server.lost.empty();
+      },
+      until));
+  rogue.Hear(sent, 10);
+}
+
+// Several times the limit goes by in the midst of one message, either way.
+TEST(TcpCuts, SlowPeersAreNotLost) {
+  constexpr std::size_t kBytes = 24 << 20;
+  constexpr int kSteps = 60;
+  const auto step = 4 * kConfirmLimit / kSteps;
+  TcpNode server(ImpatientServer());
+  Rogue rogue(server);
+  server.transport->Send(kWorker0, Numbered(0, kBytes));
+  auto next = TestClock::now();
+  const auto in_step = [&] { std::this_thread::sleep_until(next += step); };  // a slow link
+  for (int i = 0; i < kSteps; ++i, in_step()) {
+    ASSERT_EQ(rogue.socket.Hear(kBytes / kSteps).size(), kBytes / kSteps);
+  }
+  rogue.socket.Hear(kHeaderBytes + kBytes - kBytes / kSteps * kSteps);
+  // Its word comes behind what it has begun to say.
+  const std::string said = EncodeMessage(Numbered(7, kBytes));
+  for (int i = 0; i < kSteps; ++i, in_step()) {
+    rogue.socket.Say(
+        std::string_view(said).substr(i * (said.size() / kSteps), said.size() / kSteps));
+  }
+  rogue.socket.Say(std::string_view(said).substr(kSteps * (said.size() / kSteps)));
+  rogue.Confirm(1);
+  ASSERT_TRUE(server.WaitForMessages(1));
+  EXPECT_TRUE(server.Lost().empty());
+}
+
+// How many looks find it out; 0: none of a thousand.
+template <class Next>
+int LooksUntilOverdue(ConfirmWatch::Sight sight, Next next) {
+  ConfirmWatch watch;
+  for (int looks = 1; looks <= 1000; ++looks) {
+    if (watch.Look(sight)) return looks;
+    next(sight);
+  }
+  return 0;
+}
+
+TEST(ConfirmWatch, FindsOutWhoConfirmsNothing) {
+  constexpr int kFound = ConfirmWatch::kLooks + 1;  // the first one sees that something is owed
+  constexpr ConfirmWatch::Sight kOwes{.owes = true, .sent = 1 << 20};
+  using Sight = ConfirmWatch::Sight;
+  EXPECT_EQ(LooksUntilOverdue(kOwes, [](Sight&) {}), kFound);
+  EXPECT_EQ(LooksUntilOverdue({.waits = true, .sent = 7, .in_flight = 7}, [](Sight&) {}), kFound);
+  // More is sent to it, all of which it takes; it says little, or all the time.
+  EXPECT_EQ(LooksUntilOverdue(kOwes, [](Sight& sight) { sight.sent += 1 << 20; }), kFound);
+  EXPECT_EQ(LooksUntilOverdue(kOwes, [](Sight& sight) { sight.heard += 1000; }), kFound);
+  EXPECT_EQ(LooksUntilOverdue(kOwes,
+                              [](Sight& sight) {
+                                sight.heard += 1 << 20;
+                                sight.heard_in_full += 1 << 20;
+                              }),
+            kFound - 1 + static_cast<int>(ConfirmWatch::kBehindMax >> 20));
+}
+
+TEST(ConfirmWatch, LeavesAloneWhoGoesOn) {
+  constexpr ConfirmWatch::Sight kOwes{.owes = true, .sent = 1 << 20};
+  using Sight = ConfirmWatch::Sight;
+  EXPECT_EQ(LooksUntilOverdue({.sent = 1 << 20}, [](Sight&) {}), 0);
+  int looks = 0;
+  EXPECT_EQ(
+      LooksUntilOverdue(
+          kOwes, [&](Sight& sight) { sight.confirmed += ++looks % ConfirmWatch::kLooks == 0; }),
+      0);
+  // A long message of its own that goes on and on; one that goes to it.
+  EXPECT_EQ(LooksUntilOverdue(kOwes, [](Sight& sight) { sight.heard += ConfirmWatch::kHeardMin; }),
+            0);
+  EXPECT_EQ(LooksUntilOverdue({.waits = true, .sent = 100, .in_flight = 100},
+                              [](Sight& sight) { ++sight.sent; }),
+            0);
+  // What is owed is still on its way.
+  EXPECT_EQ(LooksUntilOverdue({.owes = true, .sent = 5000, .in_flight = 5000},
+                              [](Sight& sight) { --sight.in_flight; }),
+            0);
 }
 
 // Cut ten times, for 10 ms each, and sound for `sound` in between: for how long it counts as cut.

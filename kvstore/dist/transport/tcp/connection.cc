@@ -109,6 +109,7 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
           [this](const Message& message, std::uint64_t bytes) { OnComplete(message, bytes); }),
       owe_timer_(reactor.context()),
       speak_timer_(reactor.context()),
+      look_timer_(reactor.context()),
       queue_(/*retains=*/rings_ == nullptr) {
   if (rings_ != nullptr) bell_.assign(channel.own_bell.Release());
   Assign(channel);
@@ -296,6 +297,7 @@ bool Connection::Pump(int calls) {
     written_.NotifyAll();
     if (bytes >= 0) {
       Count(counts_.bytes_sent, static_cast<std::uint64_t>(bytes));
+      sent_ += static_cast<std::uint64_t>(bytes);
       queue_.Advance(static_cast<std::size_t>(bytes), &ended);
       told_.store(queue_.said(), std::memory_order_relaxed);
     } else if (error == EAGAIN || error == EWOULDBLOCK) {
@@ -500,7 +502,10 @@ Connection::ReadResult Connection::ReadOnce() {
   if (capture_ != nullptr && bytes > 0) {
     capture_->Received(runs.data(), static_cast<std::size_t>(bytes));
   }
-  if (bytes > 0) Count(counts_.bytes_received, static_cast<std::uint64_t>(bytes));
+  if (bytes > 0) {
+    Count(counts_.bytes_received, static_cast<std::uint64_t>(bytes));
+    heard_ += static_cast<std::uint64_t>(bytes);
+  }
   const std::string wrong = receiver_.Commit(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
   TakeArrivals();
   if (ended_) return ReadResult::kOver;
@@ -597,6 +602,7 @@ void Connection::Close() {
   }
   owe_timer_.cancel();
   speak_timer_.cancel();
+  look_timer_.cancel();
   SendQueue::Release(std::move(ended));
 }
 

@@ -32,7 +32,9 @@
 // is sent can be let go, each end says how many messages it has received: with what it writes
 // anyway; by itself (Kind::kReceived) after kOwedMax bytes, or kOweTime after a message that the
 // peer may hold memory for (kCopiedMax); and where SpeakEvery was called, whether there is news or
-// not. Connections with rings are never cut, and say nothing.
+// not. Connections with rings are never cut, and say nothing. A peer that goes on without a word,
+// or does not take in what it is sent, is one that has failed (ExpectConfirmations,
+// confirm_watch.h).
 //   (C5) Socket, tls_ and capture_ change in the reactor, under tx_mutex_, while cut_ and not
 //        writing_. Handlers of an earlier socket, which have another epoch_, do nothing.
 #pragma once
@@ -52,6 +54,7 @@
 
 #include "base/mutex.h"
 #include "kvstore/dist/transport/tcp/channel.h"
+#include "kvstore/dist/transport/tcp/confirm_watch.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/reactor.h"
 #include "kvstore/dist/transport/tcp/receiver.h"
@@ -121,6 +124,8 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   // After Start, once, if it can be cut: from now on this end says something every `period`. Where
   // only the peer has been told of a cut, this end is told by that.
   void SpeakEvery(std::chrono::milliseconds period);
+  // Likewise: the connection ends, and is not made again, when the peer is overdue for so long.
+  void ExpectConfirmations(std::chrono::milliseconds limit);
   // In the reactor: this end learns otherwise that the connection is cut, if it does not know;
   // without the event.
   void Cut() EXCLUDES(tx_mutex_);
@@ -181,6 +186,9 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   void ConfirmInTime();
   void TakeArrivals() EXCLUDES(tx_mutex_);
   void SpeakAfter(std::chrono::milliseconds period);
+  void LookAfter(std::chrono::milliseconds period);
+  // False: the peer is overdue, and the connection has ended.
+  bool LookForConfirmations() EXCLUDES(tx_mutex_);
   // Something is to be written.
   bool HasMoreLocked() const REQUIRES(tx_mutex_) {
     return queue_.may_go() || Unsent() || owes_word_.load(std::memory_order_relaxed);
@@ -234,6 +242,11 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   boost::asio::steady_timer owe_timer_;
   bool owe_timer_runs_ = false;
   boost::asio::steady_timer speak_timer_;
+  boost::asio::steady_timer look_timer_;
+  std::chrono::milliseconds confirm_limit_{0};
+  ConfirmWatch confirm_watch_;
+  std::uint64_t heard_ = 0;          // bytes
+  std::uint64_t heard_in_full_ = 0;  // of complete messages
   std::uint64_t owed_bytes_ = 0;     // of messages since the peer was told last
   std::uint64_t told_before_ = 0;    // told_ at that time
   std::uint64_t arrived_there_ = 0;  // of what was sent; queue_ knows it but for the last read's
@@ -243,6 +256,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   Mutex tx_mutex_;
   CondVar written_;
   SendQueue queue_ GUARDED_BY(tx_mutex_);
+  std::uint64_t sent_ GUARDED_BY(tx_mutex_) = 0;  // bytes
   bool writing_ GUARDED_BY(tx_mutex_) = false;
   bool write_armed_ GUARDED_BY(tx_mutex_) = false;
   std::atomic<bool> wants_room_{false};     // written under tx_mutex_

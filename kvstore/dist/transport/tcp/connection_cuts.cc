@@ -8,9 +8,13 @@
 #include <utility>
 
 #include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "base/mutex.h"
+#include "kvstore/dist/protocol/wire.h"
+#include "kvstore/dist/protocol/words.h"
 #include "kvstore/dist/transport/tcp/connection.h"
 
 namespace heddle::kvstore::dist {
@@ -83,6 +87,7 @@ bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
   owed_bytes_ = 0;
   owes_word_ = false;
   low_water_mark_ = 1;
+  confirm_watch_.Reset();
   ReadSoon();
   Pump(1);
   return true;
@@ -91,6 +96,7 @@ bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
 // The reactor's.
 void Connection::OnComplete(const Message& message, std::uint64_t bytes) {
   if (rings_ != nullptr) return;
+  heard_in_full_ += kHeaderBytes + bytes;
   arrivals_are_new_ = arrivals_are_new_ || message.arrivals > 0 || message.kind == Kind::kReceived;
   arrived_there_ += message.arrivals;
   if (message.kind == Kind::kReceived) {
@@ -100,7 +106,7 @@ void Connection::OnComplete(const Message& message, std::uint64_t bytes) {
   received_.store(received() + 1, std::memory_order_relaxed);
   const std::uint64_t told = told_.load(std::memory_order_relaxed);
   if (std::exchange(told_before_, told) != told) owed_bytes_ = 0;
-  owed_bytes_ += bytes;
+  owed_bytes_ += kHeaderBytes + bytes;
   // release: the writer that sees it counts this message
   if (owed_bytes_ >= kOwedMax) owes_word_.store(true, std::memory_order_release);
   if (bytes > SendQueue::kSmallMax) ConfirmInTime();
@@ -155,6 +161,43 @@ void Connection::SpeakAfter(std::chrono::milliseconds period) {
         self->Pump(1);
         self->SpeakAfter(period);
       });
+}
+
+void Connection::ExpectConfirmations(std::chrono::milliseconds limit) {
+  boost::asio::post(reactor_.context(), [self = shared_from_this(), limit] {
+    self->reactor_.Awake();
+    self->confirm_limit_ = limit;
+    if (!self->ended_) self->LookAfter(limit / ConfirmWatch::kLooks);
+  });
+}
+
+void Connection::LookAfter(std::chrono::milliseconds period) {
+  look_timer_.expires_after(period);
+  look_timer_.async_wait(
+      [self = shared_from_this(), period](const boost::system::error_code& error) {
+        self->reactor_.Awake();
+        if (error || self->ended_) return;
+        if (self->LookForConfirmations()) self->LookAfter(period);
+      });
+}
+
+bool Connection::LookForConfirmations() {
+  ConfirmWatch::Sight now{.heard = heard_, .heard_in_full = heard_in_full_};
+  {
+    MutexLock lock(tx_mutex_);
+    if (cut_ || tx_closed_) return true;
+    int in_flight = 0;
+    if (ioctl(fd_, TIOCOUTQ, &in_flight) != 0) in_flight = 0;
+    now.owes = queue_.owed();
+    now.waits = !queue_.empty() || Unsent();
+    now.confirmed = queue_.said_received();
+    now.sent = sent_;
+    now.in_flight = static_cast<std::uint64_t>(in_flight);
+  }
+  if (!confirm_watch_.Look(now)) return true;
+  End(false, fmt::format("it is alive, but has {} nothing for {} of what was sent to it",
+                         now.owes ? "confirmed" : "taken in", InSeconds(confirm_limit_)));
+  return false;
 }
 
 // In the reactor, by the reading side.

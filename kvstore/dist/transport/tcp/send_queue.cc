@@ -268,6 +268,12 @@ void SendQueue::Confirm(std::uint64_t received, Ended* ended) {
   }
 }
 
+bool SendQueue::owed() const {
+  return retained_bytes_ > kUnconfirmedMax ||
+         std::any_of(retained_.begin(), retained_.end(),
+                     [](const auto& item) { return item->id != 0; });
+}
+
 void SendQueue::Cut() {
   std::erase_if(going_, [](const auto& item) { return item->control; });
   for (const auto& item : going_) item->begun = true;

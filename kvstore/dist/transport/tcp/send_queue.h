@@ -51,6 +51,8 @@ class SendQueue {
   static constexpr std::size_t kSparesMax = 4;
   // An honest peer confirms after a MiB or so; more than that is what sockets may hold.
   static constexpr std::uint64_t kRetainedMax = std::uint64_t{64} << 20;
+  // Of small messages, before an honest peer has confirmed the first of them whatever it sends.
+  static constexpr std::uint64_t kUnconfirmedMax = std::uint64_t{4} << 20;
   // What one Fetch gives, unless told otherwise.
   static constexpr std::size_t kFetchBytes = 128 << 10;
 
@@ -115,7 +117,11 @@ class SendQueue {
   void Confirm(std::uint64_t received, Ended* ended);
   // Nothing is to be sent, or to be confirmed.
   bool all_confirmed() const { return empty() && retained_.empty(); }
+  // Of what is retained the peer has to confirm some, though nothing more is sent to it.
+  bool owed() const;
   std::uint64_t confirmed() const { return confirmed_; }
+  // As the peer has said last.
+  std::uint64_t said_received() const { return said_received_; }
   // The connection is cut: what of going_ has left is not known.
   void Cut();
   // After Cut, on the next connection: the peer has received so many messages, all others are sent

@@ -292,6 +292,7 @@ void TcpTransportImpl::Start(const PeerPtr& peer, Link link,
              urgent->Poll();
              Flush();
            }});
+  if (connection->can_resume()) connection->ExpectConfirmations(options_.confirm_limit);
 }
 
 // ---- Peers that go

@@ -10,8 +10,9 @@
 // Cuts. A connection over TCP that is reset, or that the network gives up, is made again, by the
 // end that made it before; nothing is lost or doubled by that (connection.h). The peer is lost if
 // nobody listens there any more, or another process does; if its process does not know the
-// connection; or if it takes longer than cut_limit. What has been Disconnected from, or closes, is
-// not connected again; nor is shared memory, which nothing cuts.
+// connection; or if it takes longer than cut_limit. So it is if the connection stands, but it does
+// not confirm what it was sent, for confirm_limit (confirm_watch.h). What has been Disconnected
+// from, or closes, is not connected again; nor is shared memory, which nothing cuts.
 //
 // Errors: InvalidArgument and NetworkError name address and setting, or file, TimeoutError what was
 // waited for. A stranger that does not pass the handshake (handshake.h, before it tls.h) is told
@@ -70,6 +71,8 @@ struct TcpOptions {
   std::chrono::milliseconds handshake_limit{10'000};
   // A connection that is cut for so long is the loss of the peer.
   std::chrono::milliseconds cut_limit{3'000};
+  // So is a peer that lives, but has not confirmed for so long what it was sent over TCP.
+  std::chrono::milliseconds confirm_limit{60'000};
   std::size_t strangers_max = 128;
   std::size_t pool_bytes_max = std::size_t{64} << 20;  // kept for payloads without a landing
 };
