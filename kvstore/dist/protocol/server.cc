@@ -199,7 +199,7 @@ bool ServerMachine::Blocked(const Part& part, const Message& message) const {
   const Store* store = FindStore(part.id.store);
   if (store == nullptr) return true;  // whether it is dist_sync is not known yet
   if (message.kind == Kind::kInit && (message.flags & kFlagNoValue) != 0 && !part.created) {
-    return true;
+    return !part.Of(message.rank).removed;
   }
   if (IsPush(message.kind) && !store->Knows(message.version)) return true;
   return store->async && part.updating;

@@ -34,11 +34,12 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
     part->value = Value::Make(part->ToArray(value));
   }
   found_ = nullptr;  // it may move
+  if (HasOtherLife(*part)) ForgetState(*part);
   parts_.emplace(id, std::move(part));
 }
 
 void ArrayParts::Remove(const PartId& id) {
-  ForgetState(Find(id));
+  if (const Part& part = Find(id); !HasOtherLife(part)) ForgetState(part);
   found_ = nullptr;
   parts_.erase(id);
   DropPasses(id);  // those of the array are over, of all its parts

@@ -120,8 +120,11 @@ class ArrayParts final : public PartStore {
   const std::shared_ptr<Part>& FindShared(const PartId& id);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
-  // What an updater keeps of the part's key.
+  // What an updater of the server's own keeps of the part's key, of whose lives it does not know.
   void ForgetState(const Part& part) const;
+  const ServerUpdater* UpdaterThatForgets(const Part& part) const;  // null: there is none
+  // Whether there is one, and the key has parts of an earlier or later life.
+  bool HasOtherLife(const Part& part) const;
   void Assign(Part& part);
   static bool IsFast(const Part& part, const Rule& rule);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;

@@ -211,9 +211,22 @@ void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const
   }
 }
 
-void ArrayParts::ForgetState(const Part& part) const {
+bool ArrayParts::HasOtherLife(const Part& part) const {
+  if (UpdaterThatForgets(part) == nullptr) return false;
+  return std::ranges::any_of(parts_, [&](const auto& entry) {
+    const Part& other = *entry.second;
+    return other.id.store == part.id.store && other.id.key != part.id.key &&
+           other.info.key == part.info.key;
+  });
+}
+
+const ServerUpdater* ArrayParts::UpdaterThatForgets(const Part& part) const {
   const Rule* const rule = LatestRuleOf(part.id.store);
-  if (rule != nullptr && rule->updater.forget) rule->updater.forget(part.info.key);
+  return rule != nullptr && rule->updater.forget ? &rule->updater : nullptr;
+}
+
+void ArrayParts::ForgetState(const Part& part) const {
+  if (const ServerUpdater* const updater = UpdaterThatForgets(part)) updater->forget(part.info.key);
 }
 
 }  // namespace heddle::kvstore::dist

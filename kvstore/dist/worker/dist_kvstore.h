@@ -10,8 +10,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -84,15 +86,24 @@ class DistKVStore final : public KVStore {
   using KeyPtrs = boost::container::small_vector<KeyPtr, 4>;
   using Places = boost::container::small_vector<std::size_t, 4>;
 
+  class Initialising;
+
   // Keys.
   KeyPtr FindKnown(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
   KeyPtr Find(std::string_view call, KeyRef key) EXCLUDES(mutex_);
   KeyPtrs FindAll(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
   // For each key its place among the different ones, which count from 0 as they are first named.
   Places PlacesOf(std::span<const KeyPtr> keys) EXCLUDES(mutex_);
-  std::optional<PartInfo> Describe(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
+  // A key as the servers have it: of the life that it has after so many removals.
+  struct Described {
+    PartInfo info;
+    std::uint64_t removals = 0;
+  };
+  std::optional<Described> Describe(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
+  bool AllPartsAreThere(std::string_view call, const Described& described) const;
   std::uint64_t RemovalsLocked(KeyRef key) const REQUIRES(mutex_);
-  KeyPtr Insert(const PartInfo& info) EXCLUDES(mutex_);
+  // Null if the key was removed once more meanwhile: what was described is over.
+  KeyPtr Insert(const Described& described) EXCLUDES(mutex_);
 
   // Updates work on whole rows, or need norms of whole arrays and are not made in rounds.
   bool NeedsWholeKeys(const internal::UpdatePlan& plan) const {
@@ -116,7 +127,9 @@ class DistKVStore final : public KVStore {
                     int priority);
   bool CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> out) const;
   template <class Array>
-  Var QueueValue(const KeyPtr& key, Kind kind, const Array* value);
+  Var QueueValue(const KeyPtr& key, Kind kind, const Array& value);
+  Var QueueAwait(const KeyPtr& key, bool first_part);
+  void AwaitValues(std::span<const KeyPtr> keys);
   void InitChecked(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
 
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
@@ -126,6 +139,7 @@ class DistKVStore final : public KVStore {
   void CallServersInTurn(std::string_view what, Kind kind, const std::string& meta,
                          std::uint64_t version = 0) const;
   std::vector<Message> SavedStates() const;
+  std::function<bool(const PartStates&)> IsOfThisLife() const EXCLUDES(mutex_);
   std::vector<Request> ControlRequests(std::string_view what, Kind kind, const std::string& meta,
                                        std::uint64_t version) const;
 
@@ -140,8 +154,9 @@ class DistKVStore final : public KVStore {
   // Nothing waits, and no op is pushed, while it is held.
   mutable Mutex mutex_;
   KeyTable<KeyPtr> keys_ GUARDED_BY(mutex_);
-  KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);  // of keys that were removed: how often
-  std::optional<bool> string_keys_ GUARDED_BY(mutex_);   // set by the first key
+  KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);      // of keys that were removed: how often
+  std::set<std::uint64_t> initialising_ GUARDED_BY(mutex_);  // numbers of keys, see KeyId
+  std::optional<bool> string_keys_ GUARDED_BY(mutex_);       // set by the first key
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);

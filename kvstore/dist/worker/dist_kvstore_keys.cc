@@ -24,12 +24,14 @@ KeyPtr DistKVStore::FindKnown(std::string_view call, KeyRef key) const {
 }
 
 // What the servers know of the key.
-std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key) const {
-  std::uint64_t id = 0;
+std::optional<DistKVStore::Described> DistKVStore::Describe(std::string_view call,
+                                                            KeyRef key) const {
+  Described described;
   {
     MutexLock lock(mutex_);
-    id = KeyId(key, RemovalsLocked(key));
+    described.removals = RemovalsLocked(key);
   }
+  const std::uint64_t id = KeyId(key, described.removals);
   Request request;
   request.kind = Kind::kDescribe;
   request.server =
@@ -38,7 +40,6 @@ std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key)
   request.what = fmt::format("{}: look up key {}", call, ToString(key));
   std::vector<Request> requests;
   requests.push_back(std::move(request));
-  std::optional<PartInfo> info;
   try {
     const std::vector<Message> answers = CallAndWait(engine(), *link_, requests);
     InitBody body;
@@ -46,11 +47,11 @@ std::optional<PartInfo> DistKVStore::Describe(std::string_view call, KeyRef key)
       throw NetworkError(
           fmt::format("{}: look up key {}: the answer cannot be read", call, ToString(key)));
     }
-    info = std::move(body.info);
+    described.info = std::move(body.info);
   } catch (const UnknownKey&) {
     return std::nullopt;
   }
-  return info;
+  return described;
 }
 
 std::uint64_t DistKVStore::RemovalsLocked(KeyRef key) const {
@@ -58,21 +59,51 @@ std::uint64_t DistKVStore::RemovalsLocked(KeyRef key) const {
   return found != removals_.end() ? found->second : 0;
 }
 
-KeyPtr DistKVStore::Insert(const PartInfo& info) {
+KeyPtr DistKVStore::Insert(const Described& described) {
+  const PartInfo& info = described.info;
   MutexLock lock(mutex_);
+  if (RemovalsLocked(info.key) != described.removals) return nullptr;
   auto fresh =
       std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
-                                /*whole=*/info.num_parts == 1, RemovalsLocked(info.key));
+                                /*whole=*/info.num_parts == 1, described.removals);
   string_keys_ = std::holds_alternative<std::string>(info.key);
   return keys_.emplace(info.key, std::move(fresh)).first->second;
 }
 
+// All parts are at their servers: one has told of the key, the others may still be on their way
+// from the rank that initialises it. False: the key was removed meanwhile, by this worker.
+bool DistKVStore::AllPartsAreThere(std::string_view call, const Described& described) const {
+  const PartInfo& info = described.info;
+  if (info.num_parts == 1 || link_->rank() == 0) return true;  // this rank's own come first
+  const DistKey key(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
+                    /*whole=*/false, described.removals);
+  std::vector<Request> requests;
+  for (const PlacedPart& part : key.parts()) {
+    Request& request = requests.emplace_back();
+    request.kind = Kind::kInit;
+    request.server = part.server;
+    request.part = key.IdOf(part);
+    request.flags = kFlagNoValue;
+    request.meta = Encode(InitBody{key.InfoOf(part)});
+    request.what = fmt::format("{}: look up key {}", call, ToString(KeyRef(info.key)));
+  }
+  try {
+    CallAndWait(engine(), *link_, requests);
+  } catch (const UnknownKey&) {
+    return false;
+  }
+  return true;
+}
+
 // A rank that has not initialised the key asks for its shape and dtype at its first use.
 KeyPtr DistKVStore::Find(std::string_view call, KeyRef key) {
-  if (KeyPtr known = FindKnown(call, key)) return known;
-  const std::optional<PartInfo> info = Describe(call, key);
-  if (!info) ThrowUnknownKey(call, key);
-  return Insert(*info);
+  for (;;) {
+    if (KeyPtr known = FindKnown(call, key)) return known;
+    const std::optional<Described> described = Describe(call, key);
+    if (!described) ThrowUnknownKey(call, key);
+    if (!AllPartsAreThere(call, *described)) continue;
+    if (KeyPtr known = Insert(*described)) return known;
+  }
 }
 
 DistKVStore::KeyPtrs DistKVStore::FindAll(std::string_view call, std::span<const KeyArrays> pairs) {
@@ -120,73 +151,132 @@ bool DistKVStore::DoContains(KeyRef key) const {
   return FindKnown("Contains", key) != nullptr || Describe("Contains", key).has_value();
 }
 
-// Queues the request that takes a value, or none, to the servers. The op writes the Var returned.
+// Queues the requests that take a value to the servers. The op writes the Var returned.
 template <class Array>
-Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array* value) {
-  CallOptions options = OptionsOf(kind, *key, 0);
-  if (value == nullptr) options.flags |= kFlagNoValue;
-  const auto call = PartsCall::Make(calls_, key, options);
+Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value) {
+  const auto call = PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0));
   key->Enter(call);
   Var ended = engine().NewVar("dist.ended");
-  OpOptions op{.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
-               .writes = {ended},
-               .lane = Lane::kComm,
-               .start_inline = true};
-  if (value == nullptr) {
-    engine().PushAsync(op, [starter = CallStarter(call)](Completion done) {
-      starter->SendNothing();
-      starter->Start(std::move(done));
-    });
-    return ended;
-  }
-  op.reads = {value->var()};
-  engine().PushAsync(op, [starter = CallStarter(call), value = *value](Completion done) {
-    if constexpr (std::is_same_v<Array, NDArray>) {
-      starter->SendElements(value);
-    } else {
-      starter->SendRows(value);
-    }
-    starter->Start(std::move(done));
-  });
+  engine().PushAsync({.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
+                      .reads = {value.var()},
+                      .writes = {ended},
+                      .lane = Lane::kComm,
+                      .start_inline = true},
+                     [starter = CallStarter(call), value](Completion done) {
+                       if constexpr (std::is_same_v<Array, NDArray>) {
+                         starter->SendElements(value);
+                       } else {
+                         starter->SendRows(value);
+                       }
+                       starter->Start(std::move(done));
+                     });
   return ended;
 }
 
-void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
-  bool whole = false;
-  std::vector<std::uint64_t> removals;
-  {
-    MutexLock lock(mutex_);
-    whole = whole_keys_;
-    for (const KeyArrays& pair : pairs) {
-      CheckKeyKind(call, pair.key, string_keys_);
-      if (keys_.find(pair.key) != keys_.end()) ThrowNotNew(call, pair.key);
-      removals.push_back(RemovalsLocked(pair.key));
+// Queues the requests that are answered once rank 0's value is there: an error if it is another
+// kind of value than the key's. As QueueValue.
+Var DistKVStore::QueueAwait(const KeyPtr& key, bool first_part) {
+  CallOptions options = OptionsOf(Kind::kInit, *key, 0);
+  options.flags |= kFlagNoValue;
+  const auto call = PartsCall::Make(calls_, key, options);
+  key->Enter(call);
+  Var ended = engine().NewVar("dist.ended");
+  engine().PushAsync(
+      {.name = "kvstore.init", .writes = {ended}, .lane = Lane::kComm, .start_inline = true},
+      [starter = CallStarter(call), first_part](Completion done) {
+        if (first_part) {
+          starter->SendNothingToTheFirst();
+        } else {
+          starter->SendNothing();
+        }
+        starter->Start(std::move(done));
+      });
+  return ended;
+}
+
+// Of a key in several parts first the first one says whether the value is as the key is: of another
+// one there may be no such parts to wait for, or they are elsewhere.
+void DistKVStore::AwaitValues(std::span<const KeyPtr> keys) {
+  for (const bool first_part : {true, false}) {
+    std::vector<Var> awaited;
+    {
+      const CallBatch together(*link_, keys.size());
+      for (const KeyPtr& key : keys) {
+        if (first_part || key->parts().size() > 1) awaited.push_back(QueueAwait(key, first_part));
+      }
     }
+    for (const Var& ended : awaited) engine().WaitForVar(ended);
   }
-  const bool gives_value = link_->rank() == 0;
-  if (gives_value) {
+}
+
+// What one call initialises: no other thread of this worker does the same meanwhile.
+class DistKVStore::Initialising {
+ public:
+  Initialising(DistKVStore& store, std::string_view call, std::span<const KeyArrays> pairs)
+      : store_(store) {
+    MutexLock lock(store_.mutex_);
+    for (const KeyArrays& pair : pairs) {
+      CheckKeyKind(call, pair.key, store_.string_keys_);
+      const std::uint64_t removals = store_.RemovalsLocked(pair.key);
+      const std::uint64_t id = KeyId(pair.key, removals);
+      if (store_.keys_.contains(pair.key) || store_.initialising_.contains(id)) {
+        ThrowNotNew(call, pair.key);
+      }
+      removals_.push_back(removals);
+      ids_.push_back(id);
+    }
+    whole_ = store_.whole_keys_;
+    store_.initialising_.insert(ids_.begin(), ids_.end());
+  }
+  ~Initialising() {
+    MutexLock lock(store_.mutex_);
+    for (const std::uint64_t id : ids_) store_.initialising_.erase(id);
+  }
+  Initialising(const Initialising&) = delete;
+  Initialising& operator=(const Initialising&) = delete;
+
+  std::uint64_t removals(std::size_t i) const { return removals_[i]; }
+  bool whole() const { return whole_; }
+
+ private:
+  DistKVStore& store_;
+  std::vector<std::uint64_t> removals_;
+  std::vector<std::uint64_t> ids_;
+  bool whole_ = false;
+};
+
+void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
+  const Initialising initialising(*this, call, pairs);
+  std::vector<KeyPtr> keys;
+  for (const KeyArrays& pair : pairs) {
+    WithFirstArray(pair, [&](const auto& value) {
+      constexpr bool kRowSparse = std::is_same_v<std::decay_t<decltype(value)>, RowSparseNDArray>;
+      keys.push_back(std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(),
+                                               value.dtype(), kRowSparse, initialising.whole(),
+                                               initialising.removals(keys.size())));
+    });
+  }
+  if (link_->rank() == 0) {
     for (const KeyArrays& pair : pairs) {
       WithFirstArray(pair, [](const auto& value) { value.WaitToRead(); });
     }
-  }
-  std::vector<std::pair<PartInfo, Var>> queued;
-  {
-    const CallBatch together(*link_, pairs.size());
-    for (const KeyArrays& pair : pairs) {
-      WithFirstArray(pair, [&](const auto& value) {
-        using Array = std::decay_t<decltype(value)>;
-        constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
-        const KeyPtr key =
-            std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(), value.dtype(),
-                                      kRowSparse, whole, removals[queued.size()]);
-        const Array* const sent = gives_value ? &value : nullptr;
-        queued.emplace_back(key->InfoOf(key->parts().front()),
-                            QueueValue<Array>(key, Kind::kInit, sent));
-      });
+    std::vector<Var> queued;
+    {
+      const CallBatch together(*link_, pairs.size());
+      for (const KeyArrays& pair : pairs) {
+        WithFirstArray(pair, [&](const auto& value) {
+          queued.push_back(QueueValue(keys[queued.size()], Kind::kInit, value));
+        });
+      }
     }
+    for (const Var& ended : queued) engine().WaitForVar(ended);
+  } else {
+    AwaitValues(keys);
   }
-  for (const auto& [info, ended] : queued) engine().WaitForVar(ended);
-  for (const auto& [info, ended] : queued) Insert(info);
+  // Of a key that another thread has removed meanwhile nothing is left.
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    Insert({keys[i]->InfoOf(keys[i]->parts().front()), initialising.removals(i)});
+  }
 }
 
 void DistKVStore::DoInit(std::span<const KeyArrays> pairs) {
@@ -218,7 +308,7 @@ void DistKVStore::DoReset(const KeyArrays& value) {
   WithFirstArray(value, [&](const auto& array) {
     CheckShapeAndDType("Reset", value.key, *key, array);
     array.WaitToRead();
-    engine().WaitForVar(QueueValue(key, Kind::kReset, &array));
+    engine().WaitForVar(QueueValue(key, Kind::kReset, array));
   });
 }
 

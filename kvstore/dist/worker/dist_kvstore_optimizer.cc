@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <functional>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -128,6 +130,19 @@ std::vector<Message> DistKVStore::SavedStates() const {
   return states;
 }
 
+// Which states to keep of those that servers save from here on: a server has those of earlier lives
+// of a key, too, while other workers have not removed it.
+std::function<bool(const PartStates&)> DistKVStore::IsOfThisLife() const {
+  MutexLock lock(mutex_);
+  return [this, before = removals_](const PartStates& states) {
+    const KeyRef key(states.info.key);
+    const auto found = before.find(key);
+    const std::uint64_t removals = found != before.end() ? found->second : 0;
+    MutexLock again(mutex_);
+    return states.part.key == KeyId(key, removals) && RemovalsLocked(key) == removals;
+  };
+}
+
 void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimizer) {
   const std::shared_ptr<Optimizer> optimizer = OptimizerFor("SaveOptimizerStates");
   WaitForOwnPushes();
@@ -136,7 +151,8 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
   states.optimizer = optimizer->name();
   states.multi_precision = plan->multi_precision;
   if (with_optimizer) states.settings = SettingsOf(*optimizer);
-  states.keys = JoinStates(SavedStates(), engine());
+  const auto is_of_this_life = IsOfThisLife();
+  states.keys = JoinStates(SavedStates(), is_of_this_life, engine());
   {
     MutexLock lock(mutex_);
     states.num_update = num_update_;
@@ -155,13 +171,14 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
   const auto plan = optimizer->plan();
   const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
   CheckMultiPrecision(file, states, *plan);
+  std::map<Key, KeyPtr> keys;
   for (const KeyStates& key : states.keys) {
-    const KeyPtr found = Find(kCall, key.key);
+    const KeyPtr& found = keys[key.key] = Find(kCall, key.key);
     if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
     if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
   }
-  const std::vector<ServerStates> cut = CutStates(
-      states.keys, [&](const KeyStates& key) -> DistKey& { return *FindKnown(kCall, key.key); });
+  const std::vector<ServerStates> cut =
+      CutStates(states.keys, [&](const KeyStates& key) -> DistKey& { return *keys.at(key.key); });
   std::vector<Request> requests;
   for (const ServerStates& of_server : cut) {
     Request& request = requests.emplace_back(
@@ -173,7 +190,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
   if (states.settings) ApplySettings(*states.settings, *optimizer);
   MutexLock lock(mutex_);
   num_update_ = states.num_update;
-  for (const KeyStates& key : states.keys) keys_.find(key.key)->second->updates = key.updates;
+  for (const KeyStates& key : states.keys) keys.at(key.key)->updates = key.updates;
 }
 
 void DistKVStore::SetGradientCompression(const CompressionOptions& options) {

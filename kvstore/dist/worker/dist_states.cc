@@ -73,12 +73,23 @@ class PayloadReader {
   std::uint64_t bytes() const { return payload_.bytes(); }
 
   void Read(std::byte* to, std::size_t bytes) {
+    Pass(bytes, [&](std::span<const std::byte> run) {
+      if (!run.empty()) ops::Copy(run.data(), to, run.size());
+      to += run.size();
+    });
+  }
+  void Skip(std::size_t bytes) {
+    Pass(bytes, [](std::span<const std::byte>) {});
+  }
+
+ private:
+  template <class Visit>
+  void Pass(std::size_t bytes, const Visit& visit) {
     while (bytes > 0) {
       if (run_ == payload_.runs().size()) ThrowUnreadable("arrays are missing");
       const std::span<const std::byte> rest = payload_.runs()[run_].subspan(at_);
       const std::size_t count = std::min(rest.size(), bytes);
-      if (count > 0) ops::Copy(rest.data(), to, count);
-      to += count;
+      visit(rest.first(count));
       bytes -= count;
       at_ += count;
       if (at_ == payload_.runs()[run_].size()) {
@@ -88,7 +99,6 @@ class PayloadReader {
     }
   }
 
- private:
   const Payload& payload_;
   std::size_t run_ = 0;
   std::size_t at_ = 0;
@@ -128,15 +138,30 @@ void AddPart(const PartStates& part, PayloadReader& reader, KeyStates& key, Engi
   }
 }
 
+void Skip(const PartStates& part, PayloadReader& reader) {
+  for (const PartStates::Array& array : part.arrays) {
+    if (array.elements < 0) ThrowUnreadable("a state of a wrong type or size");
+    reader.Skip(static_cast<std::size_t>(array.elements) * SizeOf(array.dtype));
+  }
+}
+
 }  // namespace
 
-std::vector<KeyStates> JoinStates(const std::vector<Message>& answers, Engine& engine) {
+std::vector<KeyStates> JoinStates(const std::vector<Message>& answers,
+                                  const std::function<bool(const PartStates&)>& wanted,
+                                  Engine& engine) {
   std::map<Key, KeyStates> keys;
   for (const Message& answer : answers) {
     StatesBody body;
     if (!Decode(answer.meta, &body)) ThrowUnreadable("an answer cannot be read");
     PayloadReader reader(answer.payload);
-    for (const PartStates& part : body.parts) AddPart(part, reader, keys[part.info.key], engine);
+    for (const PartStates& part : body.parts) {
+      if (wanted(part)) {
+        AddPart(part, reader, keys[part.info.key], engine);
+      } else {
+        Skip(part, reader);
+      }
+    }
   }
   std::vector<KeyStates> states;
   for (auto& [name, key] : keys) states.push_back(std::move(key));

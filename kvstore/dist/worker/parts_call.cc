@@ -117,6 +117,8 @@ void PartsCall::SendNothing() {
   for (const PlacedPart& part : key_->parts()) AddRequest(part);
 }
 
+void PartsCall::SendNothingToTheFirst() { AddRequest(key_->parts().front()); }
+
 void PartsCall::SendElements(const NDArray& array) {
   const auto owner = std::allocate_shared<const NDArray>(engine::BlockAllocator<NDArray>(), array);
   const auto* const data = static_cast<const std::byte*>(array.const_data());

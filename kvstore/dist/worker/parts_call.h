@@ -106,6 +106,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   // What the requests to the parts have with them; one of these is called, before Start. The arrays
   // are those that the running op may read.
   void SendNothing();
+  void SendNothingToTheFirst();             // part; to no others
   void SendElements(const NDArray& array);  // dense, of the key's shape
   void SendCodes(const NDArray& codes, const Compressor& compressor);
   void SendRows(const RowSparseNDArray& array);  // to each part the windows of its rows

@@ -115,5 +115,17 @@ TEST(RemoveMachine, WhatComesAgainOrLaterChangesNothing) {
   EXPECT_FALSE(job.parts().Has(SmallJob::IdOf(0)));
 }
 
+// It is not one that waits for rank 0.
+TEST(RemoveMachine, AnInitAfterTheRemovalIsRefusedThoughTheValueIsGone) {
+  SmallJob job(2);
+  InitAll(job, 2);
+  Remove(job, 0);
+  Remove(job, 1);
+  job.Run();
+  const auto again = job.Init(1, 0, {5});
+  job.Run();
+  EXPECT_NE(job.ErrorOf(again).find("was removed before"), std::string::npos) << job.ErrorOf(again);
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist

@@ -284,6 +284,39 @@ TEST(ServerProgram, ItsOptimizersForgetKeysThatAreResetOrRemoved) {
   });
 }
 
+// Worker 0 begins a new life of the key while worker 1 is still in the one before. The optimizer
+// knows the name alone.
+TEST(ServerProgram, ItsOptimizersForgetWhenANewLifeOfAKeyBeginsAndNotWhenTheOldOneEnds) {
+  Growing growing;
+  Job job({.num_workers = 2, .program = {.optimizers = growing.optimizers()}});
+  job.RunWorkers("dist_async", [&](int rank, KVStore& store, Engine& engine) {
+    const NDArray one = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
+    const auto value_after_push = [&] {
+      store.Push("w", one);
+      const NDArray out = NDArray::Zeros({3}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      return out.ToVector<float>()[0];
+    };
+    store.SetOptimizer(MakeForeignOptimizer("growing", {{"learning_rate", 1}, {"scale", 1}}));
+    store.Init("w", one);
+    if (rank == 0) {
+      EXPECT_EQ(value_after_push(), 1 - 1);
+      store.Remove("w");
+      store.Init("w", one);
+      EXPECT_EQ(value_after_push(), 1 - 1) << "of the life before";
+    }
+    store.Barrier();
+    if (rank == 1) {
+      store.Remove("w");
+      EXPECT_EQ(store.Keys(), std::vector<Key>{"w"});  // when it has come to the server
+    }
+    store.Barrier();
+    if (rank == 0) {
+      EXPECT_EQ(value_after_push(), 1 - 1 - 2) << "forgotten";
+    }
+  });
+}
+
 TEST(ServerProgram, AnErrorOfTheServersOptimizerComesBackAtTheWait) {
   Growing growing;
   Job job({.program = {.optimizers = growing.optimizers()}});
