@@ -55,6 +55,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -64,6 +65,7 @@
 #include "engine/async_state.h"
 #include "engine/completion_ring.h"
 #include "engine/gpu/gpu_queues.h"
+#include "engine/held_up.h"
 #include "engine/inbox.h"
 #include "engine/op.h"
 #include "engine/ready_queue.h"
@@ -108,6 +110,8 @@ class EngineCore {
   std::exception_ptr ErrorOf(const Var& var);
   // Of `op`, a GPU op whose body this thread runs; see fail_write.h.
   void FailWrite(Op* op, VarState* var, const std::exception_ptr& error);
+  // See held_up.h.
+  std::vector<std::uint64_t> HeldUpBy(std::span<const engine::OpVars> ops);
   void ClearError(const Var& var);
   bool AddPoller(WaitPoller& poller);
   void RemovePoller(WaitPoller& poller);

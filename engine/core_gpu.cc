@@ -1,9 +1,14 @@
 // Ops of GPUs: registered, issued and finished. gpu/gpu_queues.h has the design.
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "base/clock.h"
 #include "engine/core.h"
 #include "engine/fail_write.h"
+#include "engine/held_up.h"
 
 namespace heddle::internal {
 
@@ -149,6 +154,24 @@ void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& erro
                                     VarName(*var), op->name));
 }
 
+std::vector<std::uint64_t> EngineCore::HeldUpBy(std::span<const engine::OpVars> ops) {
+  std::vector<std::uint64_t> held;
+  held.reserve(ops.size());
+  const engine::TrackerGuard guard(lock_);
+  DrainToTailLocked();
+  for (const engine::OpVars& op : ops) {
+    std::uint64_t by = engine::kNoOp;
+    const auto add = [&by](std::uint64_t one) {
+      if (one == engine::kNoOp || one == by) return;
+      by = by == engine::kNoOp ? one : engine::kSeveralOps;
+    };
+    for (const VarRef var : op.reads) add(engine::Tracker::HeldUpBy(var.state(), false));
+    for (const VarRef var : op.writes) add(engine::Tracker::HeldUpBy(var.state(), true));
+    held.push_back(by);
+  }
+  return held;
+}
+
 // The event of `op` has happened: it and all that it waited for are done.
 void EngineCore::FinishGpuLocked(Op* op) {
   AsyncState* async = op->async_state();
@@ -167,6 +190,15 @@ void EngineCore::FinishGpuLocked(Op* op) {
 }  // namespace heddle::internal
 
 namespace heddle::engine {
+
+std::vector<std::uint64_t> HeldUpBy(std::span<const OpVars> ops) {
+  for (const OpVars& op : ops) {
+    for (const VarList* vars : {&op.reads, &op.writes}) {
+      if (!vars->empty()) return vars->begin()->state()->core->HeldUpBy(ops);
+    }
+  }
+  return std::vector<std::uint64_t>(ops.size(), kNoOp);
+}
 
 void FailWrite(const Var& var, const std::exception_ptr& error) {
   Op* const op = tls_context.op;

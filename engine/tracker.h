@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "base/check.h"
@@ -75,6 +76,9 @@ class Tracker {
 
   // Adds what `op`, about to be issued on `queue`, has to wait for on the device.
   static void CollectMarks(Op* op, const GpuQueue* queue, std::vector<GpuMark>* marks);
+
+  // The op that an access by a GPU op would wait for, were it registered now; see held_up.h.
+  static std::uint64_t HeldUpBy(const VarState* var, bool write);
 
   // `op` has been issued, and ends at `mark`; `failure` says why its launch failed, null if it did
   // not. on_ready(op) gets each GPU op that may be issued now.

@@ -1,8 +1,10 @@
 // What the tracker remembers of GPU ops between their issue and their end.
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "engine/gpu/gpu_queues.h"
+#include "engine/held_up.h"
 #include "engine/tracker.h"
 
 namespace heddle::engine {
@@ -27,6 +29,56 @@ void Tracker::CollectMarks(Op* op, const GpuQueue* queue, std::vector<GpuMark>* 
     if (!access.is_write()) continue;
     for (const GpuMark& read : gpu->reads) add(read);
   }
+}
+
+namespace {
+
+// Neither kNoOp nor kSeveralOps.
+std::uint64_t NumberOf(const Op* op) { return op->ticket + 1; }
+
+bool IsUnissued(const Op* writer) { return writer != nullptr && !writer->issued; }
+
+// Have all that were granted access to `var` been issued?
+bool AreIssued(const VarState* var) {
+  const GpuVar* const gpu = var->gpu.get();
+  const std::int64_t holders = std::int64_t{var->readers} + (var->writer != nullptr ? 1 : 0) +
+                               (gpu != nullptr ? gpu->stacked : 0);
+  return holders == (gpu != nullptr ? gpu->issued : 0);
+}
+
+// Of an access behind others in the queue of `var`.
+std::uint64_t LastInQueue(const VarState* var, bool write) {
+  Op* const last = var->tail.op();
+  // A write waits for all that is before it.
+  if (last->access(var->tail.index()).is_write()) return NumberOf(last);
+  if (write) {
+    // A read alone in the queue waits for the writer. Readers beside it wait for nobody.
+    const bool alone = var->head.op() == last && (IsUnissued(var->writer) || AreIssued(var));
+    return alone ? NumberOf(last) : kSeveralOps;
+  }
+  // A read waits for the last write.
+  constexpr int kLooks = 16;
+  const Op* writer = var->writer;
+  AccessRef next = var->head;
+  for (int looks = 0; next; ++looks) {
+    if (looks == kLooks) return kSeveralOps;
+    Op* const op = next.op();
+    const Access& access = op->access(next.index());
+    if (access.is_write()) writer = op;
+    next = access.next;
+  }
+  return writer != nullptr ? NumberOf(writer) : kSeveralOps;
+}
+
+}  // namespace
+
+std::uint64_t Tracker::HeldUpBy(const VarState* var, bool write) {
+  if (var->granting) return kSeveralOps;
+  if (var->head) return LastInQueue(var, write);
+  if (IsUnissued(var->writer)) return NumberOf(var->writer);  // what was before it is issued, V4
+  if (!write || AreIssued(var)) return kNoOp;
+  const bool alone = var->readers == 1 && var->reader_hint != nullptr;
+  return alone ? NumberOf(var->reader_hint) : kSeveralOps;
 }
 
 void Tracker::FailAlone(const Op* op, Access& access, FailureRecord* failure) {

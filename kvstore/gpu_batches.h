@@ -1,18 +1,24 @@
 // Cuts what one call does to many values on GPUs into few ops.
+//
+// The keys of a call are independent: none waits for what another one needs. An op for several keys
+// waits for all that any of them needs; so only keys share one that each of them, with an op of its
+// own, would wait for the same.
 #pragma once
 
 #include <heddle/device.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
+#include "engine/held_up.h"
+
 namespace heddle::kvstore {
 
-// Collects items, one a key, and calls queue(items) for those of each device, as soon as there are
-// as many as go into one op, and in Flush for the rest.
+// Collects items, one a key, and calls queue(items) for those of each device that wait for the
+// same, as soon as there are as many as go into one op, and in Flush for the rest.
 //
 // An op takes so many bytes that its launches cost little beside them, and so few that copies, and
 // ops of other streams, that wait for it need not wait for all keys of a large model.
@@ -24,34 +30,38 @@ class GpuBatches {
 
   explicit GpuBatches(Queue queue) : queue_(std::move(queue)) {}
 
+  // `held_up_by`: of the ops that the item would have alone, see engine/held_up.h.
   // `bytes` and `arrays`: of the key.
-  void Add(Device device, Item item, std::int64_t bytes, std::size_t arrays) {
-    auto batch = std::ranges::find(batches_, device, &Batch::device);
-    if (batch == batches_.end()) batch = batches_.insert(batch, {.device = device});
-    if (batch->bytes + bytes > kBytesMax || batch->arrays + arrays > kArraysMax) Flush(*batch);
-    batch->items.push_back(std::move(item));
-    batch->bytes += bytes;
-    batch->arrays += arrays;
+  void Add(Device device, std::uint64_t held_up_by, Item item, std::int64_t bytes,
+           std::size_t arrays) {
+    if (held_up_by == engine::kSeveralOps) {
+      queue_({std::move(item)});
+      return;
+    }
+    Batch& batch = batches_[{device.id, held_up_by}];
+    if (batch.bytes + bytes > kBytesMax || batch.arrays + arrays > kArraysMax) Flush(batch);
+    batch.items.push_back(std::move(item));
+    batch.bytes += bytes;
+    batch.arrays += arrays;
   }
   void Flush() {
-    for (Batch& batch : batches_) Flush(batch);
+    for (auto& [what, batch] : batches_) Flush(batch);
   }
 
  private:
   struct Batch {
-    Device device;
-    std::vector<Item> items = {};
+    std::vector<Item> items;
     std::int64_t bytes = 0;
     std::size_t arrays = 0;
   };
 
   void Flush(Batch& batch) {
     if (!batch.items.empty()) queue_(batch.items);
-    batch = {.device = batch.device};
+    batch = {};
   }
 
   Queue queue_;
-  std::vector<Batch> batches_;
+  std::map<std::pair<int, std::uint64_t>, Batch> batches_;  // by device and what they wait for
 };
 
 }  // namespace heddle::kvstore

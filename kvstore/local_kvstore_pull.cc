@@ -5,21 +5,12 @@
 
 #include <fmt/format.h>
 
-#include "kvstore/gpu_batches.h"
 #include "kvstore/local_kvstore.h"
 #include "storage/array_state.h"
 
 namespace heddle::kvstore {
 
 namespace {
-
-struct QueueOutputs {
-  int priority;
-
-  void operator()(std::span<const StoredValue::KeyOutputs> keys) const {
-    StoredValue::QueuePulls(keys, priority);
-  }
-};
 
 // Whole arrays, none of them twice. Of an array that several keys are pulled to the last wins, so
 // these keep their order.
@@ -44,15 +35,14 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
       pairs.size() > 1 &&
       std::ranges::any_of(values, [](const ValuePtr& value) { return IsOnGpu(value->device()); }) &&
       MayGoTogether(pairs);
-  GpuBatches<StoredValue::KeyOutputs, QueueOutputs> batches({priority});
+  std::vector<StoredValue::KeyOutputs> on_gpus;
   std::int64_t pulled_bytes = 0;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const auto& [key, arrays, row_sparse] = pairs[i];
     const ValuePtr& value = values[i];
     for (const NDArray& array : arrays) pulled_bytes += internal::StateOf(array).bytes;
     if (!arrays.empty() && together && IsOnGpu(value->device())) {
-      const std::int64_t bytes = value->bytes() * static_cast<std::int64_t>(arrays.size());
-      batches.Add(value->device(), {value, arrays}, bytes, arrays.size());
+      on_gpus.push_back({value, arrays});
     } else if (!arrays.empty()) {
       StoredValue::QueuePull(value, arrays, priority);
     } else if (ignore_sparse) {
@@ -61,7 +51,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
       StoredValue::QueuePull(value, row_sparse, priority);
     }
   }
-  batches.Flush();
+  if (!on_gpus.empty()) StoredValue::QueuePulls(on_gpus, priority);
   pulled_bytes_.fetch_add(pulled_bytes, std::memory_order_relaxed);
 }
 

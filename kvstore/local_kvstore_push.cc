@@ -6,25 +6,12 @@
 
 #include <fmt/format.h>
 
-#include "kvstore/gpu_batches.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "storage/array_state.h"
 
 namespace heddle::kvstore {
-
-namespace {
-
-struct QueueGradients {
-  int priority;
-
-  void operator()(std::span<const StoredValue::KeyGradients> keys) const {
-    StoredValue::QueuePushes(keys, priority);
-  }
-};
-
-}  // namespace
 
 std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
     std::string_view call, std::span<const KeyArrays> pairs, std::vector<std::size_t>* index_of) {
@@ -265,14 +252,11 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
 }
 
 void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority) {
-  GpuBatches<StoredValue::KeyGradients, QueueGradients> batches({priority});
+  std::vector<StoredValue::KeyGradients> on_gpus;
   for (KeyPush& push : pushes) {
     const bool plain = updaters == nullptr && push.old == nullptr && push.compressor == nullptr;
     if (plain && pushes.size() > 1 && !push.is_row_sparse() && IsOnGpu(push.value->device())) {
-      const Device device = push.value->device();
-      const std::int64_t bytes = push.value->bytes();
-      batches.Add(device, {push.value, push.arrays, std::move(push.update)}, bytes,
-                  push.arrays.size());
+      on_gpus.push_back({push.value, push.arrays, std::move(push.update)});
       continue;
     }
     const auto queue = [&](const auto& arrays) {
@@ -294,7 +278,7 @@ void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updat
       queue(push.arrays);
     }
   }
-  batches.Flush();
+  if (!on_gpus.empty()) StoredValue::QueuePushes(on_gpus, priority);
 }
 
 // Only now that the op which gives it a value is queued, so that no pull finds it without. Whoever

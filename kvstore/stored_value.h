@@ -85,8 +85,8 @@ class StoredValue {
   template <class Array>
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
-  // One op for several values, all on one GPU: the same as QueuePush, without a compressor, or
-  // QueuePull for each, in few launches. No value twice, outputs are whole arrays, none twice.
+  // For values on GPUs: the same as QueuePush, without a compressor, or QueuePull for each, in few
+  // ops and launches (gpu_batches.h). No value twice, outputs are whole arrays, none twice.
   struct KeyGradients {
     std::shared_ptr<StoredValue> value;
     std::span<const NDArray> gradients;
@@ -173,6 +173,9 @@ class StoredValue {
                                          const std::shared_ptr<const Compressor>& compressor,
                                          bool needs_value, int priority)
       REQUIRES(self->together_mutex_);
+  // One op for values on one GPU.
+  static void QueuePushOp(std::span<const KeyGradients> keys, int priority);
+  static void QueuePullOp(std::span<const KeyOutputs> keys, int priority);
   // QueuePush of what reaches the value.
   template <class Array>
   static void QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,

@@ -2,6 +2,8 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -10,7 +12,9 @@
 
 #include "base/check.h"
 #include "engine/fail_write.h"
+#include "engine/held_up.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/gpu_batches.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/held_arrays.h"
 #include "kvstore/near_arrays.h"
@@ -364,6 +368,23 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
 }
 
 void StoredValue::QueuePushes(std::span<const KeyGradients> keys, int priority) {
+  std::vector<engine::OpVars> vars;
+  for (const auto& [value, gradients, update] : keys) {
+    vars.push_back({VarListOf(gradients), {value->var()}});
+  }
+  const std::vector<std::uint64_t> held_up_by = engine::HeldUpBy(vars);
+  const auto queue = [priority](const std::vector<KeyGradients>& batch) {
+    QueuePushOp(batch, priority);
+  };
+  GpuBatches<KeyGradients, decltype(queue)> batches(queue);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const StoredValue& value = *keys[i].value;
+    batches.Add(value.device(), held_up_by[i], keys[i], value.bytes(), keys[i].gradients.size());
+  }
+  batches.Flush();
+}
+
+void StoredValue::QueuePushOp(std::span<const KeyGradients> keys, int priority) {
   Engine& engine = keys[0].value->engine();
   const Device device = keys[0].value->device();
   std::vector<VarRef> reads, writes;
@@ -385,6 +406,23 @@ void StoredValue::QueuePushes(std::span<const KeyGradients> keys, int priority) 
 }
 
 void StoredValue::QueuePulls(std::span<const KeyOutputs> keys, int priority) {
+  std::vector<engine::OpVars> vars;
+  for (const auto& [value, out] : keys) vars.push_back({{value->var()}, VarListOf(out)});
+  const std::vector<std::uint64_t> held_up_by = engine::HeldUpBy(vars);
+  const auto queue = [priority](const std::vector<KeyOutputs>& batch) {
+    QueuePullOp(batch, priority);
+  };
+  GpuBatches<KeyOutputs, decltype(queue)> batches(queue);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const StoredValue& value = *keys[i].value;
+    const std::size_t arrays = keys[i].out.size();
+    batches.Add(value.device(), held_up_by[i], keys[i],
+                value.bytes() * static_cast<std::int64_t>(arrays), arrays);
+  }
+  batches.Flush();
+}
+
+void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
   Engine& engine = keys[0].value->engine();
   const Device device = keys[0].value->device();
   std::vector<VarRef> reads, writes;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <latch>
 #include <memory>
 #include <mutex>
@@ -18,12 +19,17 @@
 #include <gtest/gtest.h>
 
 #include "engine/fail_write.h"
+#include "engine/held_up.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 
 namespace heddle::engine_test {
 namespace {
 
+using engine::HeldUpBy;
+using engine::kNoOp;
+using engine::kSeveralOps;
+using engine::OpVars;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -362,6 +368,82 @@ TEST_F(GpuTest, ABodyMayPushAndItsCapturesLiveUntilTheDeviceIsDone) {
   EXPECT_EQ(ran, 2);
   EXPECT_TRUE(watch.expired());
   EXPECT_EQ(engine.version(x), 2u);
+}
+
+// Asked on variables that ops hold, with and without others behind them.
+TEST_F(GpuTest, WhatHoldsUpAnOpIsSeenBeforeItIsPushed) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  const auto held_up_by = [](const VarList& reads, const VarList& writes) {
+    const OpVars vars{reads, writes};
+    return HeldUpBy({&vars, 1})[0];
+  };
+  EXPECT_EQ(held_up_by({x}, {y}), kNoOp);
+
+  Hold writer(engine, {.writes = {x, y}});
+  const std::uint64_t by_writer = held_up_by({x}, {});
+  EXPECT_NE(by_writer, kNoOp);
+  EXPECT_NE(by_writer, kSeveralOps);
+  EXPECT_EQ(held_up_by({}, {x}), by_writer);
+  EXPECT_EQ(held_up_by({x, z}, {y}), by_writer);
+  EXPECT_EQ(held_up_by({z}, {}), kNoOp);
+
+  Hold other(engine, {.writes = {z}});
+  EXPECT_NE(held_up_by({z}, {}), by_writer);
+  EXPECT_EQ(held_up_by({x, z}, {}), kSeveralOps);
+
+  Hold reader(engine, {.reads = {x}});  // behind the writer
+  EXPECT_EQ(held_up_by({x}, {}), by_writer);
+  const std::uint64_t by_reader = held_up_by({}, {x});
+  EXPECT_NE(by_reader, by_writer);
+  EXPECT_NE(by_reader, kSeveralOps);
+  Hold second_reader(engine, {.reads = {x}});
+  EXPECT_EQ(held_up_by({}, {x}), kSeveralOps);
+  Hold second_writer(engine, {.writes = {x}});
+  EXPECT_EQ(held_up_by({x}, {}), held_up_by({}, {x}));
+  Hold third_reader(engine, {.reads = {x}});
+  EXPECT_NE(held_up_by({x}, {}), held_up_by({}, {x}));
+
+  writer.Release();  // both readers run
+  engine.WaitForVar(y, kSoon);
+  EXPECT_EQ(held_up_by({y}, {}), kNoOp);
+  EXPECT_NE(held_up_by({x}, {}), kNoOp);
+  reader.Release();
+  second_reader.Release();
+  second_writer.Release();
+  engine.WaitForVar(x, kSoon);
+  EXPECT_EQ(held_up_by({x}, {}), kNoOp);  // beside the third reader
+  EXPECT_NE(held_up_by({}, {x}), kNoOp);
+  third_reader.Release();
+  other.Release();
+  engine.WaitForAll(kSoon);
+  EXPECT_EQ(held_up_by({x, y, z}, {x}), kNoOp);
+}
+
+// A device waits for what has been issued; a reader on a CPU has to end, and one of a GPU that has
+// still to be issued is one more to wait for.
+TEST_F(GpuTest, WhatHasBeenIssuedHoldsUpNothing) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), gate = engine.NewVar("gate");
+  const auto held_up_by = [](const VarList& reads, const VarList& writes) {
+    const OpVars vars{reads, writes};
+    return HeldUpBy({&vars, 1})[0];
+  };
+  std::latch end{1};
+  engine.PushGpu({.name = "writer", .writes = {x}, .device = Gpu(0)},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+  while (held_up_by({x}, {}) != kNoOp) std::this_thread::yield();
+  EXPECT_EQ(held_up_by({}, {x}), kNoOp);
+
+  Hold hold(engine, {.writes = {gate}});
+  engine.PushGpu({.name = "gated", .reads = {gate, x}, .device = Gpu(1)}, [](GpuStream) {});
+  EXPECT_EQ(held_up_by({x}, {}), kNoOp);
+  EXPECT_NE(held_up_by({}, {x}), kNoOp);
+  engine.Push({.name = "reader", .reads = {x}}, [] {});
+  EXPECT_EQ(held_up_by({}, {x}), kSeveralOps);
+  end.count_down();
+  hold.Release();
+  engine.WaitForAll(kSoon);
 }
 
 TEST_F(GpuTest, AnEngineIsDestroyedWithWorkPending) {

@@ -8,6 +8,7 @@
 #include <heddle/optimizer.h>
 #include <heddle/row_sparse.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -323,6 +324,74 @@ TEST_F(GpuStoreTest, KeysOfAListFailAlone) {
   store->Reset(2, ones());
   store->Pull(keys, out);
   EXPECT_THAT(out[1].ToVector<float>(), testing::Each(1.0F));
+}
+
+// A program that completes one key's input only when it has read another key's output. That the
+// keys stand in one list must not lock it out, whatever of the second key is still in use.
+TEST_F(GpuStoreTest, KeysOfAListDoNotWaitForEachOther) {
+  constexpr std::chrono::seconds kSoon{20};
+  const std::vector<Key> keys = {Key(1), Key(2), Key(3)};
+  enum Busy { kGradient, kFarGradient, kOutput, kValue };
+  for (const Busy busy : {kGradient, kFarGradient, kOutput, kValue}) {
+    SCOPED_TRACE(busy);
+    const auto store = KVStore::Create("device", *engine_);
+    std::vector<NDArray> start, out, early;
+    std::vector<std::vector<NDArray>> gradients;
+    for (int key = 1; key <= 3; ++key) {
+      start.push_back(Full({4, 2}, 0, Gpu(0)));
+      gradients.push_back({Full({4, 2}, key, Gpu(0)), Full({4, 2}, key, Gpu(1))});
+      out.push_back(Full({4, 2}, 0, Gpu(0)));
+      early.push_back(Full({4, 2}, 0, Gpu(0)));
+    }
+    store->Push(keys, start);  // all values lie on gpu(0)
+    engine_->WaitForAll();
+    std::unique_ptr<Hold> hold;
+    switch (busy) {
+      case kGradient:
+        hold = std::make_unique<Hold>(*engine_, VarList(), VarList{gradients[1][0].var()});
+        break;
+      case kFarGradient:
+        hold = std::make_unique<Hold>(*engine_, VarList(), VarList{gradients[1][1].var()});
+        break;
+      case kOutput:
+        hold = std::make_unique<Hold>(*engine_, VarList{out[1].var()}, VarList());
+        break;
+      case kValue:  // by a pull that still waits for its output
+        hold = std::make_unique<Hold>(*engine_, VarList{early[1].var()}, VarList());
+        store->Pull(keys, early);
+        break;
+    }
+    store->Push(keys, gradients);
+    store->Pull(keys, out);
+    out[0].WaitToRead(kSoon);
+    out[2].WaitToRead(kSoon);
+    if (busy != kOutput) {
+      EXPECT_THROW(out[1].WaitToRead(std::chrono::milliseconds(0)), TimeoutError);
+    }
+    hold->Release();
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_THAT(out[i].ToVector<float>(), testing::Each(2.0F * static_cast<float>(i + 1)));
+    }
+  }
+}
+
+// Keys that wait for one op share theirs: it holds up all of them alike.
+TEST_F(GpuStoreTest, KeysThatWaitForTheSameGoTogether) {
+  const auto store = KVStore::Create("device", *engine_);
+  const std::vector<Key> keys = {Key(1), Key(2), Key(3)};
+  std::vector<NDArray> arrays;
+  for (int key = 1; key <= 3; ++key) arrays.push_back(Full({4, 2}, key, Gpu(0)));
+  store->Init(keys, arrays);
+  engine_->WaitForAll();
+  Hold backward(*engine_, {}, {arrays[0].var(), arrays[1].var(), arrays[2].var()});
+  const std::uint64_t ops = engine_->stats().pushed;
+  store->Push(keys, arrays);
+  store->Pull(keys, arrays);
+  EXPECT_EQ(engine_->stats().pushed - ops, 2U);
+  backward.Release();
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_THAT(arrays[i].ToVector<float>(), testing::Each(static_cast<float>(i + 1)));
+  }
 }
 
 // Of an array that several keys of a list are pulled to, the last one wins.

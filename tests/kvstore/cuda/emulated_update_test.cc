@@ -178,8 +178,8 @@ TEST_F(EmulatedUpdate, AStepOfResNet50TakesAtMostSixteenLaunches) {
       run.gradient = address(size);
       for (std::size_t k = 0; k < rule->num_states(); ++k) run.states[k] = address(size);
       run.count = static_cast<std::size_t>(size);
-      pushes.Add(Gpu(0), run, size * 4, 1);
-      pulls.Add(Gpu(0), {run.weight, address(size), run.count * 4}, size * 4, 1);
+      pushes.Add(Gpu(0), engine::kNoOp, run, size * 4, 1);
+      pulls.Add(Gpu(0), engine::kNoOp, {run.weight, address(size), run.count * 4}, size * 4, 1);
     }
     pushes.Flush();
     pulls.Flush();
