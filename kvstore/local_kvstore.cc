@@ -1,6 +1,7 @@
 #include "kvstore/local_kvstore.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -21,7 +22,9 @@ LocalKVStore::ValuePtr LocalKVStore::Find(std::string_view call, KeyRef key) con
 
 template <class Array>
 LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef key, const Array& like) const {
-  const Device device = merge_on_ == MergeOn::kCpu ? Cpu() : like.device();
+  constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
+  const bool cpu = merge_on_ == MergeOn::kCpu || (kRowSparse && IsOnGpu(like.device()));
+  const Device device = cpu ? Cpu() : like.device();
   return std::make_shared<StoredValue>(key.ToKey(), like, device, engine());
 }
 

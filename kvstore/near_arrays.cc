@@ -3,54 +3,69 @@
 #include <algorithm>
 
 #include "storage/array_state.h"
+#include "storage/row_sparse_state.h"
 
 namespace heddle::kvstore {
 
 namespace {
 
-bool IsNear(const NDArray& array, Device device) {
+template <class Array>
+bool IsNear(const Array& array, Device device) {
   const Device its = internal::StateOf(array).device;
   return IsOnGpu(its) || IsOnGpu(device) ? its == device : true;
 }
 
 // Where what stands in for `array` lies.
-Device StandIn(const NDArray& array, Device device) {
+template <class Array>
+Device StandIn(const Array& array, Device device) {
   return IsOnGpu(device) ? device : CpuPinned(array.device().id);
 }
 
 }  // namespace
 
-bool AreNear(std::span<const NDArray> arrays, Device device) {
-  return std::ranges::all_of(arrays, [&](const NDArray& array) { return IsNear(array, device); });
+template <class Array>
+bool AreNear(std::span<const Array> arrays, Device device) {
+  return std::ranges::all_of(arrays, [&](const Array& array) { return IsNear(array, device); });
 }
 
-std::vector<NDArray> CopiesNear(std::span<const NDArray> arrays, Device device, int priority) {
-  std::vector<NDArray> near;
-  for (const NDArray& array : arrays) {
+template <class Array>
+std::vector<Array> CopiesNear(std::span<const Array> arrays, Device device, int priority) {
+  std::vector<Array> near;
+  for (const Array& array : arrays) {
     near.push_back(IsNear(array, device) ? array : array.Copy(StandIn(array, device), priority));
   }
   return near;
 }
 
-RelayedOutputs::RelayedOutputs(std::span<const NDArray> out, Device device) {
-  std::vector<NDArray> relays;
-  for (const NDArray& array : out) {
+template <class Array>
+RelayedOutputs<Array>::RelayedOutputs(std::span<const Array> out, Device device) {
+  std::vector<Array> relays;
+  for (const Array& array : out) {
     if (IsNear(array, device)) {
       near_.push_back(array);
       continue;
     }
-    auto relay = std::ranges::find(relays, array.dtype(), &NDArray::dtype);
+    auto relay = std::ranges::find(relays, array.dtype(), &Array::dtype);
     if (relay == relays.end()) {
       relay = relays.emplace(
-          relay, NDArray(array.shape(), array.dtype(), StandIn(array, device), array.engine()));
+          relay, Array(array.shape(), array.dtype(), StandIn(array, device), array.engine()));
       near_.push_back(*relay);
     }
     copies_.emplace_back(*relay, array);
   }
 }
 
-void RelayedOutputs::Forward(int priority) const {
+template <class Array>
+void RelayedOutputs<Array>::Forward(int priority) const {
   for (const auto& [from, to] : copies_) from.CopyTo(to, priority);
 }
+
+#define HEDDLE_INSTANTIATE(Array)                                                     \
+  template bool AreNear<Array>(std::span<const Array>, Device);                       \
+  template std::vector<Array> CopiesNear<Array>(std::span<const Array>, Device, int); \
+  template class RelayedOutputs<Array>
+HEDDLE_INSTANTIATE(NDArray);
+HEDDLE_INSTANTIATE(RowSparseNDArray);
+#undef HEDDLE_INSTANTIATE
 
 }  // namespace heddle::kvstore

@@ -3,14 +3,14 @@
 // A value on a GPU and the arrays of that GPU are *near* each other, and so are all values and
 // arrays on CPUs, pinned memory included. What is not near goes through a copy, queued beside the
 // op on the value: in pinned memory for values on CPUs, which a GPU fills and empties by itself, on
-// the value's GPU for the others. A failure of the original passes through the copy.
+// the value's GPU for the others. A failure of the original passes through the copy. A row-sparse
+// value lies on a CPU.
 #pragma once
 
 #include <heddle/ndarray.h>
 #include <heddle/row_sparse.h>
 
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,14 +18,14 @@ namespace heddle::kvstore {
 
 inline bool IsOnGpu(Device device) { return device.type == DeviceType::kGpu; }
 
-// Can the ops of a value on `device` touch all of them?
-bool AreNear(std::span<const NDArray> arrays, Device device);
-// Row-sparse arrays, and what takes them, lie on CPUs.
-inline bool AreNear(std::span<const RowSparseNDArray> /*arrays*/, Device /*device*/) {
-  return true;
-}
+// Array: NDArray or RowSparseNDArray.
 
-std::vector<NDArray> CopiesNear(std::span<const NDArray> arrays, Device device, int priority);
+// Can the ops of a value on `device` touch all of them?
+template <class Array>
+bool AreNear(std::span<const Array> arrays, Device device);
+
+template <class Array>
+std::vector<Array> CopiesNear(std::span<const Array> arrays, Device device, int priority);
 
 // Inputs of an op on a value on `device`, in their order: themselves if they are near, or copies,
 // which the constructor queues. The arrays outlive it.
@@ -35,10 +35,8 @@ class NearInputs {
   NearInputs(std::span<const Array> arrays, Device device, int priority) : view_(arrays) {
     if (AreNear(arrays, device)) [[likely]]
       return;
-    if constexpr (std::is_same_v<Array, NDArray>) {
-      copies_ = CopiesNear(arrays, device, priority);
-      view_ = copies_;
-    }
+    copies_ = CopiesNear(arrays, device, priority);
+    view_ = copies_;
   }
   NearInputs(const NearInputs&) = delete;
   NearInputs& operator=(const NearInputs&) = delete;
@@ -52,18 +50,19 @@ class NearInputs {
 
 // Outputs of an op that reads a value on `device`. Those that are not near are copies of relays,
 // one for each dtype, which the op writes in their place.
+template <class Array>
 class RelayedOutputs {
  public:
-  RelayedOutputs(std::span<const NDArray> out, Device device);
+  RelayedOutputs(std::span<const Array> out, Device device);
 
   // The outputs that are near, and the relays.
-  std::span<const NDArray> near() const { return near_; }
+  std::span<const Array> near() const { return near_; }
   // Queues the copies from the relays, after the op.
   void Forward(int priority) const;
 
  private:
-  std::vector<NDArray> near_;
-  std::vector<std::pair<NDArray, NDArray>> copies_;  // from, to
+  std::vector<Array> near_;
+  std::vector<std::pair<Array, Array>> copies_;  // from, to
 };
 
 }  // namespace heddle::kvstore

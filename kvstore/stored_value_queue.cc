@@ -322,13 +322,11 @@ template <class Array>
 void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                             int priority) {
   self->QueueFetch();
-  if constexpr (std::is_same_v<Array, NDArray>) {
-    if (!AreNear(out, self->device())) {
-      const RelayedOutputs outputs(out, self->device());
-      QueuePull(self, outputs.near(), priority);
-      outputs.Forward(priority);
-      return;
-    }
+  if (!AreNear(out, self->device())) {
+    const RelayedOutputs<Array> outputs(out, self->device());
+    QueuePull(self, outputs.near(), priority);
+    outputs.Forward(priority);
+    return;
   }
   Engine& engine = self->engine();
   const VarRef stored = self->var();
@@ -427,10 +425,10 @@ void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
   const Device device = keys[0].value->device();
   std::vector<VarRef> reads, writes;
   PullsOp op;
-  std::vector<RelayedOutputs> outputs;
+  std::vector<RelayedOutputs<NDArray>> outputs;
   for (const auto& [value, out] : keys) {
     value->QueueFetch();
-    const RelayedOutputs& relayed = outputs.emplace_back(out, device);
+    const RelayedOutputs<NDArray>& relayed = outputs.emplace_back(out, device);
     reads.emplace_back(value->var());
     for (const NDArray& array : relayed.near()) writes.emplace_back(array.var());
     op.pulls.push_back({value, HeldArrays<NDArray>(relayed.near())});
@@ -443,7 +441,7 @@ void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
                   .priority = priority,
                   .run_when_poisoned = true},
                  OnGpu<PullsOp>{std::move(op), engine, {}});
-  for (const RelayedOutputs& relayed : outputs) relayed.Forward(priority);
+  for (const RelayedOutputs<NDArray>& relayed : outputs) relayed.Forward(priority);
 }
 
 void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
@@ -451,14 +449,17 @@ void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
                                int priority) {
   const NearInputs near(View(row_ids), self->device(), priority);
   const NDArray& ids = near.view()[0];
+  const RelayedOutputs<RowSparseNDArray> outputs(out, self->device());
+  const std::span<const RowSparseNDArray> near_out = outputs.near();
   Queue(self->engine(),
         {.name = "kvstore.row_sparse_pull",
          .reads = {self->var(), ids.var()},
-         .writes = VarListOf(out),
-         .device = out[0].device(),
+         .writes = VarListOf(near_out),
+         .device = near_out[0].device(),
          .lane = Lane::kCopy,
          .priority = priority},
-        RowPullOp{self, {out.begin(), out.end()}, ids});
+        RowPullOp{self, {near_out.begin(), near_out.end()}, ids});
+  outputs.Forward(priority);
 }
 
 template <class Array>

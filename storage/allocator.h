@@ -42,7 +42,4 @@ void CheckMemoryOptions(const MemoryOptions& options);
 // by destructors of static objects. Those of other devices: storage/gpus.h.
 Allocator& CpuAllocator();
 
-// Throws InvalidArgument, naming `what`, unless `device` is a cpu(i): for what lies nowhere else.
-void CheckCpuDevice(const char* what, Device device);
-
 }  // namespace heddle::storage

@@ -60,7 +60,6 @@ void ThrowDevice(const char* operation, Device expected, Device given) {
 void CheckRowIdArray(const char* operation, const NDArray& row_ids, const Engine& engine) {
   CheckNotEmpty(operation, row_ids);
   if (&row_ids.engine() != &engine) ThrowOtherEngine(operation, row_ids.shape());
-  CheckNotOnGpu(operation, row_ids);
   if (row_ids.dtype() == DType::kBool) {
     throw InvalidArgument(
         fmt::format("{}: expected row ids of a numeric dtype, got bool", operation));

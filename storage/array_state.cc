@@ -53,11 +53,15 @@ void CheckTouch(const ArrayState& state, engine::Touch touch) {
 }
 
 void CheckGpuTouch(const ArrayState& state) {
+  CheckGpuTouch(state.device, state.shape, state.dtype);
+}
+
+void CheckGpuTouch(Device device, const Shape& shape, DType dtype) {
   const std::string op = engine::RunningCpuOp();
   if (op.empty()) return;
   throw InvalidArgument(
       fmt::format("{}: expected an array in the CPUs' memory, got one on {} (shape {}, {})", op,
-                  ToString(state.device), ToString(state.shape), Name(state.dtype)));
+                  ToString(device), ToString(shape), Name(dtype)));
 }
 
 void RetainArray(ArrayState* state) noexcept {

@@ -138,6 +138,7 @@ NDArray NewArrayGuardedBy(const Array& guard, Shape shape, DType dtype) {
 // Throws InvalidArgument, naming op and array, if the body of an op of the CPUs runs here: it would
 // take an address of a GPU for one of its own.
 void CheckGpuTouch(const ArrayState& state);
+void CheckGpuTouch(Device device, const Shape& shape, DType dtype);
 
 // The elements of an array, which the access checker lets a body have only if its op declares that.
 // Those of a GPU are for the bodies of GPU ops, and for nobody's eyes outside of ops.

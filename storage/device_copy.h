@@ -2,6 +2,7 @@
 #pragma once
 
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
 #include <cstdint>
 
@@ -27,5 +28,7 @@ StagingPlan PlanStaging(std::int64_t count, std::int64_t element_bytes);
 
 // NDArray::CopyTo, as checked, if `src` or `dst` lies on a GPU.
 void PushDeviceCopy(const NDArray& src, const NDArray& dst, int priority);
+// RowSparseNDArray::CopyTo likewise: whole, through pinned memory where a GPU does not reach it.
+void PushDeviceCopy(const RowSparseNDArray& src, const RowSparseNDArray& dst, int priority);
 
 }  // namespace heddle::storage

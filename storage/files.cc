@@ -246,7 +246,10 @@ void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
     if (storage::IsOnGpu(named.array)) named.array = named.array.Copy(Cpu());
     reads.emplace_back(named.array.var());
   }
-  for (const NamedRowSparseArray& named : row_sparse) reads.emplace_back(named.array.var());
+  for (NamedRowSparseArray& named : job.row_sparse) {
+    if (named.array.device().type == DeviceType::kGpu) named.array = named.array.Copy(Cpu());
+    reads.emplace_back(named.array.var());
+  }
   // The body keeps its failure rather than throwing it: it is this caller's alone, not
   // WaitForAll's.
   const auto shared = std::make_shared<SaveJob>(std::move(job));  // by this call and the body
@@ -300,9 +303,10 @@ ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
     CheckBools(in, tensor, array);
     loaded.arrays.push_back({std::move(tensor.name), array});
   }
-  JoinRowSparse(file, device, engine, &loaded);
+  JoinRowSparse(file, on_gpu ? Cpu() : device, engine, &loaded);
   if (on_gpu) {
     for (NamedArray& named : loaded.arrays) named.array = named.array.Copy(device);
+    for (NamedRowSparseArray& named : loaded.row_sparse) named.array = named.array.Copy(device);
   }
   return loaded;
 }

@@ -83,12 +83,6 @@ Allocator& CpuAllocator() {
   return *memory.allocator.load(std::memory_order_relaxed);
 }
 
-void CheckCpuDevice(const char* what, Device device) {
-  if (device.type == DeviceType::kCpu && device.id >= 0) return;
-  throw InvalidArgument(
-      fmt::format("{}: expected a device cpu(i) with i >= 0, got {}", what, ToString(device)));
-}
-
 }  // namespace heddle::storage
 
 namespace heddle {

@@ -13,8 +13,10 @@
 #include "ops/cast.h"
 #include "ops/elementwise.h"
 #include "ops/row_ids.h"
-#include "storage/allocator.h"
 #include "storage/array_checks.h"
+#include "storage/array_ops.h"
+#include "storage/device_copy.h"
+#include "storage/gpus.h"
 #include "storage/parallel.h"
 #include "storage/row_sparse_kernels.h"
 #include "storage/row_sparse_state.h"
@@ -81,6 +83,19 @@ void CheckRowIds(const char* operation, std::span<const std::int64_t> ids, std::
   }
 }
 
+bool IsOnGpu(const RowSparseNDArray& array) { return StateOf(array).is_on_gpu(); }
+
+// For operations that GPUs do not have yet.
+void CheckNotOnGpu(const char* operation, const RowSparseNDArray& array) {
+  if (IsOnGpu(array)) storage::ThrowNotOnGpu(operation, array.device());
+}
+
+// Host memory from and to which the GPU of `array` copies by itself.
+template <class Array>
+Device PinnedNear(const Array& array) {
+  return CpuPinned(array.device().id);
+}
+
 OpOptions Writing(OpName name, const RowSparseNDArray& out, int priority) {
   OpOptions options{.name = name, .writes = {out.var()}, .device = out.device()};
   options.priority = priority;
@@ -98,14 +113,16 @@ std::vector<std::size_t> SortedOrder(std::span<const std::int64_t> row_ids) {
 }  // namespace
 
 RowSparseNDArray::RowSparseNDArray(Shape shape, DType dtype, Device device, Engine& engine) {
-  storage::CheckCpuDevice("row-sparse array", device);
   state_ = std::make_shared<RowSparseState>(std::move(shape), dtype, device, engine);
 }
 
 RowSparseNDArray RowSparseNDArray::FromHost(std::span<const std::int64_t> row_ids, const void* rows,
                                             std::size_t count, DType from, Shape shape, DType dtype,
                                             Device device, Engine& engine) {
-  RowSparseNDArray out(std::move(shape), dtype, device, engine);
+  const bool on_gpu = device.type == DeviceType::kGpu;
+  if (on_gpu) storage::CheckDevice(device, engine);
+  const RowSparseNDArray out(std::move(shape), dtype, on_gpu ? CpuPinned(device.id) : device,
+                             engine);
   RowSparseState& state = StateOf(out);
   const auto row_size = static_cast<std::size_t>(state.row_size);
   const std::size_t expected = row_ids.size() * row_size;
@@ -125,7 +142,7 @@ RowSparseNDArray RowSparseNDArray::FromHost(std::span<const std::int64_t> row_id
     ops::Cast(from, static_cast<const std::byte*>(rows) + order[i] * row_size * SizeOf(from), dtype,
               state.rows.row(static_cast<std::int64_t>(i)), row_size);
   }
-  return out;
+  return on_gpu ? out.Copy(device) : out;
 }
 
 const Shape& RowSparseNDArray::shape() const { return Checked(*this).shape; }
@@ -160,6 +177,7 @@ const void* RowSparseNDArray::TypedConstRows(DType expected) const {
 
 void RowSparseNDArray::SetRowIds(std::span<const std::int64_t> row_ids) const {
   RowSparseState& state = Writable(*this);
+  CheckNotOnGpu("SetRowIds", *this);
   CheckRowIds("SetRowIds", row_ids, state.shape[0]);
   state.rows.Reset(static_cast<std::int64_t>(row_ids.size()));
   if (!row_ids.empty()) std::memcpy(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
@@ -176,6 +194,10 @@ void RowSparseNDArray::WaitToWrite(Deadline deadline) const {
 
 RowSparseNDArray RowSparseNDArray::FromDense(const NDArray& dense, int priority) {
   CheckNotEmpty("FromDense", dense);
+  if (storage::IsOnGpu(dense)) {
+    return FromDense(dense.Copy(PinnedNear(dense), priority), priority)
+        .Copy(dense.device(), priority);
+  }
   RowSparseNDArray out(dense.shape(), dense.dtype(), dense.device(), dense.engine());
   OpOptions options = Writing("FromDense", out, priority);
   options.reads = {dense.var()};
@@ -186,6 +208,7 @@ RowSparseNDArray RowSparseNDArray::FromDense(const NDArray& dense, int priority)
 void RowSparseNDArray::CopyTo(const RowSparseNDArray& dst, int priority) const {
   CheckFits("CopyTo", *this, dst);
   if (IsSameAs(dst)) return;
+  if (IsOnGpu(*this) || IsOnGpu(dst)) return storage::PushDeviceCopy(*this, dst, priority);
   OpOptions options = Writing("CopyTo", dst, priority);
   options.reads = {var()};
   options.lane = Lane::kCopy;
@@ -194,6 +217,12 @@ void RowSparseNDArray::CopyTo(const RowSparseNDArray& dst, int priority) const {
 
 void RowSparseNDArray::CopyTo(const NDArray& dst, int priority) const {
   CheckFits("CopyTo", *this, dst);
+  if (IsOnGpu(*this)) return Copy(PinnedNear(*this), priority).CopyTo(dst, priority);
+  if (storage::IsOnGpu(dst)) {
+    const NDArray staged(shape(), dst.dtype(), PinnedNear(dst), engine());
+    CopyTo(staged, priority);
+    return staged.CopyTo(dst, priority);
+  }
   OpOptions options{.name = "CopyTo",
                     .reads = {var()},
                     .writes = {dst.var()},
@@ -233,8 +262,15 @@ RowSparseNDArray RowSparseNDArray::ReadableCopy(DType dtype) const {
 }
 
 RowSparseNDArray RowSparseNDArray::Retain(const NDArray& row_ids, int priority) const {
-  RowSparseNDArray out(shape(), dtype(), device(), engine());
+  CheckNotEmpty("Retain", *this);
   storage::CheckRowIdArray("Retain", row_ids, engine());
+  if (storage::IsOnGpu(row_ids)) {
+    return Retain(row_ids.Copy(PinnedNear(row_ids), priority), priority);
+  }
+  if (IsOnGpu(*this)) {
+    return Copy(PinnedNear(*this), priority).Retain(row_ids, priority).Copy(device(), priority);
+  }
+  RowSparseNDArray out(shape(), dtype(), device(), engine());
   OpOptions options = Writing("Retain", out, priority);
   options.reads = {var(), row_ids.var()};
   engine().Push(options, [src = *this, row_ids, out] {
@@ -246,11 +282,16 @@ RowSparseNDArray RowSparseNDArray::Retain(const NDArray& row_ids, int priority) 
 
 void RowSparseNDArray::Clear(int priority) const {
   CheckNotEmpty("Clear", *this);
+  if (IsOnGpu(*this)) {
+    RowSparseNDArray(shape(), dtype(), CpuPinned(device().id), engine()).CopyTo(*this, priority);
+    return;
+  }
   engine().Push(Writing("Clear", *this, priority), [out = *this] { ToWrite(out).rows.Reset(0); });
 }
 
 const RowSparseNDArray& RowSparseNDArray::operator+=(const RowSparseNDArray& other) const {
   CheckAlike("Add", *this, other);
+  CheckNotOnGpu("Add", *this);
   OpOptions options = Writing("Add", *this, 0);
   options.reads = {var(), other.var()};
   engine().Push(options, [to = *this, other] {
@@ -266,6 +307,7 @@ const RowSparseNDArray& RowSparseNDArray::operator+=(const RowSparseNDArray& oth
 
 const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
   CheckNotEmpty("Multiply", *this);
+  CheckNotOnGpu("Multiply", *this);
   storage::CheckScalar("Multiply", dtype(), value);
   OpOptions options = Writing("Multiply", *this, 0);
   options.reads = {var()};
@@ -286,6 +328,7 @@ const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
 
 RowSparseNDArray operator+(const RowSparseNDArray& a, const RowSparseNDArray& b) {
   CheckAlike("Add", a, b);
+  CheckNotOnGpu("Add", a);
   RowSparseNDArray out(a.shape(), a.dtype(), a.device(), a.engine());
   Sum({a, b}, out);
   return out;
@@ -293,6 +336,7 @@ RowSparseNDArray operator+(const RowSparseNDArray& a, const RowSparseNDArray& b)
 
 RowSparseNDArray operator*(const RowSparseNDArray& a, Scalar b) {
   CheckNotEmpty("Multiply", a);
+  CheckNotOnGpu("Multiply", a);
   storage::CheckScalar("Multiply", a.dtype(), b);
   RowSparseNDArray out = a.Copy();
   out *= b;
@@ -302,6 +346,7 @@ RowSparseNDArray operator*(Scalar a, const RowSparseNDArray& b) { return b * a; 
 
 const NDArray& operator+=(const NDArray& a, const RowSparseNDArray& b) {
   CheckAlike("Add", a, b);
+  CheckNotOnGpu("Add", b);
   a.engine().Push(
       {.name = "Add", .reads = {a.var(), b.var()}, .writes = {a.var()}, .device = a.device()},
       [a, b] { storage::AddToDense(b, a); });
@@ -310,15 +355,14 @@ const NDArray& operator+=(const NDArray& a, const RowSparseNDArray& b) {
 
 void Sum(std::span<const RowSparseNDArray> inputs, const RowSparseNDArray& out, int priority) {
   CheckNotEmpty("Sum", out);
+  CheckNotOnGpu("Sum", out);
   if (inputs.empty()) throw InvalidArgument("Sum: expected at least one input, got none");
   std::vector<VarRef> reads;
   reads.reserve(inputs.size());
   for (const RowSparseNDArray& input : inputs) {
     CheckFits("Sum", out, input);
     if (out.dtype() != input.dtype()) storage::ThrowDType("Sum", out.dtype(), input.dtype());
-    if (out.device().type != input.device().type) {
-      storage::ThrowDevice("Sum", out.device(), input.device());
-    }
+    CheckNotOnGpu("Sum", input);
     reads.emplace_back(input.var());
   }
   OpOptions options = Writing("Sum", out, priority);

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "storage/gpus.h"
+
 namespace heddle::internal {
 
 namespace {
@@ -40,19 +42,30 @@ std::int64_t RowBytes(std::int64_t row_size, DType dtype) {
   return bytes;
 }
 
+// The memory of a device that `engine` knows.
+RowStorage StorageOf(Device device, const Engine& engine, std::int64_t row_bytes) {
+  storage::CheckDevice(device, engine);
+  auto [allocator, keeper] = storage::MemoryOf(device, engine);
+  return {allocator, row_bytes, std::move(keeper)};
+}
+
 }  // namespace
 
-void RowStorage::Reset(std::int64_t count) {
+RowStorage RowStorage::Renew(std::int64_t count) {
   count_ = 0;
+  RowStorage replaced(*allocator_, row_bytes_, keeper_);
   // Room for a few more: values that are written again and again have about as many rows each time.
   // But one that once had many does not hold their memory for ever.
   constexpr std::int64_t kKeptRows = 1024;
-  if (count > capacity_ || capacity_ > 4 * count + kKeptRows) *this = Another(count + count / 8);
+  if (count > capacity_ || capacity_ > 4 * count + kKeptRows) {
+    replaced = std::exchange(*this, Another(count + count / 8));
+  }
   count_ = count;
+  return replaced;
 }
 
 RowStorage RowStorage::Another(std::int64_t capacity) const {
-  RowStorage fresh(*allocator_, row_bytes_);
+  RowStorage fresh(*allocator_, row_bytes_, keeper_);
   if (capacity == 0) return fresh;
   const std::int64_t bytes = RowsBytes(capacity, row_bytes_);
   const std::int64_t ids_bytes = RowsBytes(capacity, kIdBytes);
@@ -74,6 +87,6 @@ RowSparseState::RowSparseState(Shape dims, DType type, Device where, Engine& of)
       engine(of),
       var(of.NewVar()),
       row_size(RowSize(shape)),
-      rows(storage::CpuAllocator(), RowBytes(row_size, type)) {}
+      rows(StorageOf(where, of, RowBytes(row_size, type))) {}
 
 }  // namespace heddle::internal

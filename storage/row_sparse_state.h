@@ -6,6 +6,11 @@
 // `rows` is touched only by the bodies of ops that name `var`, and by threads after a wait, as the
 // elements of an NDArray are. An op that fails leaves R1 and R2 true: it takes memory before it
 // writes, or leaves no rows.
+//
+// GPUs. Ids and rows lie in the GPU's memory, how many there are and where is known on the host: to
+// the bodies of GPU ops as if all that was issued before had happened. So whoever writes one knows
+// the number of its rows when it is issued, and keeps memory that has been replaced until it is
+// done (Renew).
 #pragma once
 
 #include <heddle/engine.h>
@@ -13,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -25,16 +31,20 @@ namespace heddle::internal {
 // Memory for ids and rows, which grows as needed.
 class RowStorage {
  public:
-  RowStorage(storage::Allocator& allocator, std::int64_t row_bytes)
-      : allocator_(&allocator), row_bytes_(row_bytes) {}
+  // `keeper`: what the allocator lives as long as; null: longer than any array.
+  RowStorage(storage::Allocator& allocator, std::int64_t row_bytes,
+             std::shared_ptr<void> keeper = nullptr)
+      : keeper_(std::move(keeper)), allocator_(&allocator), row_bytes_(row_bytes) {}
   RowStorage(RowStorage&& other) noexcept
-      : allocator_(other.allocator_),
+      : keeper_(std::move(other.keeper_)),
+        allocator_(other.allocator_),
         row_bytes_(other.row_bytes_),
         count_(std::exchange(other.count_, 0)),
         capacity_(std::exchange(other.capacity_, 0)),
         ids_(std::exchange(other.ids_, nullptr)),
         rows_(std::exchange(other.rows_, nullptr)) {}
   RowStorage& operator=(RowStorage other) noexcept {
+    std::swap(keeper_, other.keeper_);
     std::swap(allocator_, other.allocator_);
     std::swap(row_bytes_, other.row_bytes_);
     std::swap(count_, other.count_);
@@ -55,7 +65,9 @@ class RowStorage {
 
   // Room for `count` rows; ids and rows are undefined. Keeps memory that fits, not much more.
   // OutOfMemory: no rows.
-  void Reset(std::int64_t count);
+  void Reset(std::int64_t count) { Renew(count); }
+  // The same. Returns the memory that it has replaced, if any.
+  RowStorage Renew(std::int64_t count);
   // The first `count` rows, of those that there is room for.
   void set_count(std::int64_t count) { count_ = count; }
   // Empty storage for rows of the same size with room for `capacity` of them.
@@ -64,6 +76,7 @@ class RowStorage {
  private:
   void Free() noexcept;
 
+  std::shared_ptr<void> keeper_;
   storage::Allocator* allocator_;
   std::int64_t row_bytes_;
   std::int64_t count_ = 0;
@@ -74,6 +87,8 @@ class RowStorage {
 
 struct RowSparseState {
   RowSparseState(Shape dims, DType type, Device where, Engine& of);
+
+  bool is_on_gpu() const { return device.type == DeviceType::kGpu; }
 
   const Shape shape;
   const DType dtype;
@@ -99,6 +114,8 @@ inline RowSparseState& StateOf(const RowSparseNDArray& array) {
 // its op declares that.
 inline const RowSparseState& ToRead(const RowSparseNDArray& array) {
   const RowSparseState& state = StateOf(array);
+  if (state.is_on_gpu()) [[unlikely]]
+    CheckGpuTouch(state.device, state.shape, state.dtype);
   if (engine::ChecksAccess()) [[unlikely]] {
     CheckTouch(state.var, engine::Touch::kRead, state.shape, state.dtype, state.device);
   }
@@ -106,6 +123,8 @@ inline const RowSparseState& ToRead(const RowSparseNDArray& array) {
 }
 inline RowSparseState& ToWrite(const RowSparseNDArray& array) {
   RowSparseState& state = StateOf(array);
+  if (state.is_on_gpu()) [[unlikely]]
+    CheckGpuTouch(state.device, state.shape, state.dtype);
   if (engine::ChecksAccess()) [[unlikely]] {
     CheckTouch(state.var, engine::Touch::kWrite, state.shape, state.dtype, state.device);
   }

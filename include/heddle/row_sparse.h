@@ -92,7 +92,8 @@ class RowSparseNDArray {
   bool IsSameAs(const RowSparseNDArray& other) const { return state_ == other.state_; }
 
   // What is there: for the bodies of ops that name var(), or after a wait. T must be the dtype's
-  // type; rows<const float>() is only to be read, as NDArray::data<const float>().
+  // type; rows<const float>() is only to be read, as NDArray::data<const float>(). On a GPU, ids
+  // and rows are addresses of the device, for the bodies of GPU ops.
   std::int64_t num_rows() const;
   std::span<const std::int64_t> row_ids() const;
   template <class T>
@@ -108,7 +109,7 @@ class RowSparseNDArray {
   const void* const_rows() const;
   // For the bodies of ops that write var(): from now on the rows of `row_ids` are there, with
   // undefined contents, to be written through rows(). InvalidArgument, changing nothing, unless the
-  // ids are sorted, unique and in range; OutOfMemory, leaving no rows.
+  // ids are sorted, unique and in range, and for an array on a GPU; OutOfMemory, leaving no rows.
   void SetRowIds(std::span<const std::int64_t> row_ids) const;
 
   // Queued operations; a higher priority runs first.

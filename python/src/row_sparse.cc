@@ -46,7 +46,8 @@ nb::typed<nb::tuple, Dense, Dense> ToRows(Self self) {
   NDArray rows;
   {
     const Blocking blocking;
-    const RowSparseNDArray copy = Held(self).Copy();
+    const Device device = Held(self).device();
+    const RowSparseNDArray copy = Held(self).Copy(device.type == DeviceType::kGpu ? Cpu() : device);
     copy.WaitToRead();
     const std::span<const std::int64_t> held = copy.row_ids();
     const auto count = static_cast<std::int64_t>(held.size());

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "tests/kvstore/sim_store_gpu.h"
@@ -10,19 +11,20 @@
 
 namespace heddle::kvstore_test {
 
-// Stores of one process with arrays on four GPUs.
+inline std::shared_ptr<internal::GpuDriver> FourGpus() {
+  auto gpus = std::make_shared<SimStoreGpu>(4, std::random_device()());
+  gpus->set_turns_max(1);  // many small ops, one after another
+  return gpus;
+}
+
+// A store of one process with arrays on four GPUs.
+inline std::vector<StoreSetup> GpuSetupsOf(const char* store) {
+  return {{store, "threaded", 2, "", &FourGpus}, {store, "seeded", 1, "", &FourGpus}};
+}
+
 inline std::vector<StoreSetup> GpuSetups() {
-  std::vector<StoreSetup> setups;
-  for (const char* const store : {"local", "device"}) {
-    for (StoreSetup setup : {StoreSetup{store, "threaded", 2}, StoreSetup{store, "seeded", 1}}) {
-      setup.gpus = []() -> std::shared_ptr<internal::GpuDriver> {
-        auto gpus = std::make_shared<SimStoreGpu>(4, std::random_device()());
-        gpus->set_turns_max(1);  // many small ops, one after another
-        return gpus;
-      };
-      setups.push_back(setup);
-    }
-  }
+  std::vector<StoreSetup> setups = GpuSetupsOf("local");
+  for (StoreSetup& setup : GpuSetupsOf("device")) setups.push_back(std::move(setup));
   return setups;
 }
 

@@ -118,6 +118,77 @@ TEST_P(GpuStoreTypesTest, StepsTakeNoFreshMemory) {
   EXPECT_EQ(weights[1].ToVector<float>(), std::vector<float>(1000, -3 * (1 + kSteps)));
 }
 
+// Row-sparse gradients, outputs and row ids on all devices, against "local" with everything on
+// CPUs.
+TEST_P(GpuStoreTypesTest, RowSparseValuesHaveTheBitsOfTheCpus) {
+  constexpr std::int64_t kRows = 500;
+  const Shape shape{kRows, 3};
+  std::mt19937 random(static_cast<unsigned>(TestSeed()));
+  const auto rows_of = [&](unsigned one_in, DType dtype, Device device) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t id = 0; id < kRows; ++id) {
+      if (random() % one_in == 0) ids.push_back(id);
+    }
+    std::vector<float> values(3 * ids.size());
+    for (float& value : values) value = std::uniform_real_distribution<float>(-1, 1)(random);
+    return RowSparseNDArray::FromVectors<float>(ids, values, shape, dtype, device, *engine_);
+  };
+  const std::vector<Device> senders = {Gpu(1), Cpu(), Gpu(0), CpuPinned(1), Gpu(1)};
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool optimizer : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, {}", Name(dtype), optimizer));
+      const auto on_gpus = KVStore::Create(GetParam(), *engine_);
+      const auto on_cpus = KVStore::Create("local", *engine_);
+      const RowSparseNDArray start = rows_of(2, dtype, Gpu(1));
+      on_gpus->Init("w", start);
+      on_cpus->Init("w", start.Copy(Cpu()));
+      if (optimizer) {
+        on_gpus->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.9}));
+        on_cpus->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.9}));
+      }
+      for (int step = 0; step < 3; ++step) {
+        std::vector<RowSparseNDArray> gpu_side, cpu_side;
+        for (const Device sender : senders) {
+          gpu_side.push_back(rows_of(1 + random() % 20, dtype, sender));
+          cpu_side.push_back(gpu_side.back().Copy(Cpu()));
+        }
+        on_gpus->Push("w", gpu_side);
+        on_cpus->Push("w", cpu_side);
+        for (const RowSparseNDArray& array : gpu_side) array.Clear();  // the store has it
+        const RowSparseNDArray expected(shape, dtype, Cpu(), *engine_);
+        const std::vector<std::int64_t> ids = {7, 499, 3, 7, 250};
+        for (const bool some : {true, false}) {
+          const auto out = [&](Device device, DType type) {
+            return RowSparseNDArray(shape, type, device, *engine_);
+          };
+          const std::vector<RowSparseNDArray> found = {out(Gpu(0), dtype), out(Cpu(), dtype),
+                                                       out(Gpu(1), DType::kFloat64),
+                                                       out(CpuPinned(0), dtype)};
+          if (some) {
+            const auto wanted = [&](Device device) {
+              return NDArray::FromVector(ids, {5}, DType::kInt64, device, *engine_);
+            };
+            on_gpus->RowSparsePull("w", found, wanted(Gpu(1)));
+            on_cpus->RowSparsePull("w", expected, wanted(Cpu()));
+          } else {
+            on_gpus->Pull("w", found, 0, /*ignore_sparse=*/false);
+            on_cpus->Pull("w", expected, 0, /*ignore_sparse=*/false);
+          }
+          const RowVectors<float> all = expected.ToVectors<float>();
+          for (const RowSparseNDArray& array : found) {
+            const RowVectors<float> rows = array.ToVectors<float>();
+            ASSERT_EQ(rows.row_ids, all.row_ids);
+            ASSERT_EQ(rows.rows, all.rows);
+          }
+        }
+        const NDArray dense(shape, dtype, Gpu(0), *engine_);
+        on_gpus->Pull("w", dense);
+        ASSERT_EQ(dense.ToVector<float>(), expected.ToVector<float>());
+      }
+    }
+  }
+}
+
 // The device that a value of "device" lies on is seen by its updater.
 TEST_F(GpuStoreTest, ValuesGoToTheGpusThatPushThemSpreadBySize) {
   const auto store = KVStore::Create("device", *engine_);

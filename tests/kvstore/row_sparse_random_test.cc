@@ -18,6 +18,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -31,8 +32,9 @@ constexpr std::int64_t kRowSize = 3;
 
 class Calls {
  public:
-  Calls(Engine& engine, KVStore& store, bool adds, std::uint64_t seed)
-      : engine_(engine), store_(store), random_(seed), adds_(adds) {
+  // `on`: where what is meant for a cpu(i) lies.
+  Calls(Engine& engine, KVStore& store, bool adds, std::uint64_t seed, Device (*on)(Device))
+      : engine_(engine), store_(store), random_(seed), adds_(adds), on_(on) {
     for (int key = 0; key < kKeys; ++key) {
       const bool row_sparse = key % 2 == 0;
       const Rows rows = NewRows(row_sparse);
@@ -58,7 +60,7 @@ class Calls {
   std::int64_t Below(std::int64_t end) {
     return std::uniform_int_distribution<std::int64_t>(0, end - 1)(random_);
   }
-  Device AnyDevice() { return Cpu(static_cast<int>(Below(3))); }
+  Device AnyDevice() { return on_(Cpu(static_cast<int>(Below(3)))); }
 
   // Some rows; all for a dense array.
   Rows NewRows(bool row_sparse) {
@@ -244,6 +246,7 @@ class Calls {
   KVStore& store_;
   std::mt19937_64 random_;
   const bool adds_;
+  Device (*const on_)(Device);
   std::map<int, Model> models_;
   std::vector<std::function<void()>> checks_;
   int errors_ = 0;
@@ -255,16 +258,19 @@ class RowSparseRandomStoreTest : public StoreTest {
 };
 
 TEST_P(RowSparseRandomStoreTest, DefaultUpdater) {
-  Calls(engine, *store, /*adds=*/false, seed).Run(800);
+  Calls(engine, *store, /*adds=*/false, seed, &On).Run(Times(800));
 }
 
 TEST_P(RowSparseRandomStoreTest, AddingUpdaters) {
   const auto add = [](KeyRef, const auto& input, const auto& stored) { stored += input; };
   store->SetUpdaters({.dense = add, .row_sparse = add, .row_sparse_on_dense = add});
-  Calls(engine, *store, /*adds=*/true, seed).Run(800);
+  Calls(engine, *store, /*adds=*/true, seed, &On).Run(Times(800));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseRandomStoreTest, testing::ValuesIn(AllSetups()), SetupName);
+// Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
+INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseRandomStoreTest, testing::ValuesIn(GpuSetupsOf("local")),
+                         SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

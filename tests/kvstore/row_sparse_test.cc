@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -27,18 +28,18 @@ class RowSparseStoreTest : public StoreTest {
   // Rows of two elements each, all of them `value`.
   RowSparseNDArray Rows(const Ids& ids, float value, Device device = Cpu()) {
     return RowSparseNDArray::FromVectors<float>(ids, Floats(2 * ids.size(), value), rows_shape,
-                                                DType::kFloat32, device, engine);
+                                                DType::kFloat32, On(device), engine);
   }
   RowSparseNDArray NoRows(Device device = Cpu(), DType dtype = DType::kFloat32) {
-    return RowSparseNDArray(rows_shape, dtype, device, engine);
+    return RowSparseNDArray(rows_shape, dtype, On(device), engine);
   }
   NDArray Dense(Scalar value) {
-    return NDArray::Full(rows_shape, value, DType::kFloat32, Cpu(), engine);
+    return NDArray::Full(rows_shape, value, DType::kFloat32, On(Cpu()), engine);
   }
   template <class T>
   NDArray RowIds(const std::vector<T>& ids, Device device = Cpu()) {
-    return NDArray::FromVector<T>(ids, {static_cast<std::int64_t>(ids.size())}, kDTypeOf<T>, device,
-                                  engine);
+    return NDArray::FromVector<T>(ids, {static_cast<std::int64_t>(ids.size())}, kDTypeOf<T>,
+                                  On(device), engine);
   }
   template <class Array>
   Array Poison(const Array& array, const std::string& error) {
@@ -83,15 +84,15 @@ class RowSparseStoreTest : public StoreTest {
 
 TEST_P(RowSparseStoreTest, PublishedInitAndRowPull) {
   store->Init("4", RowSparseNDArray::FromDense(Full(1)));
-  RowSparseNDArray b(shape, DType::kFloat32, Cpu(), engine);
+  RowSparseNDArray b(shape, DType::kFloat32, On(Cpu()), engine);
   store->RowSparsePull("4", b, RowIds<float>({0, 1}));
   EXPECT_EQ(b.shape(), (Shape{2, 3}));
   EXPECT_EQ(b.ToVector<float>(), All(1));
 }
 
 TEST_P(RowSparseStoreTest, PublishedPushOfARowSparseValue) {
-  RowSparseNDArray b(shape, DType::kFloat32, Cpu(), engine);
-  store->Init("10", RowSparseNDArray::Zeros(shape, DType::kFloat32, Cpu(), engine));
+  RowSparseNDArray b(shape, DType::kFloat32, On(Cpu()), engine);
+  store->Init("10", RowSparseNDArray::Zeros(shape, DType::kFloat32, On(Cpu()), engine));
   store->Push("10", RowSparseNDArray::FromDense(Full(1)));
   store->RowSparsePull("10", b, RowIds<float>({0, 1}));
   EXPECT_EQ(b.ToVector<float>(), All(1));
@@ -99,9 +100,9 @@ TEST_P(RowSparseStoreTest, PublishedPushOfARowSparseValue) {
 
 TEST_P(RowSparseStoreTest, PublishedRowPulls) {
   const Shape square{3, 3};
-  store->Init("3",
-              RowSparseNDArray::FromDense(NDArray::Ones(square, DType::kFloat32, Cpu(), engine)));
-  RowSparseNDArray a(square, DType::kFloat32, Cpu(), engine);
+  store->Init(
+      "3", RowSparseNDArray::FromDense(NDArray::Ones(square, DType::kFloat32, On(Cpu()), engine)));
+  RowSparseNDArray a(square, DType::kFloat32, On(Cpu()), engine);
   store->RowSparsePull("3", a, RowIds<std::int64_t>({0, 2}));
   EXPECT_EQ(a.ToVector<float>(), (Floats{1, 1, 1, 0, 0, 0, 1, 1, 1}));
   store->RowSparsePull("3", a, RowIds<std::int64_t>({2, 2}));
@@ -182,7 +183,7 @@ TEST_P(RowSparseStoreTest, PullConvertsBetweenKindsAndDTypes) {
   store->Init("s", Rows({1, 2}, 1.5));
   store->Init("d", Rows({0, 4}, 2).ToDense());
   RowSparseNDArray half = NoRows(Cpu(1), DType::kFloat16);
-  NDArray ints = NDArray::Full(rows_shape, 9, DType::kInt32, Cpu(2), engine);
+  NDArray ints = NDArray::Full(rows_shape, 9, DType::kInt32, On(Cpu(2)), engine);
   store->Pull("s", {half, half}, 0, /*ignore_sparse=*/false);
   store->Pull("s", ints);
   Expect(half, {1, 2}, {1.5, 1.5});
@@ -212,7 +213,7 @@ TEST_P(RowSparseStoreTest, ResetOverwritesAValueOfEitherKind) {
   ExpectRows("d", {1}, {3});
   ExpectInvalid(
       [&] {
-        store->Reset("d", RowSparseNDArray({4, 2}, DType::kFloat32, Cpu(), engine));
+        store->Reset("d", RowSparseNDArray({4, 2}, DType::kFloat32, On(Cpu()), engine));
       },
       {"Reset", "'d'", "(5, 2)", "(4, 2)"});
   ExpectInvalid([&] { store->Reset("d", Dense(1).AsType(DType::kFloat16)); },
@@ -252,7 +253,7 @@ TEST_P(RowSparseStoreTest, ResetToTheOtherKindForgetsTheOptimizerState) {
 
 TEST_P(RowSparseStoreTest, ThePulledArrayMayBeTheStoredOne) {
   store->Init("k", RowSparseNDArray::FromVectors<float>({0, 1, 3}, {5, 5, 6, 6, 8, 8}, rows_shape,
-                                                        DType::kFloat32, Cpu(), engine));
+                                                        DType::kFloat32, On(Cpu()), engine));
   RowSparseNDArray stored;
   store->SetUpdaters({.dense = {},
                       .row_sparse = [&](KeyRef, const RowSparseNDArray&,
@@ -273,7 +274,7 @@ TEST_P(RowSparseStoreTest, ThePulledArrayMayBeTheStoredOne) {
 
 TEST_P(RowSparseStoreTest, RowPullTakesIdsOfAnyNumericDTypeOrderAndDevice) {
   store->Init("k", RowSparseNDArray::FromVectors<float>({0, 1, 3}, {0, 0, 1, 1, 3, 3}, rows_shape,
-                                                        DType::kFloat32, Cpu(), engine));
+                                                        DType::kFloat32, On(Cpu()), engine));
   RowSparseNDArray out = NoRows();
   const auto pull = [&](const NDArray& ids) {
     store->RowSparsePull("k", out, ids);
@@ -590,7 +591,7 @@ TEST_P(RowSparseStoreTest, APushOfAFailedArrayOntoANewKeyGivesItNoValue) {
 
 TEST_P(RowSparseStoreTest, BadInputIsRefusedAndChangesNothing) {
   store->Init({"s", "d"}, {Rows({1}, 1), Dense(1)});
-  const RowSparseNDArray other_shape({4, 2}, DType::kFloat32, Cpu(), engine);
+  const RowSparseNDArray other_shape({4, 2}, DType::kFloat32, On(Cpu()), engine);
   const RowSparseNDArray half = NoRows(Cpu(), DType::kFloat16);
   const RowSparseNDArray out = NoRows();
   const NDArray ids = RowIds<int>({1});
@@ -656,7 +657,7 @@ TEST_P(RowSparseStoreTest, TheRowsOfTheShapeCostNothing) {
   const std::int64_t last = vast[0] - 1;
   const auto rows = [&](const Ids& ids, float value) {
     return RowSparseNDArray::FromVectors<float>(ids, Floats(2 * ids.size(), value), vast,
-                                                DType::kFloat32, Cpu(), engine);
+                                                DType::kFloat32, On(Cpu()), engine);
   };
   store->Init("k", rows({}, 0));
   store->Push("k", {rows({0, last}, 1), rows({last}, 2)});
@@ -673,6 +674,9 @@ TEST_P(RowSparseStoreTest, TheRowsOfTheShapeCostNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseStoreTest, testing::ValuesIn(AllSetups()), SetupName);
+// Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
+INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseStoreTest, testing::ValuesIn(GpuSetupsOf("local")),
+                         SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

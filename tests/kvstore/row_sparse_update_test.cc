@@ -20,6 +20,7 @@
 #include "kvstore/optimizer/update_plan.h"
 #include "ops/dispatch.h"
 #include "ops/reduce.h"
+#include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 
 namespace heddle::kvstore_test {
@@ -170,7 +171,7 @@ class RowSparseUpdateTest : public StoreTest {
       values.insert(values.end(), row.begin(), row.end());
     }
     return RowSparseNDArray::FromVectors<float>(ids, values, {kRows, kRowSize}, dtype,
-                                                Cpu(static_cast<int>(random_() % 3)), engine);
+                                                On(Cpu(static_cast<int>(random_() % 3))), engine);
   }
 
   void Run(const Case& test) {
@@ -237,12 +238,12 @@ class RowSparseUpdateTest : public StoreTest {
       expected.insert(expected.end(), row.begin(), row.end());
     }
     if (partial) {
-      const RowSparseNDArray out({kRows, kRowSize}, DType::kFloat32, Cpu(), engine);
+      const RowSparseNDArray out({kRows, kRowSize}, DType::kFloat32, On(Cpu()), engine);
       store->Pull("k", out, 0, /*ignore_sparse=*/false);
       EXPECT_EQ(out.ToVectors<float>().row_ids, ids);
       EXPECT_EQ(out.ToVectors<float>().rows, expected);
     } else {
-      const NDArray out({kRows, kRowSize}, DType::kFloat32, Cpu(), engine);
+      const NDArray out({kRows, kRowSize}, DType::kFloat32, On(Cpu()), engine);
       store->Pull("k", out);
       EXPECT_EQ(out.ToVector<float>(), expected);
     }
@@ -294,7 +295,7 @@ TEST_P(RowSparseUpdateTest, LargeUpdatesHaveTheBitsOfDenseOnesInTheirRows) {
     std::vector<float> values(ids.size() * 16);
     for (float& value : values) value = std::uniform_real_distribution<float>(-1, 1)(random_);
     gradients.push_back(
-        RowSparseNDArray::FromVectors<float>(ids, values, big, DType::kFloat32, Cpu(), engine));
+        RowSparseNDArray::FromVectors<float>(ids, values, big, DType::kFloat32, On(Cpu()), engine));
   }
   std::vector<bool> touched(static_cast<std::size_t>(big[0]));
   std::vector<NDArray> dense;
@@ -304,7 +305,7 @@ TEST_P(RowSparseUpdateTest, LargeUpdatesHaveTheBitsOfDenseOnesInTheirRows) {
     }
     dense.push_back(gradient.ToDense());
   }
-  const NDArray start = NDArray::Full(big, 1.5, DType::kFloat32, Cpu(), engine);
+  const NDArray start = NDArray::Full(big, 1.5, DType::kFloat32, On(Cpu()), engine);
   store->Init({"lazy", "dense", "row-sparse"}, {start, start, RowSparseNDArray::FromDense(start)});
   store->SetOptimizer(std::make_shared<TestOptimizer>(Features{}));
   for (int push = 0; push < 2; ++push) {
@@ -312,7 +313,7 @@ TEST_P(RowSparseUpdateTest, LargeUpdatesHaveTheBitsOfDenseOnesInTheirRows) {
   }
   std::vector<std::vector<float>> values;
   for (const char* key : {"lazy", "dense", "row-sparse"}) {
-    const NDArray out(big, DType::kFloat32, Cpu(), engine);
+    const NDArray out(big, DType::kFloat32, On(Cpu()), engine);
     store->Pull(key, out);
     values.push_back(out.ToVector<float>());
   }
@@ -324,15 +325,16 @@ TEST_P(RowSparseUpdateTest, LargeUpdatesHaveTheBitsOfDenseOnesInTheirRows) {
 
 // A row-sparse weight of which no row is there yet.
 TEST_P(RowSparseUpdateTest, ALazyUpdateInsertsTheRowsOfTheGradientOnly) {
-  store->Init("k", RowSparseNDArray::Zeros({9, 1}, DType::kFloat32, Cpu(), engine));
+  store->Init("k", RowSparseNDArray::Zeros({9, 1}, DType::kFloat32, On(Cpu()), engine));
   store->SetOptimizer(std::make_shared<TestOptimizer>(Features{}));
   const auto push = [&](const std::vector<std::int64_t>& ids) {
-    store->Push("k", RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size(), 8),
-                                                          {9, 1}, DType::kFloat32, Cpu(), engine));
+    store->Push("k",
+                RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size(), 8), {9, 1},
+                                                     DType::kFloat32, On(Cpu()), engine));
   };
   push({4});
   push({7, 2});
-  const RowSparseNDArray out({9, 1}, DType::kFloat32, Cpu(), engine);
+  const RowSparseNDArray out({9, 1}, DType::kFloat32, On(Cpu()), engine);
   store->Pull("k", out, 0, /*ignore_sparse=*/false);
   EXPECT_EQ(out.ToVectors<float>().row_ids, (std::vector<std::int64_t>{2, 4, 7}));
   EXPECT_EQ(out.ToVectors<float>().rows, (std::vector<float>{-1, -1, -1}));
@@ -384,7 +386,7 @@ TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
           store->Push("k", {gradients[0].ToDense(), gradients[1].ToDense()});
         }
       }
-      const NDArray out({kRows, kRowSize}, DType::kFloat32, Cpu(), engine);
+      const NDArray out({kRows, kRowSize}, DType::kFloat32, On(Cpu()), engine);
       store->Pull("k", out);
       values.push_back(out.ToVector<float>());
     }
@@ -414,6 +416,9 @@ TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseUpdateTest, testing::ValuesIn(AllSetups()), SetupName);
+// Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
+INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseUpdateTest, testing::ValuesIn(GpuSetupsOf("local")),
+                         SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -3,7 +3,9 @@
 #include <heddle/error.h>
 #include <heddle/memory.h>
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
+#include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>
@@ -80,6 +82,29 @@ TEST_F(CudaArrays, CopiesInManySlicesArriveWhole) {
   for (int id = 0; id < GpuCount(); ++id) {
     const NDArray there = host.Copy(Gpu(id)).Copy(Gpu((id + 1) % GpuCount()));
     EXPECT_EQ(there.ToVector<std::int32_t>(), values);
+  }
+}
+
+TEST_F(CudaArrays, RowSparseArraysGoBetweenAllDevices) {
+  Engine engine;
+  std::vector<Device> devices = {Cpu(), CpuPinned(0)};
+  for (int id = 0; id < GpuCount(); ++id) devices.push_back(Gpu(id));
+  const Shape shape{100'000, 16};
+  for (const std::int64_t rows : {10, 20'000, 0}) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < rows; ++i) ids.push_back(i * 5);
+    std::vector<float> values(ids.size() * 16);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000);
+    for (const Device from : devices) {
+      for (const Device to : devices) {
+        SCOPED_TRACE(fmt::format("{} rows, {} to {}", rows, ToString(from), ToString(to)));
+        const auto there =
+            RowSparseNDArray::FromVectors<float>(ids, values, shape, DType::kFloat32, from, engine);
+        const RowVectors<float> found = there.Copy(to).ToVectors<float>();
+        EXPECT_EQ(found.row_ids, ids);
+        EXPECT_EQ(found.rows, values);
+      }
+    }
   }
 }
 

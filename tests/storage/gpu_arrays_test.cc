@@ -7,14 +7,18 @@
 #include <heddle/ndarray.h>
 #include <heddle/row_sparse.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +26,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "storage/device_copy.h"
 #include "storage/dlpack.h"
@@ -416,6 +421,160 @@ TEST_P(GpuArrays, AreSavedAndLoaded) {
   std::filesystem::remove(file);
 }
 
+// --- row-sparse arrays ---------------------------------------------------------------------------
+
+class GpuRowSparse : public GpuArrays {
+ protected:
+  // `count` rows of random ids, in random order; values that all dtypes of the tests hold.
+  RowSparseNDArray Rows(std::int64_t count, Device device, DType dtype = DType::kFloat32) {
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(kShape[0]));
+    std::iota(ids.begin(), ids.end(), std::int64_t{0});
+    std::ranges::shuffle(ids, random_);
+    ids.resize(static_cast<std::size_t>(count));
+    std::vector<float> values(ids.size() * static_cast<std::size_t>(kShape[1]));
+    for (float& value : values) value = static_cast<float>(random_() % 100);
+    return RowSparseNDArray::FromVectors<float>(ids, values, kShape, dtype, device, *engine_);
+  }
+  static void ExpectEqual(const RowSparseNDArray& found, const RowSparseNDArray& expected) {
+    const RowVectors<float> a = found.ToVectors<float>();
+    const RowVectors<float> b = expected.ToVectors<float>();
+    EXPECT_EQ(a.row_ids, b.row_ids);
+    EXPECT_EQ(a.rows, b.rows);
+  }
+
+  const Shape kShape{3000, 3};
+  std::mt19937_64 random_{BaseSeed()};
+};
+INSTANTIATE_TEST_SUITE_P(All, GpuRowSparse, testing::ValuesIn(Configs()), engine_test::ConfigLabel);
+
+// Between any two devices, with and without a cast, onto arrays that hold more rows and fewer.
+TEST_P(GpuRowSparse, CopiesGoBetweenAllDevices) {
+  const std::vector<Device> devices = {Cpu(1), CpuPinned(1), Gpu(0), Gpu(1)};
+  if (BaseSeed() % 2 == 0) gpu_->Unlink();
+  for (const Device from : devices) {
+    for (const Device to : devices) {
+      for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
+        SCOPED_TRACE(fmt::format("{} to {} as {}", ToString(from), ToString(to), Name(dtype)));
+        const RowSparseNDArray out = Rows(20, to, dtype);
+        for (const std::int64_t count : {7, 2500, 0, 30}) {
+          const RowSparseNDArray value = Rows(count, Cpu());
+          const RowSparseNDArray there = value.Copy(from);
+          there.CopyTo(out);
+          there.Clear();  // after the copy
+          ExpectEqual(out, value);
+          ExpectEqual(there, Rows(0, Cpu()));
+        }
+      }
+    }
+  }
+}
+
+// Ops on all streams still use what a later one replaces by larger or smaller memory. The devices
+// see it if that is freed too early: blocks are given back at once.
+TEST_P(GpuRowSparse, ReplacedMemoryLivesUntilItsLastOp) {
+  const MemoryOptions memory{.allocator = "system"};
+  Gpus::Of(*engine_).Configure(DeviceType::kGpu, memory);
+  Gpus::Of(*engine_).Configure(DeviceType::kCpuPinned, memory);
+  const std::vector<Device> devices = {CpuPinned(0), Gpu(0), Gpu(1)};
+  {
+    std::vector<RowSparseNDArray> found, expected;
+    for (const Device device : devices) {
+      found.push_back(Rows(5, device));
+      expected.push_back(found.back().Copy(Cpu()));
+    }
+    for (int i = 0; i < engine_test::Scaled(200); ++i) {
+      const std::size_t to = random_() % devices.size();
+      const std::size_t from = random_() % devices.size();
+      if (random_() % 3 == 0) {
+        const RowSparseNDArray fresh =
+            Rows(static_cast<std::int64_t>(random_() % 2 == 0 ? random_() % 9 : 2000), Cpu());
+        fresh.CopyTo(found[to]);
+        fresh.CopyTo(expected[to]);
+      } else {
+        found[from].CopyTo(found[to]);
+        expected[from].CopyTo(expected[to]);
+      }
+    }
+    for (std::size_t i = 0; i < devices.size(); ++i) ExpectEqual(found[i], expected[i]);
+  }
+  engine_->WaitForAll();
+  for (const Device device : {Gpu(0), Gpu(1), CpuPinned()}) {
+    EXPECT_EQ(gpu_->bytes_used(device), 0) << ToString(device);
+  }
+}
+
+TEST_P(GpuRowSparse, BecomeDenseAndComeFromDense) {
+  const RowSparseNDArray value = Rows(40, Cpu());
+  const std::vector<float> all = value.ToVector<float>();
+  const NDArray dense = value.Copy(Gpu(0)).ToDense();
+  EXPECT_EQ(dense.device(), Gpu(0));
+  EXPECT_EQ(dense.ToVector<float>(), all);
+  const NDArray other({kShape[0], kShape[1]}, DType::kInt32, Gpu(1), *engine_);
+  value.CopyTo(other);
+  EXPECT_EQ(other.ToVector<float>(), all);
+  value.Copy(Gpu(0)).CopyTo(other);
+  EXPECT_EQ(other.ToVector<float>(), all);
+  const RowSparseNDArray back = RowSparseNDArray::FromDense(dense);
+  EXPECT_EQ(back.device(), Gpu(0));
+  EXPECT_EQ(back.ToVector<float>(), all);
+}
+
+TEST_P(GpuRowSparse, RowsAreRetainedByIdsOnAnyDevice) {
+  const RowSparseNDArray value = Rows(1500, Cpu());
+  const std::vector<std::int64_t> wanted = {5, 2999, 5, 0, 77};
+  const RowSparseNDArray expected =
+      value.Retain(NDArray::FromVector(wanted, {5}, DType::kInt64, Cpu(), *engine_));
+  for (const Device rows : {Cpu(), Gpu(0)}) {
+    for (const Device ids : {Cpu(), Gpu(1)}) {
+      const RowSparseNDArray found =
+          value.Copy(rows).Retain(NDArray::FromVector(wanted, {5}, DType::kInt64, ids, *engine_));
+      EXPECT_EQ(found.device(), rows);
+      ExpectEqual(found, expected);
+    }
+  }
+}
+
+TEST_P(GpuRowSparse, AreSavedAndLoaded) {
+  const RowSparseNDArray value = Rows(12, Gpu(0));
+  const std::string file = fmt::format("{}gpu_row_sparse.{}", testing::TempDir(), ::getpid());
+  SaveArrays(file, {}, {{"x", value}}, {});
+  const RowSparseNDArray loaded = LoadArrays(file, Gpu(1), *engine_).FindRowSparse("x");
+  EXPECT_EQ(loaded.device(), Gpu(1));
+  ExpectEqual(loaded, value);
+  std::filesystem::remove(file);
+}
+
+// What fails passes through the copies; memory that is short fails the copy, and nothing else.
+TEST_P(GpuRowSparse, FailuresPassThroughCopies) {
+  const RowSparseNDArray bad = Rows(5, Gpu(0));
+  engine_->Push({.name = "fail", .writes = {bad.var()}}, [] { throw std::runtime_error("bad"); });
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { bad.Copy(Gpu(1)).ToVectors<float>(); }), "bad");
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { bad.Copy(Cpu()).WaitToRead(); }), "bad");
+  EXPECT_THROW(engine_->WaitForAll(), std::runtime_error);
+
+  const RowSparseNDArray value = Rows(2000, Gpu(0));
+  const RowSparseNDArray out = Rows(3, Gpu(1));
+  value.WaitToRead();
+  out.WaitToRead();
+  Gpus::Of(*engine_).Trim(DeviceType::kGpu);
+  gpu_->set_device_bytes(0);
+  value.CopyTo(out);
+  EXPECT_THROW(out.WaitToRead(), OutOfMemory);
+  EXPECT_THROW(engine_->WaitForAll(), OutOfMemory);
+  gpu_->set_device_bytes(std::int64_t{1} << 40);
+  engine_->ClearError(out.var());
+  ExpectEqual(out, Rows(0, Cpu()));
+  value.CopyTo(out);
+  ExpectEqual(out, value);
+}
+
+TEST_P(GpuRowSparse, TheBodyOfACpuOpDoesNotGetTheirAddresses) {
+  const RowSparseNDArray rows = Rows(5, Gpu(1));
+  engine_->Push({.name = "peek", .reads = {rows.var()}}, [rows] { rows.row_ids(); });
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { engine_->WaitForAll(); }),
+              AllOf(HasSubstr("'peek'"), HasSubstr("gpu(1)")));
+}
+
 // --- what is refused -----------------------------------------------------------------------------
 
 TEST_P(GpuArrays, WhatGpusDoNotHaveIsRefusedByNameAndPushesNothing) {
@@ -437,7 +596,15 @@ TEST_P(GpuArrays, WhatGpusDoNotHaveIsRefusedByNameAndPushesNothing) {
   refused("AssignPart", [&] { AssignPart(a, part, a.Slice(0, 2)); });
   refused("Add", [&] { a += on_cpu; });
   refused("Sum", [&] { Sum({a, on_cpu}, a); });
-  refused("row-sparse", [&] { RowSparseNDArray::FromDense(a); });
+  const RowSparseNDArray rows({4, 4}, DType::kFloat32, Gpu(1), *engine_);
+  const std::vector<std::int64_t> ids = {1};
+  refused("Add", [&] { rows += rows; });
+  refused("Add", [&] { rows + rows; });
+  refused("Add", [&] { a += rows; });
+  refused("Multiply", [&] { rows *= 2; });
+  refused("Multiply", [&] { rows * 2; });
+  refused("Sum", [&] { Sum({rows}, rows); });
+  refused("SetRowIds", [&] { rows.SetRowIds(ids); });
   EXPECT_EQ(engine_->stats().pushed, pushed);
 }
 

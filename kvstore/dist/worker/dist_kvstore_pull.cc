@@ -141,8 +141,8 @@ void DistKVStore::DoRowSparsePull(std::span<const KeyRowPull> pulls, int priorit
   std::vector<KeyPtr> keys;
   for (const KeyRowPull& pull : pulls) {
     CheckRowPull(pull, engine());
-    const KeyArrays ids(pull.key, pull.row_ids);
-    CheckOnCpus("RowSparsePull", {&ids, 1});
+    const KeyArrays arrays[] = {{pull.key, pull.out}, {pull.key, pull.row_ids}};
+    CheckOnCpus("RowSparsePull", arrays);
     CheckRowPullOf(*keys.emplace_back(Find("RowSparsePull", pull.key)), pull);
   }
   for (std::size_t i = 0; i < pulls.size(); ++i) {
