@@ -37,18 +37,6 @@ void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& eng
   });
 }
 
-void CheckOnCpus(std::string_view call, std::span<const KeyArrays> pairs) {
-  for (const KeyArrays& pair : pairs) {
-    ForEachArray(pair, [&](const auto& array) {
-      if (array.device().type != DeviceType::kGpu) return;
-      throw InvalidArgument(
-          fmt::format("{}: key {}: this type of store does not take arrays of GPUs yet: expected "
-                      "cpu(i), got {}",
-                      call, ToString(pair.key), ToString(array.device())));
-    });
-  }
-}
-
 void CheckOneArray(std::string_view call, const KeyArrays& pair, const Engine& engine) {
   CheckArrays(call, pair, engine);
   const std::size_t count = pair.arrays.size() + pair.row_sparse.size();

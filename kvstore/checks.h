@@ -22,8 +22,6 @@ namespace heddle::kvstore {
 void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& engine);
 // The same, and exactly one.
 void CheckOneArray(std::string_view call, const KeyArrays& pair, const Engine& engine);
-// None of them on a GPU.
-void CheckOnCpus(std::string_view call, std::span<const KeyArrays> pairs);
 // None of them row-sparse.
 void CheckDense(std::string_view call, const KeyArrays& pair);
 

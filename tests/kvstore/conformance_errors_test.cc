@@ -254,6 +254,8 @@ TEST_P(ConformanceErrorsTest, ResetComesAfterEarlierPushesAndPulls) {
 INSTANTIATE_TEST_SUITE_P(All, ConformanceErrorsTest, testing::ValuesIn(ConformanceSetups()),
                          SetupName);
 INSTANTIATE_TEST_SUITE_P(Gpus, ConformanceErrorsTest, testing::ValuesIn(GpuSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(DistGpus, ConformanceErrorsTest, testing::ValuesIn(DistGpuSetups()),
+                         SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

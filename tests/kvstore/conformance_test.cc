@@ -361,12 +361,12 @@ TEST_P(ConformanceTest, RowsOfRowSparseValues) {
   const Shape whole{100, 2};
   const auto rows = [&](const std::vector<std::int64_t>& ids, float value) {
     return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size() * 2, value),
-                                                whole, DType::kFloat32, Cpu(), engine);
+                                                whole, DType::kFloat32, On(Cpu()), engine);
   };
   store->SetOptimizer(Sgd({.learning_rate = 1}));
   store->Init("k", rows({0, 50, 99}, 10));
   store->Push("k", {rows({0, 70}, 1), rows({70, 99}, 2)});
-  RowSparseNDArray out(whole, DType::kFloat32, Cpu(), engine);
+  RowSparseNDArray out(whole, DType::kFloat32, On(Cpu()), engine);
   const NDArray ids =
       NDArray::FromVector<std::int64_t>({99, 50, 70, 50}, {4}, DType::kInt64, On(Cpu()), engine);
   store->RowSparsePull("k", out, ids);
@@ -420,7 +420,7 @@ TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
   const Shape whole{600, 300};
   const auto rows = [&](const std::vector<std::int64_t>& ids, float value) {
     return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size() * 300, value),
-                                                whole, DType::kFloat32, Cpu(), engine);
+                                                whole, DType::kFloat32, On(Cpu()), engine);
   };
   const auto expect = [&](const std::string& key, float others,
                           const std::vector<std::pair<std::int64_t, float>>& changed) {
@@ -460,7 +460,7 @@ TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRo
   if (MergesOnGpus()) GTEST_SKIP() << "refused: GpuStoreTest";
   const Shape whole{100, 2};
   const auto rows = RowSparseNDArray::FromVectors<float>({3, 99}, {1, 2, 3, 4}, whole,
-                                                         DType::kFloat32, Cpu(), engine);
+                                                         DType::kFloat32, On(Cpu()), engine);
   std::vector<float> expected(200, 0);
   expected[6] = 1, expected[7] = 2, expected[198] = 3, expected[199] = 4;
   const NDArray sevens = NDArray::Full(whole, 7, DType::kFloat32, On(Cpu()), engine);
@@ -477,7 +477,7 @@ TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRo
     store->PushPull(key, sevens, out);
     EXPECT_EQ(out.ToVector<float>(), std::vector<float>(200, 7)) << key;
     store->PushPull(key, rows, RowSparseNDArray(rows));
-    RowSparseNDArray got(whole, DType::kFloat32, Cpu(), engine);
+    RowSparseNDArray got(whole, DType::kFloat32, On(Cpu()), engine);
     store->Pull(key, got, 0, /*ignore_sparse=*/false);
     EXPECT_EQ(got.ToVectors<float>().row_ids, (std::vector<std::int64_t>{3, 99})) << key;
     EXPECT_EQ(got.ToVectors<float>().rows, (std::vector<float>{1, 2, 3, 4})) << key;
@@ -486,6 +486,57 @@ TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRo
 
 INSTANTIATE_TEST_SUITE_P(All, ConformanceTest, testing::ValuesIn(ConformanceSetups()), SetupName);
 INSTANTIATE_TEST_SUITE_P(Gpus, ConformanceTest, testing::ValuesIn(GpuSetups()), SetupName);
+INSTANTIATE_TEST_SUITE_P(DistGpus, ConformanceTest, testing::ValuesIn(DistGpuSetups()), SetupName);
+
+// What only dist stores with arrays on GPUs show.
+class DistGpuTest : public ConformanceTest {
+ protected:
+  SimStoreGpu& gpus() { return dynamic_cast<SimStoreGpu&>(*engine.options().gpu_driver); }
+  RowSparseNDArray Rows(const std::vector<std::int64_t>& ids, float value, Device device) {
+    return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(3 * ids.size(), value),
+                                                {5, 3}, DType::kFloat32, device, engine);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, DistGpuTest, testing::ValuesIn(DistGpuSetups()), SetupName);
+
+// Where the type says "device" a list is one array before it leaves the GPU.
+TEST_P(DistGpuTest, ListsAreSummedWhereTheTypeSays) {
+  store->Init("k", Full(0));
+  const std::vector<NDArray> list = {Full(1e8F), Full(1), Full(-1e8F), Full(3)};
+  engine.WaitForAll();
+  const int launches = gpus().launches();
+  store->Push("k", list);
+  engine.WaitForAll();
+  const bool on_gpu = GetParam().store.find("device") != std::string::npos;
+  EXPECT_EQ(gpus().launches() - launches, on_gpu ? 2 : 4);  // a sum and a copy, or copies
+  EXPECT_EQ(Pulled(*store, "k"), All(3));                   // in list order
+}
+
+// One request for both, also when the array is pulled over itself.
+TEST_P(DistGpuTest, PushPullGoesThroughOneCopyEachWay) {
+  store->Init("k", Full(0));
+  const NDArray array = Full(7, Cpu(2));
+  engine.WaitForAll();
+  const int launches = gpus().launches();
+  store->PushPull("k", array, array);
+  EXPECT_EQ(array.ToVector<float>(), All(7));
+  EXPECT_EQ(gpus().launches() - launches, 3);  // in, out, and that of ToVector
+}
+
+TEST_P(DistGpuTest, RowSparseValuesGoAndComeFromAnyDevice) {
+  store->Init("k", Rows({0, 2}, 1, Gpu(1)));
+  store->Push("k", {Rows({1}, 2, Gpu(0)), Rows({1, 4}, 3, Gpu(1)), Rows({4}, 4, Cpu())});
+  const auto ids = NDArray::FromVector<int>({4, 0, 1, 1}, {4}, DType::kInt32, Gpu(2), engine);
+  const std::vector<RowSparseNDArray> out = {Rows({}, 0, Gpu(3)), Rows({3}, 9, Cpu())};
+  store->RowSparsePull("k", out, ids);
+  for (const RowSparseNDArray& array : out) {
+    const RowVectors<float> rows = array.ToVectors<float>();
+    EXPECT_EQ(rows.row_ids, (std::vector<std::int64_t>{0, 1, 4}));
+    EXPECT_EQ(rows.rows, (std::vector<float>{0, 0, 0, 5, 5, 5, 7, 7, 7}));
+  }
+  store->Pull("k", out[0], 0, /*ignore_sparse=*/false);
+  EXPECT_EQ(out[0].ToVectors<float>().row_ids, (std::vector<std::int64_t>{1, 4}));
+}
 
 }  // namespace
 }  // namespace heddle::kvstore_test

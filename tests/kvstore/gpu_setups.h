@@ -28,4 +28,14 @@ inline std::vector<StoreSetup> GpuSetups() {
   return setups;
 }
 
+// Dist stores of workers with arrays on four GPUs; the servers' lie on CPUs.
+inline std::vector<StoreSetup> DistGpuSetups() {
+  std::vector<StoreSetup> setups;
+  for (const char* const type :
+       {"dist_sync", "dist_async", "dist_device_sync", "dist_device_async"}) {
+    setups.push_back({type, "threaded", 2, "sim", &FourGpus});
+  }
+  return setups;
+}
+
 }  // namespace heddle::kvstore_test

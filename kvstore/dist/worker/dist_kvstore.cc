@@ -18,6 +18,7 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
       link_(std::move(link)),
       store_(store),
       async_(type.find("async") != std::string::npos),
+      sums_on_gpus_(type.find("device") != std::string::npos),
       removing_(engine.NewVar("dist.removing")) {
   link_->Serve(engine);
   try {

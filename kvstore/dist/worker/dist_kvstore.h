@@ -3,6 +3,8 @@
 // Every call becomes ops: one that reads the pushed array until the servers have acknowledged it,
 // or writes the pulled one when its parts have come; lists are summed by an op before. The ops are
 // asynchronous and hold no thread. The order of a key's requests is that of the calls (DistKey).
+// Arrays on GPUs are sent from copies in pinned memory and received into such (near_arrays.h); the
+// types with "device" in their name sum lists on a GPU before.
 #pragma once
 
 #include <heddle/kvstore.h>
@@ -146,6 +148,7 @@ class DistKVStore final : public KVStore {
   const std::shared_ptr<WorkerLink> link_;
   const std::uint32_t store_;
   const bool async_;
+  const bool sums_on_gpus_;  // lists of arrays, where they lie on GPUs
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
   const Var removing_;  // read by ops that remove keys
   std::atomic<std::int64_t> pushed_bytes_{0};

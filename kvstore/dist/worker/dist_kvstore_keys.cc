@@ -13,6 +13,7 @@
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/control_call.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/near_arrays.h"
 
 namespace heddle::kvstore::dist {
 
@@ -154,6 +155,9 @@ bool DistKVStore::DoContains(KeyRef key) const {
 // Queues the requests that take a value to the servers. The op writes the Var returned.
 template <class Array>
 Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value) {
+  if (const std::span<const Array> list(&value, 1); !AreNear(list, Cpu())) {
+    return QueueValue(key, kind, CopiesNear(list, Cpu(), /*priority=*/0)[0]);
+  }
   const auto call = PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0));
   key->Enter(call);
   Var ended = engine().NewVar("dist.ended");
@@ -281,22 +285,18 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
 
 void DistKVStore::DoInit(std::span<const KeyArrays> pairs) {
   CheckInit(pairs, engine());
-  CheckOnCpus("Init", pairs);
   InitChecked("Init", pairs);
 }
 
 void DistKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                               int priority) {
   CheckBroadcast(values, out, engine());
-  CheckOnCpus("Broadcast", values);
-  CheckOnCpus("Broadcast", out);
   InitChecked("Broadcast", values);
   DoPull(out, priority, /*ignore_sparse=*/true);
 }
 
 void DistKVStore::DoReset(const KeyArrays& value) {
   CheckOneArray("Reset", value, engine());
-  CheckOnCpus("Reset", {&value, 1});
   const KeyPtr key = Find("Reset", value.key);
   if (key->is_row_sparse() != value.arrays.empty()) {
     throw InvalidArgument(

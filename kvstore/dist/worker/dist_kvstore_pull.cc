@@ -7,6 +7,7 @@
 #include "kvstore/checks.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/near_arrays.h"
 #include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore::dist {
@@ -35,6 +36,12 @@ DType TravelDType(DType stored, DType wanted) {
 }  // namespace
 
 void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int priority) {
+  if (!AreNear(out, Cpu())) {
+    const RelayedOutputs<NDArray> outputs(out, Cpu());
+    QueuePull(key, outputs.near(), priority);
+    outputs.Forward(priority);
+    return;
+  }
   CallOptions options = OptionsOf(Kind::kPull, *key, priority);
   if (key->is_row_sparse()) {  // comes as rows, and is made dense here
     const RowSparseNDArray rows(key->shape(), key->dtype(), Cpu(), engine());
@@ -68,6 +75,12 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int
 
 void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray> out,
                             int priority) {
+  if (!AreNear(out, Cpu())) {
+    const RelayedOutputs<RowSparseNDArray> outputs(out, Cpu());
+    QueuePull(key, outputs.near(), priority);
+    outputs.Forward(priority);
+    return;
+  }
   if (!key->is_row_sparse()) {
     const NDArray dense(key->shape(), key->dtype(), Cpu(), engine());
     QueuePull(key, {&dense, 1}, priority);
@@ -95,7 +108,6 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
 
 void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
-  CheckOnCpus("Pull", pairs);
   const KeyPtrs keys = FindAll("Pull", pairs);
   for (std::size_t i = 0; i < pairs.size(); ++i) CheckPull("Pull", pairs[i], *keys[i]);
   const CallBatch together(*link_, pairs.size());
@@ -112,6 +124,13 @@ void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ig
 
 void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArray> out,
                                const NDArray& ids, int priority) {
+  const std::span<const NDArray> ids_list(&ids, 1);
+  if (!AreNear(out, Cpu()) || !AreNear(ids_list, Cpu())) {
+    const RelayedOutputs<RowSparseNDArray> outputs(out, Cpu());
+    QueueRowPull(key, outputs.near(), NearInputs(ids_list, Cpu(), priority).view()[0], priority);
+    outputs.Forward(priority);
+    return;
+  }
   CallOptions options = OptionsOf(Kind::kRowPull, *key, priority);
   options.dtype = out[0].dtype();
   const auto call = PartsCall::Make(calls_, key, options);
@@ -141,8 +160,6 @@ void DistKVStore::DoRowSparsePull(std::span<const KeyRowPull> pulls, int priorit
   std::vector<KeyPtr> keys;
   for (const KeyRowPull& pull : pulls) {
     CheckRowPull(pull, engine());
-    const KeyArrays arrays[] = {{pull.key, pull.out}, {pull.key, pull.row_ids}};
-    CheckOnCpus("RowSparsePull", arrays);
     CheckRowPullOf(*keys.emplace_back(Find("RowSparsePull", pull.key)), pull);
   }
   for (std::size_t i = 0; i < pulls.size(); ++i) {

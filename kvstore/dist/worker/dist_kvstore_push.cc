@@ -13,6 +13,8 @@
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/gpu_work.h"
+#include "kvstore/near_arrays.h"
 
 namespace heddle::kvstore::dist {
 
@@ -102,13 +104,26 @@ std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
   return body;
 }
 
-template <class Arrays>
-auto SumOf(const Arrays& arrays, int priority) {
-  using Array = typename Arrays::value_type;
-  if (arrays.size() == 1) return arrays[0];
-  Array sum(arrays[0].shape(), arrays[0].dtype(), arrays[0].device(), arrays[0].engine());
-  Sum(std::span<const Array>(arrays.data(), arrays.size()), sum, priority);
-  return sum;
+// Where the sum of a list is made: on the first GPU in it, if there is one and `on_gpus`.
+Device SumsOn(std::span<const NDArray> arrays, bool on_gpus) {
+  if (!on_gpus || arrays.size() == 1 || arrays.size() > kGpuInputsMax) return Cpu();
+  const auto on_gpu =
+      std::ranges::find_if(arrays, [](const NDArray& array) { return IsOnGpu(array.device()); });
+  return on_gpu != arrays.end() ? on_gpu->device() : Cpu();
+}
+Device SumsOn(std::span<const RowSparseNDArray> /*arrays*/, bool /*on_gpus*/) { return Cpu(); }
+
+// The sum of a list in memory of the CPUs, from which it is sent.
+template <class Array>
+Array SumOf(std::span<const Array> arrays, bool on_gpus, int priority) {
+  const NearInputs near(arrays, SumsOn(arrays, on_gpus), priority);
+  const std::span<const Array> inputs = near.view();
+  Array sum = inputs[0];
+  if (inputs.size() > 1) {
+    sum = Array(sum.shape(), sum.dtype(), sum.device(), sum.engine());
+    Sum(inputs, sum, priority);
+  }
+  return NearInputs<Array>({&sum, 1}, Cpu(), priority).view()[0];
 }
 
 }  // namespace
@@ -135,8 +150,11 @@ void DistKVStore::QueuePush(const KeyPush& push, int priority) {
           starter->Start(std::move(done));
         });
   };
-  if (!push.row_sparse.empty()) return queue(SumOf(push.row_sparse, priority));
-  const NDArray value = SumOf(push.arrays, priority);
+  if (!push.row_sparse.empty()) {
+    return queue(SumOf<RowSparseNDArray>(push.row_sparse, sums_on_gpus_, priority));
+  }
+  const NDArray value =
+      SumOf<NDArray>({push.arrays.data(), push.arrays.size()}, sums_on_gpus_, priority);
   if (push.compressor != nullptr) return QueueCompressedPush(push, value, priority);
   if (push.key->is_row_sparse()) return queue(RowSparseNDArray::FromDense(value, priority));
   queue(value);
@@ -187,7 +205,6 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
 
 void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
-  CheckOnCpus("Push", pairs);
   CheckOneKind("Push", pairs);
   const KeyPushes pushes = PreparePush("Push", pairs, priority, nullptr);
   const CallBatch together(*link_, pushes.size());
@@ -221,7 +238,14 @@ bool DistKVStore::CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> ou
 }
 
 void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int priority) {
-  const NDArray& value = push.arrays[0];
+  if (const std::span<const NDArray> list(&out, 1); !AreNear(list, Cpu())) {
+    const RelayedOutputs<NDArray> outputs(list, Cpu());
+    QueuePushPull(push, outputs.near()[0], priority);
+    outputs.Forward(priority);
+    return;
+  }
+  const NearInputs<NDArray> near({push.arrays.data(), 1}, Cpu(), priority);
+  const NDArray& value = near.view()[0];
   CallOptions options = push.options;
   options.kind = Kind::kPushPull;
   const auto call = PartsCall::Make(calls_, push.key, options);
@@ -248,8 +272,6 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
 void DistKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const KeyArrays> out,
                              int priority) {
   CheckPushPull(values, out, engine());
-  CheckOnCpus("PushPull", values);
-  CheckOnCpus("PushPull", out);
   Places push_of;
   const KeyPushes pushes = PreparePush("PushPull", values, priority, &push_of);
   const CallBatch together(*link_, pushes.size());
