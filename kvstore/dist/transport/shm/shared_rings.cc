@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 
 #include "base/check.h"
+#include "base/prefetch.h"
 #include "ops/copy.h"
 
 // The thread sanitizer knows memory by its address, so that two mappings in one process, as tests
@@ -53,6 +54,8 @@ constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kLine = 64;  // positions of two writers do not share one
 constexpr std::size_t kStreamedBytesMin = std::size_t{16} << 10;
 constexpr std::size_t kPopulatedBytesMax = std::size_t{1} << 20;
+constexpr std::size_t kShortBytes = std::size_t{8} << 10;
+constexpr std::size_t kPieceBytes = std::size_t{2} << 10;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 using Position = std::atomic<std::uint64_t>;
@@ -146,17 +149,28 @@ std::optional<SharedRings::Moved> SharedRings::Write(const iovec* runs, std::siz
     if (written_ - known_read_ > ring_bytes_) return std::nullopt;
   }
   std::size_t room = ring_bytes_ - (written_ - known_read_);
+  // A reader that is awake takes the first bytes of a short message while the others are written:
+  // most of the time of either is that of lines on their way between the cores.
+  const std::size_t short_end = wanted <= kShortBytes ? std::min(wanted, room) : 0;
+  const std::size_t piece = short_end > 0 ? kPieceBytes : ring_bytes_;
+  std::size_t shown = 0;
   Moved moved;
   for (std::size_t i = 0; i < count && room > 0; ++i) {
     const auto* from = static_cast<const std::byte*>(runs[i].iov_base);
     for (std::size_t rest = std::min(runs[i].iov_len, room); rest > 0;) {
       const std::size_t at = (written_ + moved.bytes) & (ring_bytes_ - 1);
-      const std::size_t bytes = std::min(rest, ring_bytes_ - at);
+      const std::size_t bytes = std::min({rest, ring_bytes_ - at, piece});
       std::memcpy(out_ring_ + at, from, bytes);
       from += bytes;
       rest -= bytes;
       room -= bytes;
       moved.bytes += bytes;
+      if (moved.bytes - shown >= kPieceBytes && moved.bytes < short_end) {
+        shown = moved.bytes;
+        BeforePublishing(tag_);
+        // release: the bytes. Wishes are for the whole.
+        out_->written.store(written_ + shown, std::memory_order_release);
+      }
     }
   }
   if (moved.bytes == 0) return moved;
@@ -164,7 +178,16 @@ std::optional<SharedRings::Moved> SharedRings::Write(const iovec* runs, std::siz
   BeforePublishing(tag_);
   out_->written.store(written_, std::memory_order_seq_cst);  // S2
   moved.wake_peer = TakeWish(out_->wanted_written, written_);
+  if (moved.bytes <= kShortBytes) FetchForNextWrite(moved.bytes);
   return moved;
+}
+
+// What is written next goes to lines that lie in the reader's cache. Short messages are often
+// followed by others of their length, so these lines come while this side waits for the answer.
+void SharedRings::FetchForNextWrite(std::size_t bytes) const {
+  for (std::size_t offset = 0; offset < bytes; offset += kLine) {
+    PrefetchForWrite(out_ring_ + ((written_ + offset) & (ring_bytes_ - 1)));
+  }
 }
 
 bool SharedRings::HasRoom(std::size_t bytes) const {

@@ -71,6 +71,8 @@ class SharedRings {
 
   SharedRings(std::span<std::byte> memory, bool made_here, void* tag);
 
+  void FetchForNextWrite(std::size_t bytes) const;
+
   const std::span<std::byte> memory_;  // mapped
   const std::size_t ring_bytes_;
   void* const tag_;  // for the thread sanitizer

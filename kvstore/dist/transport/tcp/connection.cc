@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/pause.h"
 #include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
@@ -424,6 +425,7 @@ Connection::ReadResult Connection::ReadTurn() {
     if (result == ReadResult::kOver) return result;
     // The rest of a short message has come, or is about to.
     if (result == ReadResult::kMore && link_ == Link::kUrgent && receiver_.rest() > 0) continue;
+    if (result == ReadResult::kDrained && rings_ != nullptr && RestComesNow()) continue;
     // With rings Look does, when there is room.
     if (rings_ == nullptr) Pump(1);
     if (result == ReadResult::kDrained) return result;
@@ -431,6 +433,18 @@ Connection::ReadResult Connection::ReadTurn() {
     if (ended_ || fd_ < 0) return ReadResult::kOver;
   }
   return ReadResult::kMore;
+}
+
+// Short messages come through rings in two or three pieces, one right after the other.
+bool Connection::RestComesNow() const {
+  constexpr std::uint64_t kRestMax = std::uint64_t{8} << 10;
+  constexpr int kPauses = 100;  // the writer may have lost its CPU
+  if (receiver_.rest() == 0 || receiver_.rest() > kRestMax) return false;
+  for (int i = 0; i < kPauses; ++i) {
+    if (rings_->HasBytes()) return true;
+    Pause();
+  }
+  return false;
 }
 
 void Connection::ArmBell() {

@@ -177,6 +177,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   void OnBell();
   void OnHangUp();
   ReadResult ReadTurn();
+  [[nodiscard]] bool RestComesNow() const;
   Transferred Receive(const iovec* runs, std::size_t count);
   ReadResult ReadOnce();
   // Takes the channel's socket and streams.
