@@ -4,14 +4,14 @@
 // that never does would hold memory, and whoever waits for it, for ever. It is *overdue* once
 // kLooks looks in a row have found something that it should have confirmed, or should take in, and
 // none of:
-//   - it has confirmed more;
-//   - bytes of what it should have confirmed, or of what is sent, are on their way, and some have
-//     arrived: a slow link, or a slow peer in the midst of a long message;
-//   - bytes of its own have come, behind which its word may be: of a message under way, or of no
-//   more
-//     than kBehindMax of complete ones.
+//   (1) It has confirmed more.
+//   (2) Bytes of what it should have confirmed, or of what is sent, are on their way, and some have
+//       arrived: a slow link, or a slow peer in the midst of a long message.
+//   (3) Bytes of its own have come, behind which its word may be: of a message under way, or at
+//       most kBehindMax of complete ones.
 // Looks are counted, not time: a process that stood still itself looks once when it goes on, and
-// has read what came meanwhile by the next look. Threads: one call at a time.
+// has read what came meanwhile by the next look.
+// Threads: one call at a time.
 #pragma once
 
 #include <cstdint>
