@@ -63,6 +63,7 @@
 
 #include "base/mutex.h"
 #include "engine/async_state.h"
+#include "engine/block_sections.h"
 #include "engine/completion_ring.h"
 #include "engine/gpu/gpu_queues.h"
 #include "engine/held_up.h"
@@ -171,11 +172,10 @@ class EngineCore {
   struct Job {
     std::int64_t count;
     std::int64_t grain;
-    std::int64_t blocks;
+    engine::BlockSections blocks;
     const std::function<void(std::int64_t, std::int64_t)>* body;
     engine::ThreadContext context;  // of the caller: helpers run blocks as it would
     int priority;
-    std::atomic<std::int64_t> next{0};      // the first block that nobody has taken
     std::atomic<int> helpers{0};            // raised under lock_, while the job is listed
     std::atomic<std::int64_t> children{0};  // ops that helpers have pushed
     std::atomic<bool> failed{false};

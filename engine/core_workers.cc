@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -258,7 +259,7 @@ EngineCore::Job* EngineCore::JoinableJobLocked() {
   if (!jobs_.empty()) DrainIfUrgentLocked();
   while (!jobs_.empty()) {
     Job* job = jobs_.back();
-    if (job->next.load(std::memory_order_relaxed) >= job->blocks) {
+    if (!job->blocks.AnyLeft()) {
       jobs_.pop_back();
       continue;
     }
@@ -290,17 +291,16 @@ void EngineCore::HelpLocked(Job& job) {
 }
 
 void EngineCore::RunBlocks(Job& job) noexcept {
-  while (true) {
-    const std::int64_t block = job.next.fetch_add(1, std::memory_order_relaxed);
-    if (block >= job.blocks) return;
+  const int cpu = sched_getcpu();
+  job.blocks.TakeAll(static_cast<std::uint32_t>(std::max(cpu, 0)), [&job](std::int64_t block) {
     const std::int64_t begin = block * job.grain;
     try {
       (*job.body)(begin, std::min(begin + job.grain, job.count));
     } catch (...) {
       if (!job.failed.exchange(true)) job.error = std::current_exception();
-      job.next.store(job.blocks, std::memory_order_relaxed);  // starts no further block
+      job.blocks.Drop();
     }
-  }
+  });
 }
 
 void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
@@ -313,13 +313,15 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
   if (engine::tls_context.core != this) CheckOpen("ParallelFor");
   const bool in_own_op = engine::tls_context.core == this;
   const int job_priority = in_own_op ? engine::tls_context.op->priority : 0;
+  const std::int64_t blocks = (count + grain - 1) / grain;
+  const bool alone = kind_ != Kind::kThreaded || options_.num_workers == 1 || blocks < 2;
   Job job{.count = count,
           .grain = grain,
-          .blocks = (count + grain - 1) / grain,
+          .blocks = {blocks, alone ? 1 : std::min<std::int64_t>(options_.num_workers, blocks)},
           .body = &body,
           .context = engine::tls_context,
           .priority = job_priority};
-  if (kind_ != Kind::kThreaded || options_.num_workers == 1 || job.blocks < 2) {
+  if (alone) {
     RunBlocks(job);
     if (job.failed) std::rethrow_exception(job.error);
     return;
@@ -329,7 +331,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
     jobs_.push_back(&job);
     if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
     const std::int64_t others = options_.num_workers - executing_ - idlers_ + (in_own_op ? 0 : -1);
-    std::int64_t requests = std::min<std::int64_t>(job.blocks - 1, others);
+    std::int64_t requests = std::min<std::int64_t>(blocks - 1, others);
     while (requests > 0 && !ReserveWorker()) requests = 0;
     lock_.unlock();
     for (std::int64_t i = 0; i < requests; ++i) {
