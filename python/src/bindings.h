@@ -20,6 +20,7 @@
 #include <nanobind/nanobind.h>
 
 #include "engine/fork.h"
+#include "python/src/gil.h"
 
 namespace heddle::python {
 
@@ -30,8 +31,6 @@ Engine& TheEngine();
 
 // Set at the interpreter's exit: from then on no op may run Python code.
 extern std::atomic<bool> python_is_over;
-
-using Unlocked = nb::gil_scoped_release;
 
 // For calls that may wait: no GIL, and signals are looked for 20 times a second.
 class Blocking {
@@ -54,6 +53,7 @@ class Blocking {
 template <class F>
 void WhilePythonLives(const F& f) {
   if (python_is_over) return;
+  const RunningOp running;  // what f drops may leave heddle in the middle of an op
   if (const nb::detail::cleanup_guard locked; locked) f();
 }
 

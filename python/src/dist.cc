@@ -21,6 +21,7 @@ namespace {
 // Calls `f` with the GIL; what Python raises leaves as a PyFailure.
 template <class F>
 auto InPython(const F& f) {
+  const RunningOp running;
   const nb::gil_scoped_acquire locked;
   try {
     return f();

@@ -1,6 +1,7 @@
 // The extension module heddle._core: the C++ library as the Python half of the package uses it.
 #include <heddle/error.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,11 +28,22 @@ void Register(nb::object array_type, nb::object row_sparse_type, nb::object empt
 
 // At the interpreter's exit: all that is pending gets done while there still is a Python to run it.
 void Finish() {
+  EndThreads();
   if (engine_is_used && !engine::InForkedChild()) {
     const Blocking blocking;
     TheEngine().Stop();
   }
   python_is_over = true;
+}
+
+// One engine serves the process, and its threads can enter one interpreter.
+void RequireMainInterpreter() {
+  constexpr std::int64_t kMain = 0;
+  const std::int64_t id = PyInterpreterState_GetID(PyInterpreterState_Get());
+  if (id == kMain) return;
+  PyErr_Format(PyExc_ImportError, "heddle: expected the main interpreter, got subinterpreter %lld",
+               static_cast<long long>(id));
+  throw nb::python_error();
 }
 }  // namespace
 
@@ -41,6 +53,8 @@ Engine& TheEngine() {
 }
 
 void Blocking::LookForSignals() {
+  const Entrance entrance;
+  if (!entrance) return;
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
@@ -66,6 +80,7 @@ PyFailure::PyFailure(nb::python_error& error)
 
 void PyBody::operator()() const {
   if (python_is_over) throw InvalidState("the op runs Python code, and the interpreter has ended");
+  const RunningOp running;
   const nb::gil_scoped_acquire locked;
   if (!locked) throw InvalidState("the op runs Python code, and the interpreter has ended");
   try {
@@ -84,6 +99,7 @@ std::string TypeName(nb::handle object) {
 
 NB_MODULE(_core, m) {
   using namespace heddle::python;
+  RequireMainInterpreter();
   nb::set_leak_warnings(false);  // what lives at exit, user code holds
   BindErrors(m);
   BindEngine(m);

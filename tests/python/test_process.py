@@ -219,3 +219,46 @@ with multiprocessing.get_context('spawn').Pool(1) as pool:
     print(pool.apply(mx.nd.sum, (a,)).asscalar())
 """), "2500\n8.0")
 
+
+def test_threads_that_do_not_end_leave_the_exit_alone(run_python):
+    """Daemon threads in the middle of calls: Python ended them there, and so the process aborted."""
+    program = textwrap.dedent("""
+        import threading
+        import heddle as mx
+        kv = mx.kv.create()
+        kv._set_updater(lambda key, value, stored: stored.__iadd__(value))
+        kv.init(list(range(4)), [mx.nd.zeros((4,))] * 4)
+        begun = threading.Barrier(5)
+        def work(i):
+            a = mx.nd.zeros((4,))
+            begun.wait()
+            while True:
+                a += 1
+                (a * 2).asnumpy()
+                kv.push(i, a)
+                kv.pull(i, out=a)
+                mx.engine.push(lambda held=a + 1: None, writes=[a])
+        for i in range(4):
+            threading.Thread(target=work, args=(i,), daemon=True).start()
+        begun.wait()
+    """)
+    for _ in range(15):
+        check(run_python(program))
+
+
+def test_a_subinterpreter_is_refused(run_python):
+    """Its exit used to hang."""
+    check(run_python("""
+import sys
+if sys.version_info < (3, 12):  # later ones refuse NumPy before
+    import _xxsubinterpreters as interpreters
+    interpreters.run_string(interpreters.create(), '''
+try:
+    from heddle import _core
+except ImportError as error:
+    assert 'main interpreter' in str(error.__cause__), error.__cause__
+else:
+    raise AssertionError('it was imported')
+''')
+print('refused')
+""", PYTHONWARNINGS="ignore"), "refused")

@@ -1,0 +1,66 @@
+// The GIL, and how threads end with the interpreter.
+//
+// A thread that asks for the GIL of an interpreter that is finalising is ended by Python 3.11 to
+// 3.13, which unwinds its stack; frames of C++ cannot take that, and the process would abort. So
+// once the interpreter is ending (EndThreads), a thread that is about to come back from heddle to
+// Python stays where it is. It holds no lock there. Daemon threads end this way: all others have
+// ended by then.
+#pragma once
+
+#include <optional>
+
+#include <nanobind/nanobind.h>
+
+namespace heddle::python {
+
+namespace nb = nanobind;
+
+// From now on threads other than this one stay in heddle when they leave it. Waits for those that
+// are on their way. With the GIL.
+void EndThreads();
+
+// Announces that the thread is about to ask for the GIL. False: it must not ask.
+class Entrance {
+ public:
+  Entrance();
+  ~Entrance();
+  Entrance(const Entrance&) = delete;
+  Entrance& operator=(const Entrance&) = delete;
+  explicit operator bool() const { return is_open_; }
+
+ private:
+  bool is_open_;
+};
+
+// Holds no GIL while it lives.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked();
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Holds the GIL while it lives. InvalidState once the interpreter is ending.
+class Locked {
+ public:
+  Locked();
+
+ private:
+  std::optional<nb::gil_scoped_acquire> held_;
+};
+
+// While one lives, its thread works for an op, in Python, and comes back to it: what ends the
+// interpreter waits for ops.
+class RunningOp {
+ public:
+  RunningOp();
+  ~RunningOp();
+  RunningOp(const RunningOp&) = delete;
+  RunningOp& operator=(const RunningOp&) = delete;
+};
+
+}  // namespace heddle::python
