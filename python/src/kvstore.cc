@@ -2,6 +2,7 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -48,26 +49,47 @@ nb::object FromKey(KeyRef key) {
 
 namespace {
 
+// Lets go of a store, and ends it with the last: its waits are not for a signal to leave. Without
+// the GIL.
+void LetGo(std::shared_ptr<KVStore>& store) {
+  const WaitCheckScope unchecked(std::chrono::milliseconds(50), nullptr);
+  store.reset();
+}
+
 // A store, and the Python function that it calls. The function is kept here, not in the store,
 // where the garbage collector sees it: an updater often refers to its store.
 struct PyStore {
   explicit PyStore(std::unique_ptr<KVStore> made) : store(std::move(made)) {}
   ~PyStore() {
     if (engine::InForkedChild()) {  // its locks may be held for ever
-      static_cast<void>(store.release());
+      new std::shared_ptr<KVStore>(std::move(store));
       return;
     }
     const Unlocked unlocked;
-    store.reset();
+    LetGo(store);
   }
-  std::unique_ptr<KVStore> store;
+  std::shared_ptr<KVStore> store;  // shared by the calls that use it; null once it is closed
   nb::object updater;
 };
 
-// The store, or InvalidState once it is closed.
-KVStore& Open(const PyStore& self) {
+// The store, or InvalidState once it is closed. With the GIL.
+const std::shared_ptr<KVStore>& Open(const PyStore& self) {
   if (self.store == nullptr) throw InvalidState("the store is closed");
-  return *self.store;
+  return self.store;
+}
+
+// f(store) without the GIL. A store that is closed meanwhile, by another thread or by the updater
+// that f calls, lives until f has returned, and ends here, without the GIL too.
+template <class Scope = Blocking, class F>
+auto Using(const PyStore& self, const F& f) {
+  struct Used {
+    ~Used() { LetGo(store); }
+    std::shared_ptr<KVStore> store;
+  };
+  std::shared_ptr<KVStore> store = Open(self);
+  const Scope scope;
+  const Used used = {std::move(store)};
+  return f(*used.store);
 }
 
 bool IsList(nb::handle object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
@@ -159,12 +181,17 @@ class Call {
  public:
   Call(const char* name, Use use) : name_(name), arrays_(name, use) {}
 
-  void Add(nb::handle key, nb::handle value) {
+  void Add(nb::handle key, nb::handle value, int depth = 0) {
     if (!IsList(key)) {
       keys_.push_back(ToKey(name_, key));
       if (PyUnicode_Check(key.ptr())) kept_.push_back(nb::borrow(key));  // keys_ borrows its text
       arrays_.Add(value);
       return;
+    }
+    constexpr int kDepthMax = 100;  // a list may be in itself
+    if (depth == kDepthMax) {
+      throw InvalidArgument(fmt::format("{}: expected lists of keys in at most {} others, got more",
+                                        name_, kDepthMax));
     }
     const std::size_t count = nb::len(key);
     if (!IsList(value) || nb::len(value) != count) {
@@ -176,7 +203,7 @@ class Call {
       keys_.reserve(count);
       arrays_.Reserve(count);
     }
-    for (std::size_t i = 0; i < count; ++i) Add(ItemOf(key, i), ItemOf(value, i));
+    for (std::size_t i = 0; i < count; ++i) Add(ItemOf(key, i), ItemOf(value, i), depth + 1);
   }
 
   KeyList key_list() const { return KeyList(keys_); }
@@ -189,35 +216,35 @@ class Call {
   Arrays arrays_;
 };
 
-// Calls f(key, arrays) for one key, or f(keys, lists) for a list of them, without the GIL.
+// Calls f(store, key, arrays) for one key, or f(store, keys, lists) for a list of them, without the
+// GIL.
 template <class F>
-void Pairs(const char* name, nb::handle key, nb::handle value, Use use, const F& f) {
+void Pairs(const PyStore& self, const char* name, nb::handle key, nb::handle value, Use use,
+           const F& f) {
   if (IsList(key)) {
     Call call(name, use);
     call.Add(key, value);
     const KeyList keys = call.key_list();
     const ArrayLists lists = call.lists();
-    const Blocking blocking;
-    f(keys, lists);
+    Using(self, [&](KVStore& store) { f(store, keys, lists); });
     return;
   }
   const KeyRef one = ToKey(name, key);
   if (const PyArray* array = AsArray(value)) {  // the usual case: nothing is allocated
     const NDArray held = use == Use::kWrite ? Writable(name, *array) : array->array;
-    const Blocking blocking;
-    f(one, ArrayList(held));
+    Using(self, [&](KVStore& store) { f(store, one, ArrayList(held)); });
     return;
   }
   Arrays arrays(name, use);
   arrays.Add(value);
-  const Blocking blocking;
-  f(one, arrays.list());
+  Using(self, [&](KVStore& store) { f(store, one, arrays.list()); });
 }
 
-// The same for calls with two values, of which `second` is written or read: f(key, values, out).
+// The same for calls with two values, of which `second` is written or read: f(store, key, values,
+// out).
 template <class F>
-void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out, Use second,
-             const F& f) {
+void Triples(const PyStore& self, const char* name, nb::handle key, nb::handle value,
+             nb::handle out, Use second, const F& f) {
   if (IsList(key)) {
     Call from(name, Use::kRead);
     Call to(name, second);
@@ -226,8 +253,7 @@ void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out,
     const KeyList keys = from.key_list();
     const ArrayLists values = from.lists();
     const ArrayLists outputs = to.lists();
-    const Blocking blocking;
-    f(keys, values, outputs);
+    Using(self, [&](KVStore& store) { f(store, keys, values, outputs); });
     return;
   }
   const KeyRef one = ToKey(name, key);
@@ -235,8 +261,7 @@ void Triples(const char* name, nb::handle key, nb::handle value, nb::handle out,
   Arrays to(name, second);
   from.Add(value);
   to.Add(out);
-  const Blocking blocking;
-  f(one, from.list(), to.list());
+  Using(self, [&](KVStore& store) { f(store, one, from.list(), to.list()); });
 }
 
 void RequireOut(const char* call, nb::handle out) {
@@ -252,16 +277,17 @@ void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int prio
   const PyArray* const one = AsArray(row_ids);
   if (IsList(key) && one != nullptr) {  // for all outputs of all keys
     const NDArray ids = one->array;
-    Pairs("row_sparse_pull", key, out, Use::kRead, [&](const auto& keys, const auto& outputs) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(keys)>, KeyList>) {
-        Open(self).RowSparsePull(keys, outputs, ids, priority);
-      }
-    });
+    Pairs(self, "row_sparse_pull", key, out, Use::kRead,
+          [&](KVStore& store, const auto& keys, const auto& outputs) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(keys)>, KeyList>) {
+              store.RowSparsePull(keys, outputs, ids, priority);
+            }
+          });
     return;
   }
-  Triples("row_sparse_pull", key, out, row_ids, Use::kRead,
-          [&](const auto& keys, const auto& outputs, const auto& ids) {
-            Open(self).RowSparsePull(keys, outputs, ids, priority);
+  Triples(self, "row_sparse_pull", key, out, row_ids, Use::kRead,
+          [&](KVStore& store, const auto& keys, const auto& outputs, const auto& ids) {
+            store.RowSparsePull(keys, outputs, ids, priority);
           });
 }
 
@@ -269,29 +295,33 @@ void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int prio
 template <class Input, class Stored>
 auto Calling(PyStore* self) {
   return [self](KeyRef key, const Input& input, const Stored& stored) {
-    const nb::gil_scoped_acquire locked;
+    const Locked locked;
     const nb::object updater = self->updater;  // may be replaced meanwhile
+    if (!updater.is_valid()) {
+      throw InvalidState("the store got another updater or optimizer while this call used the old");
+    }
     updater(FromKey(key), Wrap(input), Wrap(stored));
   };
 }
 
 void SetUpdater(PyStore& self, nb::callable updater) {
-  {
-    const Unlocked unlocked;
-    Open(self).SetUpdaters({.dense = Calling<NDArray, NDArray>(&self),
-                            .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(&self),
-                            .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(&self)});
+  // Before the store knows of it: another thread may push at once.
+  nb::object former = std::exchange(self.updater, nb::object(std::move(updater)));
+  try {
+    Using(self, [&](KVStore& store) {
+      store.SetUpdaters({.dense = Calling<NDArray, NDArray>(&self),
+                         .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(&self),
+                         .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(&self)});
+    });
+  } catch (...) {
+    std::swap(former, self.updater);
+    throw;
   }
-  self.updater = std::move(updater);
 }
 
 void SetOptimizer(PyStore& self, const PyOptimizer& optimizer) {
-  nb::object dropped;
-  {
-    const Blocking blocking;
-    Open(self).SetOptimizer(optimizer.optimizer);
-  }
-  std::swap(dropped, self.updater);
+  Using(self, [&](KVStore& store) { store.SetOptimizer(optimizer.optimizer); });
+  const nb::object dropped = std::exchange(self.updater, nb::object());
 }
 
 int Traverse(PyObject* self, visitproc visit, void* arg) {
@@ -314,16 +344,17 @@ void BindData(nb::class_<PyStore>& type) {
   type.def(
           "init",
           [](const PyStore& self, nb::handle key, nb::handle value) {
-            Pairs("init", key, value, Use::kRead,
-                  [&](const auto& k, const auto& v) { Open(self).Init(k, v); });
+            Pairs(self, "init", key, value, Use::kRead,
+                  [&](KVStore& store, const auto& k, const auto& v) { store.Init(k, v); });
           },
           nb::arg("key").none(), nb::arg("value").none(),
           "Adds keys with copies of their values. Returns when they are in the store.")
       .def(
           "push",
           [](const PyStore& self, nb::handle key, nb::handle value, int priority) {
-            Pairs("push", key, value, Use::kRead,
-                  [&](const auto& k, const auto& v) { Open(self).Push(k, v, priority); });
+            Pairs(
+                self, "push", key, value, Use::kRead,
+                [&](KVStore& store, const auto& k, const auto& v) { store.Push(k, v, priority); });
           },
           nb::arg("key").none(), nb::arg("value").none(), nb::arg("priority") = 0,
           "Sums the values of each key and hands the sum to the updater. Returns at once.")
@@ -332,9 +363,10 @@ void BindData(nb::class_<PyStore>& type) {
           [](const PyStore& self, nb::handle key, nb::handle out, int priority,
              bool ignore_sparse) {
             RequireOut("pull", out);
-            Pairs("pull", key, out, Use::kWrite, [&](const auto& k, const auto& v) {
-              Open(self).Pull(k, v, priority, ignore_sparse);
-            });
+            Pairs(self, "pull", key, out, Use::kWrite,
+                  [&](KVStore& store, const auto& k, const auto& v) {
+                    store.Pull(k, v, priority, ignore_sparse);
+                  });
           },
           nb::arg("key").none(), nb::arg("out") = nb::none(), nb::arg("priority") = 0,
           nb::arg("ignore_sparse") = true,
@@ -344,12 +376,14 @@ void BindData(nb::class_<PyStore>& type) {
           "pushpull",
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
             if (out.is_none()) {
-              Pairs("pushpull", key, value, Use::kWrite,
-                    [&](const auto& k, const auto& v) { Open(self).PushPull(k, v, priority); });
+              Pairs(self, "pushpull", key, value, Use::kWrite,
+                    [&](KVStore& store, const auto& k, const auto& v) {
+                      store.PushPull(k, v, priority);
+                    });
             } else {
-              Triples("pushpull", key, value, out, Use::kWrite,
-                      [&](const auto& k, const auto& v, const auto& o) {
-                        Open(self).PushPull(k, v, o, priority);
+              Triples(self, "pushpull", key, value, out, Use::kWrite,
+                      [&](KVStore& store, const auto& k, const auto& v, const auto& o) {
+                        store.PushPull(k, v, o, priority);
                       });
             }
           },
@@ -358,9 +392,9 @@ void BindData(nb::class_<PyStore>& type) {
       .def(
           "broadcast",
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
-            Triples("broadcast", key, value, out, Use::kWrite,
-                    [&](const auto& k, const auto& v, const auto& o) {
-                      Open(self).Broadcast(k, v, o, priority);
+            Triples(self, "broadcast", key, value, out, Use::kWrite,
+                    [&](KVStore& store, const auto& k, const auto& v, const auto& o) {
+                      store.Broadcast(k, v, o, priority);
                     });
           },
           nb::arg("key").none(), nb::arg("value").none(), nb::arg("out").none(),
@@ -375,8 +409,7 @@ void BindData(nb::class_<PyStore>& type) {
             const KeyRef one = ToKey("reset", key);
             Arrays arrays("reset", Use::kRead);
             arrays.Add(value);
-            const Blocking blocking;
-            Open(self).Reset(one, arrays.list());
+            Using(self, [&](KVStore& store) { store.Reset(one, arrays.list()); });
           },
           nb::arg("key").none(), nb::arg("value").none(),
           "Overwrites the value of a key that is there, cures it of an error and forgets its\n"
@@ -385,21 +418,23 @@ void BindData(nb::class_<PyStore>& type) {
           "remove",
           [](const PyStore& self, nb::handle key) {
             const KeyRef one = ToKey("remove", key);
-            const Unlocked unlocked;
-            Open(self).Remove(one);
+            Using<Unlocked>(self, [&](KVStore& store) { store.Remove(one); });
           },
           nb::arg("key").none(), "Takes a key out of the store.")
       .def(
           "contains",
           [](const PyStore& self, nb::handle key) {
-            return Open(self).Contains(ToKey("contains", key));
+            const KeyRef one = ToKey("contains", key);
+            return Using<Unlocked>(self, [&](KVStore& store) { return store.Contains(one); });
           },
           nb::arg("key").none(), "Whether the store has the key.")
       .def(
           "keys",
           [](const PyStore& self) {
+            const std::vector<Key> found =
+                Using<Unlocked>(self, [](KVStore& store) { return store.Keys(); });
             nb::list keys;
-            for (const Key& key : Open(self).Keys()) keys.append(FromKey(key));
+            for (const Key& key : found) keys.append(FromKey(key));
             return keys;
           },
           "The keys, in the order in which they came.");
@@ -412,65 +447,65 @@ void BindControl(nb::class_<PyStore>& type) {
       .def("_set_native_optimizer", &SetOptimizer)
       .def("_set_gradient_compression",
            [](const PyStore& self, const std::string& kind, double threshold) {
-             Open(self).SetGradientCompression({.type = kind, .threshold = threshold});
+             Using(self, [&](KVStore& store) {
+               store.SetGradientCompression({.type = kind, .threshold = threshold});
+             });
            })
       .def("_save_native_states",
            [](const PyStore& self, const std::string& file, bool with_optimizer) {
-             const Blocking blocking;
-             Open(self).SaveOptimizerStates(file, with_optimizer);
+             Using(self, [&](KVStore& store) { store.SaveOptimizerStates(file, with_optimizer); });
            })
       .def("_load_native_states",
            [](const PyStore& self, const std::string& file) {
-             const Blocking blocking;
-             Open(self).LoadOptimizerStates(file);
+             Using(self, [&](KVStore& store) { store.LoadOptimizerStates(file); });
            })
       .def(
           "close",
           [](PyStore& self) {
+            std::shared_ptr<KVStore> store = std::move(self.store);
             const Unlocked unlocked;
-            self.store.reset();
+            LetGo(store);
           },
-          "Ends the use of the store; a dist store leaves the job in order, once what it pushed "
-          "is\n"
-          "acknowledged. Happens by itself when the store is dropped, or at exit.")
+          "Ends the use of the store; a dist store leaves the job in order, once what it pushed\n"
+          "is acknowledged. If another thread is in a call on it, when that returns. Happens by\n"
+          "itself when the store is dropped, or at exit.")
       .def(
           "barrier",
-          [](const PyStore& self) {
-            const Blocking blocking;
-            Open(self).Barrier();
-          },
+          [](const PyStore& self) { Using(self, [](KVStore& store) { store.Barrier(); }); },
           "Returns when all workers have called it.")
       .def(
           "_send_command_to_servers",
           [](const PyStore& self, int head, const std::string& body) {
-            const Blocking blocking;
-            Open(self).SendCommandToServers(head, body);
+            Using(self, [&](KVStore& store) { store.SendCommandToServers(head, body); });
           },
           nb::arg("head"), nb::arg("body"),
           "Returns after every server's controller ran the command.")
       .def(
           "is_capable",
           [](const PyStore& self, const std::string& capability) {
-            return Open(self).IsCapable(capability);
+            return Open(self)->IsCapable(capability);
           },
           nb::arg("capability"),
           "'optimizer': whether set_optimizer works; 'compression': set_gradient_compression.")
       .def_prop_ro(
-          "type", [](const PyStore& self) { return Open(self).type(); },
+          "type", [](const PyStore& self) { return Open(self)->type(); },
           "The type's name, in lower case.")
       .def_prop_ro(
-          "rank", [](const PyStore& self) { return Open(self).rank(); },
+          "rank", [](const PyStore& self) { return Open(self)->rank(); },
           "The rank of this worker, from 0.")
       .def_prop_ro(
-          "num_workers", [](const PyStore& self) { return Open(self).num_workers(); },
+          "num_workers", [](const PyStore& self) { return Open(self)->num_workers(); },
           "How many workers there are.")
       .def_prop_ro(
-          "num_dead_nodes", [](const PyStore& self) { return Open(self).NumDeadNodes(); },
+          "num_dead_nodes",
+          [](const PyStore& self) {
+            return Using<Unlocked>(self, [](KVStore& store) { return store.NumDeadNodes(); });
+          },
           "How many nodes of the job are dead.")
       .def_prop_ro(
           "transfers",
           [](const PyStore& self) {
-            const TransferStats stats = Open(self).transfers();
+            const TransferStats stats = Open(self)->transfers();
             nb::dict result;
             result["pushed_bytes"] = stats.pushed_bytes;
             result["pulled_bytes"] = stats.pulled_bytes;

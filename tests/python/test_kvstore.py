@@ -405,6 +405,71 @@ def test_a_dropped_store_finishes_its_work():
     assert (out.asnumpy() == 3).all()
 
 
+def test_a_store_may_be_closed_while_others_use_it(kv):
+    """By another thread, or by its own updater: it used to be gone in the middle of their calls."""
+    kv.init([1, 2], [ones(), ones()])
+    ended = []
+
+    def work():
+        a = ones()
+        try:
+            while True:
+                kv.push(1, a)
+                kv.pull(1, out=a)
+                a.wait_to_read()
+        except mx.InvalidState as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+
+    def update(key, value, stored):
+        stored += value
+        if key == 2:
+            kv.close()
+
+    kv._set_updater(update)
+    kv.push(2, ones())
+    for thread in threads:
+        thread.join()
+    assert ended == ["the store is closed"] * 3
+
+
+def test_an_updater_may_be_replaced_while_others_push(kv):
+    kv.init(1, ones(0))
+    over = threading.Event()
+    failures = []
+
+    def work():
+        try:
+            while not over.is_set():
+                try:
+                    kv.push(1, ones())
+                except mx.InvalidState:  # the updater went while the push was about to call it
+                    pass
+        except BaseException as error:  # noqa: BLE001  shown by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        kv._set_updater(lambda key, value, stored: stored.__iadd__(value))
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1))
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_lists_in_themselves_are_refused(kv):
+    keys = []
+    keys.append(keys)
+    with pytest.raises(ValueError, match="100"):
+        kv.push(keys, keys)
+
+
 def test_a_closed_store_says_so(kv):
     out = ones(0)
     kv.init("a", ones(3))
