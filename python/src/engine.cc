@@ -4,6 +4,8 @@
 #include <heddle/logging.h>
 #include <heddle/memory.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include <fmt/format.h>
@@ -46,8 +48,10 @@ void Push(nb::callable function, nb::iterable reads, nb::iterable writes, int pr
 }
 
 std::optional<Deadline> DeadlineIn(std::optional<double> seconds) {
-  if (!seconds) return std::nullopt;
-  return Deadline(std::chrono::duration<double>(*seconds));
+  constexpr double kLongest = 100.0 * 365 * 24 * 3600;  // a century: more would not fit the clock
+  if (!seconds || *seconds > kLongest) return std::nullopt;
+  if (std::isnan(*seconds)) throw InvalidArgument("timeout: expected seconds or None, got nan");
+  return Deadline(std::chrono::duration<double>(std::max(*seconds, 0.0)));
 }
 
 }  // namespace

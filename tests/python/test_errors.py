@@ -50,6 +50,28 @@ def test_deadlines_are_timeout_errors():
     mx.nd.waitall()
 
 
+def test_a_deadline_may_be_as_far_as_one_likes():
+    """Those beyond the clock used to have passed."""
+    started, opened = threading.Event(), threading.Event()
+    a = mx.nd.zeros((2,))
+    for timeout in (float("inf"), 1e300, 1e10):
+        started.clear()
+        opened.clear()
+
+        def hold():
+            started.set()
+            opened.wait()
+
+        mx.engine.push(hold, writes=[a])
+        started.wait()
+        with pytest.raises(mx.TimeoutError):
+            mx.nd.waitall(-1e300)
+        threading.Thread(target=opened.set).start()
+        mx.nd.waitall(timeout)
+    with pytest.raises(mx.InvalidArgument, match="nan"):
+        mx.nd.waitall(float("nan"))
+
+
 def test_waiting_inside_an_op_is_refused():
     a, b = mx.nd.zeros((2,)), mx.nd.ones((2,))
     mx.engine.push(lambda: b.asnumpy(), writes=[a], name="waits inside")
