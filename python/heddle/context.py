@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 import numpy
 
 from . import _core
 
 _TYPES = ("cpu", "cpu_pinned", "gpu")
+# The devices of the `with` blocks that a thread, or a task of asyncio, is in: (innermost, those around it), or None.
+_blocks: "ContextVar[tuple | None]" = ContextVar("heddle.context", default=None)
 
 
 class Context:
@@ -15,8 +19,7 @@ class Context:
     All ``cpu(i)`` are logical devices of one machine: any number from 0 works.
     """
 
-    __slots__ = ("device_type", "device_id", "_outer")
-    _innermost: "Context | None" = None
+    __slots__ = ("device_type", "device_id")
 
     def __init__(self, device_type: "str | Context", device_id: int = 0) -> None:
         if isinstance(device_type, Context):
@@ -30,7 +33,6 @@ class Context:
             raise ValueError(f"expected a device number of at least 0 and below 32768, got {device_id}")
         self.device_type: str = device_type
         self.device_id: int = int(device_id)
-        self._outer: list[Context | None] = []
 
     @property
     def _code(self) -> int:
@@ -48,12 +50,13 @@ class Context:
         return f"{self.device_type}({self.device_id})"
 
     def __enter__(self) -> "Context":
-        self._outer.append(Context._innermost)
-        Context._innermost = self
+        _blocks.set((self, _blocks.get()))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        Context._innermost = self._outer.pop()
+        block = _blocks.get()
+        assert block is not None
+        _blocks.set(block[1])
 
 
 def cpu(device_id: int = 0) -> Context:
@@ -77,8 +80,9 @@ def num_gpus() -> int:
 
 
 def current_context() -> Context:
-    """The device of arrays that are made without one: that of the innermost ``with`` block, or cpu(0)."""
-    return Context._innermost or _CPU0
+    """The device of arrays that are made without one: that of this thread's innermost ``with`` block, or cpu(0)."""
+    block = _blocks.get()
+    return _CPU0 if block is None else block[0]
 
 
 _CPU0 = cpu()

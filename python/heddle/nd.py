@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import struct
-from typing import Any, Iterable, NoReturn, Sequence
+from typing import Any, Iterable, NoReturn, Self, Sequence
 
 import numpy
 
@@ -29,11 +29,15 @@ __all__ = ["NDArray", "abs", "add", "arange", "array", "divide", "dot", "empty",
 
 def _dims(shape: "int | Sequence[int]") -> list[int]:
     if isinstance(shape, (int, numpy.integer)):
-        return [int(shape)]
-    try:
-        return [operator.index(extent) for extent in shape]
-    except TypeError as error:
-        raise InvalidType(f"expected a shape such as (2, 3), got {shape!r}") from error
+        dims = [int(shape)]
+    else:
+        try:
+            dims = [operator.index(extent) for extent in shape]
+        except TypeError as error:
+            raise InvalidType(f"expected a shape such as (2, 3), got {shape!r}") from error
+    if any(extent >= 2**63 or extent < -2**63 for extent in dims):
+        raise InvalidArgument(f"shape {tuple(dims)}: expected extents below 2^63")
+    return dims
 
 
 class NDArray(_core.Array):
@@ -45,6 +49,7 @@ class NDArray(_core.Array):
     __slots__ = ("__weakref__",)
     __array_ufunc__ = None  # numbers and arrays of NumPy leave operators to this class
     _compares_to_bool = False
+    _has_scalars = False  # one element of an array has shape (1,), not ()
 
     # What it is.
 
@@ -150,7 +155,7 @@ class NDArray(_core.Array):
 
     def as_in_context(self, context: Context) -> "NDArray":
         """The array itself if it is on the device, else a copy there."""
-        return self if context == self.context else self._copy(context._code)
+        return self if context == self.context else self._copy(_context._code_of(context))
 
     as_in_ctx = to_device = as_in_context
 
@@ -172,7 +177,9 @@ class NDArray(_core.Array):
     def reshape(self, *shape, **named) -> "NDArray":
         """A view with another shape; one extent may be -1, and 0 keeps the extent of the same axis."""
         if named:
-            shape = named["shape"]
+            if shape or set(named) != {"shape"}:
+                raise InvalidType(f"reshape: expected one shape, got {', '.join([*map(repr, shape), *sorted(named)])}")
+            shape = (named["shape"],)
         dims = _dims(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
         kept = self.shape
         for axis, extent in enumerate(dims):
@@ -196,7 +203,7 @@ class NDArray(_core.Array):
     def expand_dims(self, axis: int) -> "NDArray":
         """A view with an axis of extent 1 more, before `axis`."""
         dims = list(self.shape)
-        dims.insert(axis if axis >= 0 else len(dims) + 1 + axis, 1)
+        dims.insert(_axis_of("expand_dims", axis, len(dims) + 1), 1)
         return self._reshape(dims)
 
     def squeeze(self) -> "NDArray":
@@ -219,18 +226,18 @@ class NDArray(_core.Array):
 
     # Reductions and functions beyond those of the base.
 
-    def _axis(self, axis: "int | None") -> "int | None":
-        return axis + self.ndim if axis is not None and axis < 0 else axis
-
     def sum(self, axis: "int | None" = None, keepdims: bool = False) -> "NDArray":
         """The sum of all elements, shape (1,), or along an axis."""
-        return self._reduced(self._sum(self._axis(axis)), axis, keepdims)
+        return self._reduced("sum", self._sum, axis, keepdims)
 
     def mean(self, axis: "int | None" = None, keepdims: bool = False) -> "NDArray":
         """The mean of all elements, shape (1,), or along an axis."""
-        return self._reduced(self._mean(self._axis(axis)), axis, keepdims)
+        return self._reduced("mean", self._mean, axis, keepdims)
 
-    def _reduced(self, result: "NDArray", axis: "int | None", keepdims: bool) -> "NDArray":
+    def _reduced(self, call: str, reduce, axis: "int | None", keepdims: bool) -> "NDArray":
+        if axis is not None:
+            axis = _axis_of(call, axis, self.ndim)
+        result = reduce(axis)
         if not keepdims:
             return result
         dims = [1] * self.ndim
@@ -245,6 +252,10 @@ class NDArray(_core.Array):
 
     __div__ = _core.Array.__truediv__
 
+    def __ipow__(self, other: object, /) -> Self:  # in place: `stored **= 2` in an updater changes what is stored
+        (self ** other).copyto(self)
+        return self
+
     # Elements and parts.
 
     def __getitem__(self, key) -> "NDArray":
@@ -255,7 +266,7 @@ class NDArray(_core.Array):
             return array(self.asnumpy()[_numpy_key(key)], ctx=self.context, dtype=self.dtype, _type=type(self))
         view = _view(self, ranges)
         if view is not None:
-            return view
+            return view._reshape([1]) if self.ndim and not view.ndim and not self._has_scalars else view
         return self._copy_part([number for one in ranges for number in one])
 
     def __setitem__(self, key, value) -> None:
@@ -267,9 +278,11 @@ class NDArray(_core.Array):
             return
         dims = [count for _, _, count, keep in ranges if keep]
         part = _view(self, ranges)
-        if part is not None and isinstance(value, (int, float, numpy.number, numpy.bool_)):
-            part._fill(value)
-            return
+        if isinstance(value, (int, float, numpy.integer, numpy.floating, numpy.bool_)):
+            if part is not None:
+                part._fill(value)
+                return
+            value = full((), value, self.context, self.dtype)
         if not isinstance(value, _core.Array):
             value = array(value, ctx=self.context, dtype=self.dtype)
         if value.context != self.context:
@@ -285,6 +298,15 @@ class NDArray(_core.Array):
             value._copy_to(part)
         else:
             self._assign_part([number for one in ranges for number in one], value)
+
+
+def _axis_of(call: str, axis, ndim: int) -> int:
+    """The number of an axis from 0; negative ones count from the end."""
+    if not isinstance(axis, (int, numpy.integer)):
+        raise InvalidType(f"{call}: expected the number of an axis, got {axis!r}")
+    if not -ndim <= axis < ndim:
+        raise InvalidArgument(f"{call}: expected an axis of at least {-ndim} and below {ndim}, got {axis}")
+    return int(axis) + ndim if axis < 0 else int(axis)
 
 
 def _restore(kind, values, dtype, device_type, device_id):
@@ -307,6 +329,8 @@ def _ranges(shape: tuple, key) -> "list[tuple[int, int, int, int]] | None":
         if not (one is Ellipsis or isinstance(one, (slice, int, numpy.integer)) and not isinstance(one, bool)):
             return None
     if Ellipsis in keys:
+        if keys.count(Ellipsis) > 1:
+            raise IndexError(f"expected one ellipsis (...) at most, got {keys.count(Ellipsis)}")
         at = keys.index(Ellipsis)
         keys[at:at + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
     if len(keys) > len(shape):
@@ -332,10 +356,10 @@ def _view(of: NDArray, ranges: list) -> "NDArray | None":
     while axis < len(ranges) and not ranges[axis][3]:
         begin = ranges[axis][0]
         view = view._slice(begin, begin + 1)
-        view = view._reshape(list(view.shape[1:])) if view.ndim > 1 or len(ranges) > 1 else view._reshape([1])
+        view = view._reshape(list(view.shape[1:]))
         axis += 1
     if axis == len(ranges):
-        return view if view.ndim == 0 or of.ndim else view
+        return view
     begin, step, count, _ = ranges[axis]
     if step != 1 and count > 1:
         return None
@@ -359,14 +383,19 @@ def array(source, ctx: "Context | None" = None, dtype=None, _type: type = NDArra
     if isinstance(source, NDArray):
         code = source._dtype if dtype is None else _dtype._code_of(dtype)
         copied = source._astype(code) if code != source._dtype else source
-        return copied._copy(source._device if ctx is None else ctx._code)
+        return copied._copy(source._device if ctx is None else _context._code_of(ctx))
     code = _dtype._code_of(dtype)
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], _core.Array):
-        source = [one.asnumpy() for one in source]
+        source = [one.asnumpy() if isinstance(one, _core.Array) else one for one in source]
     values = numpy.asarray(source)
     if values.dtype not in _dtype._CODES:
+        wide = "float64" if values.dtype.kind in "fc" else "int64"
+        if values.dtype == numpy.uint64 and values.size and values.max() >= 2**63:
+            if _dtype._NAMES[code].startswith("int") or code == _dtype._NAMES.index("uint8"):
+                raise InvalidArgument(f"array: expected numbers below 2**63, got {values.max()}")
+            wide = "float64"
         try:
-            values = values.astype("float64" if values.dtype.kind in "fc" else "int64", casting="same_kind")
+            values = values.astype(wide, casting="same_kind")
         except TypeError:
             raise InvalidType(f"array: expected numbers, got {values.dtype}") from None
     flat = values if values.flags.c_contiguous and values.flags.aligned else numpy.array(values, order="C")
@@ -442,7 +471,11 @@ def from_dlpack(other, ctx: "Context | None" = None) -> NDArray:
 def from_buffer(other, dtype=None, ctx: "Context | None" = None) -> NDArray:
     """An array over the memory of an object with a writable buffer, without a copy; see from_dlpack."""
     view = memoryview(other)
-    code = _dtype._code_of(numpy.asarray(view).dtype if dtype is None else dtype)
+    given = numpy.asarray(view).dtype if dtype is None else dtype
+    code = _dtype._code_of(given)
+    if isinstance(given, (numpy.dtype, str)) and code != _dtype._BFLOAT16 and not numpy.dtype(given).isnative:
+        raise InvalidType(f"from_buffer: expected elements in the byte order of this machine, got {given!r}: "
+                          "nd.array(x) copies them")
     size = _dtype._NUMPY[code].itemsize if code != _dtype._BFLOAT16 else 2
     shape = list(view.shape or ()) if dtype is None else [view.nbytes // size]
     return _core.from_buffer(NDArray, other, shape, code, _context._code_of(ctx))
@@ -470,9 +503,15 @@ def waitall(timeout: "float | None" = None) -> None:
 
 # Functions.
 
+def _required(call: str, data) -> NDArray:
+    if not isinstance(data, NDArray):
+        raise InvalidType(f"{call}: expected an NDArray, got {type(data).__name__}")
+    return data
+
+
 def _method(name: str, text: str):
     def function(data: NDArray, *args, **kwargs) -> NDArray:
-        return getattr(data, name)(*args, **kwargs)
+        return getattr(_required(name, data), name)(*args, **kwargs)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = text
@@ -516,18 +555,24 @@ def divide(a, b) -> NDArray:
 
 def maximum(a, b) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
-    return a._maximum(b) if isinstance(a, NDArray) else b._maximum(a)
+    return a._maximum(b) if isinstance(a, NDArray) else _required("maximum", b)._maximum(a)
 
 
 def minimum(a, b) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
-    return a._minimum(b) if isinstance(a, NDArray) else b._minimum(a)
+    return a._minimum(b) if isinstance(a, NDArray) else _required("minimum", b)._minimum(a)
 
 
 def concat(*arrays: NDArray, dim: int = 1) -> NDArray:
     """The arrays, one after the other along an axis."""
-    axis = dim + arrays[0].ndim if dim < 0 else dim
+    if not arrays:
+        raise InvalidArgument("concat: expected one array at least, got none")
+    axis = _axis_of("concat", dim, _required("concat", arrays[0]).ndim)
     dims = list(arrays[0].shape)
+    for one in arrays:
+        if list(_required("concat", one).shape[:axis] + one.shape[axis + 1:]) != dims[:axis] + dims[axis + 1:]:
+            raise InvalidArgument(f"concat: expected shapes that differ along axis {axis} at most, got "
+                                  f"{arrays[0].shape} and {one.shape}")
     extents = [one.shape[axis] for one in arrays]
     dims[axis] = 0
     for extent in extents:
@@ -570,7 +615,7 @@ def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
     arrays = dict(named)
     indices = [str(i) for i in range(len(arrays))]
     kind = metadata.get("heddle.kind")
-    if kind == "list" or kind is None and arrays and sorted(arrays) == sorted(indices):
+    if kind != "dict" and (arrays or kind == "list") and sorted(arrays) == sorted(indices):
         return [arrays[i] for i in indices]
     return arrays
 
@@ -629,7 +674,11 @@ class _Reader:
         count = 1
         for extent in dims:
             count *= extent
-        return numpy.frombuffer(self.take(count * dtype.itemsize), dtype).reshape(dims)
+        data = self.take(count * dtype.itemsize)
+        try:
+            return numpy.frombuffer(data, dtype).reshape(dims)
+        except ValueError as error:  # no elements, and yet extents beyond NumPy's
+            self.fail(f"{dims}: {error}")
 
 
 def _load_mxnet_array(reader: _Reader, ctx: "Context | None"):
@@ -656,9 +705,14 @@ def _load_mxnet_array(reader: _Reader, ctx: "Context | None"):
     index_code, index_dims = reader.numbers("i")[0], reader.shape()
     values = reader.values(storage, code)
     ids = reader.values(index_dims, index_code)
+    if ids.dtype.kind not in "iu":
+        reader.fail(f"expected integers as row ids, found {ids.dtype}")
     from . import sparse as _sparse
 
-    return _sparse.row_sparse_array((values, ids), shape=dims, ctx=ctx, dtype=values.dtype.newbyteorder("="))
+    try:
+        return _sparse.row_sparse_array((values, ids), shape=dims, ctx=ctx, dtype=values.dtype.newbyteorder("="))
+    except InvalidArgument as error:
+        reader.fail(str(error))
 
 
 def _load_mxnet(name: str, ctx: "Context | None"):

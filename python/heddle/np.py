@@ -30,6 +30,7 @@ class ndarray(_nd.NDArray):
 
     __slots__ = ()
     _compares_to_bool = True
+    _has_scalars = True
 
     def __repr__(self) -> str:
         text = repr(self.asnumpy())

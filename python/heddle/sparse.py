@@ -90,7 +90,7 @@ class RowSparseNDArray(_core.RowSparse):
 
     def as_in_context(self, context: Context) -> "RowSparseNDArray":
         """The array itself if it is on the device, else a copy there."""
-        return self if context == self.context else self._copy(context._code)
+        return self if context == self.context else self._copy(_context._code_of(context))
 
     def astype(self, dtype, copy: bool = True) -> "RowSparseNDArray":
         """A copy as another dtype; the array itself if it has the dtype and copy is false."""
@@ -106,7 +106,16 @@ class RowSparseNDArray(_core.RowSparse):
         return super().__add__(other)
 
     def __sub__(self, other):
-        return self + other * -1 if isinstance(other, _core.RowSparse) else NotImplemented
+        return self + other * -1 if isinstance(other, (_core.Array, _core.RowSparse)) else NotImplemented
+
+    def __rsub__(self, other):
+        return other + self * -1 if isinstance(other, _core.Array) else NotImplemented
+
+    def __isub__(self, other):
+        if not isinstance(other, _core.RowSparse):
+            raise InvalidType(f"-=: expected a RowSparseNDArray, got {type(other).__name__}")
+        self += other * -1
+        return self
 
     def __neg__(self):
         return self * -1
@@ -144,7 +153,7 @@ def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) 
     """
     if isinstance(arg, RowSparseNDArray):
         made = arg if dtype is None else arg.astype(dtype)
-        return made._copy(made._device if ctx is None else ctx._code)
+        return made._copy(made._device if ctx is None else _context._code_of(ctx))
     is_shape = isinstance(arg, tuple) and all(isinstance(extent, (int, numpy.integer)) for extent in arg)
     if is_shape:
         return zeros("row_sparse", arg, ctx, dtype)

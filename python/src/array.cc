@@ -218,7 +218,12 @@ void BindArithmetic(nb::class_<PyArray>& type) {
           "__rpow__", [=](Self a, nb::handle b) { return Reflected(a, b, power); }, op)
       .def(
           "__isub__",
-          [](Self a, nb::handle b) {
+          [](Self a, nb::handle b) -> SameClass {
+            if (const PyRowSparse* rows = AsRowSparse(b)) {
+              const NDArray& array = Writable("an operation in place", Object(a));
+              Computed([&] { array += rows->array * Scalar(std::int64_t{-1}); });
+              return nb::borrow(a);
+            }
             return InPlace(a, b, [](const NDArray& x, const auto& y) { x -= y; });
           },
           op)

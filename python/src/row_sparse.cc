@@ -118,7 +118,10 @@ void BindRowSparse(nb::module_& m) {
           "__iadd__",
           [](Self a, nb::handle b) -> SameClass {
             const PyRowSparse* const rows = AsRowSparse(b);
-            if (rows == nullptr) return NotImplemented();
+            if (rows == nullptr) {  // a + b would be another array, and `a` as it was
+              throw InvalidType(
+                  fmt::format("+=: expected a RowSparseNDArray, got {}", TypeName(b)));
+            }
             Computed([&] { Held(a) += rows->array; });
             return nb::borrow(a);
           },

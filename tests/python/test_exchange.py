@@ -244,6 +244,16 @@ def test_buffers_come_in():
     assert mx.nd.array(memoryview(plain)).asnumpy().tolist() == [2, 4, 6]
 
 
+def test_buffers_of_the_other_byte_order_are_refused():
+    """Their bytes used to count as they were."""
+    other = numpy.arange(3, dtype="float32").astype(numpy.dtype("float32").newbyteorder())
+    for call in (lambda: mx.nd.from_buffer(other), lambda: mx.nd.from_numpy(other),
+                 lambda: mx.nd.from_buffer(bytearray(12), dtype=other.dtype)):
+        with pytest.raises(mx.InvalidType, match="byte order"):
+            call()
+    assert mx.nd.from_numpy(other, zero_copy=False).asnumpy().tolist() == [0, 1, 2]
+
+
 def test_memory_of_the_cpus_is_no_array_of_a_gpu():
     x = numpy.ones(2)
     calls = [lambda: mx.nd.from_buffer(x, ctx=mx.gpu(0)), lambda: mx.nd.from_dlpack(x, ctx=mx.gpu(0))]

@@ -228,6 +228,65 @@ def test_indices_out_of_range_are_index_errors():
     same(a, numpy.zeros((3, 4)))
 
 
+def test_an_element_is_assigned_like_a_part():
+    for made, shape in ((mx.nd.zeros, (1,)), (mx.np.zeros, ())):
+        line, table = made((3,)), made((2, 2))
+        assert line[0].shape == table[0, 1].shape == shape
+        for value in (mx.nd.array([5.0]), mx.nd.array(5.0), [5.0], 5, numpy.float32(5)):
+            line[1], table[0, 1] = value, value
+            assert line.asnumpy().tolist() == [0, 5, 0] and table.asnumpy().tolist() == [[0, 5], [0, 0]]
+            line[1], table[0, 1] = 0, 0
+
+
+def test_numbers_have_to_fit_wherever_they_are_assigned():
+    """A column is no view, and its number went through a cast: 0.5 and 2**40 became 0."""
+    a = mx.nd.zeros((3, 4), dtype="int32")
+    for key in (0, (slice(None), 1), slice(None, None, -1)):
+        for number in (0.5, 2**40):
+            with pytest.raises(ValueError, match="int32"):
+                a[key] = number
+        with pytest.raises(TypeError, match="complex"):
+            a[key] = numpy.complex64(1)
+    same(a, numpy.zeros((3, 4)))
+
+
+def test_a_power_in_place_changes_the_array():
+    a = alias = mx.nd.array([2.0, 3.0])
+    a **= 2
+    assert a is alias and alias.asnumpy().tolist() == [4, 9]
+
+
+def test_axes_are_checked():
+    a = mx.nd.zeros((2, 3))
+    for call in (lambda: a.sum(axis=2), lambda: a.mean(axis=-3), lambda: a.expand_dims(5), lambda: a.expand_dims(-4),
+                 lambda: mx.nd.concat(a, a, dim=2)):
+        with pytest.raises(ValueError, match="axis of at least"):
+            call()
+    for call in (lambda: a.sum(axis=(0, 1)), lambda: a.expand_dims("x")):
+        with pytest.raises(mx.InvalidType, match="number of an axis"):
+            call()
+    assert a.expand_dims(-1).shape == (2, 3, 1) and a.expand_dims(2).shape == (2, 3, 1)
+
+
+def test_what_is_no_array_is_named():
+    a = mx.nd.zeros((2, 3))
+    for call in (lambda: mx.nd.sqrt(3), lambda: mx.nd.sum([1]), lambda: mx.nd.maximum(1, 2), lambda: mx.nd.concat(a, [1]),
+                 lambda: mx.nd.dot(3, a)):
+        with pytest.raises(mx.InvalidType, match="expected an NDArray, got"):
+            call()
+    for call in (lambda: a.as_in_context("cpu"), lambda: mx.nd.array(a, "cpu")):
+        with pytest.raises(TypeError, match="expected a Context"):
+            call()
+    with pytest.raises(mx.InvalidType, match="reverse"):
+        a.reshape((3, 2), reverse=True)
+    with pytest.raises(IndexError, match="one ellipsis"):
+        a[..., ...]
+    with pytest.raises(ValueError, match="shapes that differ"):
+        mx.nd.concat(a, mx.nd.zeros((3, 3)), dim=1)
+    with pytest.raises(ValueError, match="extents"):
+        mx.nd.zeros(2**70)
+
+
 def test_shapes():
     a = mx.nd.array(numpy.arange(12))
     assert a.reshape((3, -1)).shape == (3, 4)
@@ -283,6 +342,15 @@ def test_values_are_copied_however_they_lie(dtype):
         same(mx.nd.array(values, dtype=dtype), values)
 
 
+def test_large_unsigned_numbers_keep_their_sign():
+    big = numpy.array([2**63 + 2048, 7], dtype="uint64")
+    assert mx.nd.array(big, dtype="float64").asnumpy().tolist() == [2**63 + 2048, 7]
+    assert mx.nd.array([2**63]).asnumpy()[0] == 2.0**63
+    with pytest.raises(ValueError, match="9223372036854777856"):
+        mx.nd.array(big, dtype="int64")
+    assert mx.nd.array(big[1:], dtype="int64").asnumpy().tolist() == [7]
+
+
 def test_arrays_without_elements():
     a = mx.nd.zeros((0, 3))
     assert a.asnumpy().shape == (0, 3) and (a + 1).shape == (0, 3)
@@ -314,6 +382,26 @@ def test_contexts():
         with pytest.raises(TypeError, match="expected"):
             bad()
     assert mx.num_gpus() >= 0
+
+
+def test_a_with_block_is_its_threads_own():
+    """The device of one thread used to be that of all."""
+    entered, left = threading.Event(), threading.Event()
+
+    def work():
+        with mx.cpu(5):
+            entered.set()
+            left.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait()
+    context = mx.nd.zeros((1,)).context
+    with mx.cpu(3):
+        left.set()
+        thread.join()
+        assert mx.current_context() == mx.cpu(3)
+    assert context == mx.current_context() == mx.cpu()
 
 
 def test_pickling_keeps_values_dtype_and_device():
@@ -377,6 +465,25 @@ def test_files_of_mxnet(tmp_path):
         file.write_bytes(content[:length])
         with pytest.raises(mx.IoError, match="model.params"):
             mx.nd.load(file)
+
+
+def test_hostile_files_are_io_errors(tmp_path):
+    file = tmp_path / "model.params"
+    head, no_names = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
+
+    def sparse(ids, code):
+        return (struct.pack("<Ii", 0xF993FAC9, 1) + struct.pack("<i2q", 2, len(ids), 2) + struct.pack("<i2q", 2, 6, 2)
+                + struct.pack("<iii", 1, 0, 0) + struct.pack("<iiq", code, 1, len(ids))
+                + numpy.ones((len(ids), 2), "float32").tobytes() + ids.tobytes())
+
+    no_elements = struct.pack("<Iii3q", 0xF993FAC9, 0, 3, 0, 2**62, 2**62) + struct.pack("<iii", 1, 0, 0)
+    for content in (no_elements, sparse(numpy.array([1, 1]), 6), sparse(numpy.array([9]), 6),
+                    sparse(numpy.array([1.5]), 1)):
+        file.write_bytes(head + content + no_names)
+        with pytest.raises(mx.IoError, match="model.params"):
+            mx.nd.load(file)
+    mx._core.save(str(file), [("a", mx.nd.ones((1,)))], {"heddle.kind": "list"})
+    assert list(mx.nd.load(file)) == ["a"]  # whatever it says of itself
 
 
 def test_errors_come_back_where_values_are_read():

@@ -78,3 +78,17 @@ def test_bad_input_is_refused():
         a + 1
     with pytest.raises(TypeError):
         mx.nd.sparse.array([1, 2])
+
+
+def test_changes_in_place_are_in_place():
+    """`stored -= ...` in an updater used to make another array and leave the stored one as it was."""
+    rows = alias = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2))
+    rows -= rows * 0.5
+    assert rows is alias and alias.asnumpy()[1].tolist() == [0.5, 1]
+    for change in ("rows += dense", "rows -= dense", "rows += 1", "rows -= 1"):
+        with pytest.raises(TypeError, match="expected a RowSparseNDArray"):
+            exec(change, {"rows": rows, "dense": mx.nd.ones((3, 2))})
+    dense = weight = mx.nd.ones((3, 2))
+    dense -= rows
+    assert dense is weight and weight.asnumpy().tolist() == [[1, 1], [0.5, 0], [1, 1]]
+    assert (dense - rows).asnumpy()[1].tolist() == [0, -1] and (rows - dense).asnumpy()[1].tolist() == [0, 1]
