@@ -115,7 +115,8 @@ class KVStore(_core.KVStore, KVStoreBase):
 
         if not isinstance(optimizer, _optimizer.Optimizer):
             raise InvalidType(f"set_optimizer: expected an Optimizer, got {type(optimizer).__name__}")
-        if isinstance(optimizer, _optimizer._Native) and optimizer._native_schedule_only():
+        if (isinstance(optimizer, _optimizer._Native) and optimizer._runs_in_store()
+                and optimizer._native_schedule_only()):
             self._set_native_optimizer(optimizer._native)
             self._updater = None
         elif self.type.startswith("dist"):
@@ -151,10 +152,11 @@ class KVStore(_core.KVStore, KVStoreBase):
             raise InvalidArgument("set_gradient_compression: expected 'type' and 'threshold', got "
                                   f"{', '.join(map(repr, given))} too")
         try:
-            self._set_gradient_compression(str(kind), float(threshold))
-        except TypeError as error:
+            number = float(threshold)
+        except (TypeError, ValueError) as error:
             raise InvalidType(f"set_gradient_compression: expected a number as threshold, got {threshold!r}"
                               ) from error
+        self._set_gradient_compression(str(kind), number)
 
     def save_optimizer_states(self, fname: "str | os.PathLike", dump_optimizer: bool = False) -> None:
         """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""

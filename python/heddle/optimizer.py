@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import warnings
 from typing import Any, Callable, TypeVar
 
@@ -110,6 +111,8 @@ class Optimizer:
         self._set_multipliers("wd_mult", args_wd_mult, None if self._native is None else self._native.set_wd_mult)
 
     def _set_multipliers(self, attribute: str, table: dict, set_one: "Callable | None") -> None:
+        if not isinstance(table, dict) or not all(isinstance(one, numbers.Real) for one in table.values()):
+            raise InvalidType(f"set_{attribute}: expected a dict of numbers, got {table!r}")
         if set_one is not None:
             names = {name: index for index, name in self.idx2name.items()}
             for key in set(getattr(self, attribute)) - set(table):
@@ -137,16 +140,25 @@ class Optimizer:
     def _get_wd(self, index) -> float:
         return self.wd * self._multiplier(self.wd_mult, "wd_mult", index)
 
+    def _runs_in_store(self) -> bool:
+        """Whether it is one of the C++ library, as that has it."""
+        return False
+
+    # Copies have a native half of their own, or none until a store asks for it.
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_native"}
+
     # For servers: their own object of the class is made without arguments and gets the numbers among the attributes.
 
     def _for_servers(self) -> "_core.Optimizer":
         if not self._native_schedule_only():
             raise InvalidState("set_optimizer: the scheduler of a store with servers runs in the store: expected one of "
                                f"heddle.lr_scheduler, got {type(self.lr_scheduler).__name__}")
-        numbers = [(_RATES.get(name, name), float(value)) for name, value in vars(self).items()
-                   if isinstance(value, (bool, int, float)) and not name.startswith("_")
-                   and name not in ("begin_num_update", "num_update")]
-        self._native = _core.make_foreign_optimizer(type(self).__name__.lower(), numbers)
+        values = [(_RATES.get(name, name), float(value)) for name, value in vars(self).items()
+                  if isinstance(value, (bool, int, float)) and not name.startswith("_")
+                  and name not in ("begin_num_update", "num_update")]
+        self._native = _core.make_foreign_optimizer(type(self).__name__.lower(), values)
         if self.lr_scheduler is not None:
             self.lr_scheduler = self.lr_scheduler
         self.set_lr_mult(self.lr_mult)
@@ -203,6 +215,8 @@ class Optimizer:
 register = Optimizer.register
 create = Optimizer.create_optimizer
 
+# What a class of one's own overrides.
+_OVERRIDDEN = ("create_state", "update", "create_state_multi_precision", "update_multi_precision")
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 # What scripts call the parameters, and what the C++ library calls them.
 _RENAMED = {**_RATES, "eps": "epsilon", "float_stable_eps": "epsilon"}
@@ -265,7 +279,7 @@ class _Native(Optimizer):
 
     def __setattr__(self, name: str, value) -> None:
         known = _RENAMED.get(name, name)
-        if known in self._parameters:
+        if known in vars(self).get("_parameters", ()):
             number = self._number(name, value)
             self._native.set(known, 0.0 if number is None else number)
             return
@@ -286,6 +300,29 @@ class _Native(Optimizer):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self._native.set("learning_rate", float(value))
+
+    def _runs_in_store(self) -> bool:
+        return all(getattr(type(self), name) is getattr(Optimizer, name) for name in _OVERRIDDEN)
+
+    def _for_servers(self) -> "_core.Optimizer":
+        if self._runs_in_store():
+            return super()._for_servers()
+        raise InvalidType(f"set_optimizer: {type(self).__name__} changes what a built-in optimizer does: expected, for a "
+                          "store with servers, a class that derives from Optimizer itself")
+
+    def __getstate__(self) -> dict:
+        state = super().__getstate__()
+        state["_parameters"] = dict(self._native.parameters())
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        values = state["_parameters"]
+        object.__setattr__(self, "_native", _core.make_optimizer(self._name, list(values.items())))
+        for name, value in {**state, "_parameters": set(values)}.items():
+            object.__setattr__(self, name, value)
+        self.lr_scheduler = self.lr_scheduler
+        self.set_lr_mult(self.lr_mult)
+        self.set_wd_mult(self.wd_mult)
 
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)
@@ -341,7 +378,9 @@ class Updater:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states: dict = {}
-        self._native = optimizer._updater() if isinstance(optimizer, _Native) else None
+        self._loaded: set = set()  # the indices of states that came from a file and may be on another device
+        self._native = (optimizer._updater() if isinstance(optimizer, _Native) and optimizer._runs_in_store()
+                        else None)
 
     def __call__(self, index, grad, weight) -> None:
         if isinstance(index, (list, tuple)):
@@ -357,11 +396,15 @@ class Updater:
             return
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+        elif index in self._loaded:
+            self._loaded.remove(index)
+            self.states[index] = _moved(self.states[index], weight.context)
         self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
 
     def _forget(self, index) -> None:
         """The state of a key that is gone, or begins anew."""
         self.states.pop(index, None)
+        self._loaded.discard(index)
         self.optimizer._index_update_count.pop(index, None)
         if self._native is not None:
             self._native.forget(index)
@@ -392,18 +435,26 @@ class Updater:
         text = metadata.get("heddle.python_optimizer_states")
         if text is None:
             raise IoError(f"load_optimizer_states: {fname}: expected states of an optimizer written in Python")
-        content = json.loads(text)
         name = type(self.optimizer).__name__.lower()
-        if content["optimizer"] != name:
-            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of "
-                                  f"{content['optimizer']}")
         by_name = dict(named)
-        arrays = [by_name[str(i)] for i in range(len(by_name))]
-        self.states = {index: _restored(form, arrays) for index, form in content["states"]}
-        self.optimizer._index_update_count = {index: count for index, count in content["counts"]}
-        self.optimizer.num_update = content["num_update"]
-        for attribute, value in content.get("settings", {}).items():
-            setattr(self.optimizer, attribute, value)
+        try:
+            content = json.loads(text)
+            saved = str(content["optimizer"])
+            arrays = [by_name[str(i)] for i in range(len(by_name))]
+            states = {index: _restored(form, arrays) for index, form in content["states"]}
+            counts = {index: int(count) for index, count in content["counts"]}
+            num_update = int(content["num_update"])
+            settings = dict(content.get("settings", {}))
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
+        if saved != name:
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
+        self.states = states
+        self._loaded = set(states)
+        self.optimizer._index_update_count = counts
+        self.optimizer.num_update = num_update
+        for attribute in settings.keys() & vars(self.optimizer).keys():
+            setattr(self.optimizer, attribute, settings[attribute])
 
     # Bytes of one key, for stores whose servers have the optimizer: the length of a text (8 bytes, little-endian), the
     # text, JSON, and the elements of the arrays one after the other.
@@ -442,6 +493,7 @@ class Updater:
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise IoError(f"load_optimizer_states: key {index!r}: the state cannot be read: {error}") from error
         self.states[index] = state
+        self._loaded.add(index)
         counts = self.optimizer._index_update_count
         if count is not None:
             counts[index] = count
@@ -473,6 +525,13 @@ def _restored(form, arrays: list):
     if isinstance(form, list):
         return tuple(_restored(one, arrays) for one in form)
     return form["value"]
+
+
+def _moved(state, context):
+    """A state with its arrays on a device."""
+    if isinstance(state, (_nd.NDArray, _nd.sparse.RowSparseNDArray)):
+        return state.as_in_context(context)
+    return tuple(_moved(one, context) for one in state) if isinstance(state, tuple) else state
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

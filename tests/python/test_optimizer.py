@@ -2,8 +2,10 @@
 schedulers, states in files, optimizers written in Python."""
 
 import base64
+import copy
 import json
 import pathlib
+import pickle
 
 import numpy
 import pytest
@@ -357,6 +359,97 @@ def test_states_in_files_continue_with_the_same_bits(optimizer, tmp_path):
         second.load_optimizer_states(tmp_path / "nothing")
     with pytest.raises(mx.InvalidState):
         mx.kv.create("local").save_optimizer_states(file)
+
+
+def test_copies_are_optimizers_of_their_own():
+    """Their other half used to be one and the same, or could not be copied."""
+    made = mx.optimizer.SGD(learning_rate=0.5, momentum=0.9, lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5))
+    made.set_lr_mult({"w": 0.25})
+    own = Momentum(learning_rate=0.5, momentum=0.9)
+    own.set_wd_mult({"w": 0.5})
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((1,)))
+    out = mx.nd.zeros((1,))
+    for optimizer in (made, own):
+        for again in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+            assert type(again) is type(optimizer) and again.lr_mult == optimizer.lr_mult
+            assert again.wd_mult == optimizer.wd_mult and again.learning_rate == optimizer.learning_rate
+            again.momentum = 0.25
+            assert again.momentum == 0.25 and optimizer.momentum == 0.9
+            kv.set_optimizer(again)
+            kv.reset("w", mx.nd.zeros((1,)))
+            kv.push("w", mx.nd.ones((1,)))
+            kv.pull("w", out=out)
+            assert out.asscalar() == (-0.125 if optimizer is made else -0.5)
+
+
+def test_a_built_in_optimizer_with_an_update_of_ones_own_runs_it():
+    """The store used to run the built-in update."""
+
+    class Tenfold(mx.optimizer.SGD):
+        def __init__(self, factor=10, **others):
+            self.factor = factor  # before the base is there
+            super().__init__(**others)
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * self.factor * grad
+
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((1,)))
+    kv.set_optimizer(Tenfold(learning_rate=0.5))
+    kv.push("w", mx.nd.ones((1,)))
+    out = mx.nd.zeros((1,))
+    kv.pull("w", out=out)
+    assert out.asscalar() == -5
+    weight = mx.nd.zeros((1,))
+    mx.optimizer.get_updater(Tenfold(learning_rate=0.5))("w", mx.nd.ones((1,)), weight)
+    assert weight.asscalar() == -5
+    with pytest.raises(mx.InvalidType, match="Tenfold"):
+        Tenfold()._for_servers()
+
+
+def test_states_from_a_file_go_to_the_device_of_their_weight(tmp_path):
+    gradient = mx.nd.ones((1,), mx.cpu(2))
+
+    def store():
+        kv = mx.kv.create("device")
+        kv.init("w", mx.nd.zeros((1,), mx.cpu(2)))
+        kv.set_optimizer(Momentum(learning_rate=1.0, momentum=1.0))
+        return kv
+
+    kv = store()
+    kv.push("w", gradient)
+    kv.save_optimizer_states(tmp_path / "states")
+    again = store()
+    again.load_optimizer_states(tmp_path / "states")
+    again.push("w", gradient)
+    out = mx.nd.zeros((1,))
+    again.pull("w", out=out)
+    assert out.asscalar() == -2
+
+
+def test_hostile_states_are_io_errors(tmp_path):
+    file = str(tmp_path / "states")
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((1,)))
+    kv.set_optimizer(Momentum(learning_rate=1.0))
+    whole = {"optimizer": "momentum", "states": [], "counts": [], "num_update": 1}
+    for content in ([], {}, {"optimizer": "momentum"}, {**whole, "states": 3}, {**whole, "states": [["w", 5]]},
+                    {**whole, "counts": 3}, {**whole, "num_update": "x"}, {**whole, "settings": 3}):
+        mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(content)[:-1]})
+        with pytest.raises(mx.IoError, match="cannot be read"):
+            kv.load_optimizer_states(file)
+        mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(content)})
+        with pytest.raises(mx.IoError, match="cannot be read"):
+            kv.load_optimizer_states(file)
+    whole["settings"] = {"update": "not a function", "lr": 2.0}
+    mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(whole)})
+    kv.load_optimizer_states(file)
+    kv.push("w", mx.nd.ones((1,)))
+    out = mx.nd.zeros((1,))
+    kv.pull("w", out=out)
+    assert out.asscalar() == -2
 
 
 def test_registering_an_optimizer():
