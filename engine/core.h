@@ -138,6 +138,7 @@ class EngineCore {
  private:
   using Clock = Deadline::Clock;
   using FailureRecord = engine::FailureRecord;
+  using When = engine::WorkerHost::When;
   enum class Kind { kThreaded, kSerial, kSeeded };
   enum class Mode : int { kAwake, kNap, kAlone, kDeep, kStopped };
   enum class WaitKind { kVar, kAll, kRoom, kInline, kPoller };

@@ -267,7 +267,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   AsyncState* async = op->async_state();
   lock_.unlock();
 
-  if (request_worker) host_->RequestWorker();
+  if (request_worker) host_->RequestWorker(When::kNow);
   engine::TraceWriter* trace = kTracing ? trace_.load(std::memory_order_acquire) : nullptr;
   const std::int64_t started_ns = timed || trace != nullptr ? SteadyNowNs() : 0;
   std::exception_ptr error;

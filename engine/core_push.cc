@@ -325,7 +325,7 @@ void EngineCore::WakeFromPublish(Mode mode) noexcept {
   const bool by_lone_body = mode == Mode::kAlone && tls_context.core == this;
   if (!by_lone_body && host_->IsComing()) return;  // others have run its ops and left meanwhile
   if (!by_lone_body && ReserveWorker()) {
-    host_->RequestWorker();
+    host_->RequestWorker(When::kSoon);
   } else {
     WakeLookout();  // all workers that count may have looked for the last time
   }

@@ -249,7 +249,7 @@ void EngineCore::EnsureWorkerLocked() {
   }
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
   lock_.unlock();
-  host_->RequestWorker();
+  host_->RequestWorker(When::kNow);
   lock_.lock();
 }
 
@@ -335,7 +335,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
     while (requests > 0 && !ReserveWorker()) requests = 0;
     lock_.unlock();
     for (std::int64_t i = 0; i < requests; ++i) {
-      if (i == 0 || ReserveWorker()) host_->RequestWorker();
+      if (i == 0 || ReserveWorker()) host_->RequestWorker(When::kNow);
     }
   }
   RunBlocks(job);
@@ -392,7 +392,7 @@ void EngineCore::Lookout() {
       }
     }
     if (!alarm.empty()) Log(LogLevel::kWarning, "{}", alarm);
-    if (request_worker) host_->RequestWorker();
+    if (request_worker) host_->RequestWorker(When::kNow);
     const MutexLock lock(lookout_mutex_);
     if (lookout_stop_) return;
     if (!lookout_signal_) lookout_wake_.WaitUntil(lookout_mutex_, Clock::now() + nap);

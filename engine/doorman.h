@@ -4,28 +4,37 @@
 // to the caller. A doorman comes for the first worker that an engine asks for. It has nothing to do
 // with oneTBB, so that a process may be forked at any moment of its life: what ends a child waits
 // for oneTBB's locks.
+//
+// What wakes it is a timer. A thread that wakes another one is often interrupted by it before the
+// call returns, for all of its run; who sets a timer goes on for as long as the timer takes.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <thread>
+
+#include "base/unique_fd.h"
 
 namespace heddle::engine {
 
 class Doorman {
  public:
   // run() is called on the doorman's thread, once for each Wake that returned true, and again as
-  // long as it returns true.
-  explicit Doorman(std::function<bool()> run);
+  // long as it returns true. It sleeps by `timer`; without one, as where the process has no
+  // descriptor left, each Wake wakes it at once.
+  explicit Doorman(std::function<bool()> run, UniqueFd timer = NewTimer());
   // Waits for runs that were asked for. Nobody may ask for more.
   ~Doorman();
   Doorman(const Doorman&) = delete;
   Doorman& operator=(const Doorman&) = delete;
 
-  // False: the doorman is at work. Threads: any. The run may end, and the destructor begin, before
-  // the call has returned.
-  bool Wake() noexcept;
+  static UniqueFd NewTimer() noexcept;
+
+  // The run begins when `delay` has passed, or sooner. False: the doorman is at work, or coming.
+  // Threads: any. The run may end, and the destructor begin, before the call has returned.
+  bool Wake(std::chrono::nanoseconds delay) noexcept;
 
   // A run is about to begin, the first one or another. seq_cst, as the run's beginning. Threads:
   // any.
@@ -46,8 +55,11 @@ class Doorman {
   enum class State : std::uint32_t { kBusy, kParked, kCalled, kStopping };
 
   void Loop();
+  void Sleep() noexcept;
+  void EndSleep(std::chrono::nanoseconds delay) noexcept;
 
   const std::function<bool()> run_;
+  const UniqueFd timer_;
   std::atomic<State> state_{State::kParked};
   std::atomic<int> wakers_{0};  // threads inside Wake
   // By the run, which is about to leave: state_ is others' to change. The doorman's thread's own.

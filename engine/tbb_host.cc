@@ -6,6 +6,7 @@
 // came, so engines that share an arena, and whose workers return to it after each turn, all
 // advance.
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -25,6 +26,11 @@ namespace {
 
 using oneapi::tbb::global_control;
 using oneapi::tbb::task_arena;
+
+constexpr std::chrono::microseconds kAtOnce{0};
+// Enough for the call that asks for it to return: an interrupt before that would make it wait for
+// the doorman's run.
+constexpr std::chrono::microseconds kSoon{12};
 
 // The arena with at least so many places for workers. It never goes: TBB's threads may be in it.
 class SharedArena {
@@ -61,8 +67,8 @@ class TbbHost final : public WorkerHost {
         arena_(SharedArena::WithPlaces(workers)),
         doorman_(run_worker_) {}
 
-  void RequestWorker() noexcept override {
-    if (!doorman_.Wake()) Enqueue();
+  void RequestWorker(When when) noexcept override {
+    if (!doorman_.Wake(when == When::kSoon ? kSoon : kAtOnce)) Enqueue();
   }
   // Not of those that are enqueued: the host program may keep TBB's threads for long.
   bool IsComing() const noexcept override { return doorman_.IsComing(); }

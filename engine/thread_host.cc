@@ -28,7 +28,7 @@ class ThreadHost final : public WorkerHost {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  void RequestWorker() noexcept override {
+  void RequestWorker(When /*when*/) noexcept override {
     // Notified under the lock: once the request is taken, the engine may stop and take this host
     // down.
     const MutexLock lock(mutex_);

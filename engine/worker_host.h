@@ -16,8 +16,12 @@ namespace heddle::engine {
 class WorkerHost {
  public:
   virtual ~WorkerHost() = default;  // after every requested run has returned
+
+  // When a worker is to come. kSoon: some microseconds later, which costs the caller less.
+  enum class When { kNow, kSoon };
+
   // Calls run_worker on another thread until it returns false. Threads: any.
-  virtual void RequestWorker() noexcept = 0;
+  virtual void RequestWorker(When when) noexcept = 0;
   // True: some call of run_worker() begins soon and has not begun yet. seq_cst: of
   // a ticket taken or a mode changed before the call it will know. Threads: any.
   virtual bool IsComing() const noexcept = 0;
