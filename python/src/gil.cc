@@ -5,8 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
+
+#include "python/src/bindings.h"
 
 namespace heddle::python {
 
@@ -22,10 +25,18 @@ thread_local int running_ops = 0;
 
 const pid_t importer = getpid();
 
-// An exit handler that runs after heddle's may wait for a thread that stays here: it stays for 10
-// s, in naps, so that a process that is stopped meanwhile has them left. Most are gone long before.
-constexpr int kNaps = 1000;
+// An exit handler that runs after heddle's may wait for a thread that stays here, so each stays
+// once and for a while; most processes are gone long before. In naps, so that a process that is
+// stopped meanwhile has them left.
+constexpr int kNaps = 300;
 constexpr std::chrono::milliseconds kNap(10);
+thread_local bool has_stayed = false;
+
+void Stay() {
+  if (std::exchange(has_stayed, true)) return;
+  while (!python_is_over) std::this_thread::sleep_for(kNap);  // work that is pending may take long
+  for (int i = 0; i < kNaps; ++i) std::this_thread::sleep_for(kNap);
+}
 
 }  // namespace
 
@@ -56,7 +67,7 @@ Unlocked::~Unlocked() {
       return;
     }
   }
-  for (int i = 0; i < kNaps; ++i) std::this_thread::sleep_for(kNap);
+  Stay();
   PyEval_RestoreThread(state_);
 }
 

@@ -246,6 +246,24 @@ def test_threads_that_do_not_end_leave_the_exit_alone(run_python):
         check(run_python(program))
 
 
+def test_an_exit_handler_may_wait_for_a_thread_that_uses_heddle(run_python):
+    check(run_python("""
+import atexit, contextlib, threading
+begun = threading.Event()
+def work():
+    a = mx.nd.ones((4,))
+    begun.set()
+    with contextlib.suppress(mx.InvalidState):
+        while True:
+            (a + 1).asnumpy()
+thread = threading.Thread(target=work, daemon=True)
+atexit.register(thread.join)  # so it runs after heddle's own
+import heddle as mx
+thread.start()
+begun.wait()
+"""))
+
+
 def test_a_subinterpreter_is_refused(run_python):
     """Its exit used to hang."""
     check(run_python("""
