@@ -1,6 +1,7 @@
 // The keys of a dist store: which there are, and their first values.
 #include <heddle/error.h>
 
+#include <optional>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -158,15 +159,14 @@ Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value) {
   if (const std::span<const Array> list(&value, 1); !AreNear(list, Cpu())) {
     return QueueValue(key, kind, CopiesNear(list, Cpu(), /*priority=*/0)[0]);
   }
-  const auto call = PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0));
-  key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0)));
   Var ended = engine().NewVar("dist.ended");
   engine().PushAsync({.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
                       .reads = {value.var()},
                       .writes = {ended},
                       .lane = Lane::kComm,
                       .start_inline = true},
-                     [starter = CallStarter(call), value](Completion done) {
+                     [starter = std::move(starter), value](Completion done) {
                        if constexpr (std::is_same_v<Array, NDArray>) {
                          starter->SendElements(value);
                        } else {
@@ -182,12 +182,11 @@ Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value) {
 Var DistKVStore::QueueAwait(const KeyPtr& key, bool first_part) {
   CallOptions options = OptionsOf(Kind::kInit, *key, 0);
   options.flags |= kFlagNoValue;
-  const auto call = PartsCall::Make(calls_, key, options);
-  key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, key, options));
   Var ended = engine().NewVar("dist.ended");
   engine().PushAsync(
       {.name = "kvstore.init", .writes = {ended}, .lane = Lane::kComm, .start_inline = true},
-      [starter = CallStarter(call), first_part](Completion done) {
+      [starter = std::move(starter), first_part](Completion done) {
         if (first_part) {
           starter->SendNothingToTheFirst();
         } else {
@@ -319,17 +318,18 @@ void DistKVStore::DoRemove(KeyRef name) {
   CallOptions options = OptionsOf(Kind::kRemove, *key, /*priority=*/0);
   options.flags = 0;
   const auto call = PartsCall::Make(calls_, key, options);
+  std::optional<CallStarter> starter;
   {
     MutexLock lock(mutex_);  // comes before the key's
     const auto found = keys_.find(name);
     if (found == keys_.end() || found->second != key) ThrowUnknownKey("Remove", name);
     keys_.erase(found);
     ++removals_[name.ToKey()];
-    key->Enter(call);
+    starter.emplace(call);
   }
   engine().PushAsync(
       {.name = "kvstore.remove", .reads = {removing_}, .lane = Lane::kComm, .start_inline = true},
-      [starter = CallStarter(call)](Completion done) {
+      [starter = *std::move(starter)](Completion done) {
         starter->SendNothing();
         starter->Start(std::move(done));
       });

@@ -56,15 +56,14 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int
     first = NDArray(key->shape(), options.dtype, Cpu(), engine());
     copies_from = 0;
   }
-  const auto call = PartsCall::Make(calls_, key, options);
-  key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, key, options));
   OpOptions op{.name = "kvstore.pull",
                .writes = {first.var()},
                .lane = Lane::kComm,
                .priority = priority,
                .start_inline = true};
   if (first.is_partial()) op.reads = {first.var()};
-  engine().PushAsync(op, [starter = CallStarter(call), first](Completion done) {
+  engine().PushAsync(op, [starter = std::move(starter), first](Completion done) {
     starter->SendNothing();
     starter->ReceiveElements(first);
     starter->Start(std::move(done));
@@ -91,14 +90,13 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
   }
   CallOptions options = OptionsOf(Kind::kPull, *key, priority);
   options.dtype = out[0].dtype();
-  const auto call = PartsCall::Make(calls_, key, options);
-  key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, key, options));
   engine().PushAsync({.name = "kvstore.pull",
                       .writes = {out[0].var()},
                       .lane = Lane::kComm,
                       .priority = priority,
                       .start_inline = true},
-                     [starter = CallStarter(call), first = out[0]](Completion done) {
+                     [starter = std::move(starter), first = out[0]](Completion done) {
                        starter->SendNothing();
                        starter->ReceiveRows(first);
                        starter->Start(std::move(done));
@@ -133,8 +131,7 @@ void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArr
   }
   CallOptions options = OptionsOf(Kind::kRowPull, *key, priority);
   options.dtype = out[0].dtype();
-  const auto call = PartsCall::Make(calls_, key, options);
-  key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, key, options));
   engine().PushAsync(
       {.name = "kvstore.row_sparse_pull",
        .reads = {ids.var()},
@@ -142,7 +139,7 @@ void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArr
        .lane = Lane::kComm,
        .priority = priority,
        .start_inline = true},
-      [starter = CallStarter(call), first = out[0], ids](Completion done) {
+      [starter = std::move(starter), first = out[0], ids](Completion done) {
         PartsCall& parts = *starter;
         try {
           parts.SendRowIds(storage::SortedRowIds(ids, parts.key().shape()[0]));

@@ -130,8 +130,7 @@ Array SumOf(std::span<const Array> arrays, bool on_gpus, int priority) {
 
 void DistKVStore::QueuePush(const KeyPush& push, int priority) {
   const auto queue = [&](const auto& value) {
-    const auto call = PartsCall::Make(calls_, push.key, push.options);
-    push.key->Enter(call);
+    CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
     engine().PushAsync(
         {.name = "kvstore.push",
          .reads = {value.var()},
@@ -139,7 +138,7 @@ void DistKVStore::QueuePush(const KeyPush& push, int priority) {
          .priority = priority,
          .run_when_poisoned = true,
          .start_inline = true},
-        [starter = CallStarter(call), value](Completion done) {
+        [starter = std::move(starter), value](Completion done) {
           if (auto failure = FailureOfInput(value.engine(), value.var())) {
             starter->SendFailure(*failure);
           } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, NDArray>) {
@@ -172,8 +171,7 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
   }
   const std::shared_ptr<const Compressor> compressor = push.compressor;
   const NDArray codes({compressor->CodeBytes(value.size())}, DType::kUInt8, Cpu(), engine());
-  const auto call = PartsCall::Make(calls_, push.key, push.options);
-  push.key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
   engine().Push({.name = "kvstore.compress",
                  .reads = {value.var(), residual.var()},
                  .writes = {residual.var(), codes.var()},
@@ -193,7 +191,7 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
                       .priority = priority,
                       .run_when_poisoned = true,
                       .start_inline = true},
-                     [starter = CallStarter(call), value, codes, compressor](Completion done) {
+                     [starter = std::move(starter), value, codes, compressor](Completion done) {
                        if (auto failure = FailureOfInput(value.engine(), value.var())) {
                          starter->SendFailure(*failure);
                        } else {
@@ -248,8 +246,7 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
   const NDArray& value = near.view()[0];
   CallOptions options = push.options;
   options.kind = Kind::kPushPull;
-  const auto call = PartsCall::Make(calls_, push.key, options);
-  push.key->Enter(call);
+  CallStarter starter(PartsCall::Make(calls_, push.key, options));
   engine().PushAsync({.name = "kvstore.pushpull",
                       .reads = {value.var()},
                       .writes = {out.var()},
@@ -257,7 +254,7 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
                       .priority = priority,
                       .run_when_poisoned = true,
                       .start_inline = true},
-                     [starter = CallStarter(call), value, out](Completion done) {
+                     [starter = std::move(starter), value, out](Completion done) {
                        if (auto failure = FailureOfInput(value.engine(), value.var())) {
                          starter->SendFailure(*failure);
                        } else {

@@ -215,6 +215,10 @@ void PartsCall::Cancel() {
   key_->Ready(*this);
 }
 
+CallStarter::CallStarter(std::shared_ptr<PartsCall> call) : call_(std::move(call)) {
+  call_->key().Enter(call_);
+}
+
 // ---- What is received
 
 std::span<std::byte> PartsCall::DestinationOf(const PlacedPart& part) const {

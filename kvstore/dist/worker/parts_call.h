@@ -84,10 +84,9 @@ struct CallOptions {
   Time deadline{0};
 };
 
-// Life: Enter (by the constructor's caller), then Start or Cancel once, from the body of the call's
-// op or instead of it; then the answers; when the last one is there, the completion is called. The
-// queue of the key holds the call until it has sent its requests, and the call holds itself until
-// its last answer.
+// Life: DistKey::Enter and then Start or Cancel once, all by a CallStarter; then the answers; when
+// the last one is there, the completion is called. The queue of the key holds the call until it has
+// sent its requests, and the call holds itself until its last answer.
 class PartsCall : public std::enable_shared_from_this<PartsCall> {
  public:
   PartsCall(const std::shared_ptr<CallCount>& count, std::shared_ptr<DistKey> key,
@@ -168,10 +167,11 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   std::uint32_t error_part_ GUARDED_BY(mutex_) = 0;
 };
 
-// Starts a call from the body of its op, or sets the queue of its key free if the op never runs.
+// Enters a call into the queue of its key, and starts it from the body of its op, or sets the queue
+// free if the op never runs: if it cannot even be pushed.
 class CallStarter {
  public:
-  explicit CallStarter(std::shared_ptr<PartsCall> call) : call_(std::move(call)) {}
+  explicit CallStarter(std::shared_ptr<PartsCall> call);
   CallStarter(CallStarter&&) = default;
   CallStarter& operator=(CallStarter&&) = delete;
   ~CallStarter() {

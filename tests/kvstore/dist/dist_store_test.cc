@@ -330,6 +330,22 @@ TEST_P(DistStoreTest, CompressionKeepsItsResidualsAtTheWorker) {
   });
 }
 
+// The store's end waits for all calls that have begun.
+TEST_P(DistStoreTest, CallsThatCannotBeQueuedLeaveNothingBehind) {
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, 10, 0));
+    const NDArray value = Filled(engine, 10, 1);
+    value.WaitToRead();
+    engine.Stop();
+    EXPECT_THROW(store.Push("w", value), InvalidState);
+    EXPECT_THROW(store.Pull("w", value), InvalidState);
+    EXPECT_THROW(store.PushPull("w", value), InvalidState);
+    EXPECT_THROW(store.Init("rank " + std::to_string(rank), value), InvalidState);
+    EXPECT_THROW(store.Remove("w"), InvalidState);
+  });
+}
+
 TEST_P(DistStoreTest, AFailedInputFailsItsRoundForAllAndNoOther) {
   Job job({.network = GetParam(), .num_workers = 3, .num_servers = 2});
   job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
