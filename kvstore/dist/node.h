@@ -4,7 +4,8 @@
 // threads that run the transport, requests on those of the program, time on the node's own thread,
 // which is never held up by anything else and so keeps the heartbeats going. What the machines say
 // (Outputs) is done after the lock is released, so what two inputs said may be sent in either
-// order; the protocol allows for that.
+// order; the protocol allows for that. An input takes microseconds, of many small messages a few
+// tens, so those who bring another one meanwhile look on for as long before they sleep.
 //
 // Small messages that come together are one input: they wait until the transport's turn ends, a
 // long one comes, or there are kTogetherMax.
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/spinning_lock.h"
 #include "kvstore/dist/message_trace.h"
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
@@ -92,7 +94,7 @@ class Node : public TransportEvents {
   void Drive(const Input& input) EXCLUDES(mutex_) {
     ReusedOutputs out;
     {
-      MutexLock lock(mutex_);
+      const SpinningLock lock(mutex_);
       input(Now(), *out);
       NoteTimeLocked();
       performing_.fetch_add(1, std::memory_order_relaxed);

@@ -175,7 +175,7 @@ Time WorkerNode::deadline() const {
 }
 
 void WorkerNode::Submit(std::span<const std::span<Request>> calls, Outputs* out) {
-  MutexLock lock(mutex_);
+  const SpinningLock lock(mutex_);
   const Time now = Now();
   const std::size_t before = out->messages.size();
   if (calls.size() > 1) {
