@@ -214,6 +214,56 @@ struct Tampered : Ends {
 constexpr std::size_t kWrittenAt = 0, kWantedWrittenAt = 64, kReadAt = 128, kWantedReadAt = 192;
 constexpr std::size_t kSecondStreamAt = 256;
 
+// What a reader that is awake would see while a short message is written: some of the runs are the
+// writer's own position and the reader's wish, so that what arrives is what they were when their
+// turn came.
+TEST(SharedRings, ShortMessagesAreShownInPiecesAndWishesWaitForTheWhole) {
+  constexpr std::size_t kMessage = 8 << 10;  // the longest that is shown so
+  constexpr std::size_t kPiece = 2 << 10;
+  constexpr std::size_t kSightBytes = kReadAt;  // the first two lines of the stream
+  constexpr std::size_t kTextBytes = kPiece / 4 - kSightBytes;
+  Random random(TestSeed());
+  for (int round = 0; round < 100; ++round) {
+    Tampered ends;
+    // Messages begin at any place, so that some go over the ring's end.
+    const std::size_t before = random() % kRing;
+    std::string text(kRing, 'b');
+    iovec run{text.data(), before};
+    ASSERT_TRUE(ends.maker->Write(&run, 1));
+    ASSERT_TRUE(ends.taker->Read(&run, 1));
+
+    // A wish that the first piece would fulfil.
+    ASSERT_TRUE(ends.taker->AwaitBytes(1));
+    std::vector<iovec> runs;
+    for (std::size_t at = 0; at < kMessage; at += kTextBytes + kSightBytes) {
+      runs.push_back({text.data() + at, kTextBytes});
+      runs.push_back({ends.words, kSightBytes});
+    }
+    const auto moved = ends.maker->Write(runs.data(), runs.size());
+    ASSERT_TRUE(moved);
+    ASSERT_EQ(moved->bytes, kMessage);
+    EXPECT_TRUE(moved->wake_peer);
+
+    std::string got(kMessage, '\0');
+    run = {got.data(), got.size()};
+    ASSERT_TRUE(ends.taker->Read(&run, 1));
+    bool some_shown = false;
+    for (std::size_t at = kTextBytes; at < kMessage; at += kTextBytes + kSightBytes) {
+      SCOPED_TRACE(at);
+      std::uint64_t written = 0, wish = 0;
+      // One that goes over the end is copied in two parts, between which more may be shown.
+      if ((before + at) % kRing + kSightBytes > kRing) continue;
+      std::memcpy(&written, got.data() + at + kWrittenAt, sizeof written);
+      std::memcpy(&wish, got.data() + at + kWantedWrittenAt, sizeof wish);
+      EXPECT_LE(written, before + at) << "shown before it was there";
+      EXPECT_LT(before + at - written, kPiece) << "a piece that was there was not shown";
+      EXPECT_EQ(wish, before + 1) << "taken before the whole was there";
+      some_shown = some_shown || written > before;
+    }
+    EXPECT_TRUE(some_shown);
+  }
+}
+
 TEST(SharedRings, PositionsThatCannotBeAreFoundOut) {
   std::array<char, 100> text{};
   const iovec run{text.data(), text.size()};
