@@ -16,7 +16,6 @@
 #include "kvstore/dist/listen_address.h"
 #include "kvstore/dist/scheduler_node.h"
 #include "kvstore/dist/server/server_node.h"
-#include "kvstore/dist/transport/tcp/tcp_transport.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 
 namespace heddle::kvstore::dist {
@@ -32,7 +31,9 @@ void CheckRole(const DistOptions& options, DistRole role) {
 // A minute by default: who is that late by its own fault does nothing else either.
 constexpr int kConfirmLimits = 20;
 
-TcpOptions OptionsOfTransport(const DistOptions& options) {
+}  // namespace
+
+TcpOptions TcpOptionsOf(const DistOptions& options) {
   const bool is_worker = options.role == DistRole::kWorker;
   TcpOptions tcp;
   tcp.self = {static_cast<Role>(options.role), options.role == DistRole::kScheduler ? 0 : -1};
@@ -65,11 +66,9 @@ TcpOptions OptionsOfTransport(const DistOptions& options) {
   return tcp;
 }
 
-}  // namespace
-
 TransportFactory TcpTransports(const DistOptions& options) {
   return [options](TransportEvents& events, Incarnation incarnation) -> std::unique_ptr<Transport> {
-    TcpOptions tcp = OptionsOfTransport(options);
+    TcpOptions tcp = TcpOptionsOf(options);
     tcp.incarnation = incarnation;
     return TcpTransport::Create(std::move(tcp), events);
   };

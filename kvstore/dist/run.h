@@ -9,12 +9,14 @@
 #include <string>
 
 #include "kvstore/dist/protocol/ids.h"
+#include "kvstore/dist/transport/tcp/tcp_transport.h"
 #include "kvstore/dist/transport/transport.h"
 #include "kvstore/dist/worker/worker_node.h"
 
 namespace heddle::kvstore::dist {
 
 // Over TCP, as the options say; for all but workers it listens.
+TcpOptions TcpOptionsOf(const DistOptions& options);
 TransportFactory TcpTransports(const DistOptions& options);
 
 // A store of the worker that this process is. The first one joins the job, as the environment says,

@@ -2,13 +2,17 @@
 // (docs/distributed.md, When a part dies). Method: whole jobs in one process, each connection of
 // which goes through a proxy that cuts it. The values are whole numbers, which add up exactly in
 // any order, so that anything lost or applied twice shows.
+#include <heddle/error.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/dist/cutting_proxy.h"
@@ -16,6 +20,9 @@
 
 namespace heddle::kvstore::dist {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int kWorkers = 2;
 constexpr int kRounds = 20;
@@ -68,6 +75,49 @@ TEST_P(CutJobs, LoseAndDoubleNothing) {
     });
   }
   EXPECT_GE(cuts, 10);
+}
+
+// Heartbeats, which go to the scheduler, tell that a server is alive that takes in all it is sent;
+// no word of it arrives, as if it confirmed nothing. Only that can end the wait.
+TEST(MuteServers, AreLostAndTheStoreSaysWhy) {
+  std::atomic<int> cuts = 0;
+  std::atomic<bool> mute = false;
+  Job job({.network = Network::kTcp,
+           .op_deadline = std::chrono::minutes(2),
+           .wrap =
+               [&](std::unique_ptr<Transport> transport) {
+                 return dist_test::ThroughProxies(std::move(transport), {.servers_are_mute = &mute},
+                                                  cuts);
+               },
+           .confirm_limit = std::chrono::milliseconds(400),
+           .fails = true});
+  job.RunWorkers("dist_sync", [&](int /*rank*/, KVStore& store, Engine& engine) {
+    constexpr std::int64_t kCount = 1 << 20;
+    NDArray values = NDArray::Full({kCount}, 1, DType::kFloat32, Cpu(), engine);
+    store.Init("weight", values);
+    mute = true;
+    store.Push("weight", values);
+    try {
+      store.Pull("weight", values);
+      values.WaitToRead();
+      ADD_FAILURE() << "a value came from a server that says nothing";
+    } catch (const NetworkError& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("'weight'"), HasSubstr("server 0 (127.0.0.1:"),
+                        HasSubstr("it is alive, but has confirmed nothing for 0.4 s of what was "
+                                  "sent to it")));
+    }
+  });
+}
+
+// docs/security.md: a minute by default, twenty times what heartbeats may take.
+TEST(MuteServers, AreGivenTwentyTimesAsLongAsHeartbeats) {
+  DistOptions options;
+  options.role = DistRole::kWorker;
+  EXPECT_EQ(TcpOptionsOf(options).confirm_limit, std::chrono::minutes(1));
+  options.dead_after = 5;
+  options.heartbeat_interval = std::chrono::milliseconds(10);
+  EXPECT_EQ(TcpOptionsOf(options).confirm_limit, std::chrono::seconds(1));
 }
 
 }  // namespace

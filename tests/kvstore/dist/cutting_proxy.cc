@@ -50,8 +50,8 @@ struct Stream {
 }  // namespace
 
 struct CuttingProxy::Pair {
-  // False: a socket has failed, or the budget is used up.
-  bool Move(int direction, int from, int to) {
+  // False: a socket has failed, or the budget is used up. `mute`: what was read is lost.
+  bool Move(int direction, int from, int to, bool mute = false) {
     Stream& stream = streams[static_cast<std::size_t>(direction)];
     if (from < 0) return true;  // cut already; `to` is reset when it says something
     if (stream.wants_to_read()) {
@@ -62,6 +62,7 @@ struct CuttingProxy::Pair {
       stream.begin = 0;
       stream.end = bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
       budget -= stream.end;
+      if (mute) stream.end = 0;
     }
     if (stream.wants_to_write()) {
       const ssize_t bytes = send(to, stream.buffer.data() + stream.begin, stream.end - stream.begin,
@@ -187,8 +188,9 @@ void CuttingProxy::Run() {
     cut_half_ = false;
     const bool cut_all = cut_;
     std::erase_if(pairs_, [&](const auto& pair) {
+      const bool mute = options_.servers_are_mute != nullptr && *options_.servers_are_mute;
       const bool fine = !cut_all && pair->Move(0, pair->client.get(), pair->server.get()) &&
-                        pair->Move(1, pair->server.get(), pair->client.get());
+                        pair->Move(1, pair->server.get(), pair->client.get(), mute);
       if (fine) return pair->over();
       ++cut_count_;
       MakeReset(pair->client.get());
@@ -227,6 +229,7 @@ class Proxied final : public dist::Transport {
                std::chrono::steady_clock::time_point deadline,
                const std::function<bool()>& given_up) override {
     Cuts cuts = cuts_;
+    if (peer.role != dist::Role::kServer) cuts.servers_are_mute = nullptr;
     std::string proxy;
     {
       const std::lock_guard lock(mutex_);

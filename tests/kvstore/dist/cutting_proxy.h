@@ -22,6 +22,8 @@ struct Cuts {
   std::uint64_t bytes_max = 0;
   // So many connections are; then the network is sound.
   int count = 0;
+  // If there is one, and once it holds: what servers say is lost, and what is said to them is not.
+  const std::atomic<bool>* servers_are_mute = nullptr;
 };
 
 // Threads: every method from any thread.

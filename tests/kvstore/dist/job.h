@@ -37,6 +37,10 @@ struct JobOptions {
   std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
   // What becomes of each transport but the simulated ones; empty: nothing.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
+  // Of TCP; 0: what follows from the options.
+  std::chrono::milliseconds confirm_limit{0};
+  // Whether the job's scheduler and servers end by an error.
+  bool fails = false;
 };
 
 class Job {
@@ -111,10 +115,12 @@ class Job {
   }
   TransportFactory Factory(DistRole role) {
     if (options_.network != Network::kSim) {
-      if (!options_.wrap) return TcpTransports(OptionsOf(role));
-      return [this, make = TcpTransports(OptionsOf(role))](TransportEvents& events,
-                                                           Incarnation incarnation) {
-        return options_.wrap(make(events, incarnation));
+      return [this, options = OptionsOf(role)](TransportEvents& events, Incarnation incarnation) {
+        TcpOptions tcp = TcpOptionsOf(options);
+        tcp.incarnation = incarnation;
+        if (options_.confirm_limit.count() > 0) tcp.confirm_limit = options_.confirm_limit;
+        std::unique_ptr<Transport> transport = TcpTransport::Create(std::move(tcp), events);
+        return options_.wrap ? options_.wrap(std::move(transport)) : std::move(transport);
       };
     }
     const NodeId self{static_cast<Role>(role), role == DistRole::kScheduler ? 0 : -1};
@@ -128,11 +134,12 @@ class Job {
   }
   template <class Body>
   void Run(const Body& body) {
-    threads_.emplace_back([body] {
+    threads_.emplace_back([body, fails = options_.fails] {
       try {
         body();
+        EXPECT_FALSE(fails) << "a role has ended as if nothing had happened";
       } catch (const std::exception& error) {
-        ADD_FAILURE() << error.what();
+        EXPECT_TRUE(fails) << error.what();
       }
     });
   }
