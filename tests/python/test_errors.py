@@ -174,3 +174,9 @@ def test_naive_engine_runs_ops_at_once(run_python):
     assert chosen.stdout.strip() == "serial [2. 2.]", chosen.stderr
     wrong = run_python("import heddle", MXNET_ENGINE_TYPE="Quick")
     assert wrong.returncode == 1 and "MXNET_ENGINE_TYPE" in wrong.stderr
+
+
+def test_without_ray_its_module_says_what_to_install(run_python):
+    result = run_python("import sys\nsys.modules['ray'] = None\nimport heddle.ray")
+    assert result.returncode == 1
+    assert "ImportError: heddle.ray needs Ray, which is not installed: pip install ray" in result.stderr
