@@ -52,7 +52,7 @@ std::int32_t SchedulerMachine::NumJoined(Role role) const {
 }
 
 void SchedulerMachine::OnConnected(NodeId peer, const std::string& address) {
-  connected_[peer] = address;
+  connected_[peer] = {.address = address};
 }
 
 void SchedulerMachine::OnMessage(Time now, NodeId from, const Message& message, Outputs& out) {
@@ -123,7 +123,7 @@ void SchedulerMachine::OnJoin(Time now, NodeId from, const Message& message, Out
   }
   const auto connected = connected_.find(from);
   std::string address = join.address;
-  if (address.empty() && connected != connected_.end()) address = connected->second;
+  if (address.empty() && connected != connected_.end()) address = connected->second.address;
   if (const std::string why = WhyNotJoin(join, address); !why.empty()) {
     return Refuse(from, why, out);
   }
@@ -331,10 +331,13 @@ void SchedulerMachine::CheckSuspicions(Time now, Outputs& out) {
 void SchedulerMachine::OnLost(Time now, NodeId peer, const std::string& address,
                               const std::string& why, Outputs& out) {
   Node* const node = Find(peer);
-  if (connected_.erase(peer) > 0 && node == nullptr) {
-    out.log.emplace_back(
-        LogLevel::kWarning,
-        fmt::format("lost a connection from {}, which had not joined: {}", At(address), why));
+  if (const auto stranger = connected_.find(peer); stranger != connected_.end()) {
+    if (node == nullptr && !stranger->second.has_asked) {
+      out.log.emplace_back(
+          LogLevel::kWarning,
+          fmt::format("lost a connection from {}, which had not joined: {}", At(address), why));
+    }
+    connected_.erase(stranger);
   }
   if (node == nullptr || node->presence == Presence::kGone) return CheckDone(now);
   if (node->address.empty()) node->address = address;
@@ -521,7 +524,10 @@ std::string SchedulerMachine::WhatWaits(Time now) const {
 
 // A node of the job asks because it waits, and shows the answer to people; anyone else may be a
 // program.
-void SchedulerMachine::OnStatus(Time now, NodeId from, Outputs& out) const {
+void SchedulerMachine::OnStatus(Time now, NodeId from, Outputs& out) {
+  if (const auto stranger = connected_.find(from); stranger != connected_.end()) {
+    stranger->second.has_asked = true;
+  }
   const bool joined = by_peer_.contains(from);
   const std::string waits = WhatWaits(now);
   out.Send(from, {.kind = Kind::kStatusReply,

@@ -84,6 +84,10 @@ class SchedulerMachine {
   enum class Phase : std::uint8_t { kGathering, kRunning, kShuttingDown, kEnded, kFailed };
   enum class Presence : std::uint8_t { kHere, kLeft, kGone };
 
+  struct Stranger {
+    std::string address;
+    bool has_asked = false;  // for the status: a program that comes and goes
+  };
   struct Node {
     NodeId id;    // rank -1 until the roster, unless it wants one
     NodeId peer;  // as the transport knows it
@@ -119,7 +123,7 @@ class SchedulerMachine {
   void FinishBarriers(Time now, Outputs& out);
   void OnLeaveJob(Time now, Node& worker, Outputs& out);
   void OnPeerDown(Time now, const Node& from, const Message& message, Outputs& out);
-  void OnStatus(Time now, NodeId from, Outputs& out) const;
+  void OnStatus(Time now, NodeId from, Outputs& out);
   void ServerEnded(Node& server);
   static void NoteState(Time now, Node& node, const Message& message);
 
@@ -144,10 +148,10 @@ class SchedulerMachine {
   std::optional<FailureBody> failure_;
   Time ended_at_{0};  // when it failed
 
-  std::vector<Node> nodes_;                  // in order of joining; none is ever removed
-  std::map<NodeId, std::size_t> by_peer_;    // all names of the joined
-  std::map<NodeId, std::string> connected_;  // addresses of those that have not joined
-  std::int32_t workers_here_ = 0;            // joined and not left, from the roster on
+  std::vector<Node> nodes_;                // in order of joining; none is ever removed
+  std::map<NodeId, std::size_t> by_peer_;  // all names of the joined
+  std::map<NodeId, Stranger> connected_;   // those that have not joined
+  std::int32_t workers_here_ = 0;          // joined and not left, from the roster on
 
   std::uint64_t barriers_done_ = 0;
   std::int32_t come_to_next_ = 0;  // workers that are here and have come to barrier barriers_done_

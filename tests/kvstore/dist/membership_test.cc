@@ -320,6 +320,10 @@ TEST_F(SchedulerTest, WhoAsksIsToldWhatWaits) {
   EXPECT_EQ(status["nodes"][0]["address"], Address(1));
   EXPECT_EQ(status["nodes"][0]["barriers"], 1);
   EXPECT_FALSE(status.contains("failure"));
+  EXPECT_THAT(LogOf(Lose(Worker(-99))), IsEmpty());  // it has what it came for
+
+  scheduler_->OnConnected(Worker(-98), "10.0.0.78:1");
+  EXPECT_THAT(LogOf(Lose(Worker(-98))), HasSubstr("which had not joined"));
   Lose(Worker(1));
   const auto failed = nlohmann::json::parse(scheduler_->Status(now_));
   EXPECT_EQ(failed["phase"], "failed");
