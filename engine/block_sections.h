@@ -27,9 +27,9 @@ class BlockSections {
     }
   }
 
-  // Calls run(block) for one block after another that nobody has taken, until there are none: those
-  // of the section `home`, modulo their number, then of others that nobody has begun with, then
-  // what is left of the rest.
+  // Calls run(block) for one block after another that nobody has taken, until there are none or it
+  // says false: those of the section `home`, modulo their number, then of others that nobody has
+  // begun with, then what is left of the rest.
   template <class Run>
   void TakeAll(std::uint32_t home, const Run& run) {
     for (const bool begun : {false, true}) {
@@ -40,7 +40,7 @@ class BlockSections {
           const std::int64_t block = section.next.fetch_add(1, std::memory_order_relaxed);
           if (block >= section.end) break;
           left_.fetch_sub(1, std::memory_order_relaxed);
-          run(block);
+          if (!run(block)) return;
         }
       }
     }

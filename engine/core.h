@@ -163,6 +163,7 @@ class EngineCore {
     Waiter* previous = nullptr;
     Waiter* next = nullptr;
     std::atomic<Signal> signal{Signal::kNone};
+    std::atomic<bool> spins{true};  // looks at `signal` now, or is about to
     Mutex mutex{};
     CondVar cond{};
 
@@ -364,9 +365,12 @@ class EngineCore {
   void EnsureWorkerLocked() REQUIRES(lock_);
   bool LowerGuardLocked(bool* request_worker) REQUIRES(lock_);
   bool GoAloneLocked(const Executor& executor) REQUIRES(lock_);
+  bool GoesFirstLocked(const Job& job) REQUIRES(lock_);
   Job* JoinableJobLocked() REQUIRES(lock_);
-  void HelpLocked(Job& job) REQUIRES(lock_);
-  static void RunBlocks(Job& job) noexcept;
+  static bool HoldsUp(const Op* op, const Waiter& waiter);
+  std::int64_t CallWaitsLocked(const Op* op, std::int64_t most, bool spinning) REQUIRES(lock_);
+  void HelpLocked(Job& job, std::optional<Deadline> until = std::nullopt) REQUIRES(lock_);
+  static void RunBlocks(Job& job, std::optional<Deadline> until = std::nullopt) noexcept;
   void Lookout();
   bool LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns, bool* request_worker)
       REQUIRES(lock_);
@@ -393,7 +397,7 @@ class EngineCore {
   void CheckOwn(const VarState* var, const char* call) const;
   void CheckOpen(const char* call) const;
   bool SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) REQUIRES(lock_);
-  static void SpinForSignal(const Waiter& waiter);
+  static void SpinForSignal(Waiter& waiter);
   static void AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline);
   void WakeLocked(Waiter& waiter, Signal signal = Signal::kWoken) REQUIRES(lock_);
   template <class Matches>
@@ -406,6 +410,9 @@ class EngineCore {
   Op* DrainButLastLocked() REQUIRES(lock_);
   void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
+  template <class Needs>
+  bool HelpedLocked(std::optional<Deadline> deadline, Needs&& needs, std::exception_ptr* error)
+      REQUIRES(lock_);
   std::uint32_t CloseEpochLocked() REQUIRES(lock_);
   bool EpochEndedLocked(std::uint32_t epoch) const REQUIRES(lock_) {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;

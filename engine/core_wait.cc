@@ -28,6 +28,13 @@ std::exception_ptr CallWaitCheck() {
   return nullptr;
 }
 
+// `deadline`, or when the thread's WaitCheckScope is to be called next, if that is sooner.
+std::optional<Deadline> SoonerOfCheck(std::optional<Deadline> deadline) {
+  if (tls_context.wait_check == nullptr) return deadline;
+  const Deadline next = std::chrono::milliseconds(tls_context.wait_check_ms);
+  return !deadline || next.time() < deadline->time() ? next : deadline;
+}
+
 }  // namespace
 
 void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
@@ -75,12 +82,14 @@ void EngineCore::WakeLocked(Waiter& waiter, Signal signal) {
   }
 }
 
-void EngineCore::SpinForSignal(const Waiter& waiter) {
+void EngineCore::SpinForSignal(Waiter& waiter) {
   const int spins = kSpinMicroseconds * engine::PausesPerMicrosecond();
+  waiter.spins.store(true, std::memory_order_relaxed);
   for (int i = 0; i < spins; ++i) {
     if (waiter.signal.load(std::memory_order_acquire) != Signal::kNone) return;
     Pause();
   }
+  waiter.spins.store(false, std::memory_order_relaxed);
 }
 
 // Returns at the deadline, too.
@@ -109,11 +118,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   EnsureWorkerLocked();
   std::exception_ptr error;
   while (!look && error == nullptr && !waiter.woken()) {
-    std::optional<Deadline> until = deadline;
-    if (checks) {
-      const Deadline next = std::chrono::milliseconds(tls_context.wait_check_ms);
-      if (!until || next.time() < until->time()) until = next;
-    }
+    const std::optional<Deadline> until = checks ? SoonerOfCheck(deadline) : deadline;
     if (waiter.may_lead && LeaderIsWantedLocked()) leader_ = &waiter;
     if (leader_ == &waiter) {
       LeadLocked(waiter, until);
@@ -228,6 +233,15 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
         ready_.Remove(op);
         ExecuteLocked(executor, op);
         if (!HasPassed(deadline)) continue;
+      } else if (op != nullptr) {
+        const auto is_it = [op](const Op* of) { return of == op; };
+        std::exception_ptr error;
+        const bool helped = HelpedLocked(deadline, is_it, &error);
+        if (error != nullptr) {
+          EnsureWorkerLocked();
+          std::rethrow_exception(error);
+        }
+        if (helped && !HasPassed(deadline)) continue;
       }
     }
     if (reached()) break;
@@ -268,6 +282,27 @@ Op* EngineCore::HolderOf(VarState* var) {
     }
   }
   return nullptr;
+}
+
+// Runs blocks of a ParallelFor of an op that the wait `needs`; false: there are none to be had.
+// Between two blocks it looks at the deadline, and calls the check of a WaitCheckScope: what that
+// throws is *error.
+template <class Needs>
+bool EngineCore::HelpedLocked(std::optional<Deadline> deadline, Needs&& needs,
+                              std::exception_ptr* error) {
+  if (jobs_.empty() || !HasPlaceLocked()) return false;
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job* job) {
+    return job->context.core == this && job->blocks.AnyLeft() && needs(job->context.op);
+  });
+  if (found == jobs_.end() || !GoesFirstLocked(**found)) return false;
+  const std::optional<Deadline> until = SoonerOfCheck(deadline);
+  HelpLocked(**found, until);
+  if (tls_context.wait_check != nullptr && HasPassed(until)) {
+    lock_.unlock();
+    *error = CallWaitCheck();
+    lock_.lock();
+  }
+  return true;
 }
 
 // --- everything ----------------------------------------------------------------------------------
@@ -325,9 +360,11 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     --waits_joined_;
     if (--executors_ == 0) LowerModeLocked();
   };
+  const auto is_of_epoch = [&executor](const Op* op) { return !IsLater(executor, op); };
   bool late = false;
+  std::exception_ptr error;  // of the check of a WaitCheckScope
   int polls = kLingerPolls;
-  while (!EpochEndedLocked(epoch) && !late) {
+  while (!EpochEndedLocked(epoch) && !late && error == nullptr) {
     if (kind_ != Kind::kThreaded) {
       if (!AcquireInlineLocked(deadline)) continue;
       RunReadyInlineLocked(executor, [&] {
@@ -337,6 +374,9 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       ReleaseInlineLocked();
       if (EpochEndedLocked(epoch)) break;
       if (AwaitPublishedLocked()) continue;
+    } else if (HelpedLocked(deadline, is_of_epoch, &error)) {
+      late = HasPassed(deadline);
+      continue;
     } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
                WaitTakesOverLocked()) {
       if (!joined) {
@@ -374,6 +414,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   if (executor.candidate != nullptr) PushReadyLocked(std::exchange(executor.candidate, nullptr));
   if (joined) leave();
   EnsureWorkerLocked();
+  if (error != nullptr) std::rethrow_exception(error);
   return ended;
 }
 

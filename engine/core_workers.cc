@@ -255,21 +255,44 @@ void EngineCore::EnsureWorkerLocked() {
 
 // --- ParallelFor ---------------------------------------------------------------------------------
 
+// Nothing more urgent than the blocks of `job` is ready.
+bool EngineCore::GoesFirstLocked(const Job& job) {
+  DrainIfUrgentLocked();
+  return ready_.empty() || job.priority >= ready_.top_priority();
+}
+
 EngineCore::Job* EngineCore::JoinableJobLocked() {
-  if (!jobs_.empty()) DrainIfUrgentLocked();
   while (!jobs_.empty()) {
     Job* job = jobs_.back();
     if (!job->blocks.AnyLeft()) {
       jobs_.pop_back();
       continue;
     }
-    const bool urgent = ready_.empty() || job->priority >= ready_.top_priority();
-    return urgent && HasPlaceLocked() ? job : nullptr;
+    return GoesFirstLocked(*job) && HasPlaceLocked() ? job : nullptr;
   }
   return nullptr;
 }
 
-void EngineCore::HelpLocked(Job& job) {
+bool EngineCore::HoldsUp(const Op* op, const Waiter& waiter) {
+  if (waiter.kind == WaitKind::kVar) return HolderOf(waiter.var) == op;
+  return waiter.kind == WaitKind::kAll && static_cast<std::int32_t>(op->epoch - waiter.target) <= 0;
+}
+
+// Wakes threads in waits that `op` holds up, at most so many, to help with its ParallelFor:
+// those that look for their signal anyway, or those that sleep. Returns how many.
+std::int64_t EngineCore::CallWaitsLocked(const Op* op, std::int64_t most, bool spinning) {
+  std::int64_t called = 0;
+  for (Waiter* waiter = waiters_; waiter != nullptr && called < most; waiter = waiter->next) {
+    if (waiter == leader_ || waiter->woken()) continue;
+    if (waiter->spins.load(std::memory_order_relaxed) != spinning) continue;
+    if (!HoldsUp(op, *waiter)) continue;
+    WakeLocked(*waiter);
+    ++called;
+  }
+  return called;
+}
+
+void EngineCore::HelpLocked(Job& job, std::optional<Deadline> until) {
   WakeLookout();
   job.helpers.fetch_add(1, std::memory_order_relaxed);
   ++executing_;
@@ -280,7 +303,7 @@ void EngineCore::HelpLocked(Job& job) {
   context.children = 0;
   // This thread takes one of the workers' places, which those may need that are to make room.
   ++context.no_wait_depth;
-  RunBlocks(job);
+  RunBlocks(job, until);
   if (context.children > 0) job.children.fetch_add(context.children, std::memory_order_relaxed);
   context = outer;
   lock_.lock();
@@ -290,9 +313,9 @@ void EngineCore::HelpLocked(Job& job) {
   job.helpers.fetch_sub(1, std::memory_order_release);
 }
 
-void EngineCore::RunBlocks(Job& job) noexcept {
+void EngineCore::RunBlocks(Job& job, std::optional<Deadline> until) noexcept {
   const int cpu = sched_getcpu();
-  job.blocks.TakeAll(static_cast<std::uint32_t>(std::max(cpu, 0)), [&job](std::int64_t block) {
+  const auto run = [&job, until](std::int64_t block) {
     const std::int64_t begin = block * job.grain;
     try {
       (*job.body)(begin, std::min(begin + job.grain, job.count));
@@ -300,7 +323,9 @@ void EngineCore::RunBlocks(Job& job) noexcept {
       if (!job.failed.exchange(true)) job.error = std::current_exception();
       job.blocks.Drop();
     }
-  });
+    return !HasPassed(until);
+  };
+  job.blocks.TakeAll(static_cast<std::uint32_t>(std::max(cpu, 0)), run);
 }
 
 void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
@@ -329,9 +354,16 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
   {
     lock_.lock();
     jobs_.push_back(&job);
-    if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
-    const std::int64_t others = options_.num_workers - executing_ - idlers_ + (in_own_op ? 0 : -1);
-    std::int64_t requests = std::min<std::int64_t>(blocks - 1, others);
+    const std::int64_t places = options_.num_workers - executing_ + (in_own_op ? 0 : -1);
+    std::int64_t requests = std::min<std::int64_t>(blocks - 1, places);
+    // Who waits for this op has a CPU, and is awake when the op ends.
+    const Op* const op = in_own_op ? engine::tls_context.op : nullptr;
+    if (op != nullptr) requests -= CallWaitsLocked(op, requests, /*spinning=*/true);
+    if (idlers_ > 0 && requests > 0) {
+      look_.store(true, std::memory_order_relaxed);
+      requests -= std::min<std::int64_t>(requests, idlers_);
+    }
+    if (op != nullptr) requests -= CallWaitsLocked(op, requests, /*spinning=*/false);
     while (requests > 0 && !ReserveWorker()) requests = 0;
     lock_.unlock();
     for (std::int64_t i = 0; i < requests; ++i) {

@@ -18,7 +18,10 @@ using testing::IsEmpty;
 
 std::vector<std::int64_t> AllOf(BlockSections& blocks, std::uint32_t home) {
   std::vector<std::int64_t> taken;
-  blocks.TakeAll(home, [&](std::int64_t block) { taken.push_back(block); });
+  blocks.TakeAll(home, [&](std::int64_t block) {
+    taken.push_back(block);
+    return true;
+  });
   return taken;
 }
 
@@ -37,6 +40,7 @@ TEST(BlockSectionsTest, WhatAThreadHasBegunWithOthersTakeLast) {
   blocks.TakeAll(0, [&](std::int64_t block) {
     first.push_back(block);
     if (second.empty()) second = AllOf(blocks, 2);
+    return true;
   });
   EXPECT_THAT(first, ElementsAre(0));
   EXPECT_THAT(second, ElementsAre(8, 9, 10, 11, 4, 5, 6, 7, 1, 2, 3));
@@ -48,10 +52,23 @@ TEST(BlockSectionsTest, AfterDropNoneIsTaken) {
   blocks.TakeAll(0, [&](std::int64_t block) {
     taken.push_back(block);
     if (block == 1) blocks.Drop();
+    return true;
   });
   EXPECT_THAT(taken, ElementsAre(0, 1));
   EXPECT_FALSE(blocks.AnyLeft());
   EXPECT_THAT(AllOf(blocks, 1), IsEmpty());
+}
+
+TEST(BlockSectionsTest, AThreadThatStopsLeavesTheRestToOthers) {
+  BlockSections blocks(8, 2);
+  std::vector<std::int64_t> taken;
+  blocks.TakeAll(1, [&](std::int64_t block) {
+    taken.push_back(block);
+    return block != 5;
+  });
+  EXPECT_THAT(taken, ElementsAre(4, 5));
+  EXPECT_TRUE(blocks.AnyLeft());
+  EXPECT_THAT(AllOf(blocks, 1), ElementsAre(0, 1, 2, 3, 6, 7));
 }
 
 TEST(BlockSectionsTest, NumbersOfSectionsAreLimitedAndSomeMayBeEmpty) {
@@ -75,8 +92,10 @@ TEST(BlockSectionsTest, ManyThreadsTakeEachBlockOnce) {
         std::vector<std::thread> threads;
         for (std::uint32_t home = 0; home < 4; ++home) {
           threads.emplace_back([&, home] {
-            blocks.TakeAll(home * static_cast<std::uint32_t>(round),
-                           [&](std::int64_t block) { ++times[static_cast<std::size_t>(block)]; });
+            blocks.TakeAll(home * static_cast<std::uint32_t>(round), [&](std::int64_t block) {
+              ++times[static_cast<std::size_t>(block)];
+              return true;
+            });
           });
         }
         for (std::thread& thread : threads) thread.join();

@@ -2,6 +2,8 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -167,6 +169,68 @@ TEST_P(ParallelForTest, BlocksOfAnOpMayPushButNotWait) {
   engine.WaitForAll();
   EXPECT_EQ(refused.load(), 20);
   EXPECT_EQ(runs.load(), 20);
+}
+
+// Who waits for an op has a CPU. With a worker in the op there is a place for one more body, which
+// any thread may take; so often enough it is the one that waits.
+TEST_P(ParallelForTest, AThreadThatWaitsForAnOpHelpsWithItsBlocks) {
+  if (GetParam().options.type != "threaded" || GetParam().options.num_workers < 2) return;
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const auto helps = [&](const std::function<void()>& wait) {
+    for (int round = 0; round < 100; ++round) {
+      std::mutex mutex;
+      std::set<std::thread::id> threads;
+      std::atomic<bool> started = false;
+      engine.Push({.name = "splits", .writes = {x}}, [&] {
+        started = true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        engine.ParallelFor(32, 1, [&](std::int64_t, std::int64_t) {
+          const std::lock_guard lock(mutex);
+          threads.insert(std::this_thread::get_id());
+          std::this_thread::sleep_for(std::chrono::microseconds(100));
+        });
+      });
+      while (!started) std::this_thread::yield();  // or the wait would run the op
+      wait();
+      if (threads.contains(std::this_thread::get_id())) return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(helps([&] { engine.WaitForVar(x); }));
+  EXPECT_TRUE(helps([&] { engine.WaitForAll(); }));
+  const Var copy = engine.NewVar("copy");
+  EXPECT_TRUE(helps([&] {
+    engine.Push({.name = "copies", .reads = {x}, .writes = {copy}}, [] {});
+    engine.WaitForVar(copy);
+  }));
+}
+
+// Blocks go on for as long as `ended` is not set, which only the thread in the wait does.
+TEST_P(ParallelForTest, AWaitThatHelpsEndsAtItsDeadlineAndByItsCheck) {
+  if (GetParam().options.type != "threaded") return;
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::atomic<bool> started = false, ended = false;
+  engine.Push({.name = "splits", .writes = {x}}, [&] {
+    started = true;
+    while (!ended) {
+      engine.ParallelFor(1000, 1, [&](std::int64_t, std::int64_t) {
+        if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      });
+    }
+  });
+  while (!started) std::this_thread::yield();
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(20)), TimeoutError);
+  EXPECT_THROW(engine.WaitForAll(std::chrono::milliseconds(20)), TimeoutError);
+  {
+    struct Left {};
+    const WaitCheckScope checked(std::chrono::milliseconds(5), [] { throw Left(); });
+    EXPECT_THROW(engine.WaitForVar(x), Left);
+    EXPECT_THROW(engine.WaitForAll(), Left);
+  }
+  ended = true;
+  engine.WaitForAll();
 }
 
 TEST_P(ParallelForTest, BadArgumentsAreRefused) {
