@@ -25,7 +25,11 @@ constexpr bool kUseHeap = false;
 constexpr bool kUseHeap = false;
 #endif
 
-constexpr int kMagazineSize = 64;
+constexpr int kMagazineSizeMax = 64;
+// Blocks that few ops have are kept by the dozen: what a thread keeps others cannot have, and one
+// that seldom frees takes minutes to come to all that it keeps.
+constexpr int kMagazineSizeOfLarge = 16;
+constexpr std::size_t kLargeBytes = 320;
 constexpr std::size_t kSlabBytes = std::size_t{256} << 10;
 constexpr int kPrefetchDistance = 4;
 
@@ -34,28 +38,34 @@ void* HeapAllocate(std::size_t bytes) {
 }
 
 struct Magazine {
+  explicit Magazine(std::size_t block_bytes)
+      : size(block_bytes < kLargeBytes ? kMagazineSizeMax : kMagazineSizeOfLarge) {}
+
   Magazine* next = nullptr;
   int count = 0;
-  std::array<void*, kMagazineSize> blocks;
+  const int size;
+  std::array<void*, kMagazineSizeMax> blocks;
 };
 
 // Full and empty magazines of one size, and the slab that new blocks are cut from.
 class Depot {
  public:
+  void SetBlockBytes(std::size_t bytes) { block_bytes_ = bytes; }
+
   // Takes `empty` (may be null) and returns a magazine with at least one block.
-  Magazine* ExchangeEmpty(Magazine* empty, std::size_t block_bytes) {
+  Magazine* ExchangeEmpty(Magazine* empty) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (full_ != nullptr) {
       if (empty != nullptr) Link(empty_, empty);
       return Unlink(full_);
     }
     if (empty == nullptr) empty = TakeEmptyLocked();
-    if (slab_left_ < block_bytes) {
+    if (slab_left_ < block_bytes_) {
       slab_ = static_cast<std::byte*>(HeapAllocate(kSlabBytes));
       slab_left_ = kSlabBytes;
     }
-    while (empty->count < kMagazineSize && slab_left_ >= block_bytes) {
-      slab_left_ -= block_bytes;
+    while (empty->count < empty->size && slab_left_ >= block_bytes_) {
+      slab_left_ -= block_bytes_;
       // From the high end down: blocks are handed out from the top of the magazine, so in rising
       // order.
       empty->blocks[static_cast<std::size_t>(empty->count++)] = slab_ + slab_left_;
@@ -76,7 +86,9 @@ class Depot {
   }
 
  private:
-  Magazine* TakeEmptyLocked() { return empty_ != nullptr ? Unlink(empty_) : new Magazine; }
+  Magazine* TakeEmptyLocked() {
+    return empty_ != nullptr ? Unlink(empty_) : new Magazine(block_bytes_);
+  }
 
   static void Link(Magazine*& list, Magazine* magazine) {
     magazine->next = list;
@@ -88,6 +100,7 @@ class Depot {
     return magazine;
   }
 
+  std::size_t block_bytes_ = 0;
   std::mutex mutex_;
   Magazine* full_ = nullptr;
   Magazine* empty_ = nullptr;
@@ -97,7 +110,11 @@ class Depot {
 
 // Never destroyed: threads that end after static destruction still return their magazines.
 std::array<Depot, kBlockClasses>& Depots() {
-  static auto* depots = new std::array<Depot, kBlockClasses>;
+  static auto* depots = [] {
+    auto* made = new std::array<Depot, kBlockClasses>;
+    for (std::size_t c = 0; c < made->size(); ++c) (*made)[c].SetBlockBytes((c + 1) * kBlockAlign);
+    return made;
+  }();
   return *depots;
 }
 
@@ -138,10 +155,9 @@ Cache* OpenCache() {
 }
 
 void* AllocateSlow(Cache* cache, std::size_t c) {
-  const std::size_t block_bytes = (c + 1) * kBlockAlign;
   if (cache == nullptr) cache = OpenCache();
   if (cache == nullptr) {
-    Magazine* magazine = Depots()[c].ExchangeEmpty(nullptr, block_bytes);
+    Magazine* magazine = Depots()[c].ExchangeEmpty(nullptr);
     void* block = magazine->blocks[static_cast<std::size_t>(--magazine->count)];
     Depots()[c].Return(magazine);
     return block;
@@ -149,7 +165,7 @@ void* AllocateSlow(Cache* cache, std::size_t c) {
   Cache::Pair& pair = cache->pairs[c];
   std::swap(pair.active, pair.spare);
   if (pair.active == nullptr || pair.active->count == 0) {
-    pair.active = Depots()[c].ExchangeEmpty(pair.active, block_bytes);
+    pair.active = Depots()[c].ExchangeEmpty(pair.active);
   }
   return pair.active->blocks[static_cast<std::size_t>(--pair.active->count)];
 }
@@ -165,7 +181,7 @@ void FreeSlow(Cache* cache, void* block, std::size_t c) {
   }
   Cache::Pair& pair = cache->pairs[c];
   std::swap(pair.active, pair.spare);
-  if (pair.active == nullptr || pair.active->count == kMagazineSize) {
+  if (pair.active == nullptr || pair.active->count == pair.active->size) {
     pair.active = Depots()[c].ExchangeFull(pair.active);
   }
   pair.active->blocks[static_cast<std::size_t>(pair.active->count++)] = block;
@@ -199,7 +215,7 @@ void FreeBlock(void* block, int block_class) noexcept {
   Cache* cache = tls_cache;
   if (cache == nullptr) return FreeSlow(nullptr, block, c);
   Magazine* magazine = cache->pairs[c].active;
-  if (magazine == nullptr || magazine->count == kMagazineSize) return FreeSlow(cache, block, c);
+  if (magazine == nullptr || magazine->count == magazine->size) return FreeSlow(cache, block, c);
   magazine->blocks[static_cast<std::size_t>(magazine->count++)] = block;
 }
 

@@ -1,10 +1,10 @@
 // Memory for ops: blocks of a few sizes, recycled across threads without touching the heap.
 //
 // One thread (the pusher) allocates what another (a worker) frees, so each thread keeps magazines
-// of 64 block pointers a size and trades full for empty ones with a depot: one short lock in 64
-// calls. Pointers lie in the magazine and not in the blocks, so that a block last written by
-// another core can be prefetched. Blocks are never returned to the system: a steady state allocates
-// nothing. Threads: all functions, any thread, also while the thread exits.
+// of 64 block pointers a size (16 of the larger ones) and trades full for empty ones with a depot:
+// one short lock in as many calls. Pointers lie in the magazine and not in the blocks, so that a
+// block last written by another core can be prefetched. Blocks are never returned to the system: a
+// steady state allocates nothing. Threads: all functions, any thread, also while the thread exits.
 #pragma once
 
 #include <cstddef>
