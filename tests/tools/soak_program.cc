@@ -71,6 +71,29 @@ class Soak {
     async_->Init("w", Filled(kLarge, 0));
   }
 
+  // More at once than any round: how many arrays and messages of a size there are at a time depends
+  // on which process is late, and the pools of all keep the most that there ever were.
+  void Burst() {
+    constexpr int kRounds = 3;
+    std::vector<NDArray> outs;
+    for (int i = 0; i < kRounds; ++i) {
+      plain_->Push("large", {Filled(kLarge, 1), Filled(kLarge, 1)});
+      trained_->Push("dense", Filled(kMiddle, 0.5));
+      trained_->Push("half", Filled(kMiddle, 0.5, DType::kFloat16));
+      trained_->Push("rows", SomeRows());
+      compressed_->Push("w", Filled(kMiddle, 0.25));
+      async_->Push("w", Filled(kLarge, 1));
+    }
+    for (int i = 0; i < kRounds; ++i) {
+      outs.push_back(Filled(kLarge, 0));
+      plain_->Pull("large", outs.back());
+      outs.push_back(Filled(kLarge, 0));
+      async_->Pull("w", outs.back());
+      outs.push_back(Filled(kMiddle, 0));
+      trained_->Pull("dense", outs.back());
+    }
+    for (const NDArray& out : outs) out.WaitToRead();
+  }
   // Returns whether rank 0 wants another round.
   bool Round(bool mine) {
     Plain();
@@ -149,6 +172,7 @@ int main(int argc, char** argv) {
   try {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[1]));
     Soak soak;
+    soak.Burst();
     while (soak.Round(std::chrono::steady_clock::now() < until ||
                       soak.rounds() < std::atol(argv[2]))) {
       if (soak.rounds() % 10 == 0) {
