@@ -148,21 +148,15 @@ HWY_INLINE void SumStreaming(Wide wide, One one, std::span<const void* const> in
   SumRest(wide, one, inputs, out, i, count);
 }
 
-// Elements that are fetched ahead of those at work.
-constexpr std::size_t kFetchedAhead = 1536;
-
 // The same as SumCached or SumStreaming for a number of inputs that the compiler knows, vector by
 // vector: what lies in the first-level cache is summed up to 30% faster, what streams from memory
 // up to twice as fast.
-template <bool kStream, bool kFetches, class Wide, class One, typename T, std::size_t kInputs>
+template <bool kStream, class Wide, class One, typename T, std::size_t kInputs>
 void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
   const Wide wide{};
   const T* in[kInputs];
   for (std::size_t k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(inputs[k]);
   const auto sum_vector = [&](std::size_t i) HWY_ATTR {
-    if constexpr (kFetches) {
-      for (std::size_t k = 0; k < kInputs; ++k) hwy::Prefetch(in[k] + i + kFetchedAhead);
-    }
     auto sum = wide.Load(in[0] + i);
     for (std::size_t k = 1; k < kInputs; ++k) sum = wide.Add(sum, wide.Load(in[k] + i));
     wide.template Store<kStream>(sum, out + i);
@@ -186,10 +180,11 @@ void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
   if (i != count) SumSteps<1, false>(One{}, inputs, out, i, count);
 }
 
-// Inputs that stream at a time: with more the processor loses track of which lines come next.
+// With very many inputs the processor loses track of which lines come next. Putting sums aside
+// costs something too, so only from so many on do groups of them take turns.
+template <typename T>
+constexpr std::size_t kOneGroupMost = sizeof(T) < sizeof(float) ? 15 : 11;
 constexpr std::size_t kGroup = 8;
-// The same where lines are fetched ahead.
-constexpr std::size_t kGroupFetched = 11;
 // Elements whose sums lie in the second-level cache between one group of inputs and the next: the
 // longer, the fewer times the processor has to learn where a group's lines lie.
 constexpr std::size_t kBlock = 32768;
@@ -204,9 +199,6 @@ void SumGroup(std::span<const void* const> inputs, float* sums, T* out, std::siz
   const T* in[kInputs];
   for (std::size_t k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(inputs[k]);
   for (std::size_t i = begin; i < end; i += wide.lanes()) {
-    if constexpr (sizeof(T) < sizeof(float)) {
-      for (std::size_t k = 0; k < kInputs; ++k) hwy::Prefetch(in[k] + i + kFetchedAhead);
-    }
     auto sum = wide.Load(in[0] + i);
     if constexpr (kTurn != Turn::kFirst) sum = wide.Add(wide.TakeUp(sums + (i - begin)), sum);
     for (std::size_t k = 1; k < kInputs; ++k) sum = wide.Add(sum, wide.Load(in[k] + i));
@@ -250,16 +242,16 @@ void SumGroups(std::span<const void* const> inputs, T* out, std::size_t count) {
 
 template <typename T>
 using SumFixedFunction = void (*)(std::span<const void* const>, T*, std::size_t);
-template <bool kStream, bool kFetches, class Wide, class One, typename T, std::size_t... kIndices>
+template <bool kStream, class Wide, class One, typename T, std::size_t... kIndices>
 constexpr auto MakeSumFixed(std::index_sequence<kIndices...>) {
   return std::array<SumFixedFunction<T>, sizeof...(kIndices)>{
-      &SumFixed<kStream, kFetches, Wide, One, T, kIndices + 2>...};
+      &SumFixed<kStream, Wide, One, T, kIndices + 2>...};
 }
 constexpr std::size_t kMostFixed = 16;
 // SumFixed of 2, 3, ... kMostFixed inputs.
-template <bool kStream, bool kFetches, class Wide, class One, typename T>
+template <bool kStream, class Wide, class One, typename T>
 inline constexpr auto kSumFixed =
-    MakeSumFixed<kStream, kFetches, Wide, One, T>(std::make_index_sequence<kMostFixed - 1>());
+    MakeSumFixed<kStream, Wide, One, T>(std::make_index_sequence<kMostFixed - 1>());
 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, T* out,
@@ -276,20 +268,16 @@ HWY_INLINE void SumCommon(std::span<const void* const> inputs, T* out, std::size
                           bool streaming) {
   const std::size_t bytes = (inputs.size() + 1) * count * sizeof(T);
   const bool streams = streaming && Wide{}.lanes() * sizeof(T) >= 16;
-  // Many instructions an element hide from the processor which lines come next.
-  const bool fetches = sizeof(T) < sizeof(float) && bytes >= kStreamingBytesMin;
   const bool known = inputs.size() >= 2 && inputs.size() <= kMostFixed;
-  const bool one_group = inputs.size() <= (fetches ? kGroupFetched : kGroup);
+  const bool one_group = inputs.size() <= kOneGroupMost<T>;
   if (streams && !one_group && (!known || bytes >= kStreamingBytesMin)) {
     SumGroups<Wide, One, T>(inputs, out, count);
   } else if (!known) {
     SumAny(Wide{}, One{}, inputs, out, count, streaming);
   } else {
     const std::size_t of = inputs.size() - 2;
-    const auto sum = streams ? (fetches ? kSumFixed<true, true, Wide, One, T>[of]
-                                        : kSumFixed<true, false, Wide, One, T>[of])
-                             : (fetches ? kSumFixed<false, true, Wide, One, T>[of]
-                                        : kSumFixed<false, false, Wide, One, T>[of]);
+    const auto sum =
+        streams ? kSumFixed<true, Wide, One, T>[of] : kSumFixed<false, Wide, One, T>[of];
     sum(inputs, out, count);
   }
 }
