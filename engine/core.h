@@ -11,6 +11,8 @@
 // that it ran and to pick the next one, and releases it to run the body: one short hold an op. It
 // registers ops as late as it can: an op taken from the inbox when its predecessors have finished
 // is ready at once and never enters a queue, which costs a fraction of blocking and granting it.
+// While async ops are in flight it looks for ready ones behind those that wait for them, but no
+// farther than completions leave it time for, see StreamLocked.
 // Several executors share the work only where bodies are long enough to pay for it (see
 // ParallelPaysLocked), so tiny ops stay on one core.
 //
@@ -19,7 +21,7 @@
 // AsyncState, and of the engine the ring and, if nobody is awake, what it takes to change that.
 //
 // Sleeping. mode_ says who looks at the inbox next, hence what a pusher must do:
-//   kAwake    an executor will, within microseconds: nothing.
+//   kAwake    an executor will, within microseconds of its CPU's time: nothing.
 //   kNap      the lookout thread will, within its nap of 50 us: nothing.
 //   kAlone    nobody, until the body ends that the only executor runs while the lookout sleeps: the
 //             first pusher requests a worker, or wakes the lookout if it is that body.
@@ -196,7 +198,11 @@ class EngineCore {
     // away, see LingerLocked.
     bool in_bursts = false;
     std::uint64_t burst_end = 0;
-    int streak = 0;                           // candidates run in a row
+    int streak = 0;  // candidates run in a row
+    // Of its searches of the inbox while async ops are in flight, see MayLookFarLocked.
+    int vain_looks = 0;
+    bool looks_far = false;
+    std::uint64_t done_at_look = 0;
     std::int64_t hold_started_ns = 0;         // of the hold of the lock that is timed; 0: it is not
     std::int64_t timed_body_ns = 0;           // the body that ended then
     std::optional<std::uint32_t> last_epoch;  // runs nothing pushed later (WaitForAll)
@@ -286,7 +292,13 @@ class EngineCore {
   void PushReadyLocked(Op* op) REQUIRES(lock_);
   Op* PickLocked(Executor& executor) REQUIRES(lock_);
   Op* PickUntimedLocked(Executor& executor) REQUIRES(lock_);
+  bool MayLookFarLocked(Executor& executor) REQUIRES(lock_);
   Op* StreamLocked(Executor& executor) REQUIRES(lock_);
+  // Registered, and not all of their accesses granted; about. Where nothing is ready.
+  std::int64_t BlockedLocked() const REQUIRES(lock_) {
+    return static_cast<std::int64_t>(pushed_ - done_ - in_flight_.size() - gpu_in_flight_.size()) -
+           executing_;  // helpers of a ParallelFor are none of these
+  }
   Op* PopReadyLocked(Executor& executor) REQUIRES(lock_);
   static bool IsLater(const Executor& executor, const Op* op);
   void DrainIfUrgentLocked() REQUIRES(lock_);
@@ -331,6 +343,7 @@ class EngineCore {
   bool RunWorker();
   void WorkLocked(Executor& executor, bool* again) REQUIRES(lock_);
   bool LingerLocked(Executor& executor, int* polls) REQUIRES(lock_);
+  static void YieldCpu(std::int64_t* not_before_ns);
   void JoinExecutorsLocked() REQUIRES(lock_);
   bool LeaveExecutorsLocked() REQUIRES(lock_);
   void LowerModeLocked() REQUIRES(lock_);
@@ -514,7 +527,8 @@ class EngineCore {
   // divided by their number; 0: not measured.
   std::int64_t solo_ns_ GUARDED_BY(lock_) = 0;
   std::int64_t shared_ns_ GUARDED_BY(lock_) = 0;
-  int idlers_ GUARDED_BY(lock_) = 0;  // executors that look away
+  int idlers_ GUARDED_BY(lock_) = 0;                      // executors that look away
+  std::int64_t no_yield_until_ns_ GUARDED_BY(lock_) = 0;  // see YieldCpu
   bool body_measured_ GUARDED_BY(lock_) = false;
   bool admit_ GUARDED_BY(lock_) =
       false;  // the lookout wants a further worker in, whatever the average

@@ -22,6 +22,15 @@ constexpr int kStreakMax = 32;
 // async ops are: registering early costs more than waiting, and they will get there.
 constexpr int kLookahead = 16;
 constexpr int kLookaheadPastAsync = 64;
+// While completions come a single executor looks no farther than this many blocked ops: they still
+// lie in its cache when they get ready. Beyond, each takes twice as long, and all that is pushed
+// meanwhile gets there, too.
+constexpr std::int64_t kBlockedPastAsync = 1024;
+// But behind them there may be ready ones. So it looks farther when its looks in vain, each of
+// about a microsecond, are so many more than the ops that have finished; and on as long as it finds
+// some.
+constexpr int kVainLooks = 32;
+constexpr int kVainLooksAgain = 16;
 // One op in so many is timed while ops are short; all are if they are long.
 constexpr int kSampleEvery = 32;
 constexpr std::int64_t kTimedBodyNs = 5'000;
@@ -185,12 +194,24 @@ Op* EngineCore::PickLocked(Executor& executor) {
   return op;
 }
 
+// About to search the inbox while async ops are in flight: beyond kBlockedPastAsync?
+bool EngineCore::MayLookFarLocked(Executor& executor) {
+  const std::uint64_t finished = done_ - std::exchange(executor.done_at_look, done_);
+  executor.vain_looks -=
+      static_cast<int>(std::min(finished, static_cast<std::uint64_t>(executor.vain_looks)));
+  executor.looks_far = executor.looks_far || executor.vain_looks >= kVainLooks;
+  return executor.looks_far;
+}
+
 // Looks for an op in the inbox. Whatever is ready already is below priority 0.
 Op* EngineCore::StreamLocked(Executor& executor) {
+  const bool past_async = !in_flight_.empty();
+  const bool far = past_async && MayLookFarLocked(executor);
+  const bool near = past_async && !far && executors_ == 1;
   int lookahead = std::numeric_limits<int>::max();
   if (executors_ > 1) {
     lookahead = kLookahead;
-  } else if (!in_flight_.empty()) {
+  } else if (past_async) {
     lookahead = kLookaheadPastAsync;
   }
   for (int blocked = 0; blocked < lookahead || !ready_.empty();) {
@@ -200,6 +221,7 @@ Op* EngineCore::StreamLocked(Executor& executor) {
     }
     const bool burst_over = executor.in_bursts && inbox_head_ >= executor.burst_end;
     if (burst_over && !ParallelPaysLocked(2) && ready_.empty()) break;
+    if (near && ready_.empty() && BlockedLocked() >= kBlockedPastAsync) break;
     const Dequeued next = DequeueLocked();
     if (!next.any) break;
     if (next.ready == nullptr) {
@@ -214,7 +236,14 @@ Op* EngineCore::StreamLocked(Executor& executor) {
     // Above 0: nothing in the inbox is above it that urgent_ does not announce. Below: look on.
     if (ready_.top_priority() >= 0) break;
   }
-  return ready_.empty() ? nullptr : PopReadyLocked(executor);
+  if (!ready_.empty()) return PopReadyLocked(executor);
+  if (far) {
+    executor.looks_far = false;
+    executor.vain_looks = kVainLooks - kVainLooksAgain;
+  } else if (past_async) {
+    ++executor.vain_looks;
+  }
+  return nullptr;
 }
 
 Op* EngineCore::PopReadyLocked(Executor& executor) {

@@ -24,6 +24,13 @@ constexpr std::uint64_t kWorthComing = 8;
 constexpr int kBackoffMax = 1024;
 // Ops between two wake-ups of waits that could help.
 constexpr int kWakesApart = 16;
+// Looks in vain after which an executor lets others have its CPU, if async ops are in flight: the
+// thread that is to complete them may be waiting for it.
+constexpr int kLooksBeforeYield = 12;
+// A yield that took longer went to a thread that has nothing to do with the engine, most likely.
+// Such ones may take one part in so many of the time.
+constexpr std::int64_t kLongYieldNs = 200'000;
+constexpr std::int64_t kLongYieldShare = 32;
 
 constexpr std::chrono::microseconds kNap{50};         // nobody executes: a pusher relies on it
 constexpr std::chrono::microseconds kWatchNap{1000};  // somebody does
@@ -156,10 +163,13 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   const std::uint64_t completions_head = completions_head_;
   look_.store(false, std::memory_order_relaxed);
   ++idlers_;
+  const bool may_yield = !in_flight_.empty();
+  std::int64_t no_yield_until_ns = no_yield_until_ns_;
   lock_.unlock();
   const int pauses = engine::PausesPerMicrosecond();
   bool work = false;
-  for (; *polls > 0 && !work; --*polls) {
+  for (int looks = executor.vain_looks; *polls > 0 && !work; --*polls, ++looks) {
+    if (may_yield && looks >= kLooksBeforeYield) YieldCpu(&no_yield_until_ns);
     for (int i = 0; i < pauses && !look_.load(std::memory_order_relaxed); ++i) Pause();
     work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head ||
            completions_.LooksFilled(completions_head) ||
@@ -167,8 +177,19 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   }
   lock_.lock();
   --idlers_;
+  no_yield_until_ns_ = std::max(no_yield_until_ns_, no_yield_until_ns);
   executor.burst_end = inbox_.LooseTail();
   return work;
+}
+
+// Lets others have this CPU, from *not_before_ns on, which it sets.
+void EngineCore::YieldCpu(std::int64_t* not_before_ns) {
+  const std::int64_t started_ns = SteadyNowNs();
+  if (started_ns < *not_before_ns) return;
+  std::this_thread::yield();
+  const std::int64_t ended_ns = SteadyNowNs();
+  const std::int64_t took_ns = ended_ns - started_ns;
+  if (took_ns > kLongYieldNs) *not_before_ns = ended_ns + kLongYieldShare * took_ns;
 }
 
 // About to run a body that is probably long: may pushers still count on somebody to look at the

@@ -3,6 +3,7 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -368,6 +369,28 @@ INSTANTIATE_TEST_SUITE_P(Threaded, ThreadedAsyncTest, testing::ValuesIn(Threaded
 std::atomic<bool> wait_sleeps = false;
 
 // Finishing the op needs no worker; used to be left to one whose body went on and on.
+// However many ops wait for one completion, and however few finish meanwhile, those behind that do
+// not are found: by a worker, or by a thread that waits for everything.
+TEST_P(ThreadedAsyncTest, OpsBehindManyThatWaitForACompletionRun) {
+  for (const bool waits : {false, true}) {
+    Engine engine(GetParam().options);
+    const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+    Hold hold(engine, {.name = "hold", .writes = {x}});
+    std::thread waiter;
+    std::latch others(20);
+    for (int i = 0; i < 20; ++i) {
+      for (int j = 0; j < 500; ++j) engine.Push({.name = "dependent", .reads = {x}}, [] {});
+      engine.Push({.name = "other", .writes = {y}}, [&] { others.count_down(); });
+    }
+    if (waits) waiter = std::thread([&] { engine.WaitForAll(); });
+    others.wait();
+    EXPECT_EQ(engine.version(x), 0u);
+    hold.Release();
+    if (waits) waiter.join();
+    engine.WaitForAll();
+  }
+}
+
 TEST_P(ThreadedAsyncTest, AWaitForACompletionReturnsThoughEveryWorkerIsInABody) {
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
