@@ -47,7 +47,8 @@ PartInfo DistKey::InfoOf(const PlacedPart& part) const {
 void DistKey::Enter(const std::shared_ptr<PartsCall>& call) {
   if (IsPush(call->options_.kind)) call->not_submitted_ = link_->pushes().Enter();
   MutexLock lock(mutex_);
-  calls_.push_back(call);
+  PartsCall* const last = std::exchange(last_, call.get());
+  (last != nullptr ? last->behind_ : first_) = call;
 }
 
 bool DistKey::is_small() const {
@@ -63,9 +64,9 @@ void DistKey::Ready(PartsCall& call) {
     {
       MutexLock lock(mutex_);
       call.ready_ = true;
-      if (calls_.front().get() != &call) return;  // the one before it will take it along
+      if (first_.get() != &call) return;  // the one before it will take it along
       call.in_batch_ = true;
-      first = calls_.front();
+      first = first_;
     }
     batch->Add(std::move(first));
     return;
@@ -76,9 +77,8 @@ void DistKey::Ready(PartsCall& call) {
   {
     MutexLock lock(mutex_);
     call.ready_ = true;
-    while (!calls_.empty() && calls_.front()->ready_ && !calls_.front()->in_batch_) {
-      const std::shared_ptr<PartsCall> next = std::move(calls_.front());
-      calls_.pop_front();
+    while (first_ != nullptr && first_->ready_ && !first_->in_batch_) {
+      const std::shared_ptr<PartsCall> next = PopLocked();
       if (next->not_submitted_) submitted.push_back(std::move(next->not_submitted_));
       if (next->requests_.empty()) continue;
       link_->Submit(next->requests(), &*out);
@@ -92,14 +92,20 @@ std::shared_ptr<PartsCall> DistKey::Submitted(PartsCall& call,
                                               std::vector<PushGate::Entry>* submitted) {
   std::shared_ptr<PartsCall> gone;  // without the lock
   MutexLock lock(mutex_);
-  DCHECK(calls_.front().get() == &call);  // B1
-  gone = std::move(calls_.front());
-  calls_.pop_front();
+  DCHECK(first_.get() == &call);  // B1
+  gone = PopLocked();
   if (call.not_submitted_) submitted->push_back(std::move(call.not_submitted_));
   call.requests_.clear();
-  if (calls_.empty() || !calls_.front()->ready_) return nullptr;
-  calls_.front()->in_batch_ = true;
-  return calls_.front();
+  if (first_ == nullptr || !first_->ready_) return nullptr;
+  first_->in_batch_ = true;
+  return first_;
+}
+
+std::shared_ptr<PartsCall> DistKey::PopLocked() {
+  std::shared_ptr<PartsCall> first = std::move(first_);
+  first_ = std::move(first->behind_);
+  if (first_ == nullptr) last_ = nullptr;
+  return first;
 }
 
 }  // namespace heddle::kvstore::dist

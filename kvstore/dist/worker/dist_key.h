@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +66,7 @@ class DistKey {
   std::size_t place = 0;
 
  private:
+  std::shared_ptr<PartsCall> PopLocked() REQUIRES(mutex_);
   // Of one message: there and back it is cheaper with others.
   bool is_small() const;
 
@@ -82,7 +82,9 @@ class DistKey {
   const std::vector<PlacedPart> parts_;
 
   Mutex mutex_;
-  std::deque<std::shared_ptr<PartsCall>> calls_ GUARDED_BY(mutex_);
+  // The queue: each call keeps the one behind it.
+  std::shared_ptr<PartsCall> first_ GUARDED_BY(mutex_);
+  PartsCall* last_ GUARDED_BY(mutex_) = nullptr;
 };
 
 using KeyPtr = std::shared_ptr<DistKey>;

@@ -158,9 +158,10 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   bool started_ = false;
   // Guarded by the key's lock.
   bool ready_ = false;
-  bool in_batch_ = false;            // B1
-  PushGate::Entry not_submitted_;    // of a push
-  std::shared_ptr<PartsCall> self_;  // while answers are missing
+  bool in_batch_ = false;              // B1
+  PushGate::Entry not_submitted_;      // of a push
+  std::shared_ptr<PartsCall> behind_;  // in the key's queue
+  std::shared_ptr<PartsCall> self_;    // while answers are missing
   std::atomic<std::size_t> missing_{0};
   Mutex mutex_;
   std::exception_ptr error_ GUARDED_BY(mutex_);
