@@ -98,6 +98,9 @@ class Transport {
   // until `until`; also returns now and then for no reason. Returns at once, with false, if another
   // thread leads (it may be a thread of the transport).
   virtual bool RunOne(std::chrono::steady_clock::time_point until) = 0;
+  // A thread that has something else to do lends itself for a moment: handles some of what has
+  // come, unless another thread leads. Waits for nothing. A transport may do nothing.
+  virtual void TakeArrived() {}
   // Brings the leader back; the next one, if none is now. Takes no lock that is held while events
   // are called, and costs next to nothing while the leader does not sleep.
   virtual void Interrupt() = 0;

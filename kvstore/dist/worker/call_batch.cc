@@ -36,14 +36,21 @@ void CallBatch::Add(std::shared_ptr<PartsCall> call) {
 }
 
 void CallBatch::Send() {
+  const std::size_t requests = SendAll();
+  link_.TakeAnswers(requests);
+}
+
+std::size_t CallBatch::SendAll() {
   ReusedOutputs out;
   std::vector<PushGate::Entry> submitted;  // let go of last: barriers may begin
-  std::vector<std::span<Request>> requests;
+  std::vector<std::span<Request>> together;
+  std::size_t requests = 0;
   // Calls that this thread makes ready meanwhile are added to calls_.
   for (auto calls = std::exchange(calls_, {}); !calls.empty();) {
-    requests.clear();
-    for (const auto& call : calls) requests.push_back(call->requests());
-    link_.Submit(requests, &*out);
+    together.clear();
+    for (const auto& call : calls) together.push_back(call->requests());
+    requests += together.size();  // of small keys: one each
+    link_.Submit(together, &*out);
     std::size_t next = 0;  // calls behind those on the same keys, which have become ready meanwhile
     for (const auto& call : calls) {
       if (auto behind = call->key().Submitted(*call, &submitted)) calls[next++] = std::move(behind);
@@ -51,6 +58,7 @@ void CallBatch::Send() {
     calls.resize(next);
   }
   link_.Carry(*out);
+  return requests;
 }
 
 }  // namespace heddle::kvstore::dist

@@ -42,6 +42,7 @@ class CallBatch {
   static constexpr std::size_t kTogetherMax = 128;
 
   void Send();
+  std::size_t SendAll();  // how many requests
 
   WorkerLink& link_;
   const bool active_;

@@ -71,9 +71,15 @@ void DistKey::Ready(PartsCall& call) {
     batch->Add(std::move(first));
     return;
   }
+  const std::size_t requests = SendReady(call);
+  link_->TakeAnswers(requests);
+}
+
+std::size_t DistKey::SendReady(PartsCall& call) {
   ReusedOutputs out;
   // Let go of without locks: barriers may begin.
   boost::container::small_vector<PushGate::Entry, 2> submitted;
+  std::size_t requests = 0;
   {
     MutexLock lock(mutex_);
     call.ready_ = true;
@@ -81,11 +87,13 @@ void DistKey::Ready(PartsCall& call) {
       const std::shared_ptr<PartsCall> next = PopLocked();
       if (next->not_submitted_) submitted.push_back(std::move(next->not_submitted_));
       if (next->requests_.empty()) continue;
+      requests += next->requests_.size();
       link_->Submit(next->requests(), &*out);
       next->requests_.clear();
     }
   }
   link_->Carry(*out);
+  return requests;
 }
 
 std::shared_ptr<PartsCall> DistKey::Submitted(PartsCall& call,

@@ -66,6 +66,8 @@ class DistKey {
   std::size_t place = 0;
 
  private:
+  // The call is ready: sends what is, from the front. How many requests.
+  std::size_t SendReady(PartsCall& call) EXCLUDES(mutex_);
   std::shared_ptr<PartsCall> PopLocked() REQUIRES(mutex_);
   // Of one message: there and back it is cheaper with others.
   bool is_small() const;

@@ -60,6 +60,11 @@ class WorkerLink {
   virtual void OpenBarrier(Outputs* out) = 0;
   virtual void Carry(Outputs& out) = 0;  // once
 
+  // This thread has carried so many requests, and has no Outputs in use: takes, now and then,
+  // answers that have come. They touch what the requests were made of, which is in this CPU's cache
+  // and not in that of the network's thread. May run anything, as Carry.
+  virtual void TakeAnswers(std::size_t requests) = 0;
+
   // The pushes of all stores that have not been submitted.
   PushGate& pushes() { return pushes_; }
 

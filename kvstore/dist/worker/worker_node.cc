@@ -15,6 +15,8 @@ namespace heddle::kvstore::dist {
 namespace {
 
 constexpr std::uint64_t kLeaveToken = 1;  // no sink has this address
+// Requests between two looks: so many are answered with a few calls to the system.
+constexpr std::size_t kTakeAnswersEvery = 128;
 constexpr auto kExitWait = std::chrono::seconds(1);
 
 WorkerOptions MachineOptions(const DistOptions& options, Incarnation incarnation) {
@@ -188,6 +190,15 @@ void WorkerNode::Submit(std::span<const std::span<Request>> calls, Outputs* out)
   }
   RegisterSends(*out, before);
   NoteTimeLocked();
+}
+
+void WorkerNode::TakeAnswers(std::size_t requests) {
+  // relaxed: only a count
+  if (untaken_.fetch_add(requests, std::memory_order_relaxed) + requests < kTakeAnswersEvery) {
+    return;
+  }
+  untaken_.store(0, std::memory_order_relaxed);
+  transport_->TakeArrived();
 }
 
 bool WorkerNode::Barrier(AnswerSink& sink, Outputs* out) {

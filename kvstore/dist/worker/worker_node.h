@@ -64,6 +64,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   bool Barrier(AnswerSink& sink, Outputs* out) override;
   void OpenBarrier(Outputs* out) override;
   void Carry(Outputs& out) override { Perform(out); }
+  void TakeAnswers(std::size_t requests) override;
   std::string DescribeState() { return DescribeMachines(); }
 
  private:
@@ -104,6 +105,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   std::unordered_map<std::uint64_t, Sending> sends_ GUARDED_BY(mutex_);  // by token
   CondVar send_has_id_;
   std::atomic<std::size_t> sends_open_{0};  // size of sends_
+  std::atomic<std::size_t> untaken_{0};     // requests since the last TakeAnswers that looked
   std::uint32_t stores_ GUARDED_BY(mutex_) = 0;
   Engine* served_ GUARDED_BY(mutex_) = nullptr;
   int served_stores_ GUARDED_BY(mutex_) = 0;

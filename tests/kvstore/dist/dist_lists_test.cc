@@ -3,9 +3,11 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -14,6 +16,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/dist/forwarding_transport.h"
 #include "tests/kvstore/dist/job.h"
 
 namespace heddle::kvstore::dist {
@@ -184,6 +187,40 @@ TEST_P(DistListsTest, ThreadsMeetOnTheSameKeys) {
       const float last = out.ToVector<float>()[0];
       EXPECT_TRUE(last == kCalls || last == -kCalls) << "key " << key << " holds " << last;
     }
+  });
+}
+
+// What its answers touch is in its cache.
+TEST(DistLists, WhoMakesManyRequestsTakesAnswersMeanwhile) {
+  class Looking final : public ForwardingTransport {
+   public:
+    Looking(std::unique_ptr<Transport> transport, std::atomic<int>& looks)
+        : ForwardingTransport(std::move(transport)), looks_(looks) {}
+    void TakeArrived() override {
+      ++looks_;
+      ForwardingTransport::TakeArrived();
+    }
+
+   private:
+    std::atomic<int>& looks_;
+  };
+  constexpr std::size_t kKeys = 500;
+  std::atomic<int> looks = 0;
+  Job job({.network = Network::kTcp, .wrap = [&looks](std::unique_ptr<Transport> transport) {
+             return std::make_unique<Looking>(std::move(transport), looks);
+           }});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    const std::vector<NDArray> values(kKeys, Filled(engine, 64, 1));
+    store.Init(Names(kKeys), values);
+    engine.WaitForAll();
+    const int before = looks;
+    store.Push(Names(kKeys), values);
+    const int after_list = looks;
+    EXPECT_GE(after_list - before, 2);
+    for (std::size_t key = 0; key < kKeys; ++key) {
+      store.Push(static_cast<std::int64_t>(key), values[key]);
+    }
+    EXPECT_GE(looks - after_list, 2);
   });
 }
 

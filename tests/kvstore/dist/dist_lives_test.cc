@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "kvstore/dist/transport/transport.h"
+#include "tests/kvstore/dist/forwarding_transport.h"
 #include "tests/kvstore/dist/job.h"
 
 namespace heddle::kvstore::dist {
@@ -62,39 +63,22 @@ class HeldBack {
   }
 
  private:
-  class Holding final : public Transport {
+  class Holding final : public ForwardingTransport {
    public:
     Holding(std::unique_ptr<Transport> transport, HeldBack& held)
-        : transport_(std::move(transport)), held_(held) {}
+        : ForwardingTransport(std::move(transport)), held_(held) {}
     SendId Send(NodeId to, Message message, std::function<void()> sent) override {
-      if (held_.Takes(*transport_, to, message)) {
+      if (held_.Takes(transport(), to, message)) {
         if (sent) sent();
         return 0;
       }
       const bool releases = held_.IsReleasedBy(to, message);
-      const SendId id = transport_->Send(to, std::move(message), std::move(sent));
+      const SendId id = transport().Send(to, std::move(message), std::move(sent));
       if (releases) held_.Release();
       return id;
     }
-    Revoked Revoke(NodeId to, SendId id) override { return transport_->Revoke(to, id); }
-    void Flush() override { transport_->Flush(); }
-    bool RunOne(std::chrono::steady_clock::time_point until) override {
-      return transport_->RunOne(until);
-    }
-    void Interrupt() override { transport_->Interrupt(); }
-    std::string address() const override { return transport_->address(); }
-    void SetSelf(NodeId self) override { transport_->SetSelf(self); }
-    bool Rename(NodeId from, NodeId to) override { return transport_->Rename(from, to); }
-    void Connect(NodeId peer, const std::string& address,
-                 std::chrono::steady_clock::time_point deadline,
-                 const std::function<bool()>& given_up) override {
-      transport_->Connect(peer, address, deadline, given_up);
-    }
-    void Disconnect(NodeId peer) override { transport_->Disconnect(peer); }
-    void Close() override { transport_->Close(); }
 
    private:
-    const std::unique_ptr<Transport> transport_;
     HeldBack& held_;
   };
 

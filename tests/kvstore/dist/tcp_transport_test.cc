@@ -4,6 +4,8 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +51,15 @@ struct Pair {
   TcpNode server;
   TcpNode worker;
 };
+
+// Without ever waiting in the transport.
+bool TakeUntilReceived(TcpNode& node, std::size_t count) {
+  for (const auto until = Long(); TestClock::now() < until; node.transport->TakeArrived()) {
+    const std::lock_guard lock(node.mutex);
+    if (node.received.size() >= count) return true;
+  }
+  return false;
+}
 
 // ---- Messages
 
@@ -385,11 +396,43 @@ TEST(TcpTransport, WithoutCallersTheOwnThreadDoesAll) {
   }
 }
 
+TEST(TcpTransport, AThreadThatWaitsForNothingTakesWhatHasCome) {
+  Pair pair(OptionsOf(kServer0, Reception::kThread), OptionsOf(kWorker0, Reception::kCallersOnly));
+  pair.server.answer = [&pair](NodeId from, const Message& message) {
+    pair.server.transport->Send(from, message);
+  };
+  pair.worker.answer = [&pair](NodeId, const Message&) {
+    pair.worker.transport->TakeArrived();  // this thread leads already
+  };
+  pair.worker.transport->TakeArrived();  // nothing has come
+  for (std::size_t i = 1; i <= 20; ++i) {
+    pair.worker.transport->Send(kServer0, Push(0, PayloadOf("x")));
+    pair.worker.transport->Flush();
+    ASSERT_TRUE(TakeUntilReceived(pair.worker, i));
+  }
+}
+
+TEST(TcpTransport, WithThreadsOfItsOwnCallersTakeNothing) {
+  Pair pair;
+  std::atomic<bool> by_caller = false;
+  pair.server.answer = [&, caller = std::this_thread::get_id()](NodeId, const Message&) {
+    if (std::this_thread::get_id() == caller) by_caller = true;
+  };
+  pair.worker.transport->Send(kServer0, Push(0));
+  pair.worker.transport->Flush();
+  ASSERT_TRUE(TakeUntilReceived(pair.server, 1));
+  EXPECT_FALSE(by_caller);
+}
+
 // ---- Peers
 
-// The own thread looks around ever more seldom while callers lead; then they stop, and one sends
-// on.
-TEST(TcpTransport, WhereCallersLeadNoMoreTheOwnThreadDoesAll) {
+// The own thread looks around ever more seldom while callers lead, and leaves what has come to
+// those that only try; then they stop, and one sends on.
+class TcpCallers : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(TcpTransport, TcpCallers, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Try" : "Wait"; });
+
+TEST_P(TcpCallers, WhereTheyLeadNoMoreTheOwnThreadDoesAll) {
   Pair pair(OptionsOf(kServer0, Reception::kCallersFirst));
   pair.server.answer = [&pair](NodeId from, const Message& message) {
     pair.server.transport->Send(from, message);
@@ -404,7 +447,8 @@ TEST(TcpTransport, WhereCallersLeadNoMoreTheOwnThreadDoesAll) {
   for (const std::size_t burst : {std::size_t{1}, std::size_t{3}, std::size_t{300}}) {
     for (int i = 0; i < 100; ++i) {
       send();
-      ASSERT_TRUE(pair.worker.WaitForMessages(sent));
+      ASSERT_TRUE(GetParam() ? TakeUntilReceived(pair.worker, sent)
+                             : pair.worker.WaitForMessages(sent));
       std::this_thread::sleep_for(std::chrono::microseconds(i));
     }
     for (std::size_t i = 0; i < burst; ++i) send();

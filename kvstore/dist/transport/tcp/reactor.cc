@@ -66,6 +66,22 @@ bool Reactor::RunOne(Clock::time_point until) {
   return true;
 }
 
+bool Reactor::TryOne() {
+  if (options_.reception == Reception::kThread || leads_for == options_.owner) return false;
+  {
+    MutexLock lock(mutex_);
+    if (lead_ != Lead::kNobody || callers_waiting_ > 0 || stopping_) return false;
+    lead_ = Lead::kCaller;
+  }
+  tried_.store(true, std::memory_order_relaxed);
+  {
+    const Leading leading(*this);
+    if (!Look()) context_.poll_one();
+  }
+  GiveLeadUp();
+  return true;
+}
+
 Reactor::Taken Reactor::TakeLeadAsCaller(Clock::time_point until) {
   led_.store(true, std::memory_order_relaxed);
   if (sends_in_doze_.load(std::memory_order_relaxed) > 0) {
@@ -266,8 +282,10 @@ void Reactor::Run() {
       }
     }
     options_.flush();
+    sent = sent || tried_.load(std::memory_order_relaxed);
     if (sent || led_.load(std::memory_order_relaxed)) {
       led_.store(false, std::memory_order_relaxed);
+      tried_.store(false, std::memory_order_relaxed);
       callers_seen = Clock::now();
       nap = sent ? kNap : std::min(2 * nap, kDozeMax);
       continue;  // whoever has led may do so again, without waiting for this thread

@@ -7,6 +7,8 @@
 //                  that comes then gets the lead from it. While callers always lead right after
 //                  they have sent something, each look costs them time and finds nothing: then it
 //                  *dozes* instead, for up to 3.2 ms, until somebody sends and does not lead.
+//                  Callers that lead for a moment only, by TryOne, may not come back: what they
+//                  have left it finds after its next nap but one.
 //   kThread        it always leads; callers never do.
 //   kCallersOnly   there is no such thread.
 //
@@ -78,6 +80,8 @@ class Reactor {
 
   // See Transport.
   bool RunOne(Clock::time_point until) EXCLUDES(mutex_);
+  // Runs a handler that is ready, unless another thread leads. True: it has led.
+  bool TryOne() EXCLUDES(mutex_);
   void Interrupt() EXCLUDES(mutex_);
 
   // Whether what waits for company on this thread's account will be flushed within kNapMax, or at
@@ -145,7 +149,8 @@ class Reactor {
 
   std::atomic<bool> interrupted_{false};  // callers; the own thread leaves it alone
   std::atomic<bool> sleeping_{false};
-  std::atomic<bool> led_{false};  // callers have, since the own thread last looked
+  std::atomic<bool> led_{false};    // callers have, since the own thread last looked
+  std::atomic<bool> tried_{false};  // likewise, by TryOne
   // The own thread looks around within kNapMax. It takes this back before it sleeps or dozes; who
   // sets it again wakes it, so that it does.
   std::atomic<bool> napping_{false};

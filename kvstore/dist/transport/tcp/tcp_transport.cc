@@ -145,6 +145,10 @@ void TcpTransportImpl::Flush() {
 
 bool TcpTransportImpl::RunOne(Clock::time_point until) { return reactors_[0]->RunOne(until); }
 
+void TcpTransportImpl::TakeArrived() {
+  if (reactors_[0]->TryOne()) events_.OnTurnEnd();
+}
+
 void TcpTransportImpl::Interrupt() { reactors_[0]->Interrupt(); }
 
 // ---- Peers that come

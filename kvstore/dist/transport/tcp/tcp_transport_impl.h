@@ -41,6 +41,7 @@ class TcpTransportImpl final : public TcpTransport {
   Revoked Revoke(NodeId to, SendId id) override;
   void Flush() override;
   bool RunOne(std::chrono::steady_clock::time_point until) override;
+  void TakeArrived() override;
   void Interrupt() override;
   std::string address() const override;
   void SetSelf(NodeId self) override;
