@@ -394,7 +394,7 @@ void WorkerMachine::OnAcks(Time now, std::int32_t server, const Message& message
     Acknowledge(*part, *open);
     if (open->request.kind == Kind::kPush) {
       open->answered = true;
-      End(*open, nullptr, {.kind = Kind::kAcks}, out);
+      if (Answer* answer = End(*open, out)) answer->message.kind = Kind::kAcks;
     }
     Settle(now, *part, out);
   }
@@ -485,14 +485,20 @@ void WorkerMachine::Settle(Time now, Part& part, Outputs& out) {
   SendLeaves(now, out);
 }
 
-void WorkerMachine::End(Open& open, std::exception_ptr error, Message&& message, Outputs& out) {
-  if (open.ended) return;
+Answer* WorkerMachine::End(Open& open, Outputs& out) {
+  if (open.ended) return nullptr;
   open.ended = true;
   ++ended_;
   Answer& answer = out.answers.emplace_back();
   answer.token = open.request.token;
-  if (!error) answer.message = std::move(message);
-  answer.error = std::move(error);
+  return &answer;
+}
+
+void WorkerMachine::End(Open& open, std::exception_ptr error, Message&& message, Outputs& out) {
+  Answer* const answer = End(open, out);
+  if (answer == nullptr) return;
+  if (!error) answer->message = std::move(message);
+  answer->error = std::move(error);
 }
 
 void WorkerMachine::OnSchedulerMessage(Time now, const Message& message, Outputs& out) {

@@ -219,6 +219,8 @@ class WorkerMachine {
   void Uncount(Part& part, Open& open);
   void LearnComplete(Part& part, std::uint64_t complete);
   void Settle(Time now, Part& part, Outputs& out);
+  // The answer, to be filled in; null: the program has it.
+  Answer* End(Open& open, Outputs& out);
   void End(Open& open, std::exception_ptr error, Message&& message, Outputs& out);
 
   // Time and failures.

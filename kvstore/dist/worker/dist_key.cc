@@ -24,6 +24,13 @@ PlacementOptions PlacementOf(const WorkerLink& link, bool whole) {
   return placement;
 }
 
+boost::container::small_vector<PlacedPart, 1> PartsOf(std::uint64_t id, const Shape& shape,
+                                                      DType dtype, bool row_sparse,
+                                                      const PlacementOptions& placement) {
+  const std::vector<PlacedPart> parts = PlaceKey(id, shape, dtype, row_sparse, placement);
+  return {parts.begin(), parts.end()};
+}
+
 }  // namespace
 
 DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key, Shape shape,
@@ -37,7 +44,7 @@ DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key,
       row_sparse_(row_sparse),
       row_size_(RowSize(shape_)),
       name_(std::make_shared<const std::string>(ToString(KeyRef(key_)))),
-      parts_(PlaceKey(id_, shape_, dtype_, row_sparse_, PlacementOf(*link_, whole))) {}
+      parts_(PartsOf(id_, shape_, dtype_, row_sparse_, PlacementOf(*link_, whole))) {}
 
 PartInfo DistKey::InfoOf(const PlacedPart& part) const {
   return {key_,       shape_,  dtype_, row_sparse_, static_cast<std::uint32_t>(parts_.size()),

@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
+
+#include <boost/container/small_vector.hpp>
 
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/placement.h"
@@ -36,7 +39,7 @@ class DistKey {
   DType dtype() const { return dtype_; }
   bool is_row_sparse() const { return row_sparse_; }
   std::int64_t row_size() const { return row_size_; }  // elements
-  const std::vector<PlacedPart>& parts() const { return parts_; }
+  std::span<const PlacedPart> parts() const { return {parts_.data(), parts_.size()}; }
   PartId IdOf(const PlacedPart& part) const { return {store_, part.part, id_}; }
   PartInfo InfoOf(const PlacedPart& part) const;
   PartRows RowsOf(const PlacedPart& part) const {
@@ -81,7 +84,7 @@ class DistKey {
   const bool row_sparse_;
   const std::int64_t row_size_;
   const std::shared_ptr<const std::string> name_;
-  const std::vector<PlacedPart> parts_;
+  const boost::container::small_vector<PlacedPart, 1> parts_;  // most keys have one
 
   Mutex mutex_;
   // The queue: each call keeps the one behind it.

@@ -271,11 +271,7 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
 
 void PartsCall::Finish() {
   const std::shared_ptr<PartsCall> self = std::move(self_);  // its end, at the end of this call
-  std::exception_ptr error;
-  {
-    MutexLock lock(mutex_);
-    error = error_;
-  }
+  std::exception_ptr error = TakeError();
   if (error == nullptr && rows_out_) {
     try {
       AssembleRows();

@@ -141,6 +141,8 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   Request& AddRequest(const PlacedPart& part);
   void OnAnswer(Slot& slot, Answer&& answer);
   void Finish();
+  // Of the last answer: no other thread touches it any more.
+  std::exception_ptr TakeError() NO_THREAD_SAFETY_ANALYSIS { return std::move(error_); }
   void AssembleRows();
   std::span<std::byte> DestinationOf(const PlacedPart& part) const;
 
