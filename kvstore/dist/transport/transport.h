@@ -79,8 +79,8 @@ class Transport {
   virtual ~Transport() = default;
 
   // Queues `message` for a connected peer and, where the link is idle, sends from this thread what
-  // the socket takes. Small messages (kCopiedMax) may wait for company: until Flush, RunOne, 64 of
-  // them, 16 KiB, or some 100 us where the transport has a thread of its own. To a peer that is not
+  // the socket takes. Small messages (kCopiedMax) may wait for company: until Flush, RunOne, 128 of
+  // them, 32 KiB, or some 100 us where the transport has a thread of its own. To a peer that is not
   // connected (any more): dropped. `sent`, unless empty, is called, from any thread, when the
   // payload's bytes are no longer needed; so are the payload's owners released. Either may happen
   // inside Send, Flush and Revoke: neither may take a lock that the callers of those hold.

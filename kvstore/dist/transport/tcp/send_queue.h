@@ -9,7 +9,7 @@
 //        Advance are called. Otherwise the front may change by what has been added.
 //   (Q3) The open pack is a part of the queue as soon as a Fetch would otherwise find nothing; so
 //        what is small leaves with what is written anyway.
-// A pack counts as its most urgent message: the others in it gain by that, which costs 16 KiB.
+// A pack counts as its most urgent message: the others in it gain by that, which costs 32 KiB.
 //
 // Where the connection may be cut and made again, what is complete is *retained* until the peer has
 // confirmed it. Both ends count the messages of a stream, so a number says which ones arrived.
@@ -46,8 +46,8 @@ class SendQueue {
  public:
   // Meta and payload of a message that is copied into a pack; messages and bytes of a pack.
   static constexpr std::size_t kSmallMax = Transport::kCopiedMax;
-  static constexpr std::size_t kPackMessages = 64;
-  static constexpr std::size_t kPackBytes = 16 << 10;
+  static constexpr std::size_t kPackMessages = 128;
+  static constexpr std::size_t kPackBytes = 32 << 10;
   static constexpr std::size_t kSparesMax = 4;
   // An honest peer confirms after a MiB or so; more than that is what sockets may hold.
   static constexpr std::uint64_t kRetainedMax = std::uint64_t{64} << 20;
