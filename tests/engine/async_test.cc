@@ -366,9 +366,6 @@ class ThreadedAsyncTest : public EveryEngine {};
 INSTANTIATE_TEST_SUITE_P(Threaded, ThreadedAsyncTest, testing::ValuesIn(ThreadedConfigs()),
                          ConfigLabel);
 
-std::atomic<bool> wait_sleeps = false;
-
-// Finishing the op needs no worker; used to be left to one whose body went on and on.
 // However many ops wait for one completion, and however few finish meanwhile, those behind that do
 // not are found: by a worker, or by a thread that waits for everything.
 TEST_P(ThreadedAsyncTest, OpsBehindManyThatWaitForACompletionRun) {
@@ -391,6 +388,9 @@ TEST_P(ThreadedAsyncTest, OpsBehindManyThatWaitForACompletionRun) {
   }
 }
 
+std::atomic<bool> wait_sleeps = false;
+
+// Finishing the op needs no worker; used to be left to one whose body went on and on.
 TEST_P(ThreadedAsyncTest, AWaitForACompletionReturnsThoughEveryWorkerIsInABody) {
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
