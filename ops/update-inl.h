@@ -35,6 +35,7 @@
 
 #include <hwy/highway.h>
 
+#include "ops/fetch_ahead.h"
 #include "ops/formula-inl.h"
 #include "ops/simd-inl.h"
 #include "ops/update.h"
@@ -90,17 +91,6 @@ struct Lanes {
   }
 };
 
-// So much of all arrays together is fetched ahead of what is at work: a third of the first-level
-// cache of common CPUs. Less comes too late from the last-level cache, more drives out what is at
-// work.
-constexpr std::size_t kFetchedAheadBytes = std::size_t{16} << 10;
-
-// Elements: of all arrays that ApplyDirect goes through.
-template <class F, typename T, typename C>
-constexpr std::size_t kFetchedAhead = kFetchedAheadBytes /
-                                      (sizeof(T) + (std::is_same_v<T, C> ? 0 : sizeof(T)) +
-                                       (1 + F::kStates) * sizeof(C));
-
 // weight and gradient of T, `state` the weight that is read: the same array, or a master copy.
 template <class F, typename T, typename C = typename F::Number>
 HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C* state,
@@ -109,16 +99,19 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
   C* output_of[HWY_MAX(F::kOutputs, 1)] = {};
   for (int k = 0; k < F::kStates; ++k) state_of[k] = states[k];
   for (int k = 0; k < F::kOutputs; ++k) output_of[k] = outputs[k];
-  // The hardware's prefetchers fall behind where they have to follow several arrays at once.
   constexpr bool kWeightApart = !std::is_same_v<T, C>;
+  // The hardware's prefetchers fall behind where they have to follow several arrays at once.
   constexpr bool kPrefetches = 2 + F::kStates + kWeightApart >= 3;
+  constexpr std::size_t kElementBytes =
+      sizeof(T) + (kWeightApart ? sizeof(T) : 0) + (1 + F::kStates) * sizeof(C);
+  const std::size_t ahead = FetchAheadBytes() / kElementBytes;
   ForEachVector<C>(count, [=](auto d, std::size_t i) HWY_ATTR {
     using V = Lanes<decltype(d)>;
     if constexpr (kPrefetches) {
-      hwy::Prefetch(state + i + kFetchedAhead<F, T, C>);
-      hwy::Prefetch(gradient + i + kFetchedAhead<F, T, C>);
-      if constexpr (kWeightApart) hwy::Prefetch(weight + i + kFetchedAhead<F, T, C>);
-      for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + kFetchedAhead<F, T, C>);
+      hwy::Prefetch(state + i + ahead);
+      hwy::Prefetch(gradient + i + ahead);
+      if constexpr (kWeightApart) hwy::Prefetch(weight + i + ahead);
+      for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + ahead);
     }
     Element<V, F::kStates, F::kOutputs> e;
     e.weight = V{LoadAs(d, state + i)};
