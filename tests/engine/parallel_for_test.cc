@@ -7,6 +7,7 @@
 #include <mutex>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -174,8 +175,9 @@ TEST_P(ParallelForTest, BlocksOfAnOpMayPushButNotWait) {
 // Who waits for an op has a CPU. With a worker in the op there is a place for one more body, which
 // any thread may take; so often enough it is the one that waits.
 TEST_P(ParallelForTest, AThreadThatWaitsForAnOpHelpsWithItsBlocks) {
-  if (GetParam().options.type != "threaded" || GetParam().options.num_workers < 2) return;
-  Engine engine(GetParam().options);
+  const EngineOptions& options = GetParam().options;
+  if (options.type != "threaded" || options.num_workers < 2) GTEST_SKIP() << "nobody else may help";
+  Engine engine(options);
   const Var x = engine.NewVar("x");
   const auto helps = [&](const std::function<void()>& wait) {
     for (int round = 0; round < 100; ++round) {
@@ -184,10 +186,12 @@ TEST_P(ParallelForTest, AThreadThatWaitsForAnOpHelpsWithItsBlocks) {
       std::atomic<bool> started = false;
       engine.Push({.name = "splits", .writes = {x}}, [&] {
         started = true;
+        // Nothing tells that the other thread has got into its wait.
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         engine.ParallelFor(32, 1, [&](std::int64_t, std::int64_t) {
           const std::lock_guard lock(mutex);
           threads.insert(std::this_thread::get_id());
+          // Or this thread would have taken all before another one comes.
           std::this_thread::sleep_for(std::chrono::microseconds(100));
         });
       });
@@ -206,19 +210,19 @@ TEST_P(ParallelForTest, AThreadThatWaitsForAnOpHelpsWithItsBlocks) {
   }));
 }
 
-// Blocks go on for as long as `ended` is not set, which only the thread in the wait does.
+// There are blocks for years, until the thread that waits says that it is enough: a wait that
+// helped on and on would not come back to say so.
 TEST_P(ParallelForTest, AWaitThatHelpsEndsAtItsDeadlineAndByItsCheck) {
-  if (GetParam().options.type != "threaded") return;
+  if (GetParam().options.type != "threaded") GTEST_SKIP() << "the wait runs the op itself";
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
-  std::atomic<bool> started = false, ended = false;
+  std::atomic<bool> started = false, enough = false;
   engine.Push({.name = "splits", .writes = {x}}, [&] {
     started = true;
-    while (!ended) {
-      engine.ParallelFor(1000, 1, [&](std::int64_t, std::int64_t) {
-        if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      });
-    }
+    engine.ParallelFor(std::int64_t{1} << 40, 1, [&](std::int64_t, std::int64_t) {
+      if (enough) throw std::runtime_error("enough");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the work of a block
+    });
   });
   while (!started) std::this_thread::yield();
   EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(20)), TimeoutError);
@@ -229,8 +233,8 @@ TEST_P(ParallelForTest, AWaitThatHelpsEndsAtItsDeadlineAndByItsCheck) {
     EXPECT_THROW(engine.WaitForVar(x), Left);
     EXPECT_THROW(engine.WaitForAll(), Left);
   }
-  ended = true;
-  engine.WaitForAll();
+  enough = true;
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "enough");
 }
 
 TEST_P(ParallelForTest, BadArgumentsAreRefused) {

@@ -94,6 +94,7 @@ class Soak {
     }
     for (const NDArray& out : outs) out.WaitToRead();
   }
+
   // Returns whether rank 0 wants another round.
   bool Round(bool mine) {
     Plain();
