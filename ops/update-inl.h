@@ -104,6 +104,7 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
   constexpr bool kPrefetches = 2 + F::kStates + kWeightApart >= 3;
   constexpr std::size_t kElementBytes =
       sizeof(T) + (kWeightApart ? sizeof(T) : 0) + (1 + F::kStates) * sizeof(C);
+  // 0: what is read next anyway, which costs next to nothing.
   const std::size_t ahead = FetchAheadBytes() / kElementBytes;
   ForEachVector<C>(count, [=](auto d, std::size_t i) HWY_ATTR {
     using V = Lanes<decltype(d)>;

@@ -321,10 +321,10 @@ class Engine {
   // added. Throws InvalidState inside its RunOne.
   void RemovePoller(WaitPoller& poller);
 
-  // Splits [0, count) into blocks of `grain` and calls body(begin, end) for each, on this thread
-  // and on idle workers, until all are done. The blocks do not depend on the number of workers. The
-  // first exception is rethrown once all started blocks have ended. For use inside op bodies;
-  // elsewhere it works too.
+  // Splits [0, count) into blocks of `grain` and calls body(begin, end) for each, on this thread,
+  // on threads that wait for the op, and on idle workers, until all are done. The blocks do not
+  // depend on the number of workers. The first exception is rethrown once all started blocks have
+  // ended. For use inside op bodies; elsewhere it works too.
   void ParallelFor(std::int64_t count, std::int64_t grain,
                    const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
@@ -388,7 +388,7 @@ class Engine {
   internal::EngineCore* core_;
 };
 
-// While one lives, waits of its thread that sleep call `check` at least every `interval`. An
+// While one lives, waits of its thread call `check` at least every `interval`, bodies aside. An
 // exception of it leaves the wait, which then has changed nothing. For hosts that take signals in
 // code of their own. Scopes nest, the innermost counts. `check` may do anything but wait. Waits for
 // room in Push are not left: they may be in the middle of a call that pushes several ops.
