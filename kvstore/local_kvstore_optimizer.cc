@@ -121,6 +121,7 @@ void LocalKVStore::LoadOptimizerStates(const std::string& file) {
   const auto plan = optimizer->plan();
   const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
   CheckMultiPrecision(file, states, *plan);
+  if (states.settings) CheckSettings(file, *states.settings, *optimizer);
   std::vector<std::unique_ptr<UpdateState>> loaded;
   for (const KeyStates& key : states.keys) {
     auto state = std::make_unique<UpdateState>(states.multi_precision);

@@ -15,6 +15,7 @@
 #include "kvstore/key_table.h"
 #include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer/update_plan.h"
+#include "ops/convert.h"
 
 namespace heddle::kvstore {
 
@@ -244,6 +245,11 @@ void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule, Optimiz
       key.own = take(name, Shape{found.empty() ? 0 : found.size()}, DType::kUInt8);
     }
     key.master = take(ArrayName(i, kMasterName), key.shape, DType::kFloat32);
+    const bool has_master = states->multi_precision && key.step > 0 &&
+                            ops::Is16BitFloat(key.dtype) && !IsForeignOptimizer(states->optimizer);
+    if (has_master && key.master.empty()) {
+      throw IoError(fmt::format("expected an array '{}', found none", ArrayName(i, kMasterName)));
+    }
     const DType dtype = key.master.empty() ? key.dtype : DType::kFloat32;
     for (std::size_t k = 0; k < rule.states().size(); ++k) {
       const internal::UpdateStateType& type = rule.states()[k];
@@ -331,23 +337,27 @@ OptimizerPtr Like(const Optimizer& optimizer) {
 }  // namespace
 
 void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer) {
-  const auto apply = [&settings](Optimizer& to) {
-    to.SetSchedule(std::nullopt);
-    for (const auto& [name, value] : settings.parameters) to.Set(name, value);
-    to.SetSchedule(settings.schedule);
-    const auto plan = to.plan();
-    for (const auto& [key, multipliers] : plan->multipliers) {
-      to.SetLearningRateMultiplier(key, 1);
-      to.SetWeightDecayMultiplier(key, 1);
-    }
-    for (const auto& m : settings.multipliers) {
-      to.SetLearningRateMultiplier(m.key, m.learning_rate);
-      to.SetWeightDecayMultiplier(m.key, m.weight_decay);
-    }
-  };
-  // On trial first.
-  apply(*Like(optimizer));
-  apply(optimizer);
+  optimizer.SetSchedule(std::nullopt);
+  for (const auto& [name, value] : settings.parameters) optimizer.Set(name, value);
+  optimizer.SetSchedule(settings.schedule);
+  const auto plan = optimizer.plan();
+  for (const auto& [key, multipliers] : plan->multipliers) {
+    optimizer.SetLearningRateMultiplier(key, 1);
+    optimizer.SetWeightDecayMultiplier(key, 1);
+  }
+  for (const auto& m : settings.multipliers) {
+    optimizer.SetLearningRateMultiplier(m.key, m.learning_rate);
+    optimizer.SetWeightDecayMultiplier(m.key, m.weight_decay);
+  }
+}
+
+void CheckSettings(const std::string& file, const OptimizerSettings& settings,
+                   const Optimizer& optimizer) {
+  try {
+    ApplySettings(settings, *Like(optimizer));
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("{}: {}", file, error.what()));
+  }
 }
 
 }  // namespace heddle::kvstore

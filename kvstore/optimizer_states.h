@@ -59,7 +59,10 @@ OptimizerStates ReadStates(const std::string& file, std::string_view optimizer,
                            const internal::UpdateRule& rule, Engine& engine);
 
 OptimizerSettings SettingsOf(const Optimizer& optimizer);
-// Gives `optimizer` the settings, all or none: InvalidArgument if they do not fit it.
+// InvalidArgument, naming the file that they come from, unless `optimizer` can take the settings.
+void CheckSettings(const std::string& file, const OptimizerSettings& settings,
+                   const Optimizer& optimizer);
+// Gives `optimizer` settings that CheckSettings accepted.
 void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer);
 
 }  // namespace heddle::kvstore

@@ -8,6 +8,7 @@
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/gpu_work.h"
+#include "ops/convert.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
 
@@ -16,8 +17,6 @@ namespace heddle::kvstore {
 namespace {
 
 using internal::UpdateStateType;
-
-bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 std::int64_t RowLength(const Shape& shape) {
   std::int64_t length = 1;
@@ -85,7 +84,7 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   ArrayUpdate update = {};
   update.rule = &rule;
   update.run.dtype = value.dtype();
-  if (multi_precision && Is16Bit(value.dtype())) {
+  if (multi_precision && ops::Is16BitFloat(value.dtype())) {
     if (master.empty()) {
       master = MakeState({.name = "master", .start = UpdateStateType::Start::kWeight},
                          DType::kFloat32, value, restored_master, gpu);

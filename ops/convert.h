@@ -19,6 +19,9 @@ namespace heddle::ops {
 
 template <typename T>
 inline constexpr bool kIs16BitFloat = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
+constexpr bool Is16BitFloat(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
 
 // Rounds to float so that rounding again, to 11 bits or fewer, gives what rounding `value` at once
 // would have given: an inexact result has its last bit set.

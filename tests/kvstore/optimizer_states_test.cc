@@ -4,8 +4,10 @@
 #include <heddle/files.h>
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -94,12 +96,16 @@ class OptimizerStatesTest : public StoreTest {
   std::mt19937_64 random_{TestSeed()};
 };
 
+const std::vector<std::pair<DType, bool>> kPrecisions = {
+    {DType::kFloat32, false},  {DType::kFloat64, false}, {DType::kFloat16, false},
+    {DType::kBFloat16, false}, {DType::kFloat16, true},  {DType::kBFloat16, true}};
+
 TEST_P(OptimizerStatesTest, TrainingGoesOnWithTheSameBits) {
   for (std::string_view name : OptimizerNames()) {
     if (MergesOnGpus() && name == "groupadagrad") continue;  // refused
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)));
-      const bool multi_precision = dtype == DType::kBFloat16;
+    for (const auto& [dtype, multi_precision] : kPrecisions) {
+      SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)) +
+                   (multi_precision ? " with a master copy" : ""));
       store = NewStore();
       Init(*store, dtype);
       store->SetOptimizer(Make(name, multi_precision));
@@ -113,19 +119,94 @@ TEST_P(OptimizerStatesTest, TrainingGoesOnWithTheSameBits) {
   }
 }
 
+// Row-sparse gradients of dense and of row-sparse values: lazy updates, and those of all rows.
+TEST_P(OptimizerStatesTest, TrainingByRowSparseGradientsGoesOnWithTheSameBits) {
+  const Shape rows_shape{9, 2};
+  const auto random_rows = [&](DType dtype, std::int64_t one_in) {
+    std::vector<std::int64_t> ids;
+    std::vector<float> rows;
+    for (std::int64_t id = 0; id < rows_shape[0]; ++id) {
+      if (static_cast<std::int64_t>(random_() % 64) % one_in != 0) continue;
+      ids.push_back(id);
+      for (int k = 0; k < 2; ++k) {
+        rows.push_back(std::uniform_real_distribution<float>(-1, 1)(random_));
+      }
+    }
+    const Device device = Cpu(static_cast<int>(random_() % 3));
+    return RowSparseNDArray::FromVectors<float>(ids, rows, rows_shape, dtype, On(device), engine);
+  };
+  const auto value = [&](KVStore& from, DType dtype) {
+    const RowSparseNDArray out(rows_shape, dtype, On(Cpu()), engine);
+    from.Pull("k", out, 0, /*ignore_sparse=*/false);
+    return out;
+  };
+  for (std::string_view name : OptimizerNames()) {
+    for (const auto& [dtype, multi_precision] : kPrecisions) {
+      for (const bool row_sparse_value : {false, true}) {
+        if (MergesOnGpus() && !row_sparse_value) continue;  // refused
+        for (const bool lazy : {false, true}) {
+          SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)) +
+                       (multi_precision ? " with a master copy" : "") +
+                       (row_sparse_value ? ", row-sparse value" : "") + (lazy ? ", lazy" : ""));
+          const auto parameters = Make(name, multi_precision)->Parameters();
+          const auto set = [&](KVStore& to) {
+            const OptimizerPtr optimizer = Make(name, multi_precision);
+            for (const auto& [parameter, given] : parameters) {
+              if (parameter == "lazy_update") optimizer->Set(parameter, lazy);
+            }
+            to.SetOptimizer(optimizer);
+          };
+          const auto init = [&](KVStore& to, const RowSparseNDArray& start) {
+            if (row_sparse_value) {
+              to.Init("k", start);
+            } else {
+              to.Init("k", start.ToDense());
+            }
+          };
+          const auto whole = NewStore();
+          init(*whole, random_rows(dtype, row_sparse_value ? 2 : 1));
+          set(*whole);
+          for (int step = 0; step < 3; ++step) {
+            whole->Push("k", {random_rows(dtype, 2), random_rows(dtype, 3)});
+          }
+          whole->SaveOptimizerStates(file_);
+          const auto loaded = NewStore();
+          init(*loaded, value(*whole, dtype));
+          set(*loaded);
+          loaded->LoadOptimizerStates(file_);
+          for (int step = 0; step < 3; ++step) {
+            const std::vector<RowSparseNDArray> gradients = {random_rows(dtype, 2),
+                                                             random_rows(dtype, 3)};
+            whole->Push("k", gradients);
+            loaded->Push("k", gradients);
+            const auto expected = value(*whole, dtype).ToVectors<double>();
+            const auto actual = value(*loaded, dtype).ToVectors<double>();
+            ASSERT_EQ(actual.row_ids, expected.row_ids) << "after step " << step;
+            ASSERT_EQ(actual.rows, expected.rows) << "after step " << step;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(OptimizerStatesTest, SavedTwiceWithoutAnUpdateBetween) {
-  Init(*store, DType::kFloat32);
-  store->SetOptimizer(Make("adam"));
-  Push(*store, Gradients(DType::kFloat32));
-  store->SaveOptimizerStates(file_);
-  const auto loaded = Copy(DType::kFloat32);
-  loaded->SetOptimizer(Make("adam"));
-  loaded->LoadOptimizerStates(file_);
-  loaded->SaveOptimizerStates(file_);  // of states that no update has used yet
-  const auto again = Copy(DType::kFloat32);
-  again->SetOptimizer(Make("adam"));
-  again->LoadOptimizerStates(file_);
-  ExpectSameTraining(*store, *again, DType::kFloat32);
+  for (const bool multi_precision : {false, true}) {
+    const DType dtype = multi_precision ? DType::kFloat16 : DType::kFloat32;
+    store = NewStore();
+    Init(*store, dtype);
+    store->SetOptimizer(Make("adam", multi_precision));
+    Push(*store, Gradients(dtype));
+    store->SaveOptimizerStates(file_);
+    const auto loaded = Copy(dtype);
+    loaded->SetOptimizer(Make("adam", multi_precision));
+    loaded->LoadOptimizerStates(file_);
+    loaded->SaveOptimizerStates(file_);  // of states that no update has used yet
+    const auto again = Copy(dtype);
+    again->SetOptimizer(Make("adam", multi_precision));
+    again->LoadOptimizerStates(file_);
+    ExpectSameTraining(*store, *again, dtype);
+  }
 }
 
 TEST_P(OptimizerStatesTest, WithTheOptimizer) {
@@ -348,6 +429,43 @@ TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {
   std::filesystem::remove(file_);
   ExpectError({file_}, *store, /*is_io_error=*/true);
   ExpectSameTraining(*store, *same, DType::kFloat32);
+}
+
+// Without it training would go on from the rounded value, with other bits.
+TEST_P(OptimizerStatesTest, AFileWithoutTheMasterCopyIsDamaged) {
+  Init(*store, DType::kFloat16);
+  store->SetOptimizer(Sgd({.multi_precision = true}));
+  Push(*store, Gradients(DType::kFloat16));
+  store->SaveOptimizerStates(file_);
+  const ArrayFile saved = LoadArrays(file_, Cpu(), engine);
+  ASSERT_EQ(saved.arrays.size(), 2U);
+  SaveArrays(file_, {saved.arrays[0]}, saved.metadata);
+  ExpectError({file_, "expected an array '1.master'"}, *store, /*is_io_error=*/true);
+}
+
+TEST_P(OptimizerStatesTest, DamagedSettingsAreErrors) {
+  Init(*store, DType::kFloat32);
+  const OptimizerPtr sgd = Make("sgd");
+  sgd->SetSchedule(FactorSchedule{.step = 2});
+  sgd->SetLearningRateMultiplier("a", 0.5);
+  store->SetOptimizer(sgd);
+  Push(*store, Gradients(DType::kFloat32));
+  store->SaveOptimizerStates(file_, /*with_optimizer=*/true);
+  const ArrayFile saved = LoadArrays(file_, Cpu(), engine);
+  const std::string text = saved.metadata.at("heddle.optimizer_states");
+  for (const auto& [from, to, part] : std::vector<std::array<std::string, 3>>{
+           {"\"momentum\":0.9", "\"momentum\":5.0", "momentum: expected a number in [0, 1), got 5"},
+           {"\"momentum\"", "\"momentun\"", "did you mean 'momentum'"},
+           {"\"step\":2", "\"step\":0", "step: expected at least 1, got 0"},
+           {"\"learning_rate\":0.5", "\"learning_rate\":-1", "key 'a'"}}) {
+    std::string edited = text;
+    ASSERT_NE(edited.find(from), std::string::npos) << from << " is not in " << text;
+    edited.replace(edited.find(from), from.size(), to);
+    SaveArrays(file_, saved.arrays, {{"heddle.optimizer_states", edited}});
+    ExpectError({file_, part}, *store, /*is_io_error=*/false);
+    EXPECT_EQ(sgd->Get("momentum"), 0.9);
+    EXPECT_EQ(sgd->schedule(), LearningRateSchedule(FactorSchedule{.step = 2}));
+  }
 }
 
 TEST_P(OptimizerStatesTest, ErrorsOfSavingLeaveTheFile) {

@@ -9,14 +9,13 @@
 #include "base/check.h"
 #include "kvstore/row_sparse_update.h"
 #include "ops/cast.h"
+#include "ops/convert.h"
 #include "ops/copy.h"
 #include "ops/sum.h"
 
 namespace heddle::kvstore::dist {
 
 namespace {
-
-bool Is16Bit(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 // Elements that may be written where they lie.
 bool IsOwnInPlace(const Payload& payload, DType dtype) {
@@ -92,7 +91,7 @@ void ArrayParts::Part::AddDense(const Payload& payload) {
     AddDense(Value::Lend(ToDense({&before, 1}), bytes()));
   }
   held.push_back(payload);
-  if (Is16Bit(info.dtype) || (sum == nullptr && held.size() == 1)) return;
+  if (ops::Is16BitFloat(info.dtype) || (sum == nullptr && held.size() == 1)) return;
   RoundSum();
 }
 

@@ -171,6 +171,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
   const auto plan = optimizer->plan();
   const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
   CheckMultiPrecision(file, states, *plan);
+  if (states.settings) CheckSettings(file, *states.settings, *optimizer);
   std::map<Key, KeyPtr> keys;
   for (const KeyStates& key : states.keys) {
     const KeyPtr& found = keys[key.key] = Find(kCall, key.key);
