@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvstore/optimizer/ftrl-inl.h"
+#include "kvstore/optimizer/least_rate.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "ops/update-inl.h"
 
@@ -52,8 +53,7 @@ class FtrlRule final : public internal::UpdateRule {
   // of a dense weight do.
   bool lazy(bool row_sparse_weight) const override { return row_sparse_weight; }
   void Update(const internal::UpdateRun& run) const override {
-    // A schedule may end with 0, by which the formula divides: nothing changes then.
-    if (run.update->learning_rate == 0) return;
+    if (run.update->learning_rate < kLeastDividingRate) return;
     HWY_DYNAMIC_DISPATCH(UpdateFtrl)(numbers_, run);
   }
   internal::RuleNumbers numbers() const override { return internal::NumbersOf(numbers_); }

@@ -143,13 +143,23 @@ std::string RangeOf(const ParameterType& type) {
 
 void CheckValue(std::string_view optimizer, const ParameterType& type, double value) {
   using Bound = ParameterType::Bound;
-  const bool above_min = type.min_bound == Bound::kOpen ? value > type.min : value >= type.min;
-  const bool below_max = type.max_bound == Bound::kOpen ? value < type.max : value <= type.max;
+  const auto is_in_range = [&type](double number) {
+    const bool above = type.min_bound == Bound::kOpen ? number > type.min : number >= type.min;
+    const bool below = type.max_bound == Bound::kOpen ? number < type.max : number <= type.max;
+    return above && below;
+  };
   const bool fits = !type.is_integer || value == std::floor(value);
-  if (std::isfinite(value) && above_min && below_max && fits) return;
-  throw InvalidArgument(fmt::format("optimizer {}: parameter {}: expected a{} number in {}, got {}",
-                                    optimizer, type.name, type.is_integer ? " whole" : "",
-                                    RangeOf(type), value));
+  const bool is_allowed = std::isfinite(value) && is_in_range(value) && fits;
+  // Nearly all values are updated in float32: a bound that is not allowed must not come about by
+  // rounding.
+  const double rounded = static_cast<float>(value);
+  const bool is_on_bound = (type.min_bound == Bound::kOpen && rounded == type.min) ||
+                           (type.max_bound == Bound::kOpen && rounded == type.max);
+  if (is_allowed && !is_on_bound) return;
+  throw InvalidArgument(
+      fmt::format("optimizer {}: parameter {}: expected a{} number in {}{}, got {}", optimizer,
+                  type.name, type.is_integer ? " whole" : "", RangeOf(type),
+                  is_allowed ? " when rounded to float32" : "", value));
 }
 
 class LiveOptimizer final : public Optimizer {

@@ -358,6 +358,32 @@ TEST_F(OptimizerFormulaTest, ARateOfZeroLeavesTheValue) {
   }
 }
 
+// A schedule without a floor ends where the rate is no float any more, or its inverse is none.
+TEST_F(OptimizerFormulaTest, AVanishingRateLeavesTheValueWhatItIs) {
+  for (std::string_view name : OptimizerNames()) {
+    if (name == "test" || name == "adadelta") continue;  // have no use for it
+    for (const double factor : {0.25, 1e-20}) {
+      SCOPED_TRACE(std::string(name) + " " + std::to_string(factor));
+      const auto store = KVStore::Create("local", engine_);
+      const OptimizerPtr optimizer = MakeOptimizer(name);
+      optimizer->SetSchedule(
+          FactorSchedule{.step = 1, .factor = factor, .stop_rate = 0, .base_rate = 0.1});
+      store->SetOptimizer(optimizer);
+      const Shape shape{2, 3};
+      const NDArray gradient = NDArray::Full(shape, 2, DType::kFloat32, Cpu(), engine_);
+      store->Init("w", NDArray::Full(shape, 0.5, DType::kFloat32, Cpu(), engine_));
+      const NDArray late(shape, DType::kFloat32, Cpu(), engine_);
+      const NDArray later(shape, DType::kFloat32, Cpu(), engine_);
+      for (int t = 0; t < 60; ++t) store->Push("w", gradient);  // at 0.1 / 4^59, or 0
+      store->Pull("w", late);
+      for (int t = 0; t < 30; ++t) store->Push("w", gradient);
+      store->Pull("w", later);
+      for (float value : late.ToVector<float>()) EXPECT_TRUE(std::isfinite(value));
+      EXPECT_EQ(later.ToVector<float>(), late.ToVector<float>());
+    }
+  }
+}
+
 // Two runs with the same seed, key and step draw the same numbers: what differs is the gradients'.
 TEST_F(OptimizerFormulaTest, SgldDriftsAndDraws) {
   const auto train = [&](double seed, const Values& w, const Values& g, std::string_view key) {

@@ -250,6 +250,16 @@ TEST(Optimizer, ParametersOutOfRangeAreErrors) {
         },
         {std::string(name), "epsilon", "(0, inf)", "0"});
   }
+  // What float32, in which most values are updated, rounds to a bound that is not allowed.
+  ExpectInvalid([] { Adam({.epsilon = 1e-60}); },
+                {"epsilon", "(0, inf) when rounded to float32", "1e-60"});
+  ExpectInvalid([] { Adam({.beta2 = 1 - 1e-12}); }, {"beta2", "[0, 1) when rounded to float32"});
+  ExpectInvalid(
+      [] {
+        MakeOptimizer("ftrl", {{"learning_rate", 1e-60}});
+      },
+      {"learning_rate", "float32"});
+  EXPECT_EQ(Sgd({.learning_rate = 1e-60})->Get("learning_rate"), 1e-60);
   ExpectInvalid([] { MakeOptimizer("lbsgd", {{"batch_scale", 1.5}}); }, {"whole number"});
   ExpectInvalid([] { Sgd({.rescale_grad = std::numeric_limits<double>::infinity()}); },
                 {"(-inf, inf)"});

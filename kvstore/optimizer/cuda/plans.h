@@ -8,6 +8,7 @@
 
 #include "kvstore/optimizer/cuda/all_numbers.h"
 #include "kvstore/optimizer/cuda/passes.h"
+#include "kvstore/optimizer/least_rate.h"
 #include "kvstore/optimizer/norms.h"
 #include "kvstore/optimizer/update_rule.h"
 #include "ops/cuda/update_plan.h"
@@ -34,11 +35,11 @@ HEDDLE_PLAN_ONE_FORMULA(AdamW)
 HEDDLE_PLAN_ONE_FORMULA(Nadam)
 #undef HEDDLE_PLAN_ONE_FORMULA
 
-// By what a schedule may end with, 0, these formulas divide: nothing changes then.
+// These formulas divide by the learning rate.
 
 template <class Planner>
 void Plan(const FtmlNumbers& numbers, const UpdateRun& run, Planner& planner) {
-  if (run.update->learning_rate == 0) return;
+  if (run.update->learning_rate < kLeastDividingRate) return;
   planner.Apply(run, numbers.gradient, [&](auto gradient) {
     return one_lane::FtmlFormula<decltype(gradient)>(gradient, *run.update, numbers);
   });
@@ -46,7 +47,7 @@ void Plan(const FtmlNumbers& numbers, const UpdateRun& run, Planner& planner) {
 
 template <class Planner>
 void Plan(const FtrlNumbers& numbers, const UpdateRun& run, Planner& planner) {
-  if (run.update->learning_rate == 0) return;
+  if (run.update->learning_rate < kLeastDividingRate) return;
   planner.Apply(run, numbers.gradient, [&](auto gradient) {
     return one_lane::FtrlFormula<decltype(gradient)>(gradient, *run.update, numbers);
   });
