@@ -162,7 +162,7 @@ class KVStore(_core.KVStore, KVStoreBase):
         """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""
         updater = self._updater
         if hasattr(updater, "_save"):
-            updater._save(os.fspath(fname), dump_optimizer)
+            updater._save(os.fspath(fname), dump_optimizer, self.keys())
         else:
             self._save_native_states(os.fspath(fname), dump_optimizer)
 
@@ -170,7 +170,7 @@ class KVStore(_core.KVStore, KVStoreBase):
         """Takes the states of a file in place of those that are; the optimizer has to be set already."""
         updater = self._updater
         if hasattr(updater, "_load"):
-            updater._load(os.fspath(fname))
+            updater._load(os.fspath(fname), self.keys())
             return
         self._load_native_states(os.fspath(fname))
         if self._optimizer is not None:

@@ -218,6 +218,7 @@ create = Optimizer.create_optimizer
 # What a class of one's own overrides.
 _OVERRIDDEN = ("create_state", "update", "create_state_multi_precision", "update_multi_precision")
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
+_STATES_VERSION = 2  # of files of optimizers written in Python
 # What scripts call the parameters, and what the C++ library calls them.
 _RENAMED = {**_RATES, "eps": "epsilon", "float_stable_eps": "epsilon"}
 
@@ -378,6 +379,7 @@ class Updater:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states: dict = {}
+        self._weights: dict = {}  # by index, shape and dtype of the weight that a state belongs to
         self._loaded: set = set()  # the indices of states that came from a file and may be on another device
         self._native = (optimizer._updater() if isinstance(optimizer, _Native) and optimizer._runs_in_store()
                         else None)
@@ -396,7 +398,12 @@ class Updater:
             return
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+            self._weights[index] = _form_of(weight)
         elif index in self._loaded:
+            saved, form = self._weights.setdefault(index, _form_of(weight)), _form_of(weight)
+            if saved != form:
+                raise InvalidArgument(f"key {index!r}: expected a state of {_text_of(form)}, got one of {_text_of(saved)} "
+                                      "by load_optimizer_states")
             self._loaded.remove(index)
             self.states[index] = _moved(self.states[index], weight.context)
         self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
@@ -404,6 +411,7 @@ class Updater:
     def _forget(self, index) -> None:
         """The state of a key that is gone, or begins anew."""
         self.states.pop(index, None)
+        self._weights.pop(index, None)
         self._loaded.discard(index)
         self.optimizer._index_update_count.pop(index, None)
         if self._native is not None:
@@ -411,14 +419,15 @@ class Updater:
 
     # Files: the arrays by number, and what they belong to as JSON.
 
-    def _save(self, fname: str, dump_optimizer: bool) -> None:
+    def _save(self, fname: str, dump_optimizer: bool, keys: list) -> None:
         if self._native is not None:
             raise InvalidState("save_optimizer_states: the states of a built-in optimizer with a scheduler written "
                                "in Python cannot be saved; use a scheduler of heddle.lr_scheduler")
         arrays: list = []
         content: dict[str, Any] = {
-            "version": 1, "optimizer": type(self.optimizer).__name__.lower(),
+            "version": _STATES_VERSION, "optimizer": type(self.optimizer).__name__.lower(), "keys": keys,
             "states": [[index, _numbered(state, arrays)] for index, state in self.states.items()],
+            "weights": list(self._weights.items()),
             "counts": list(self.optimizer._index_update_count.items()),
             "num_update": self.optimizer.num_update,
         }
@@ -428,7 +437,7 @@ class Updater:
         named = [(str(i), array) for i, array in enumerate(arrays)]
         _core.save(fname, named, {"heddle.python_optimizer_states": json.dumps(content)})
 
-    def _load(self, fname: str) -> None:
+    def _load(self, fname: str, keys: list) -> None:
         if self._native is not None:
             raise InvalidState("load_optimizer_states: not with a scheduler written in Python")
         named, metadata = _core.load(fname, 0)
@@ -439,9 +448,16 @@ class Updater:
         by_name = dict(named)
         try:
             content = json.loads(text)
+            version = content["version"]
+            if version != _STATES_VERSION:
+                raise IoError(f"load_optimizer_states: {fname}: expected version {_STATES_VERSION} of optimizer states, "
+                              f"found version {version!r}")
             saved = str(content["optimizer"])
+            saved_keys = set(content["keys"])
             arrays = [by_name[str(i)] for i in range(len(by_name))]
             states = {index: _restored(form, arrays) for index, form in content["states"]}
+            weights = {index: [[int(extent) for extent in shape], str(dtype)]
+                       for index, (shape, dtype) in content["weights"]}
             counts = {index: int(count) for index, count in content["counts"]}
             num_update = int(content["num_update"])
             settings = dict(content.get("settings", {}))
@@ -449,7 +465,13 @@ class Updater:
             raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
         if saved != name:
             raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
+        for given, expected, what in ((saved_keys, set(keys), "got some of key {!r}, which it does not have"),
+                                      (set(keys), saved_keys, "got none of key {!r}")):
+            for key in sorted(given - expected, key=repr):
+                raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of the keys of this store, "
+                                      f"{what.format(key)}")
         self.states = states
+        self._weights = weights
         self._loaded = set(states)
         self.optimizer._index_update_count = counts
         self.optimizer.num_update = num_update
@@ -519,8 +541,18 @@ def _numbered(state, arrays: list):
                       f"{type(state).__name__}")
 
 
+def _form_of(weight) -> list:
+    return [list(weight.shape), _dtype._NAMES[weight._dtype]]
+
+
+def _text_of(form: list) -> str:
+    return f"shape {tuple(form[0])}, {form[1]}"
+
+
 def _restored(form, arrays: list):
     if isinstance(form, int):
+        if form < 0:
+            raise IndexError(f"array {form}")
         return arrays[form]
     if isinstance(form, list):
         return tuple(_restored(one, arrays) for one in form)

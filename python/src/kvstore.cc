@@ -117,19 +117,20 @@ class Arrays {
   }
 
   // Those of the next key.
-  void Add(nb::handle object) {
+  void Add(KeyRef key, nb::handle object) {
     const std::size_t dense = dense_.size();
     const std::size_t row_sparse = row_sparse_.size();
     if (IsList(object)) {
       const std::size_t count = nb::len(object);
-      for (std::size_t i = 0; i < count; ++i) AddOne(ItemOf(object, i));
+      for (std::size_t i = 0; i < count; ++i) AddOne(key, ItemOf(object, i));
     } else {
-      AddOne(object);
+      AddOne(key, object);
     }
     const bool is_row_sparse = row_sparse_.size() > row_sparse;
     if (is_row_sparse && dense_.size() > dense) {
-      throw InvalidArgument(fmt::format(
-          "{}: expected arrays of one kind for a key, got dense and row_sparse", call_));
+      throw InvalidArgument(
+          fmt::format("{}: key {}: expected arrays of one kind, got dense and row_sparse", call_,
+                      ToString(key)));
     }
     groups_.push_back(is_row_sparse ? Group{row_sparse, row_sparse_.size() - row_sparse, true}
                                     : Group{dense, dense_.size() - dense, false});
@@ -157,15 +158,15 @@ class Arrays {
     bool is_row_sparse;
   };
 
-  void AddOne(nb::handle object) {
+  void AddOne(KeyRef key, nb::handle object) {
     if (const PyArray* array = AsArray(object)) {
       dense_.push_back(use_ == Use::kWrite ? Writable(call_, *array) : array->array);
     } else if (const PyRowSparse* array = AsRowSparse(object)) {
       row_sparse_.push_back(array->array);
     } else {
-      throw InvalidType(
-          fmt::format("{}: expected an NDArray, a RowSparseNDArray or a list of them, got {}",
-                      call_, TypeName(object)));
+      throw InvalidType(fmt::format(
+          "{}: key {}: expected an NDArray, a RowSparseNDArray or a list of them, got {}", call_,
+          ToString(key), TypeName(object)));
     }
   }
 
@@ -185,7 +186,7 @@ class Call {
     if (!IsList(key)) {
       keys_.push_back(ToKey(name_, key));
       if (PyUnicode_Check(key.ptr())) kept_.push_back(nb::borrow(key));  // keys_ borrows its text
-      arrays_.Add(value);
+      arrays_.Add(keys_.back(), value);
       return;
     }
     constexpr int kDepthMax = 100;  // a list may be in itself
@@ -236,7 +237,7 @@ void Pairs(const PyStore& self, const char* name, nb::handle key, nb::handle val
     return;
   }
   Arrays arrays(name, use);
-  arrays.Add(value);
+  arrays.Add(one, value);
   Using(self, [&](KVStore& store) { f(store, one, arrays.list()); });
 }
 
@@ -259,8 +260,8 @@ void Triples(const PyStore& self, const char* name, nb::handle key, nb::handle v
   const KeyRef one = ToKey(name, key);
   Arrays from(name, Use::kRead);
   Arrays to(name, second);
-  from.Add(value);
-  to.Add(out);
+  from.Add(one, value);
+  to.Add(one, out);
   Using(self, [&](KVStore& store) { f(store, one, from.list(), to.list()); });
 }
 
@@ -408,7 +409,7 @@ void BindData(nb::class_<PyStore>& type) {
           [](const PyStore& self, nb::handle key, nb::handle value) {
             const KeyRef one = ToKey("reset", key);
             Arrays arrays("reset", Use::kRead);
-            arrays.Add(value);
+            arrays.Add(one, value);
             Using(self, [&](KVStore& store) { store.Reset(one, arrays.list()); });
           },
           nb::arg("key").none(), nb::arg("value").none(),

@@ -92,8 +92,14 @@ def test_values_are_checked(kv, call):
     kv.init("a", ones())
     function = getattr(kv, call)
     for bad in (None, 1.0, numpy.ones(SHAPE), "text", [ones(), None], [[ones()]]):
-        with pytest.raises(TypeError, match="NDArray"):
+        with pytest.raises(TypeError, match="key 'a': expected an NDArray"):
             function("a", bad)
+    rows = ones().tostype("row_sparse")
+    with pytest.raises(ValueError, match=f"{call}: key 'b': expected arrays of one kind, got dense and row_sparse"):
+        function("b", [ones(), rows])
+    if call != "reset":
+        with pytest.raises(ValueError, match="key 'c': expected arrays of one kind"):
+            function(["b", "c"], [[ones(), ones()], [rows, ones()]])
     if call != "init":
         for bad in (ones(shape=(3, 2)), ones().astype("int32"), []):
             with pytest.raises(ValueError, match="'a'"):

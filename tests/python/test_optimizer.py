@@ -434,8 +434,9 @@ def test_hostile_states_are_io_errors(tmp_path):
     kv = mx.kv.create()
     kv.init("w", mx.nd.zeros((1,)))
     kv.set_optimizer(Momentum(learning_rate=1.0))
-    whole = {"optimizer": "momentum", "states": [], "counts": [], "num_update": 1}
-    for content in ([], {}, {"optimizer": "momentum"}, {**whole, "states": 3}, {**whole, "states": [["w", 5]]},
+    whole = {"version": 2, "optimizer": "momentum", "keys": ["w"], "states": [], "weights": [], "counts": [], "num_update": 1}
+    for content in ([], {}, {"version": 2, "optimizer": "momentum"}, {**whole, "states": 3}, {**whole, "states": [["w", 5]]},
+                    {**whole, "states": [["w", -1]]}, {**whole, "keys": 3}, {**whole, "weights": [["w", 3]]},
                     {**whole, "counts": 3}, {**whole, "num_update": "x"}, {**whole, "settings": 3}):
         mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(content)[:-1]})
         with pytest.raises(mx.IoError, match="cannot be read"):
@@ -450,6 +451,54 @@ def test_hostile_states_are_io_errors(tmp_path):
     out = mx.nd.zeros((1,))
     kv.pull("w", out=out)
     assert out.asscalar() == -2
+
+
+def test_states_that_do_not_fit_are_errors_and_change_nothing(tmp_path):
+    """Those of an optimizer written in Python, as the library has it for its own."""
+    file = str(tmp_path / "states")
+
+    def store(keys, shape=(3,), dtype="float32"):
+        kv = mx.kv.create("local")
+        kv.set_optimizer(Momentum(learning_rate=0.5, momentum=0.5))
+        kv.init(keys, [mx.nd.ones(shape, dtype=dtype) for _ in keys])
+        kv.push(keys[0], mx.nd.ones(shape, dtype=dtype))
+        return kv
+
+    def next_value(kv, key, shape=(3,), dtype="float32"):
+        kv.push(key, mx.nd.ones(shape, dtype=dtype))
+        out = mx.nd.zeros(shape, dtype=dtype)
+        kv.pull(key, out=out)
+        return out.asnumpy().tolist()
+
+    saved = store(["a", "b"])
+    saved.save_optimizer_states(file)
+    for keys, message in ((["a"], "got some of key 'b'"), (["a", "b", "c"], "got none of key 'c'"), ([1, 2], "of key 'a'")):
+        kv = store(keys)
+        with pytest.raises(mx.InvalidArgument, match=message):
+            kv.load_optimizer_states(file)
+        assert next_value(kv, keys[0]) == [-0.25] * 3  # m = 1, then 1.5
+
+    arrays, metadata = mx._core.load(file, 0)
+    content = json.loads(metadata["heddle.python_optimizer_states"])
+    for version in (1, 3, "2"):
+        mx._core.save(file, arrays, {"heddle.python_optimizer_states": json.dumps({**content, "version": version})})
+        with pytest.raises(mx.IoError, match="expected version 2 of optimizer states, found version"):
+            saved.load_optimizer_states(file)
+    assert next_value(saved, "a") == [-0.25] * 3
+
+    # What a key looks like is known once it is pushed.
+    saved.save_optimizer_states(file)
+    for other, text in ((dict(shape=(4,)), r"\(4,\), float32, got one of shape \(3,\), float32"),
+                        (dict(dtype="float64"), r"\(3,\), float64, got one of shape \(3,\), float32")):
+        kv = store(["a", "b"], **other)
+        kv.load_optimizer_states(file)
+        for _ in range(2):
+            with pytest.raises(mx.InvalidArgument, match="key 'a': expected a state of shape " + text):
+                next_value(kv, "a", **other)
+        shape, dtype = other.get("shape", (3,)), other.get("dtype", "float32")
+        out = mx.nd.zeros(shape, dtype=dtype)
+        kv.pull("a", out=out)
+        assert out.asnumpy().tolist() == [0.5] * shape[0]
 
 
 def test_registering_an_optimizer():
