@@ -367,6 +367,16 @@ LBSGD = _make_class("lbsgd", "LBSGD")
 AdamW = _make_class("adamw", "AdamW")
 AdaBelief = _make_class("adabelief", "AdaBelief")
 Test = _make_class("test", "Test")
+
+
+def _make_other_classes() -> None:
+    """For optimizers of the library that have no line above, which is for spellings and type checkers."""
+    for name in _core.optimizer_names():
+        if name not in Optimizer.opt_registry:
+            globals()[name.capitalize()] = _make_class(name, name.capitalize())
+
+
+_make_other_classes()
 __all__ += [klass.__name__ for klass in _Native.__subclasses__()]
 
 

@@ -229,6 +229,15 @@ def test_every_optimizer_of_the_library_has_a_class():
         assert type(optimizer).__name__ in mx.optimizer.__all__
 
 
+def test_a_new_optimizer_of_the_library_has_a_class_without_a_line_here(monkeypatch):
+    known = mx.optimizer.Nadam
+    monkeypatch.setattr(mx.optimizer, "Nadam", None)
+    monkeypatch.delitem(mx.optimizer.Optimizer.opt_registry, "nadam")
+    mx.optimizer._make_other_classes()
+    made = mx.optimizer.create("nadam", beta1=0.5)
+    assert type(made) is mx.optimizer.Nadam is not known and made.beta1 == 0.5
+
+
 def test_parameters_are_attributes_and_count_from_the_next_push():
     kv = mx.kv.create("local")
     optimizer = mx.optimizer.SGD(learning_rate=1.0)
