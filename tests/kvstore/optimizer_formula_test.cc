@@ -3,6 +3,7 @@
 // store sums in parts; and the bits on every SIMD target.
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 
 #include <algorithm>
 #include <array>
@@ -463,6 +464,24 @@ TEST_F(OptimizerFormulaTest, GroupAdaGradRefuses) {
   const NDArray out({2, 3}, DType::kFloat32, Cpu(), engine_);
   store->Pull("m", out);
   EXPECT_EQ(out.ToVector<float>(), std::vector<float>(6, 1));
+}
+
+TEST_F(OptimizerFormulaTest, AdaGradRefusesWeightDecayByRowSparseGradients) {
+  const auto store = KVStore::Create("local", engine_);
+  const OptimizerPtr adagrad = MakeOptimizer("adagrad", {{"weight_decay", 0.5}});
+  store->SetOptimizer(adagrad);
+  const auto rows =
+      RowSparseNDArray::FromVectors<double>({1}, {3}, {4}, DType::kFloat32, Cpu(), engine_);
+  const Values start = {1, 1, 1, 1};
+  store->Init({"dense", "rows"}, {ToArray(start), RowSparseNDArray::FromDense(ToArray(start))});
+  for (const char* key : {"dense", "rows"}) {
+    ExpectInvalid([&] { store->Push(key, rows); },
+                  {key, "adagrad", "weight_decay 0 for row-sparse gradients", "0.5"});
+    EXPECT_EQ(Pulled(*store, key, 4), start);
+    adagrad->SetWeightDecayMultiplier(key, 0);
+    store->Push(key, rows);
+    EXPECT_NE(Pulled(*store, key, 4)[1], 1);
+  }
 }
 
 // ---- The bits of the kernels

@@ -141,7 +141,9 @@ TEST_P(OptimizerStatesTest, TrainingByRowSparseGradientsGoesOnWithTheSameBits) {
     return out;
   };
   for (std::string_view name : OptimizerNames()) {
-    for (const auto& [dtype, multi_precision] : kPrecisions) {
+    for (const auto& precision : kPrecisions) {
+      const DType dtype = precision.first;
+      const bool multi_precision = precision.second;
       for (const bool row_sparse_value : {false, true}) {
         if (MergesOnGpus() && !row_sparse_value) continue;  // refused
         for (const bool lazy : {false, true}) {

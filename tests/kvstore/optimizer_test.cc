@@ -1,6 +1,7 @@
 // Optimizers by name and parameters, and their updates through a store against plain loops.
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
+#include <heddle/schedule.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/gpu_setups.h"
@@ -298,6 +300,48 @@ TEST(Optimizer, MultiPrecisionIsFixed) {
   const OptimizerPtr sgd = Sgd();
   sgd->Set("multi_precision", 0);
   ExpectInvalid([&] { sgd->Set("multi_precision", 1); }, {"multi_precision", "fixed"});
+}
+
+TEST(Optimizer, SchedulesThatCannotBeAreErrors) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double inf = std::numeric_limits<double>::infinity();
+  const OptimizerPtr sgd = Sgd();
+  sgd->SetSchedule(FactorSchedule{.step = 7});
+  const auto expect = [&](const LearningRateSchedule& schedule, const std::string& field,
+                          const std::string& given) {
+    const std::vector<std::string> parts = {"schedule: " + field + ": expected", "got " + given};
+    ExpectInvalid([&] { CheckSchedule(schedule); }, parts);
+    ExpectInvalid([&] { sgd->SetSchedule(schedule); }, parts);
+    EXPECT_EQ(sgd->schedule(), LearningRateSchedule(FactorSchedule{.step = 7}));
+  };
+  // Of all, in any kind.
+  for (const double rate : {-0.5, nan, inf}) {
+    const std::string given = fmt::format("{}", rate);
+    expect(FactorSchedule{.base_rate = rate}, "base_rate", given);
+    expect(CosineSchedule{.warm_up = {.begin_rate = rate}}, "warm_up.begin_rate", given);
+    expect(FactorSchedule{.stop_rate = rate}, "stop_rate", given);
+    expect(PolySchedule{.final_rate = rate}, "final_rate", given);
+    expect(PolySchedule{.power = rate}, "power", given);
+    expect(CosineSchedule{.final_rate = rate}, "final_rate", given);
+  }
+  expect(MultiFactorSchedule{.steps = {1}, .warm_up = {.steps = -1}}, "warm_up.steps", "-1");
+  expect(PolySchedule{.base_rate = 0.5, .warm_up = {.begin_rate = 0.75}}, "warm_up.begin_rate",
+         "0.75");
+  expect(FactorSchedule{.step = 0}, "step", "0");
+  for (const double factor : {0.0, -0.5, 1.5, nan}) {
+    expect(FactorSchedule{.factor = factor}, "factor", fmt::format("{}", factor));
+    expect(MultiFactorSchedule{.steps = {1}, .factor = factor}, "factor",
+           fmt::format("{}", factor));
+  }
+  expect(MultiFactorSchedule{}, "steps", "none");
+  expect(MultiFactorSchedule{.steps = {0, 1}}, "steps", "0");
+  expect(MultiFactorSchedule{.steps = {3, 5, 5}}, "steps", "5");
+  expect(PolySchedule{.max_update = 0}, "max_update", "0");
+  expect(PolySchedule{.max_update = 5, .warm_up = {.steps = 5}}, "max_update", "5");
+  expect(CosineSchedule{.max_update = -3}, "max_update", "-3");
+  expect(CosineSchedule{.max_update = 4, .warm_up = {.steps = 5}}, "max_update", "4");
+  const std::string message = MessageOf<InvalidState>([&] { sgd->Set("learning_rate", 0.5); });
+  EXPECT_NE(message.find("expected SetSchedule"), std::string::npos) << message;
 }
 
 // ---- Updates
