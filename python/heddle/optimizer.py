@@ -10,6 +10,7 @@ The built-in ones run inside the store. One written in Python derives from :clas
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import numbers
@@ -207,8 +208,10 @@ class Optimizer:
             raise InvalidType(f"create: expected the name of an optimizer, got {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
-            known = ", ".join(sorted(Optimizer.opt_registry))
-            raise InvalidArgument(f"unknown optimizer {name!r}: expected one of {known}")
+            known = sorted(Optimizer.opt_registry)
+            nearest = difflib.get_close_matches(name.lower(), known, 1, 0)
+            raise InvalidArgument(f"unknown optimizer {name!r}: did you mean {nearest[0]!r}? Expected one of "
+                                  f"{', '.join(known)}")
         return klass(**kwargs)
 
 
@@ -289,6 +292,11 @@ class _Native(Optimizer):
                 raise InvalidType(f"lr_scheduler: expected a scheduler, got {value!r}")
             native = isinstance(value, _schedulers._Native)
             self._native.set_schedule(value._schedule() if native else None)
+        elif type(self).__module__ == __name__ and name not in vars(self) and not hasattr(type(self), name):
+            # An attribute of nobody's that is spelt nearly as a parameter would change nothing.
+            nearest = difflib.get_close_matches(name, (self._parameters | _RENAMED.keys()) - {"lr"}, 1, 0.8)
+            if nearest:
+                raise InvalidArgument(f"optimizer {self._name}: unknown parameter {name!r}: did you mean {nearest[0]!r}?")
         object.__setattr__(self, name, value)
 
     @property

@@ -146,10 +146,24 @@ def zeros(stype: str, shape, ctx: "Context | None" = None, dtype=None) -> Any:
     return _core.row_sparse_zeros(_nd._dims(shape), _dtype._code_of(dtype), _context._code_of(ctx))
 
 
+def _row_ids(ids) -> "_nd.NDArray":
+    """Row ids given as numbers of any type but bool, as int64. InvalidArgument for one with a fraction."""
+    values = ids.asnumpy() if isinstance(ids, _core.Array) else numpy.asarray(ids)
+    if values.dtype.kind == "b":
+        raise InvalidArgument("expected row ids of a numeric dtype, got bool")
+    if values.dtype.kind == "f":
+        values = values.astype("float64")
+        bad = values[(values != numpy.trunc(values)) | ~(numpy.abs(values) < 2.0**63)]
+        if bad.size:
+            raise InvalidArgument(f"row id {bad[0]}: expected a whole number")
+    return _nd.array(values, dtype="int64")
+
+
 def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
     """An array of (rows, row ids), of a dense source, or of a shape alone, without rows.
 
-    The ids need not be sorted. Without `shape`, the last id says how many rows there could be.
+    The ids are whole numbers of any type but bool and need not be sorted; InvalidArgument for others, and for one that
+    comes twice. Without `shape`, the last id says how many rows there could be.
     """
     if isinstance(arg, RowSparseNDArray):
         made = arg if dtype is None else arg.astype(dtype)
@@ -162,7 +176,7 @@ def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) 
     rows, ids = arg
     if dtype is None:
         dtype = rows.dtype if isinstance(rows, (_nd.NDArray, numpy.ndarray)) else None
-    ids = _nd.array(ids, dtype="int64")
+    ids = _row_ids(ids)
     rows = _nd.array(rows, dtype=dtype)
     if shape is None:
         last = int(ids.asnumpy().max()) + 1 if ids.size else 0
@@ -180,7 +194,11 @@ def array(source, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
 
 
 def retain(data: RowSparseNDArray, indices) -> RowSparseNDArray:
-    """The rows of `indices` only; those that are not there come as zeros."""
+    """The rows of `indices` only; those that are not there come as zeros.
+
+    The indices are numbers of any type but bool, neither sorted nor unique. Out of range or with a fraction they are
+    InvalidArgument: at once, those of an NDArray where the result is waited for.
+    """
     if not isinstance(indices, _core.Array):
-        indices = _nd.array(indices, dtype="int64")
+        indices = _row_ids(indices)
     return data.retain(indices)

@@ -262,6 +262,17 @@ def test_parameters_are_attributes_and_count_from_the_next_push():
     assert step() == -8
     with pytest.raises(AttributeError, match="momentum"):
         optimizer.momentun  # noqa: B018
+    for misspelt, meant in (("momentun", "momentum"), ("weight_dekay", "weight_decay"), ("learning_rat", "learning_rate")):
+        with pytest.raises(mx.InvalidArgument, match=f"optimizer sgd: unknown parameter '{misspelt}': did you mean '{meant}'"):
+            setattr(optimizer, misspelt, 0.5)
+    optimizer.aggregate_num = 4  # of a program's own
+
+    class Derived(mx.optimizer.SGD):
+        pass
+
+    derived = Derived()
+    derived.momenta = 3
+    assert optimizer.aggregate_num == 4 and derived.momenta == 3
     for bad in ({"momentum": 2}, {"learning_rate": -1}, {"momentun": 0.9}):
         with pytest.raises(ValueError, match="momentum|learning_rate"):
             mx.optimizer.SGD(**bad)
@@ -269,7 +280,7 @@ def test_parameters_are_attributes_and_count_from_the_next_push():
         mx.optimizer.SGD(momentum="much")
     with pytest.raises(TypeError, match="learning_rate"):
         mx.optimizer.SGD(learning_rate="high")
-    with pytest.raises(ValueError, match="adam"):
+    with pytest.raises(ValueError, match="'adem': did you mean 'adam'"):
         mx.optimizer.create("adem")
     with pytest.raises(TypeError):
         kv.set_optimizer("sgd")

@@ -69,6 +69,24 @@ def test_bad_input_is_refused():
                       (([[1.0]], [-1]), (3, 1))):
         with pytest.raises(ValueError):
             mx.nd.sparse.row_sparse_array(*arguments)
+    wholes = mx.nd.sparse.row_sparse_array(([[1.0], [2.0], [3.0]], [0, 1, 2]), shape=(4, 1))
+    for bad in (1.5, -0.5, float("nan"), float("inf"), 1e30):
+        for ids in ([bad], numpy.array([0, bad]), numpy.array([bad], "float32"), mx.nd.array([bad])):
+            rows = numpy.ones((len(ids), 1))
+            for call in (lambda: mx.nd.sparse.row_sparse_array((rows, ids), (4, 1)),
+                         lambda: mx.nd.sparse.row_sparse_array((rows, ids)),
+                         lambda: mx.nd.sparse.retain(wholes, ids).wait_to_read()):
+                with pytest.raises(mx.InvalidArgument, match="row id .*: expected a whole number"):
+                    call()
+    for ids in ([True], numpy.array([True]), mx.nd.array([1], dtype="bool")):
+        for call in (lambda: mx.nd.sparse.row_sparse_array(([[1.0]], ids), (4, 1)),
+                     lambda: mx.nd.sparse.retain(wholes, ids)):
+            with pytest.raises(mx.InvalidArgument, match="numeric dtype, got bool"):
+                call()
+    for ids in ([2.0, 0.0], numpy.array([2, 0], "float16"), mx.nd.array([2, 0], dtype="bfloat16"), mx.nd.array([2, 0])):
+        made = mx.nd.sparse.row_sparse_array(([[5.0], [6.0]], ids), (4, 1))
+        assert made.indices.asnumpy().tolist() == [0, 2] and made.data.asnumpy().tolist() == [[6], [5]]
+        assert mx.nd.sparse.retain(wholes, ids).data.asnumpy().tolist() == [[1], [3]]
     with pytest.raises(ValueError, match="csr"):
         mx.nd.sparse.zeros("csr", (2, 2))
     a = mx.nd.sparse.zeros("row_sparse", (2, 2))
