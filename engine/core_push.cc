@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "engine/core.h"
 #include "engine/fork.h"
+#include "engine/wait_checks.h"
 
 namespace heddle::internal {
 
@@ -342,7 +343,8 @@ bool EngineCore::HasRoomLocked(std::int64_t bytes) {
 // Takes part in the bound: true when there is room, or when this thread must not wait for it.
 // `bytes` are counted.
 bool EngineCore::EnterBound(std::int64_t bytes, PushMode mode) {
-  const bool may_wait = tls_context.op == nullptr && tls_context.no_wait_depth == 0;
+  const bool may_wait =
+      tls_context.op == nullptr && tls_context.no_wait_depth == 0 && !WaitChecks::HasKept();
   const engine::TrackerGuard guard(lock_);
   DrainLocked();
   released_published_.store(released_, std::memory_order_relaxed);
@@ -397,10 +399,15 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
     // become a blocked one: so it looks again from time to time.
     Waiter waiter{.kind = WaitKind::kRoom};
     ++room_waiters_;
-    SleepLocked(waiter,
-                in_flight_.empty() ? std::nullopt : std::optional<Deadline>(kStuckPatience));
+    try {
+      SleepLocked(waiter,
+                  in_flight_.empty() ? std::nullopt : std::optional<Deadline>(kStuckPatience));
+    } catch (...) {
+      WaitChecks::Keep(std::current_exception());
+    }
     --room_waiters_;
     DrainLocked();
+    if (WaitChecks::HasKept()) break;
   }
   TraceWaitFor(engine::TraceWait::kRoom, 0, started_ns);
 }

@@ -7,6 +7,7 @@
 #include "engine/core.h"
 #include "engine/fork.h"
 #include "engine/scheduling.h"
+#include "engine/wait_checks.h"
 
 namespace heddle::internal {
 
@@ -17,23 +18,6 @@ namespace {
 // A waiter looks on for so long before it sleeps: waking a thread costs more.
 constexpr int kSpinMicroseconds = 10;
 constexpr int kHelpDepthMax = 64;
-
-// Calls the check of the thread's WaitCheckScope; what it throws, or null.
-std::exception_ptr CallWaitCheck() {
-  try {
-    tls_context.wait_check();
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
-
-// `deadline`, or when the thread's WaitCheckScope is to be called next, if that is sooner.
-std::optional<Deadline> SoonerOfCheck(std::optional<Deadline> deadline) {
-  if (tls_context.wait_check == nullptr) return deadline;
-  const Deadline next = std::chrono::milliseconds(tls_context.wait_check_ms);
-  return !deadline || next.time() < deadline->time() ? next : deadline;
-}
 
 }  // namespace
 
@@ -109,7 +93,7 @@ void EngineCore::AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline) {
 bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   // The other kinds of waits are in the middle of a push.
   const bool in_wait = waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll;
-  const bool checks = in_wait && tls_context.wait_check != nullptr;
+  const bool checks = (in_wait || waiter.kind == WaitKind::kRoom) && WaitChecks::Any();
   waiter.may_lead = in_wait && tls_context.no_wait_depth == 0;
   waiter.next = waiters_;
   if (waiters_ != nullptr) waiters_->previous = &waiter;
@@ -118,7 +102,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   EnsureWorkerLocked();
   std::exception_ptr error;
   while (!look && error == nullptr && !waiter.woken()) {
-    const std::optional<Deadline> until = checks ? SoonerOfCheck(deadline) : deadline;
+    const std::optional<Deadline> until = checks ? WaitChecks::SoonerOfNext(deadline) : deadline;
     if (waiter.may_lead && LeaderIsWantedLocked()) leader_ = &waiter;
     if (leader_ == &waiter) {
       LeadLocked(waiter, until);
@@ -132,7 +116,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
     if (waiter.woken() || HasPassed(deadline)) break;
     if (checks && HasPassed(until)) {
       lock_.unlock();
-      error = CallWaitCheck();
+      error = WaitChecks::Call();
       lock_.lock();
     }
   }
@@ -295,11 +279,11 @@ bool EngineCore::HelpedLocked(std::optional<Deadline> deadline, Needs&& needs,
     return job->context.core == this && job->blocks.AnyLeft() && needs(job->context.op);
   });
   if (found == jobs_.end() || !GoesFirstLocked(**found)) return false;
-  const std::optional<Deadline> until = SoonerOfCheck(deadline);
+  const std::optional<Deadline> until = WaitChecks::SoonerOfNext(deadline);
   HelpLocked(**found, until);
-  if (tls_context.wait_check != nullptr && HasPassed(until)) {
+  if (WaitChecks::Any() && HasPassed(until)) {
     lock_.unlock();
-    *error = CallWaitCheck();
+    *error = WaitChecks::Call();
     lock_.lock();
   }
   return true;

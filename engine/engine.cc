@@ -117,14 +117,12 @@ void Engine::StartTrace(const std::string& file) { core_->StartTrace(file); }
 void Engine::StopTrace() { core_->StopTrace(); }
 
 WaitCheckScope::WaitCheckScope(std::chrono::milliseconds interval, Check check)
-    : outer_interval_(engine::tls_context.wait_check_ms),
-      outer_check_(engine::tls_context.wait_check) {
-  engine::tls_context.wait_check = check;
-  engine::tls_context.wait_check_ms = interval.count();
+    : interval_(interval), check_(check), outer_(engine::tls_context.wait_check) {
+  engine::tls_context.wait_check = this;
 }
 WaitCheckScope::~WaitCheckScope() {
-  engine::tls_context.wait_check = outer_check_;
-  engine::tls_context.wait_check_ms = outer_interval_.count();
+  engine::tls_context.wait_check = outer_;
+  if (error_ != nullptr && outer_ != nullptr) outer_->error_ = std::move(error_);
 }
 
 NoWaitScope::NoWaitScope() { ++engine::tls_context.no_wait_depth; }

@@ -6,6 +6,10 @@
 #include "engine/op.h"
 #include "engine/tls.h"
 
+namespace heddle {
+class WaitCheckScope;
+}
+
 namespace heddle::engine {
 
 class CompletionBatch;
@@ -19,9 +23,7 @@ struct ThreadContext {
   int unchecked_depth = 0;        // > 0: what this thread touches is not checked
   EngineCore* polling = nullptr;  // whose poller this thread is running
   CompletionBatch* batch = nullptr;
-  // What sleeping waits of this thread call now and then; null: nothing.
-  void (*wait_check)() = nullptr;
-  std::int64_t wait_check_ms = 0;
+  WaitCheckScope* wait_check = nullptr;  // the innermost of this thread
 };
 
 extern HEDDLE_TLS ThreadContext tls_context;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -548,6 +549,8 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   } catch (...) {
     error = std::current_exception();
   }
+  std::optional<NoWaitScope> no_wait;  // an exception on its way, perhaps of Ctrl-C, is not held up
+  if (error != nullptr) no_wait.emplace();
   Queue(engine,
         {.name = "kvstore.settle",
          .writes = {v.var()},

@@ -34,7 +34,8 @@ namespace heddle {
 
 namespace internal {
 class GpuDriver;
-}
+class WaitChecks;
+}  // namespace internal
 
 // Lanes of a device. CPU workers serve all lanes in one order; GPUs have streams for each. kCopy is
 // for copies within and into a device, kCopyOut for those out of it, which run beside them.
@@ -390,8 +391,11 @@ class Engine {
 
 // While one lives, waits of its thread call `check` at least every `interval`, bodies aside. An
 // exception of it leaves the wait, which then has changed nothing. For hosts that take signals in
-// code of their own. Scopes nest, the innermost counts. `check` may do anything but wait. Waits for
-// room in Push are not left: they may be in the middle of a call that pushes several ops.
+// code of their own. Scopes nest, the innermost counts. `check` may do anything but wait.
+//
+// A push that waits for room may be in the middle of a call that pushes several ops, all of which
+// have to come. So an exception ends that wait and is kept, at the end of the scope by the outer
+// one: later pushes enter beyond the bound, the next wait throws it, or the host takes it at last.
 class WaitCheckScope {
  public:
   using Check = void (*)();
@@ -400,9 +404,15 @@ class WaitCheckScope {
   WaitCheckScope(const WaitCheckScope&) = delete;
   WaitCheckScope& operator=(const WaitCheckScope&) = delete;
 
+  // What was kept, which is kept no longer; null: nothing.
+  std::exception_ptr TakeError() { return std::exchange(error_, nullptr); }
+
  private:
-  const std::chrono::milliseconds outer_interval_;
-  const Check outer_check_;
+  friend class internal::WaitChecks;
+  const std::chrono::milliseconds interval_;
+  const Check check_;
+  WaitCheckScope* const outer_;
+  std::exception_ptr error_;
 };
 
 // While one lives, pushes of its thread never wait for room nor run a body, and its waits never run

@@ -351,7 +351,7 @@ void BindParts(nb::class_<PyArray>& type) {
       .def("_assign_part",
            [](Self a, const std::vector<std::int64_t>& ranges, const PyArray& values) {
              const NDArray& array = Writable("an assignment", Object(a));
-             const Unlocked unlocked;
+             const Blocking blocking;
              AssignPart(array, ToRanges(ranges), values.array);
            })
       .def("_copy",
@@ -361,19 +361,19 @@ void BindParts(nb::class_<PyArray>& type) {
       .def("_copy_to",
            [](Self a, const PyArray& to) {
              const NDArray& target = Writable("copyto", to);
-             const Unlocked unlocked;
+             const Blocking blocking;
              Held(a).CopyTo(target);
            })
       .def("_copy_to_sparse",
            [](Self a, const PyRowSparse& to) {
-             const Unlocked unlocked;
+             const Blocking blocking;
              RowSparseNDArray::FromDense(Held(a)).CopyTo(to.array);
            })
       .def("_fill",
            [](Self a, nb::handle value) {
              const Scalar number = ToNumber("fill", value);
              const NDArray& array = Writable("an assignment", Object(a));
-             const Unlocked unlocked;
+             const Blocking blocking;
              array.Fill(number);
            })
       .def("_to_row_sparse", [](Self a) {

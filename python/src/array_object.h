@@ -21,7 +21,7 @@ const Array& Held(nb::handle_t<Holder<Array>> self) {
 // f(), which makes an array or changes one, without the GIL.
 template <class F>
 auto Computed(const F& f) {
-  const Unlocked unlocked;
+  const Blocking blocking;
   return f();
 }
 

@@ -32,19 +32,33 @@ Engine& TheEngine();
 // Set at the interpreter's exit: from then on no op may run Python code.
 extern std::atomic<bool> python_is_over;
 
-// For calls that may wait: no GIL, and signals are looked for 20 times a second.
+// For calls that may wait or push: no GIL, and signals are looked for 20 times a second. What a
+// signal handler raises leaves a wait; if a push waits for room the outermost call of the thread is
+// completed, and Python raises the exception right after it.
 class Blocking {
  public:
-  Blocking() : scope_(std::chrono::milliseconds(50), &LookForSignals) {}
+  Blocking() : scope_(std::chrono::milliseconds(50), &LookForSignals) { ++depth; }
+  ~Blocking() {
+    if (--depth == 0) late_.error = scope_.TakeError();
+  }
+  Blocking(const Blocking&) = delete;
+  Blocking& operator=(const Blocking&) = delete;
 
  private:
   // Throws, before any lock is asked for, in a child of fork() that cannot work.
   struct ForkCheck {
     ForkCheck() { engine::CheckNotForked("heddle"); }
   };
+  // Has Python raise the error, if there is one, when the GIL is back.
+  struct Late {
+    ~Late();
+    std::exception_ptr error;
+  };
   static void LookForSignals();  // throws what a signal handler raises
 
+  static inline thread_local int depth = 0;
   ForkCheck fork_check_;
+  Late late_;
   Unlocked unlocked_;
   WaitCheckScope scope_;
 };

@@ -419,7 +419,7 @@ void BindData(nb::class_<PyStore>& type) {
           "remove",
           [](const PyStore& self, nb::handle key) {
             const KeyRef one = ToKey("remove", key);
-            Using<Unlocked>(self, [&](KVStore& store) { store.Remove(one); });
+            Using(self, [&](KVStore& store) { store.Remove(one); });
           },
           nb::arg("key").none(), "Takes a key out of the store.")
       .def(

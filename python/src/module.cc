@@ -59,6 +59,25 @@ void Blocking::LookForSignals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
+Blocking::Late::~Late() {
+  if (error == nullptr) return;
+  try {
+    std::rethrow_exception(std::exchange(error, nullptr));
+  } catch (const nb::python_error& raised) {
+    PyObject* const value = nb::borrow(raised.value()).release().ptr();
+    // Run by the main thread, which this is, before it executes anything else.
+    const auto raise = [](void* held) {
+      const nb::object exception = nb::steal(static_cast<PyObject*>(held));
+      PyErr_SetObject(exception.type().ptr(), exception.ptr());
+      return -1;
+    };
+    if (Py_AddPendingCall(raise, value) == 0) return;
+    PyErr_SetObject(raised.type().ptr(), value);
+    PyErr_WriteUnraisable(value);
+    Py_DECREF(value);
+  }
+}
+
 PyRef::PyRef(const PyRef& other) : object_(nullptr) {
   if (const nb::detail::cleanup_guard locked; locked)
     object_ = nb::handle(other.object_).inc_ref().ptr();

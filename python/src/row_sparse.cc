@@ -90,13 +90,13 @@ void BindRowSparse(nb::module_& m) {
            })
       .def("_copy_to",
            [](Self a, const PyRowSparse& to) {
-             const Unlocked unlocked;
+             const Blocking blocking;
              Held(a).CopyTo(to.array);
            })
       .def("_copy_to_dense",
            [](Self a, const PyArray& to) {
              const NDArray& target = Writable("copyto", to);
-             const Unlocked unlocked;
+             const Blocking blocking;
              Held(a).CopyTo(target);
            })
       .def(

@@ -115,6 +115,58 @@ TEST_P(BoundTest, UnderANoWaitScopePushesNeverWait) {
   EXPECT_EQ(runs, 101);
 }
 
+// A host's signals are not deaf to a push at the bound: the call that pushes is completed, beyond
+// the bound, and what the check threw comes back at its next wait, or when the host asks.
+TEST_P(BoundTest, AnExceptionOfTheCheckEndsTheWaitForRoomAndIsKept) {
+  if (GetParam().options.type != "threaded")
+    GTEST_SKIP() << "a push at the bound runs what is busy";
+  struct Left : std::exception {};
+  Engine engine(Bounded(3));
+  const Var gate = engine.NewVar("gate");
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  int runs = 0;
+  const auto push = [&] {
+    engine.Push({.name = "blocked", .reads = {gate}, .writes = {gate}}, [&] { ++runs; });
+  };
+  static thread_local int calls;
+  calls = 0;
+  {
+    WaitCheckScope checked(std::chrono::milliseconds(1), [] {
+      if (++calls == 3) throw Left();
+    });
+    push();
+    push();
+    push();  // one too many
+    EXPECT_EQ(calls, 3);
+    push();
+    EXPECT_EQ(calls, 3);
+    {
+      const WaitCheckScope inner(std::chrono::milliseconds(1), [] {});
+      push();
+      EXPECT_THROW(engine.WaitForVar(gate), Left);
+    }
+    EXPECT_EQ(checked.TakeError(), nullptr);  // it has been seen
+    calls = 1;
+    {
+      const WaitCheckScope inner(std::chrono::milliseconds(1), [] {
+        if (++calls == 3) throw Left();
+      });
+      push();
+    }
+    EXPECT_EQ(calls, 3);
+    {
+      const WaitCheckScope unchecked(std::chrono::milliseconds(1), nullptr);
+      EXPECT_THROW(engine.WaitForVar(gate, std::chrono::milliseconds(20)), TimeoutError);
+    }
+    const std::exception_ptr kept = checked.TakeError();
+    ASSERT_NE(kept, nullptr);
+    EXPECT_THROW(std::rethrow_exception(kept), Left);
+  }
+  busy->Release();
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 6);
+}
+
 // Each of these async ops ends only when the op pushed after it runs.
 TEST_P(BoundTest, AnAsyncOpCountsOnlyUntilItsBodyHasReturned) {
   Engine engine(Bounded(1));

@@ -126,6 +126,75 @@ def test_ctrl_c_leaves_a_blocked_wait(run_python, wait):
     check(run_python("import numpy\n" + INTERRUPTED.replace("WAIT", wait)), "interrupted")
 
 
+@pytest.mark.parametrize("push", ["one += 1", "kv.push(keys, [one] * 50)", "one[1:3] = one[0:2]", "one.copyto(other)"])
+def test_ctrl_c_leaves_a_push_that_waits_for_room(run_python, push):
+    """The call that waits is completed: of a list of keys each is pushed, or none. It used to stay until there was
+    room, however long that took."""
+    check(run_python("""
+import os, signal, threading, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+keys = list(range(50))
+one, other, zeros = mx.nd.ones((4,)), mx.nd.ones((4,)), mx.nd.zeros((4,))
+counts = mx.kv.create('local')
+counts.init(keys, [zeros] * 50)
+counts._set_updater(lambda key, value, stored: stored.__iadd__(1))
+kv = counts
+started, opened = threading.Event(), threading.Event()
+def hold():
+    started.set()
+    opened.wait()
+mx.engine.push(hold, reads=[one], writes=[one])
+started.wait()
+threading.Thread(target=lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT))).start()
+calls = 0
+try:
+    while True:
+        PUSH
+        calls += 1
+except KeyboardInterrupt:
+    opened.set()
+outs = [mx.nd.zeros((4,)) for _ in keys]
+kv.pull(keys, out=outs)
+pushed = {out.asnumpy()[0] for out in outs}
+mx.nd.waitall()
+assert len(pushed) == 1 and ('kv' not in 'PUSH' or pushed <= {calls, calls + 1}), (pushed, calls)
+assert 'one +=' not in 'PUSH' or one.asnumpy()[0] - 1 in (calls, calls + 1), (one.asnumpy(), calls)
+print('interrupted')
+""".replace("PUSH", push), HEDDLE_MAX_PENDING_OPS="200", timeout=100), "interrupted")
+
+
+def test_ctrl_c_leaves_an_updater_that_waits_while_there_is_no_room(run_python):
+    """What follows a failed updater in the store's queue used to wait for room."""
+    check(run_python("""
+import os, signal, threading, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+one = mx.nd.ones((4,))
+started, opened = threading.Event(), threading.Event()
+def hold():
+    started.set()
+    opened.wait()
+kv = mx.kv.create('local')
+kv.init('w', mx.nd.zeros((4,)))
+def update(key, value, stored):
+    value.wait_to_read()
+    stored.wait_to_read()
+    while mx.engine.stats()['pushed'] - mx.engine.stats()['done'] < 200:
+        one.__iadd__(1)
+    one.asnumpy()
+kv._set_updater(update)
+mx.engine.push(hold, reads=[one], writes=[one])
+started.wait()
+threading.Thread(target=lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    kv.push('w', mx.nd.ones((4,)))
+except KeyboardInterrupt:
+    print('interrupted')
+opened.set()
+""", HEDDLE_MAX_PENDING_OPS="200", timeout=40), "interrupted")
+
+
 def test_a_signal_handler_runs_during_a_wait(run_python):
     check(run_python("""
 import signal, threading

@@ -1,0 +1,57 @@
+// The WaitCheckScopes of the calling thread, as its waits use them.
+#pragma once
+
+#include <heddle/engine.h>
+
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "engine/thread_context.h"
+
+namespace heddle::internal {
+
+class WaitChecks {
+ public:
+  // Whether waits have something to call.
+  static bool Any() {
+    const WaitCheckScope* const scope = engine::tls_context.wait_check;
+    return scope != nullptr && scope->check_ != nullptr;
+  }
+
+  // `deadline`, or when Call is due next, if that is sooner.
+  static std::optional<Deadline> SoonerOfNext(std::optional<Deadline> deadline) {
+    if (!Any()) return deadline;
+    const Deadline next =
+        HasKept() ? std::chrono::milliseconds(0) : engine::tls_context.wait_check->interval_;
+    return !deadline || next.time() < deadline->time() ? next : deadline;
+  }
+
+  // What was kept, or else what the innermost check throws; null: nothing. Only if there is Any.
+  static std::exception_ptr Call() {
+    for (WaitCheckScope* scope = engine::tls_context.wait_check; scope != nullptr;
+         scope = scope->outer_) {
+      if (scope->error_ != nullptr) return scope->TakeError();
+    }
+    try {
+      engine::tls_context.wait_check->check_();
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  // Whether a push has kept an exception that nobody has seen.
+  static bool HasKept() {
+    const WaitCheckScope* scope = engine::tls_context.wait_check;
+    while (scope != nullptr && scope->error_ == nullptr) scope = scope->outer_;
+    return scope != nullptr;
+  }
+
+  static void Keep(std::exception_ptr error) {
+    engine::tls_context.wait_check->error_ = std::move(error);
+  }
+};
+
+}  // namespace heddle::internal
