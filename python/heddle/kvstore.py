@@ -345,7 +345,6 @@ def _live_dist_stores() -> "list[KVStore]":
     return [store for store in (reference() for reference in _dist_stores) if store is not None]
 
 
-_uncaught = False
 _exiting: tuple = ()  # the last sys.exit: its status, the frame of the program and where that was, the calling frame
 
 
@@ -365,12 +364,7 @@ def _end_in_order() -> None:
     another status than 0, since an orderly end would tell the others that this worker has finished."""
     if _dist_stores:
         return
-    show, plain_exit = sys.excepthook, sys.exit
-
-    def excepthook(kind, value, trace):
-        global _uncaught
-        _uncaught = True
-        show(kind, value, trace)
+    plain_exit = sys.exit
 
     # Where nobody catches its SystemExit, the program's frame stays where it is. Frames keep their variables, and so
     # stores, until `leave` has looked.
@@ -383,8 +377,14 @@ def _end_in_order() -> None:
             _exiting = (status, program, program.f_lasti, innermost)
         plain_exit(status)
 
+    def is_uncaught():
+        # The interpreter has shown an exception, by whatever sys.excepthook, that left the program's own frame. Consoles
+        # set this too, of exceptions that left less, and an interactive interpreter goes on after it.
+        trace = getattr(sys, "last_traceback", None)
+        return trace is not None and trace.tb_frame.f_back is None and not hasattr(sys, "ps1")
+
     def failing_status():
-        if _uncaught:
+        if is_uncaught():
             return 1
         if not _exiting or _exiting[1].f_lasti != _exiting[2] or _exiting[0] is None:
             return 0
@@ -403,7 +403,6 @@ def _end_in_order() -> None:
             store.close()
 
     sys.exit = exit
-    sys.excepthook = excepthook
     atexit.register(leave)
 
 

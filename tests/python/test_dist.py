@@ -237,11 +237,15 @@ def test_the_profiler_records_servers_too(tmp_path):
         assert done.returncode == 0 and '"name":"update ' in shown.read_text(), done.stderr
 
 
-def test_an_uncaught_exception_fails_the_job_by_name(tmp_path):
-    ended = Job(tmp_path, """
+@pytest.mark.parametrize("hook", ["pass", "sys.excepthook = lambda *raised: print('Traceback, shorter:', raised[1], file=sys.stderr)"])
+def test_an_uncaught_exception_fails_the_job_by_name(tmp_path, hook):
+    """Whoever shows it: a program that sets a hook of its own used to leave in order."""
+    ended = Job(tmp_path, f"""
+        import sys
         import heddle as mx
         kv = mx.kv.create("dist_sync")
         kv.init("w", mx.nd.ones((2,)))
+        {hook}
         kv.barrier()
         if kv.rank == 1:
             raise ValueError("out of luck")
@@ -258,8 +262,9 @@ def test_an_uncaught_exception_fails_the_job_by_name(tmp_path):
     assert ended["worker 0"][0] == 1 and "worker 1" in ended["worker 0"][1], ended["worker 0"]
 
 
-@pytest.mark.parametrize("last_line", ["sys.exit(train())", "train()"])
-def test_a_failing_exit_fails_the_job_by_name(tmp_path, last_line):
+@pytest.mark.parametrize("last_line, leave", [("sys.exit(train())", "pass"), ("train()", "sys.exit(3)"),
+                                              ("train()", "exit(3)"), ("train()", "raise SystemExit(3)")])
+def test_a_failing_exit_fails_the_job_by_name(tmp_path, last_line, leave):
     ended = Job(tmp_path, f"""
         import sys
         import heddle as mx
@@ -269,8 +274,7 @@ def test_a_failing_exit_fails_the_job_by_name(tmp_path, last_line):
             kv.init("w", mx.nd.ones((2,)))
             kv.barrier()
             if kv.rank == 1:
-                if "{last_line}" == "train()":
-                    sys.exit(3)
+                {leave}
                 return 3
             out = mx.nd.zeros((2,))
             try:
