@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 
-from .error import Error, MXNetError
+from .error import Error, InvalidArgument, MXNetError
 
 # The engine that existing launchers and scripts ask for.
 _ENGINES = {"naiveengine": "serial", "threadedengine": "threaded", "threadedengineperdevice": "threaded"}
@@ -13,7 +13,7 @@ _asked = os.environ.get("MXNET_ENGINE_TYPE")
 if _asked and "HEDDLE_ENGINE" not in os.environ:
     _name = _asked.lower().removesuffix("async")
     if _name not in _ENGINES:
-        raise ValueError(f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}")
+        raise InvalidArgument(f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}")
     os.environ["HEDDLE_ENGINE"] = _ENGINES[_name]
 
 from . import _core  # noqa: E402

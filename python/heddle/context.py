@@ -7,6 +7,7 @@ from contextvars import ContextVar
 import numpy
 
 from . import _core
+from .error import InvalidArgument, InvalidType
 
 _TYPES = ("cpu", "cpu_pinned", "gpu")
 # The devices of the `with` blocks that a thread, or a task of asyncio, is in: (innermost, those around it), or None.
@@ -26,11 +27,11 @@ class Context:
             other = device_type
             device_type, device_id = other.device_type, other.device_id
         if device_type not in _TYPES:
-            raise ValueError(f"expected a device type of {', '.join(_TYPES)}, got {device_type!r}")
+            raise InvalidArgument(f"expected a device type of {', '.join(_TYPES)}, got {device_type!r}")
         if not isinstance(device_id, (int, numpy.integer)):
-            raise TypeError(f"expected a device number, got {device_id!r}")
+            raise InvalidType(f"expected a device number, got {device_id!r}")
         if not 0 <= device_id < 2**15:
-            raise ValueError(f"expected a device number of at least 0 and below 32768, got {device_id}")
+            raise InvalidArgument(f"expected a device number of at least 0 and below 32768, got {device_id}")
         self.device_type: str = device_type
         self.device_id: int = int(device_id)
 
@@ -100,5 +101,5 @@ def _code_of(ctx: "Context | None") -> int:
     if ctx is None:
         ctx = current_context()
     if not isinstance(ctx, Context):
-        raise TypeError(f"expected a Context such as heddle.cpu(), got {type(ctx).__name__}")
+        raise InvalidType(f"expected a Context such as heddle.cpu(), got {type(ctx).__name__}")
     return ctx._code

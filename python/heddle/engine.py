@@ -15,6 +15,7 @@ from typing import Callable, Iterable
 
 from . import _core
 from . import base as _base  # noqa: F401  sets the engine up
+from .error import InvalidArgument, InvalidState
 
 Var = _core.Var
 
@@ -68,12 +69,12 @@ _TYPES = {"naiveengine": "serial", "serial": "serial", "threadedengine": "thread
 def set_type(name: str) -> None:
     """Chooses the engine before its first use: 'threaded', or for debugging 'serial' ('NaiveEngine'), which
     runs each op in the call that pushes it, or 'seeded'."""
-    wanted = _TYPES.get(name.lower())
+    wanted = _TYPES.get(name.lower()) if isinstance(name, str) else None
     if wanted is None:
-        raise ValueError(f"expected an engine of {', '.join(_TYPES)}, got {name!r}")
+        raise InvalidArgument(f"expected an engine of {', '.join(_TYPES)}, got {name!r}")
     os.environ["HEDDLE_ENGINE"] = wanted
     if engine_type() != wanted:
-        raise _base.Error(f"the engine is {engine_type()} already: choose it before its first use")
+        raise InvalidState(f"the engine is {engine_type()} already: choose it before its first use")
 
 
 def engine_type() -> str:

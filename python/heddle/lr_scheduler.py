@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from . import _core
+from .error import InvalidArgument
 
 
 class LRScheduler:
@@ -21,11 +22,11 @@ class LRScheduler:
     def __init__(self, base_lr: float = 0.01, warmup_steps: int = 0, warmup_begin_lr: float = 0.0,
                  warmup_mode: str = "linear") -> None:
         if warmup_steps < 0:
-            raise ValueError(f"expected warmup_steps of at least 0, got {warmup_steps}")
+            raise InvalidArgument(f"expected warmup_steps of at least 0, got {warmup_steps}")
         if warmup_begin_lr > base_lr:
-            raise ValueError(f"expected warmup_begin_lr of at most base_lr {base_lr}, got {warmup_begin_lr}")
+            raise InvalidArgument(f"expected warmup_begin_lr of at most base_lr {base_lr}, got {warmup_begin_lr}")
         if warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"expected a warmup_mode of linear, constant, got {warmup_mode!r}")
+            raise InvalidArgument(f"expected a warmup_mode of linear, constant, got {warmup_mode!r}")
         self.base_lr = base_lr
         self.warmup_steps = warmup_steps
         self.warmup_begin_lr = warmup_begin_lr

@@ -220,9 +220,22 @@ class NDArray(_core.Array):
         """A copy in which axes of extent 1 repeat."""
         return self._broadcast_to(_dims(shape))
 
-    def slice(self, begin: int, end: int) -> "NDArray":
-        """A view of elements [begin, end) of the first axis."""
-        return self._slice(begin, end)
+    def slice(self, begin, end, step=None) -> "NDArray":
+        """A view of elements [begin, end) of the first axis; of tuples, an extent each, the part that lies between them.
+        None stands for the beginning, or end, of an axis; negative numbers count from its end."""
+        axes = [list(one) if isinstance(one, (tuple, list)) else [one] for one in (begin, end)]
+        steps = list(step) if isinstance(step, (tuple, list)) else [step] * len(axes[0])
+        if not len(axes[0]) == len(axes[1]) == len(steps) <= self.ndim:
+            raise InvalidArgument(f"slice: expected as many begins as ends, and {self.ndim} at most, got {begin!r} and "
+                                  f"{end!r}")
+        for axis, ends in enumerate(zip(*axes)):
+            for one in ends:
+                if one is not None and not isinstance(one, (int, numpy.integer)):
+                    raise InvalidType(f"slice: expected numbers, got {begin!r} and {end!r}")
+                if one is not None and not -self.shape[axis] <= one <= self.shape[axis]:
+                    raise InvalidArgument(f"slice: expected at most {self.shape[axis]} for axis {axis} of shape "
+                                          f"{self.shape}, got {one}")
+        return self[tuple(slice(*parts) for parts in zip(*axes, steps))]
 
     # Reductions and functions beyond those of the base.
 
@@ -373,11 +386,12 @@ def _view(of: NDArray, ranges: list) -> "NDArray | None":
 
 # Making arrays.
 
-def array(source, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray:
+def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray:
     """An array with a copy of values: of an NDArray, a NumPy array, (nested) lists or a number.
 
     The dtype is float32 unless `dtype` or an NDArray's own says otherwise.
     """
+    source = source_array
     if isinstance(source, _core.RowSparse):
         source = source._to_dense()
     if isinstance(source, NDArray):

@@ -395,6 +395,8 @@ class Updater:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidType(f"Updater: expected an Optimizer, got {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.states: dict = {}
         self._weights: dict = {}  # by index, shape and dtype of the weight that a state belongs to

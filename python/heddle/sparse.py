@@ -159,21 +159,21 @@ def _row_ids(ids) -> "_nd.NDArray":
     return _nd.array(values, dtype="int64")
 
 
-def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
+def row_sparse_array(arg1, shape=None, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
     """An array of (rows, row ids), of a dense source, or of a shape alone, without rows.
 
     The ids are whole numbers of any type but bool and need not be sorted; InvalidArgument for others, and for one that
     comes twice. Without `shape`, the last id says how many rows there could be.
     """
-    if isinstance(arg, RowSparseNDArray):
-        made = arg if dtype is None else arg.astype(dtype)
+    if isinstance(arg1, RowSparseNDArray):
+        made = arg1 if dtype is None else arg1.astype(dtype)
         return made._copy(made._device if ctx is None else _context._code_of(ctx))
-    is_shape = isinstance(arg, tuple) and all(isinstance(extent, (int, numpy.integer)) for extent in arg)
+    is_shape = isinstance(arg1, tuple) and all(isinstance(extent, (int, numpy.integer)) for extent in arg1)
     if is_shape:
-        return zeros("row_sparse", arg, ctx, dtype)
-    if not (isinstance(arg, tuple) and len(arg) == 2):
-        return _nd.array(arg, ctx, dtype).tostype("row_sparse")
-    rows, ids = arg
+        return zeros("row_sparse", arg1, ctx, dtype)
+    if not (isinstance(arg1, tuple) and len(arg1) == 2):
+        return _nd.array(arg1, ctx, dtype).tostype("row_sparse")
+    rows, ids = arg1
     if dtype is None:
         dtype = rows.dtype if isinstance(rows, (_nd.NDArray, numpy.ndarray)) else None
     ids = _row_ids(ids)
@@ -184,13 +184,13 @@ def row_sparse_array(arg, shape=None, ctx: "Context | None" = None, dtype=None) 
     return _core.row_sparse_from_rows(ids, rows, _nd._dims(shape), rows._dtype, _context._code_of(ctx))
 
 
-def array(source, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
+def array(source_array, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
     """A copy of a row-sparse array, or of SciPy's CSR matrix the rows that have elements."""
-    if isinstance(source, _core.RowSparse):
-        return row_sparse_array(source, None, ctx, dtype)
-    if hasattr(source, "toarray"):
-        return _nd.array(source.toarray(), ctx, dtype).tostype("row_sparse")
-    raise InvalidType(f"sparse.array: expected a sparse array, got {type(source).__name__}")
+    if isinstance(source_array, _core.RowSparse):
+        return row_sparse_array(source_array, None, ctx, dtype)
+    if hasattr(source_array, "toarray"):
+        return _nd.array(source_array.toarray(), ctx, dtype).tostype("row_sparse")
+    raise InvalidType(f"sparse.array: expected a sparse array, got {type(source_array).__name__}")
 
 
 def retain(data: RowSparseNDArray, indices) -> RowSparseNDArray:
@@ -199,6 +199,8 @@ def retain(data: RowSparseNDArray, indices) -> RowSparseNDArray:
     The indices are numbers of any type but bool, neither sorted nor unique. Out of range or with a fraction they are
     InvalidArgument: at once, those of an NDArray where the result is waited for.
     """
+    if not isinstance(data, _core.RowSparse):
+        raise InvalidType(f"retain: expected a RowSparseNDArray, got {type(data).__name__}")
     if not isinstance(indices, _core.Array):
         indices = _row_ids(indices)
     return data.retain(indices)

@@ -24,15 +24,19 @@ KeyRef ToKey(const char* call, nb::handle object) {
   if (PyUnicode_Check(key)) {
     Py_ssize_t bytes = 0;
     const char* const text = PyUnicode_AsUTF8AndSize(key, &bytes);
-    if (text == nullptr) throw nb::python_error();
+    if (text == nullptr) {
+      PyErr_Clear();
+      throw InvalidArgument(fmt::format("{}: expected a key that UTF-8 can encode, got {}", call,
+                                        nb::str(nb::steal(PyObject_ASCII(key))).c_str()));
+    }
     return std::string_view(text, static_cast<std::size_t>(bytes));
   }
-  if (PyBool_Check(key) || (!PyLong_Check(key) && !PyIndex_Check(key))) {
+  const nb::object index = nb::steal(PyBool_Check(key) ? nullptr : PyNumber_Index(key));
+  if (!index.is_valid()) {
+    PyErr_Clear();  // an array of NumPy's may refuse, too
     throw InvalidType(
         fmt::format("{}: expected a key of type str or int, got {}", call, TypeName(object)));
   }
-  const nb::object index = nb::steal(PyNumber_Index(key));
-  if (!index.is_valid()) throw nb::python_error();
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow != 0) {

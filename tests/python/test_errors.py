@@ -19,6 +19,17 @@ def test_errors_are_python_errors_too(name, builtin):
     assert str(error) == "the message"
 
 
+@pytest.mark.parametrize("call", [
+    lambda: mx.Context("tpu"), lambda: mx.cpu(-1), lambda: mx.cpu("0"), lambda: mx.nd.zeros((1,), "cpu"),
+    lambda: mx.lr_scheduler.LRScheduler(warmup_steps=-1), lambda: mx.lr_scheduler.FactorScheduler(1, warmup_begin_lr=9),
+    lambda: mx.lr_scheduler.LRScheduler(warmup_mode="x"), lambda: mx.engine.set_type("quick"), lambda: mx.engine.set_type(3),
+    lambda: mx.nd.sparse.retain(mx.nd.ones((2, 1)), [0])])
+def test_bad_arguments_are_errors_of_heddle(call):
+    """They were Python's alone, and an `except heddle.Error` missed them."""
+    with pytest.raises(mx.InvalidArgument, match="expected"):
+        call()
+
+
 class Gate:
     """An op that has started, on a thread of the engine's, and has not finished until the gate opens."""
 

@@ -67,8 +67,15 @@ def test_keys_of_both_kinds_and_their_errors():
     for bad in (b"3", 3.0, True, None, numpy.float32(3), object()):
         with pytest.raises(TypeError, match="str or int"):
             kv.init(bad, ones())
-    with pytest.raises(ValueError, match="64 bits"):
+    with pytest.raises(mx.InvalidArgument, match="64 bits"):
         kv.init(2**63, ones())
+    for call in (kv.init, kv.push, kv.reset, lambda key, value: kv.pull(key, out=value)):
+        with pytest.raises(mx.InvalidType, match="str or int, got ndarray"):
+            call(numpy.array([1, 2]), ones())
+    names = mx.kv.create("local")
+    with pytest.raises(mx.InvalidArgument, match=r"UTF-8 can encode, got 'a\\udc80'"):
+        names.init("a\udc80", ones())
+    assert names.keys() == []
     kv.remove(5)
     assert 5 not in kv
 
@@ -467,6 +474,23 @@ def test_an_updater_may_be_replaced_while_others_push(kv):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_the_published_names_of_arguments_and_their_defaults(kv):
+    a, rows = ones(), mx.nd.sparse.zeros("row_sparse", SHAPE)
+    kv.init(key=[3, 4], value=[a, a.tostype("row_sparse")])
+    kv.push(key=3, value=ones(2), priority=0)
+    kv.pull(key=3, out=a, priority=0, ignore_sparse=True)
+    kv.pushpull(key=3, value=a, out=a, priority=0)
+    kv.row_sparse_pull(key=4, out=rows, priority=0, row_ids=mx.nd.array([1]))
+    kv.broadcast(key=5, value=a, out=a, priority=0)
+    assert kv.is_capable(capability="optimizer")
+    kv._send_command_to_servers(head=1, body="x")
+    kv._set_updater(updater=lambda key, grad, stored: None)
+    kv.set_optimizer(optimizer=mx.optimizer.SGD())
+    assert a.asnumpy()[0, 0] == 2 and rows.indices.asnumpy().tolist() == [1]
+    other = mx.kv.create(name="device")
+    other.set_gradient_compression(compression_params={"type": "2bit"})
 
 
 def test_lists_in_themselves_are_refused(kv):

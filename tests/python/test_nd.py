@@ -205,6 +205,31 @@ def test_views_share_and_copies_do_not():
     assert a[2, 3].asscalar() == 111
 
 
+def test_a_slice_takes_numbers_or_an_extent_for_each_axis():
+    x = numpy.arange(18, dtype="float32").reshape(6, 3)
+    a = mx.nd.array(x)
+    same(a.slice(1, 3), x[1:3])
+    same(a.slice(begin=(0, 1), end=(2, 3)), x[0:2, 1:3])
+    same(a.slice((None, -2), (None, None)), x[:, -2:])
+    same(a.slice((5, 0), (None, 3), step=(-2, 1)), x[5::-2, 0:3])
+    a.slice(begin=2, end=4)[:] = 7  # neighbours are a view
+    x[2:4] = 7
+    same(a, x)
+    for bad in ((0, 7), ((0, 0), 3), ((0,) * 3, (1,) * 3), ((-7,), (2,))):
+        with pytest.raises(mx.InvalidArgument, match="slice: expected"):
+            a.slice(*bad)
+    with pytest.raises(mx.InvalidType, match="slice: expected numbers"):
+        a.slice("x", 2)
+
+
+def test_what_makes_arrays_has_mxnets_names_of_arguments():
+    assert mx.nd.array(source_array=[1, 2], ctx=mx.cpu(1), dtype="int8").context == mx.cpu(1)
+    rows = mx.nd.sparse.row_sparse_array(arg1=([[1.0]], [2]), shape=(3, 1))
+    assert mx.nd.sparse.array(source_array=rows).indices.asnumpy().tolist() == [2]
+    assert mx.nd.full(shape=(2,), val=3).asnumpy().tolist() == [3, 3]
+    assert mx.nd.arange(start=1, stop=4, step=2, repeat=2).asnumpy().tolist() == [1, 1, 3, 3]
+
+
 def test_indexing_by_arrays_waits_and_copies():
     x = numpy.arange(12, dtype="float32").reshape(3, 4)
     a = mx.nd.array(x)

@@ -521,6 +521,13 @@ def test_states_that_do_not_fit_are_errors_and_change_nothing(tmp_path):
         assert out.asnumpy().tolist() == [0.5] * shape[0]
 
 
+def test_what_is_no_optimizer_is_named():
+    for call in (mx.optimizer.get_updater, mx.optimizer.Updater, mx.kv.create().set_optimizer):
+        for bad in ("sgd", None, mx.optimizer.SGD):
+            with pytest.raises(mx.InvalidType, match="expected an Optimizer, got"):
+                call(bad)
+
+
 def test_registering_an_optimizer():
     mx.optimizer.register(Momentum)
     try:

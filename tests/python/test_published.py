@@ -4,6 +4,9 @@ They are retyped for Python 3, with cpu contexts in place of GPUs, and use heddl
 import. Each checks the values that the page printed. MISPRINTS lists what is wrong on the pages themselves.
 """
 
+import pydoc
+import re
+
 import pytest
 
 import heddle as mx
@@ -368,6 +371,15 @@ def test_api_help_compression_parameters():
     out = mx.nd.zeros((4,))
     kv.pull("w", out=out)
     assert out.asnumpy().tolist() == [0.5, -0.5, 0, 0.5]
+
+
+def test_help_of_the_module_has_what_the_published_help_has():
+    """`help(kv)`, which the book's page prints."""
+    text = pydoc.render_doc(mx.kv, renderer=pydoc.plaintext)
+    assert "class KVStore(" in text and "create(name" in text
+    for method in ("init", "load_optimizer_states", "pull", "push", "pushpull", "row_sparse_pull", "save_optimizer_states",
+                   "set_gradient_compression", "set_optimizer", "num_workers", "rank", "type"):
+        assert re.search(rf"^ +\|  {method}\b", text, re.M), method
 
 
 def test_session_of_1_6():
