@@ -10,12 +10,11 @@ The built-in ones run inside the store. One written in Python derives from :clas
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import numbers
 import warnings
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Iterable, TypeVar
 
 from . import _core
 from . import dtype as _dtype
@@ -28,6 +27,13 @@ __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
 
 _Class = TypeVar("_Class", bound=type)
 _RATES = {"lr": "learning_rate", "wd": "weight_decay"}
+
+
+def _nearest(name: str, known: "Iterable[str]", least: float) -> "list[str]":
+    """The known name that is most like another, if they are alike by `least` (0 to 1): what may have been meant."""
+    import difflib  # here, since importing it takes time that only misspelt names should cost
+
+    return difflib.get_close_matches(name, known, 1, least)
 
 
 class Optimizer:
@@ -209,7 +215,7 @@ class Optimizer:
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             known = sorted(Optimizer.opt_registry)
-            nearest = difflib.get_close_matches(name.lower(), known, 1, 0)
+            nearest = _nearest(name.lower(), known, 0)
             raise InvalidArgument(f"unknown optimizer {name!r}: did you mean {nearest[0]!r}? Expected one of "
                                   f"{', '.join(known)}")
         return klass(**kwargs)
@@ -294,7 +300,7 @@ class _Native(Optimizer):
             self._native.set_schedule(value._schedule() if native else None)
         elif type(self).__module__ == __name__ and name not in vars(self) and not hasattr(type(self), name):
             # An attribute of nobody's that is spelt nearly as a parameter would change nothing.
-            nearest = difflib.get_close_matches(name, (self._parameters | _RENAMED.keys()) - {"lr"}, 1, 0.8)
+            nearest = _nearest(name, (self._parameters | _RENAMED.keys()) - {"lr"}, 0.8)
             if nearest:
                 raise InvalidArgument(f"optimizer {self._name}: unknown parameter {name!r}: did you mean {nearest[0]!r}?")
         object.__setattr__(self, name, value)
