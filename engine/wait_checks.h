@@ -42,6 +42,12 @@ class WaitChecks {
     return nullptr;
   }
 
+  // For what waits outside the engine, as often as it can: throws what Call returns.
+  static void Look() {
+    if (!Any()) return;
+    if (const std::exception_ptr error = Call()) std::rethrow_exception(error);
+  }
+
   // Whether a push has kept an exception that nobody has seen.
   static bool HasKept() {
     const WaitCheckScope* scope = engine::tls_context.wait_check;

@@ -1,6 +1,7 @@
 """Jobs of several processes: one script for all roles."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -306,6 +307,32 @@ def test_an_exit_that_is_caught_fails_nothing(tmp_path):
         kv.barrier()
     """).finish()
     assert all(status == 0 for status, _, _ in ended.values()), ended
+
+
+@pytest.mark.parametrize("scheduler", [False, True])
+def test_ctrl_c_leaves_a_create_that_waits_for_the_job(run_python, scheduler):
+    """For the scheduler, or for another worker. It used to be deaf until its deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    job = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
+    waiting = subprocess.Popen([sys.executable, "-m", "heddle.server"], stderr=subprocess.DEVNULL,
+                               env={**os.environ, **job, "DMLC_ROLE": "scheduler"}) if scheduler else None
+    try:
+        result = run_python("""
+import os, signal, threading, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    mx.kv.create('dist_sync')
+except KeyboardInterrupt:
+    print('interrupted')
+""", DMLC_ROLE="worker", timeout=30, **job)
+    finally:
+        if waiting is not None:
+            waiting.kill()
+            waiting.wait()
+    assert (result.returncode, result.stdout) == (0, "interrupted\n"), result.stderr
 
 
 def test_what_is_missing_is_named(run_python):

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "engine/wait_checks.h"
 #include "kvstore/dist/membership.h"
 
 namespace heddle::kvstore::dist {
@@ -55,10 +56,17 @@ WorkerNode::~WorkerNode() {
 void WorkerNode::Meet() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
   JoinJob(*transport_, options_, deadline);
+  const auto has_met = [this] {
+    constexpr std::chrono::milliseconds kStep{50};
+    const MutexLock lock(mutex_);
+    if (member_->roster() || member_->failure()) return true;
+    changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kStep);
+    return false;
+  };
+  while (!has_met()) internal::WaitChecks::Look();
   RosterBody roster;
   {
     MutexLock lock(mutex_);
-    while (!member_->roster() && !member_->failure()) changed_.Wait(mutex_);
     ThrowIfFailed(*member_, options_);
     roster = *member_->roster();
     rank_ = roster.rank;

@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 
 #include "base/log.h"
+#include "engine/wait_checks.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -31,8 +32,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kPauseMax{500};
-// So long a step may go without a look at `cancelled`.
-constexpr milliseconds kStep{100};
+// So long a step may go without a look at `cancelled`, and a pause without one at the check of the
+// thread's WaitCheckScope.
+constexpr milliseconds kStep{50};
 
 class Attempts {
  public:
@@ -70,6 +72,7 @@ class Attempts {
     const auto end = Clock::now() + time;
     for (auto now = Clock::now(); now < end; now = Clock::now()) {
       CheckTime();
+      internal::WaitChecks::Look();
       std::this_thread::sleep_until(std::min({end, now + kStep, target_.deadline}));
     }
     CheckTime();
