@@ -182,21 +182,29 @@ double Seconds(bool one_thread, const std::function<void()>& call) {
   return now() - start;
 }
 
-// Two contenders in turn; ours may take at most 1 / bar times as long.
-void Compare(const std::string& what, const std::string& against, double bar, int threads,
-             int rounds, const std::function<void(const InputSet&)>& ours,
-             const std::function<void(const InputSet&)>& limit,
-             const std::vector<InputSet>& our_sets, const std::vector<InputSet>& limit_sets,
+// For each of the sets, on average.
+double SecondsEach(int threads, const std::vector<InputSet>& sets,
+                   const std::function<void(const InputSet&)>& run) {
+  return Seconds(threads == 1,
+                 [&] {
+                   for (const InputSet& set : sets) run(set);
+                 }) /
+         static_cast<double>(sets.size());
+}
+
+// The engine's workers have gone to sleep before the team measures, and the other way round.
+double LoopSecondsEach(int threads, const std::vector<InputSet>& sets,
+                       const std::function<void(const InputSet&, Team&)>& loop) {
+  Team team(threads);
+  return SecondsEach(threads, sets, [&](const InputSet& set) { loop(set, team); });
+}
+
+// Two contenders in turn, each of which tells its seconds; ours may take at most 1 / bar times as
+// long.
+void Compare(const std::string& what, const std::string& against, double bar, int rounds,
+             const std::function<double()>& ours, const std::function<double()>& limit,
              BarReport& report) {
-  const auto once_each = [threads](const auto& run, const std::vector<InputSet>& sets) {
-    return Seconds(threads == 1,
-                   [&] {
-                     for (const InputSet& set : sets) run(set);
-                   }) /
-           static_cast<double>(sets.size());
-  };
-  const std::array<std::function<double()>, 2> contenders = {
-      [&] { return once_each(ours, our_sets); }, [&] { return once_each(limit, limit_sets); }};
+  const std::array<std::function<double()>, 2> contenders = {ours, limit};
   const std::vector<std::vector<double>> seconds = MeasureInTurn(contenders, rounds);
   std::vector<double> ratios;
   for (std::size_t r = 0; r < seconds[0].size(); ++r) {
@@ -252,17 +260,24 @@ void MeasureThreads(int threads, bool quick, BarReport& report) {
   const NDArray weight = NDArray::Full({kRows, kRowSize}, 0.01, DType::kFloat32, Cpu(), engine);
   weight.WaitToRead();
   {
-    Team team(threads);  // spins between its calls, so it lives no longer than it is needed
     const auto parts = static_cast<std::size_t>(threads);
     Output out{Ids(parts * kDevices * kTouched),
                std::vector<float>(parts * kDevices * kTouched * kRowSize)};
+    const auto push_seconds = [&](Store& store) {
+      return
+          [&] { return SecondsEach(threads, sets, [&](const InputSet& set) { store.Push(set); }); };
+    };
     {
       Store store(engine, kRows);
       store.kv->Init("k", RowSparseNDArray(store.shape, DType::kFloat32, Cpu(), engine));
       Compare(
-          "push of 4 x 10 000 rows of 64" + on, "merge loop", kBar, threads, rounds,
-          [&](const InputSet& set) { store.Push(set); },
-          [&](const InputSet& set) { SumLoop(set.sources, out, team); }, sets, sets, report);
+          "push of 4 x 10 000 rows of 64" + on, "merge loop", kBar, rounds, push_seconds(store),
+          [&] {
+            return LoopSecondsEach(threads, sets, [&](const InputSet& set, Team& team) {
+              SumLoop(set.sources, out, team);
+            });
+          },
+          report);
     }
     for (const bool row_sparse : {false, true}) {
       Store store(engine, kRows);
@@ -274,16 +289,24 @@ void MeasureThreads(int threads, bool quick, BarReport& report) {
       store.kv->SetOptimizer(Sgd({.learning_rate = kRate}));
       const char* const kind = row_sparse ? "row-sparse" : "dense";
       Compare(
-          fmt::format("the same with SGD, {} weight{}", kind, on), "merge loop", kBar, threads,
-          rounds, [&](const InputSet& set) { store.Push(set); },
-          [&](const InputSet& set) { SgdLoop(set.sources, weight.data<float>(), team); }, sets,
-          sets, report);
+          fmt::format("the same with SGD, {} weight{}", kind, on), "merge loop", kBar, rounds,
+          push_seconds(store),
+          [&] {
+            return LoopSecondsEach(threads, sets, [&](const InputSet& set, Team& team) {
+              SgdLoop(set.sources, weight.data<float>(), team);
+            });
+          },
+          report);
       if (!row_sparse) continue;
       Compare(
-          "row_sparse_pull of 10 000 rows of 64" + on, "sort and copy loop", kBar, threads, rounds,
-          [&](const InputSet& set) { store.Pull(set); },
-          [&](const InputSet& set) { PullLoop(set.wanted, weight.data<float>(), out, team); }, sets,
-          sets, report);
+          "row_sparse_pull of 10 000 rows of 64" + on, "sort and copy loop", kBar, rounds,
+          [&] { return SecondsEach(threads, sets, [&](const InputSet& set) { store.Pull(set); }); },
+          [&] {
+            return LoopSecondsEach(threads, sets, [&](const InputSet& set, Team& team) {
+              PullLoop(set.wanted, weight.data<float>(), out, team);
+            });
+          },
+          report);
     }
   }
   // As many rows are touched, and are there, of many more.
@@ -295,17 +318,16 @@ void MeasureThreads(int threads, bool quick, BarReport& report) {
   Store many(engine, kManyRows);
   few.Push(sets[0]);
   many.Push(many_sets[0]);
-  Compare(
-      "push and pull of 10^12 rows" + on, "10^6 rows", 0.8, threads, rounds,
-      [&](const InputSet& set) {
-        many.Push(set);
-        many.Pull(set);
-      },
-      [&](const InputSet& set) {
-        few.Push(set);
-        few.Pull(set);
-      },
-      many_sets, sets, report);
+  const auto push_and_pull_seconds = [&](Store& store, const std::vector<InputSet>& of) {
+    return [&] {
+      return SecondsEach(threads, of, [&](const InputSet& set) {
+        store.Push(set);
+        store.Pull(set);
+      });
+    };
+  };
+  Compare("push and pull of 10^12 rows" + on, "10^6 rows", 0.8, rounds,
+          push_and_pull_seconds(many, many_sets), push_and_pull_seconds(few, sets), report);
 }
 
 }  // namespace
