@@ -345,6 +345,7 @@ void WorkerMachine::OnMessage(Time now, NodeId from, Message&& message, Outputs&
 
 void WorkerMachine::OnServerMessage(Time now, std::int32_t server, Message&& message,
                                     Outputs& out) {
+  servers_[static_cast<std::size_t>(server)].heard = now;
   if (message.kind == Kind::kAcks) {
     OnAcks(now, server, message, out);
     return;
@@ -477,8 +478,8 @@ void WorkerMachine::Settle(Time now, Part& part, Outputs& out) {
   while (!part.open.empty() && part.sent > 0 && part.open.front().answered) {
     part.open.pop_front();
     --part.sent;
+    part.facts.clear();  // they were about that one
   }
-  if (part.open.empty()) part.facts.clear();
   Pump(now, part, out);
   PumpWaiting(now, servers_[static_cast<std::size_t>(part.server)], out);
   SendBarriers(now, out);
@@ -531,6 +532,7 @@ void WorkerMachine::OnBarrierDone(std::uint64_t number, Outputs& out) {
     const BarrierCall& call = barriers_.front();
     if (!call.ended) out.answers.push_back({call.token, nullptr, {.kind = Kind::kBarrierDone}});
     barriers_.pop_front();
+    barrier_facts_.clear();  // they were about that one
   }
 }
 

@@ -177,6 +177,7 @@ class WorkerMachine {
     std::vector<Part*> waiting;                       // for bytes, the longest first
     std::unordered_map<std::uint32_t, Part> control;  // by store
     std::optional<Time> warned;
+    std::optional<Time> heard;  // its last message about requests
   };
   struct BarrierCall {
     std::uint64_t token = 0;
@@ -233,11 +234,13 @@ class WorkerMachine {
   }
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
-  void GiveUp(const Part& part, Open& open, bool sent, Outputs& out);
+  void GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out);
   void DropTimedOut(Part& part);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;
-  std::exception_ptr TimedOut(const Part& part, const Open& open) const;
+  std::exception_ptr TimedOut(Time now, const Part& part, const Open& open) const;
+  std::string OwnFacts(Time now, const Part& part) const;
+  std::string BarrierFacts(Time now, std::uint64_t number) const;
   void WakeAt(Time time);
   void OnJobFailed(const Message& message, Outputs& out);
   void Fail(FailureBody failure, Outputs& out);
@@ -261,7 +264,7 @@ class WorkerMachine {
   // Pushes that are not acknowledged, by how many barriers were called before them: the first
   // element is of barriers_sent_. So the next barrier may be sent when that element is 0.
   std::deque<std::uint64_t> unacknowledged_{0};
-  std::string barrier_facts_;  // as the scheduler said last
+  std::string barrier_facts_;  // what the first waits for, as the scheduler said last
 
   std::optional<std::uint64_t> leave_token_;  // Leave was called
   std::optional<std::size_t> leaves_open_;    // kLeave was sent; servers that have not answered

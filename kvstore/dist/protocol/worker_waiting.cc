@@ -40,7 +40,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     if (deadline == Time{0}) continue;
     const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
     if (now >= deadline) {
-      GiveUp(part, open, i < part.sent, out);
+      GiveUp(now, part, open, i < part.sent, out);
     } else if (now >= ask_at) {
       if (!open.asked_why) AskWhy(part, out);
       open.asked_why = true;
@@ -55,8 +55,8 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
 // should it have to go once more, it goes without them: a push as one that failed, another request
 // as one that changes nothing.
-void WorkerMachine::GiveUp(const Part& part, Open& open, bool sent, Outputs& out) {
-  const std::exception_ptr error = TimedOut(part, open);
+void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
+  const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;
   if (sent && !open.acked && !request.payload.empty()) {
     request.payload = {};
@@ -95,11 +95,11 @@ void WorkerMachine::Warn(Time now, Part& part, Outputs& out) {
   if (server.warned && now - *server.warned < options_.warn_after) return;
   server.warned = now;
   if (part.warned) {
-    out.log.emplace_back(
-        LogLevel::kWarning,
-        fmt::format("{} has waited {} for {}, which does not say why",
-                    part.open.front().request.what.text(),
-                    InSeconds(now - part.open.front().submitted), NameOf(TheServer(part.server))));
+    out.log.emplace_back(LogLevel::kWarning,
+                         fmt::format("{} has waited {} for {}, which does not say why: {}",
+                                     part.open.front().request.what.text(),
+                                     InSeconds(now - part.open.front().submitted),
+                                     NameOf(TheServer(part.server)), OwnFacts(now, part)));
   }
   part.warned = true;
   AskWhy(part, out);
@@ -124,16 +124,48 @@ void WorkerMachine::OnFacts(Time now, Part& part, const Message& message, Output
                   InSeconds(now - open.submitted), NameOf(TheServer(part.server)), part.facts));
 }
 
-std::exception_ptr WorkerMachine::TimedOut(const Part& part, const Open& open) const {
+std::exception_ptr WorkerMachine::TimedOut(Time now, const Part& part, const Open& open) const {
   if (open.request.deadline <= open.submitted) {
     return std::make_exception_ptr(TimeoutError(
         fmt::format("{}: what it waited for in this process was there only {} after its deadline",
                     open.request.what.text(), InSeconds(open.submitted - open.request.deadline))));
   }
-  return std::make_exception_ptr(TimeoutError(
-      fmt::format("{}: no answer from {} within {}: {}", open.request.what.text(),
-                  NameOf(TheServer(part.server)), InSeconds(open.request.deadline - open.submitted),
-                  part.facts.empty() ? "it has not said why" : part.facts)));
+  return std::make_exception_ptr(TimeoutError(fmt::format(
+      "{}: no answer from {} within {}: {}", open.request.what.text(),
+      NameOf(TheServer(part.server)), InSeconds(open.request.deadline - open.submitted),
+      part.facts.empty() ? "it has not said why: " + OwnFacts(now, part) : part.facts)));
+}
+
+// What the worker knows without being told why the part's requests wait.
+std::string WorkerMachine::OwnFacts(Time now, const Part& part) const {
+  const std::optional<Time> heard = servers_[static_cast<std::size_t>(part.server)].heard;
+  const std::string last =
+      heard ? fmt::format("last heard {} ago", InSeconds(now - *heard)) : "never heard";
+  if (part.async || part.id.part == kControlPart) return last;
+  return fmt::format("{} pushes, {} rounds known complete; {}", part.pushes, part.complete, last);
+}
+
+// What barrier `number` waits for.
+std::string WorkerMachine::BarrierFacts(Time now, std::uint64_t number) const {
+  if (number >= barriers_open_) return "gradients of earlier pushes are not there";
+  if (number < barriers_sent_) {
+    return barrier_facts_.empty() ? "not all workers have come" : barrier_facts_;
+  }
+  const Open* first = nullptr;
+  const Part* its_part = nullptr;
+  ForEachPart(*this, [&](const Part& part) {
+    for (std::size_t i = 0; i < part.open.size(); ++i) {
+      const Open& open = part.open[i];
+      if (!IsPush(open.request.kind) || open.acked || open.barriers > number) continue;
+      if (first != nullptr && first->submitted <= open.submitted) continue;
+      first = &open;
+      its_part = &part;
+    }
+  });
+  if (first == nullptr) return "an earlier barrier is not sent";
+  return fmt::format("earlier pushes are not acknowledged; the oldest is {}, by {}: {}",
+                     first->request.what.text(), NameOf(TheServer(its_part->server)),
+                     its_part->facts.empty() ? OwnFacts(now, *its_part) : its_part->facts);
 }
 
 void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
@@ -153,25 +185,23 @@ void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
       WakeAt(call.sent + options_.resend_after);
     }
     if (call.ended) continue;
-    const std::string state = number >= barriers_open_ ? "gradients of earlier pushes are not there"
-                              : !sent                  ? "earlier pushes are not acknowledged"
-                              : barrier_facts_.empty() ? "not all workers have come"
-                                                       : barrier_facts_;
     if (now >= call.warn_at) {
       call.warn_at = now + options_.warn_after;
       ask = true;
-      out.log.emplace_back(LogLevel::kWarning, fmt::format("barrier {} has waited {}: {}", number,
-                                                           InSeconds(now - call.called), state));
+      out.log.emplace_back(LogLevel::kWarning,
+                           fmt::format("barrier {} has waited {}: {}", number,
+                                       InSeconds(now - call.called), BarrierFacts(now, number)));
     }
     WakeAt(call.warn_at);
     if (call.deadline == Time{0}) continue;
     if (now >= call.deadline) {
       call.ended = true;
-      out.answers.push_back({call.token,
-                             std::make_exception_ptr(TimeoutError(
-                                 fmt::format("barrier {}: not done within {}: {}", number,
-                                             InSeconds(call.deadline - call.called), state))),
-                             {}});
+      out.answers.push_back(
+          {call.token,
+           std::make_exception_ptr(TimeoutError(
+               fmt::format("barrier {}: not done within {}: {}", number,
+                           InSeconds(call.deadline - call.called), BarrierFacts(now, number)))),
+           {}});
       continue;
     }
     if (now >= call.called + (call.deadline - call.called) / 2 && !call.asked_why) {

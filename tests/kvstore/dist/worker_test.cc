@@ -347,6 +347,61 @@ TEST(WorkerMachine, WarnsWithWhatTheServerSays) {
   EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("request of part 0"));
 }
 
+// The server answers nothing, not even who is missing: what the worker knows itself is said.
+TEST(WorkerMachine, OfASilentServerItSaysTheRoundAndWhenItWasLastHeard) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  job.PushPull(0, 0, {1});
+  job.Run();
+  const auto late = [&](Request request) {
+    request.part = request.part == PartId{} ? SmallJob::IdOf(0) : request.part;
+    request.deadline = job.now + seconds(20);
+    return job.Submit(0, std::move(request));
+  };
+  const auto push = late({.kind = Kind::kPush, .payload = PayloadOf({1}), .what = "push key 'a'"});
+  const auto command = late({.kind = Kind::kCommand, .part = ControlPart(0), .what = "command 5"});
+  const auto barrier = job.CallBarrier(0, job.now + seconds(20));
+  job.OpenBarrier(0);
+  for (int i = 0; i < 20; ++i) {
+    job.queue.clear();
+    job.now += seconds(1);
+    job.Do(WorkerNodeOf(0), [&](Outputs& out) { job.worker(0).OnTime(job.now, out); });
+  }
+  const auto names_it = AllOf(HasSubstr("push key 'a'"), HasSubstr("server 0 (host:900)"),
+                              HasSubstr("1 rounds known complete"), HasSubstr("last heard 20.0 s"));
+  EXPECT_THAT(job.ErrorOf(push), names_it);
+  EXPECT_THAT(job.ErrorOf(barrier), AllOf(HasSubstr("barrier 0"), names_it));
+  EXPECT_THAT(job.ErrorOf(command), AllOf(HasSubstr("command 5"), HasSubstr("last heard 20.0 s")));
+  EXPECT_THAT(job.log, Contains(AllOf(HasSubstr("push key 'a' has waited 20.0 s"),
+                                      HasSubstr("last heard 20.0 s"))));
+}
+
+// A part that always has requests open used to keep what was said of an earlier round.
+TEST(WorkerMachine, WhatAnEarlierRoundWaitedForIsNotSaidOfALaterOne) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  job.PushPull(0, 0, {1});
+  job.Run();
+  for (int i = 0; i < 10; ++i) job.Advance(seconds(1));  // it asks
+  const auto second = job.Submit(0, {.kind = Kind::kPushPull,
+                                     .part = SmallJob::IdOf(0),
+                                     .payload = PayloadOf({1}),
+                                     .deadline = job.now + seconds(4),
+                                     .what = "pushpull key 'a'"});
+  job.PushPull(1, 0, {1});
+  job.Run();
+  ASSERT_FALSE(job.Answered(second));
+  for (int i = 0; i < 4; ++i) {
+    job.queue.clear();
+    job.now += seconds(1);
+    job.Do(WorkerNodeOf(0), [&](Outputs& out) { job.worker(0).OnTime(job.now, out); });
+  }
+  EXPECT_THAT(job.ErrorOf(second), AllOf(HasSubstr("1 rounds known complete"),
+                                         testing::Not(HasSubstr("round 1 has waited"))));
+}
+
 TEST(WorkerMachine, AfterACutItSendsAgainWhatIsUnanswered) {
   SmallJob job(2, 1, {.answers_kept = 8});
   job.Init(0, 0, {0});
