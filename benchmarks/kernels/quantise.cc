@@ -65,7 +65,7 @@ void MeasureQuantise(BarReport& report, bool quick) {
       quick ? std::vector<std::size_t>{64, 4096}
             : std::vector<std::size_t>{64, 256, 1024, 4096, 16384, 65536};
   for (const int bits : {2, 1}) {
-    for (const std::size_t kib : sizes_kib) MeasureSize(bits, kib << 10, quick ? 3 : 9, report);
+    for (const std::size_t kib : sizes_kib) MeasureSize(bits, kib << 10, quick ? 1 : 5, report);
   }
 }
 

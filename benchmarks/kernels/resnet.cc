@@ -197,8 +197,8 @@ void MeasureSmall(const std::string& type, int rounds, BarReport& report) {
 
 void MeasureResNet(BarReport& report, bool quick) {
   for (const std::string type : {"local", "device"}) {
-    MeasureAll(type, quick ? 3 : 15, report);
-    MeasureSmall(type, quick ? 3 : 15, report);
+    MeasureAll(type, quick ? 1 : 7, report);
+    MeasureSmall(type, quick ? 1 : 7, report);
   }
 }
 

@@ -252,7 +252,7 @@ void MeasureThreads(int threads, bool quick, BarReport& report) {
   }
   Engine engine(options);
   const std::string on = threads == 1 ? ", 1 thread" : fmt::format(", {} threads", threads);
-  const int rounds = quick ? 3 : 25;
+  const int rounds = quick ? 1 : 9;
   std::mt19937_64 random(1);
   std::vector<InputSet> sets;
   for (std::size_t i = 0; i < kSets; ++i) sets.push_back(MakeInputs(random, kRows, engine));

@@ -239,7 +239,7 @@ int Main(int argc, char** argv) {
   const auto arguments = bench::ParseArguments(argc, argv, report);
   if (!arguments) return 2;
   const bool quick = arguments->quick;
-  const int rounds = quick ? 5 : 9;
+  const int rounds = quick ? 1 : 5;
   const std::vector<std::size_t> sizes_kib =
       quick ? std::vector<std::size_t>{4, 1024, 16384}
             : std::vector<std::size_t>{4, 16, 64, 256, 1024, 4096, 16384, 65536};

@@ -150,12 +150,18 @@ double ThreadSeconds() {
 
 std::vector<std::vector<double>> MeasureInTurn(std::span<const std::function<double()>> measure,
                                                int rounds) {
+  constexpr int kTries = 3;
   std::vector<std::vector<double>> times(measure.size());
-  for (int round = -1; round < rounds; ++round) {  // the first warms up
-    for (std::size_t turn = 0; turn < measure.size(); ++turn) {
-      const std::size_t contender = (turn + static_cast<std::size_t>(round + 1)) % measure.size();
+  for (int turn = -1; turn < rounds * kTries; ++turn) {  // the first warms up
+    for (std::size_t i = 0; i < measure.size(); ++i) {
+      const std::size_t contender = (i + static_cast<std::size_t>(turn + 1)) % measure.size();
       const double taken = measure[contender]();
-      if (round >= 0) times[contender].push_back(taken);
+      if (turn < 0) continue;
+      if (turn % kTries == 0) {
+        times[contender].push_back(taken);
+      } else {
+        times[contender].back() = std::min(times[contender].back(), taken);
+      }
     }
   }
   return times;

@@ -65,8 +65,9 @@ void MoveBytes(std::span<const Stream> streams, StoreKind stores, std::size_t pa
 // processes did in between must not count.
 double ThreadSeconds();
 
-// times[c][r]: what measure[c]() returned in round r. They run in turn, each round beginning with
-// another one, after a round that does not count.
+// times[c][r]: what measure[c]() returned in round r, the least of three tries: what the neighbours
+// of a virtual machine take from it in one of them is neither ours nor the limit's. They run in
+// turn, each turn beginning with another one, after a turn that does not count.
 std::vector<std::vector<double>> MeasureInTurn(std::span<const std::function<double()>> measure,
                                                int rounds);
 
