@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <latch>
 #include <thread>
 #include <vector>
 
@@ -35,6 +36,14 @@ struct PushCall {
   double allocations_per_1000_ops;
 };
 
+// Returns when all workers have run at once: oneTBB makes a thread when it first needs it.
+void StartWorkers(Engine& engine, int workers) {
+  std::latch all(workers);
+  for (int i = 0; i < workers; ++i) engine.Push({}, [&all] { all.arrive_and_wait(); });
+  while (!all.try_wait()) std::this_thread::sleep_for(milliseconds(1));  // it would help in a wait
+  engine.WaitForAll();
+}
+
 // Pushes behind a gate in batches that are long against the clock's cost. The first rounds grow the
 // engine's memory, which ends after about ten of them, and are not counted.
 template <class Body>
@@ -42,6 +51,7 @@ PushCall TimePushCall(int workers, int ops, int rounds, const OpSpec& spec, cons
   constexpr int kBatch = 16;
   constexpr int kWarmUpRounds = 16;
   Engine engine(OptionsFor(workers));
+  StartWorkers(engine, workers);
   const std::vector<Var> vars = MakeVars(engine, 4);
   std::vector<double> samples;
   samples.reserve(static_cast<std::size_t>(rounds * (ops / kBatch + 1)));
