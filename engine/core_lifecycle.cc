@@ -49,6 +49,7 @@ EngineOptions Resolve(EngineOptions options) {
           "gpu.lanes[].urgent_streams", lane.urgent_streams, "0 to 64");
   }
   check(options.watchdog.count() >= 0, "watchdog", options.watchdog.count(), "at least 0 ms");
+  check(options.trace_bytes_max >= 1, "trace_bytes_max", options.trace_bytes_max, "at least 1");
   if (options.num_workers == 0) options.num_workers = std::min(AvailableCpus(), kWorkersMax);
   return options;
 }

@@ -440,8 +440,9 @@ void EngineCore::Lookout() {
       if (executors_ > 0 && !woken) nap = kWatchNap;
       woken = false;
       if (deep) {
-        nap = options_.watchdog.count() > 0 ? std::chrono::nanoseconds(options_.watchdog) / 4
-                                            : std::chrono::hours(24);
+        constexpr std::chrono::milliseconds kLongest = std::chrono::hours(96);
+        nap =
+            (options_.watchdog.count() > 0 ? std::min(options_.watchdog, kLongest) : kLongest) / 4;
       }
     }
     if (!alarm.empty()) Log(LogLevel::kWarning, "{}", alarm);
@@ -532,7 +533,8 @@ std::string EngineCore::WatchdogLocked(std::int64_t now_ns) {
     return {};
   }
   const std::int64_t quiet_ns = now_ns - progress_ns_;
-  if (quiet_ns < std::chrono::nanoseconds(options_.watchdog).count()) return {};
+  // In milliseconds: the option may be more than nanoseconds can count.
+  if (quiet_ns / 1'000'000 < options_.watchdog.count()) return {};
   progress_ns_ = now_ns;
   Op* oldest = OldestBlockedLocked();
   if (oldest == nullptr) oldest = OldestPendingLocked();

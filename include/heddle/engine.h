@@ -80,17 +80,28 @@ struct OpOptions {
   bool start_inline = false;
 };
 
-// A point in time, given as one or as a duration from now.
+// A point in time, given as one or as a duration from now. A duration too long for the clock to
+// count, such as std::chrono::hours::max(), never passes.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
   template <class Rep, class Period>
   Deadline(std::chrono::duration<Rep, Period> from_now)  // NOLINT(google-explicit-constructor)
-      : time_(Clock::now() + std::chrono::duration_cast<Clock::duration>(from_now)) {}
+      : time_(After(from_now)) {}
   Deadline(Clock::time_point time) : time_(time) {}  // NOLINT(google-explicit-constructor)
   Clock::time_point time() const { return time_; }
 
  private:
+  template <class Duration>
+  static Clock::time_point After(Duration from_now) {
+    // Compared as double, which holds what no whole number of nanoseconds does.
+    constexpr double kFar = 1LL << 62;
+    const double ticks = std::chrono::duration<double, Clock::period>(from_now).count();
+    if (ticks >= kFar) return Clock::time_point::max();
+    if (!(ticks > -kFar)) return Clock::time_point::min();
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(from_now);
+  }
+
   Clock::time_point time_;
 };
 

@@ -2,6 +2,8 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -292,6 +294,33 @@ TEST_P(WaitTest, ADeadlineInThePastStillSeesWhatIsPending) {
   EXPECT_THROW(engine.WaitForVar(x, past), TimeoutError);
   EXPECT_THROW(engine.WaitForReadsAndWrites(x, past), TimeoutError);
   EXPECT_THROW(engine.WaitForAll(past), TimeoutError);
+}
+
+TEST_P(WaitTest, ADeadlineTooFarForTheClockDoesNotPass) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const std::vector<Deadline> far = {std::chrono::nanoseconds::max(),
+                                     milliseconds::max(),
+                                     std::chrono::hours::max(),
+                                     std::chrono::duration<double>(1e300),
+                                     std::chrono::duration<float>(INFINITY),
+                                     steady_clock::time_point::max()};
+  for (const Deadline deadline : far) {
+    Hold hold(engine, {.name = "hold", .writes = {x}});
+    std::thread releaser([&] {
+      std::this_thread::sleep_for(milliseconds(5));  // so that the wait has begun
+      hold.Release();
+    });
+    EXPECT_NO_THROW(engine.WaitForVar(x, deadline));
+    EXPECT_NO_THROW(engine.WaitForReadsAndWrites(x, deadline));
+    EXPECT_NO_THROW(engine.WaitForAll(deadline));
+    releaser.join();
+  }
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::hours::min()), TimeoutError);
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::duration<double>(-1e300)), TimeoutError);
+  hold.Release();
+  engine.Stop(std::chrono::hours::max());
 }
 
 // Whether the waiting thread runs the ops itself or not.
