@@ -34,7 +34,9 @@ TEST(Command, VersionIsThatOfTheBuild) {
 
 TEST(Command, NeedsASubcommandThatItKnows) {
   EXPECT_NE(RunProgram({kHeddle}).status, 0);
-  EXPECT_NE(RunProgram({kHeddle, "weave"}).status, 0);
+  const ProgramResult unknown = RunProgram({kHeddle, "weave", "--fast"});
+  EXPECT_NE(unknown.status, 0);
+  EXPECT_THAT(unknown.output, HasSubstr("unknown command 'weave': expected one of bench, doctor"));
   const ProgramResult help = RunProgram({kHeddle, "--help"});
   EXPECT_EQ(help.status, 0);
   for (const char* command : {"bench", "doctor", "launch", "run", "scheduler", "server", "status",
@@ -229,6 +231,22 @@ TEST(BenchCommand, MissingGnuplotIsNamedBeforeAnythingIsMeasured) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.output, HasSubstr("gnuplot-nox"));
   EXPECT_THAT(result.output, Not(HasSubstr("local")));
+}
+
+TEST(BenchCommand, FilesThatCannotBeWrittenAreNamedBeforeAnythingIsMeasured) {
+  for (const std::string option : {"--json", "--plot"}) {
+    if (option == "--plot" && RunProgram({"gnuplot", "--version"}).status != 0) continue;
+    const ProgramResult result = RunProgram({kHeddle, "bench", "--store", "local", "--sizes", "4",
+                                             "--time-ms", "1", option, "/nowhere/bench.png"});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_EQ(result.output,
+              "heddle: /nowhere/bench.png: cannot be opened for writing: No such file or "
+              "directory\n");
+  }
+  const TempFolder folder;
+  const std::string output = folder / "bench.json";
+  EXPECT_EQ(RunProgram({kHeddle, "bench", "--sizes", "7", "--json", output}).status, 1);
+  EXPECT_FALSE(std::filesystem::exists(output));
 }
 
 TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -33,6 +34,23 @@ struct Options {
   std::string json, plot;
 };
 
+std::ofstream OpenForWriting(const std::string& path, std::ios::openmode mode) {
+  std::ofstream file(path, mode);
+  if (!file) {
+    throw IoError(fmt::format("{}: cannot be opened for writing: {}", path,
+                              std::generic_category().message(errno)));
+  }
+  return file;
+}
+
+// Throws if `path` cannot be written, before time is spent on measuring. Leaves it as it was.
+void CheckWritable(const std::string& path) {
+  std::error_code unknown;
+  const bool was_there = std::filesystem::exists(path, unknown);
+  OpenForWriting(path, std::ios::app).close();
+  if (!was_there) std::filesystem::remove(path, unknown);
+}
+
 void WriteJson(const std::vector<BenchResult>& results, const EngineOptions& engine,
                const std::string& path) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -50,11 +68,7 @@ void WriteJson(const std::vector<BenchResult>& results, const EngineOptions& eng
   const nlohmann::ordered_json json = {
       {"heddle", kVersion},    {"build", kBuildType},           {"cpus", AvailableCpus()},
       {"engine", engine.type}, {"workers", engine.num_workers}, {"results", rows}};
-  std::ofstream file(path);
-  if (!file) {
-    throw IoError(fmt::format("{}: cannot be opened for writing: {}", path,
-                              std::generic_category().message(errno)));
-  }
+  std::ofstream file = OpenForWriting(path, std::ios::out);
   file << json.dump(2) << '\n';
   file.close();
   if (!file) throw IoError(fmt::format("{}: could not be written completely", path));
@@ -68,7 +82,11 @@ void PrintRow(const BenchResult& result) {
 }
 
 void Run(const Options& options) {
-  if (!options.plot.empty()) CheckPlot(options.plot);
+  if (!options.json.empty()) CheckWritable(options.json);
+  if (!options.plot.empty()) {
+    CheckPlot(options.plot);
+    CheckWritable(options.plot);
+  }
   BenchOptions bench{.engine = EngineOptions::FromEnvironment(),
                      .stores = options.stores,
                      .devices = options.devices,
@@ -107,7 +125,7 @@ void AddBenchCommand(CLI::App& app) {
       ->check(CLI::Range(1, 600'000))
       ->capture_default_str();
   command->add_option("--workers", options->workers, "Worker threads; 0: one a CPU")
-      ->check(CLI::Range(0, 4096))
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_option("--json", options->json, "Write the results to this file");
   command->add_option("--plot", options->plot, "Draw the curves into this .png or .svg (gnuplot)");

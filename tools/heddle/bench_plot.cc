@@ -13,6 +13,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <sys/wait.h>
 
 #include "tools/heddle/program_path.h"
 
@@ -102,12 +103,14 @@ std::string PlotScript(const std::vector<BenchResult>& results, const std::strin
 void PlotBench(const std::vector<BenchResult>& results, const std::string& path) {
   CheckPlot(path);
   const std::string script = PlotScript(results, path);
-  std::FILE* const gnuplot = popen("gnuplot", "w");
+  // What gnuplot cannot write to the file it would write to the terminal.
+  std::FILE* const gnuplot = popen("gnuplot > /dev/null", "w");
   if (gnuplot == nullptr) throw IoError(fmt::format("plot file {}: gnuplot did not start", path));
   const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
   const int status = pclose(gnuplot);
   if (!written || status != 0) {
-    throw IoError(fmt::format("plot file {}: gnuplot ended with status {}", path, status));
+    throw IoError(fmt::format("plot file {}: gnuplot ended with status {}", path,
+                              WIFEXITED(status) ? WEXITSTATUS(status) : status));
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -26,6 +28,17 @@ int main(int argc, char** argv) {
   heddle::tools::AddWireDumpCommand(app);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    // CLI11 would only say that a command is missing.
+    const std::vector<std::string> given = app.remaining();
+    if (!app.get_subcommands().empty() || given.empty()) return app.exit(error);
+    std::vector<std::string> known;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+      if (!command->get_group().empty()) known.push_back(command->get_name());
+    }
+    fmt::print(stderr, "heddle: unknown command '{}': expected one of {}\n", given.front(),
+               fmt::join(known, ", "));
+    return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   } catch (const std::exception& error) {
