@@ -45,6 +45,11 @@ void SyncDirectoryOf(const std::string& path) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  // Renaming to it would put a file in the place of a device, for the whole machine.
+  struct stat status = {};
+  if (stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    throw IoError(fmt::format("write {}: expected a regular file or none", path_));
+  }
   static std::atomic<unsigned> counter{0};
   // A name that a killed process of the same id left behind is skipped.
   do {

@@ -12,6 +12,7 @@ namespace heddle::storage {
 // Threads: one at a time.
 class AtomicFile {
  public:
+  // `path`: a regular file, which will be replaced, or none.
   explicit AtomicFile(std::string path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

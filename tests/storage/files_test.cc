@@ -309,12 +309,16 @@ TEST_P(Files, ThatCannotBeWrittenAreNamed) {
   const NDArray a = Array({1});
   WriteBytes(directory_ / "plain", "x");
   std::filesystem::create_directory(directory_ / "folder");
-  for (const std::string& file : {directory_ / "missing/a", directory_ / "plain/a",
-                                  directory_ / "folder", std::string("/dev/full/a")}) {
+  // Stands for a device, whose name must not become that of a file either.
+  ASSERT_EQ(mkfifo((directory_ / "fifo").c_str(), 0600), 0);
+  for (const std::string& file :
+       {directory_ / "missing/a", directory_ / "plain/a", directory_ / "folder",
+        directory_ / "fifo", std::string("/dev/full/a")}) {
     const std::string message = MessageOf<IoError>([&] { SaveArrays(file, {{"a", a}}); });
     EXPECT_TRUE(Contains(message, file)) << message;
   }
-  EXPECT_EQ(directory_.Names(), (std::vector<std::string>{"folder", "plain"}));
+  EXPECT_EQ(directory_.Names(), (std::vector<std::string>{"fifo", "folder", "plain"}));
+  EXPECT_TRUE(std::filesystem::is_fifo(directory_ / "fifo"));
   engine_.WaitForAll();  // the failures have been reported
 }
 
