@@ -134,6 +134,13 @@ ListenAddress InheritedAddress(const DistOptions& options) {
 
 bool IsWildcard(const std::string& numeric) { return numeric == "0.0.0.0" || numeric == "::"; }
 
+// The option that the address to bind follows from.
+const char* BindField(const DistOptions& options) {
+  if (!options.bind_address.empty()) return "bind_address";
+  if (!options.interface.empty()) return "interface";
+  return options.node_host.empty() ? "root_host" : "node_host";
+}
+
 // `root` is the address of root_host.
 std::string BindAddress(const DistOptions& options, const std::string& root) {
   if (!options.bind_address.empty()) {
@@ -184,9 +191,12 @@ ListenAddress ResolveListenAddress(const DistOptions& options) {
   ListenAddress address;
   if (options.listen_fd >= 0) {
     address = InheritedAddress(options);
+    address.settings = options.Describe("listen_fd");
   } else {
     address.bind = BindAddress(options, root);
     address.port = scheduler ? options.root_port : 0;
+    address.settings = options.Describe(BindField(options));
+    if (scheduler) address.settings += ", " + options.Describe("root_port");
   }
   CheckReachable(options, address.bind, root);
   CheckToken(options, address.bind);

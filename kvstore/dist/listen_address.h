@@ -11,6 +11,7 @@ struct ListenAddress {
   std::string bind;        // numeric: "127.0.0.1", "::1", "0.0.0.0"
   int port = 0;            // 0: any free one
   std::string advertised;  // address or name without port
+  std::string settings;    // that `bind` and `port` follow from, for errors
 };
 
 // What follows from the options. The first that is there counts:

@@ -48,11 +48,11 @@ TcpOptions TcpOptionsOf(const DistOptions& options) {
     const ListenAddress listen = ResolveListenAddress(options);
     tcp.bind_address = listen.bind;
     tcp.node_host = listen.advertised;
+    tcp.setting = listen.settings;
   }
   if (options.role == DistRole::kScheduler) {
     tcp.port = static_cast<std::uint16_t>(options.root_port);
     tcp.listen_fd = options.listen_fd;
-    tcp.setting = options.Describe("root_port");
     tcp.peers_are_provisional = true;
   }
   tcp.reception = is_worker ? Reception::kCallersFirst : Reception::kThread;

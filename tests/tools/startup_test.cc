@@ -129,6 +129,17 @@ TEST(Startup, ABusyPortIsNamedWithItsVariableAndTheSystemsError) {
                     HasSubstr("Address already in use")));
 }
 
+// A documentation address, which no machine has.
+TEST(Startup, AnAddressThatCannotBeBoundIsNamedWithItsVariableAndTheSystemsError) {
+  for (const Strings& command : {kScheduler, kServer}) {
+    EXPECT_THAT(Fail(command, Settings(FreePort(), {"HEDDLE_BIND_ADDRESS=203.0.113.7"})),
+                AllOf(HasSubstr("bind_address 203.0.113.7 (HEDDLE_BIND_ADDRESS)"),
+                      HasSubstr("Cannot assign requested address")));
+  }
+  EXPECT_THAT(Fail(kServer, Settings(FreePort(), {"DMLC_NODE_HOST=203.0.113.7"})),
+              HasSubstr("node_host 203.0.113.7 (DMLC_NODE_HOST)"));
+}
+
 TEST(Startup, WhereNobodyListensAddressVariableAndErrorAreNamedAtTheDeadline) {
   const std::string port = FreePort();
   for (const Strings& command : {kServer, kWorker}) {

@@ -60,6 +60,7 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
     transport_ = make_transport(*this, incarnation_);
     member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
     trace_.Use(engine::TraceOf(engine_));
+    made_.store(true, std::memory_order_release);  // pairs with the acquire in OnTurnEnd
   }
   Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });
@@ -156,6 +157,8 @@ void ServerNode::OnMemberChanged(Time now, Outputs& out) {
 // Acknowledgements go once nothing else is at hand.
 void ServerNode::OnTurnEnd() {
   MemberNode::OnTurnEnd();
+  // A transport that cannot listen waits for its thread to end while its maker holds the lock.
+  if (!made_.load(std::memory_order_acquire)) return;
   Drive([&](Time, Outputs& out) REQUIRES(mutex_) { machine_.EndTurn(out); });
 }
 

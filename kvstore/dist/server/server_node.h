@@ -4,6 +4,7 @@
 #include <heddle/dist.h>
 #include <heddle/engine.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -52,6 +53,7 @@ class ServerNode final : private MemberNode<ServerMachine> {
   ArrayControl control_ GUARDED_BY(mutex_);
   ServerMachine machine_ GUARDED_BY(mutex_);
   std::unique_ptr<Transport> transport_;
+  std::atomic<bool> made_{false};  // all of the above
   bool has_roster_ GUARDED_BY(mutex_) = false;
   bool saw_roster_ GUARDED_BY(mutex_) = false;  // Run did
   std::optional<StateOnSignal> state_signal_;   // goes first

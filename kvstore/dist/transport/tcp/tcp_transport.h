@@ -50,7 +50,7 @@ struct TcpOptions {
   std::uint16_t port = 0;
   int listen_fd = -1;
   std::string node_host;  // what address() says; empty: the bind address
-  // Where the address comes from, for errors: "root_port 9091 (DMLC_PS_ROOT_PORT)".
+  // Where address and port come from, for errors: "root_port 9091 (DMLC_PS_ROOT_PORT)".
   std::string setting;
   // Peers that connect are provisional (Transport::Rename), whatever rank they say they have: for a
   // scheduler, which assigns ranks.
