@@ -140,6 +140,12 @@ TEST(Startup, AnAddressThatCannotBeBoundIsNamedWithItsVariableAndTheSystemsError
               HasSubstr("node_host 203.0.113.7 (DMLC_NODE_HOST)"));
 }
 
+TEST(Startup, AWrongOptionOfTheCommandIsStatusOne) {
+  EXPECT_EQ(RunProgram({HEDDLE_COMMAND, "launch", "-n", "0", "--", "true"}).status, 1);
+  EXPECT_EQ(RunProgram({HEDDLE_COMMAND, "launch", "--", "true"}).status, 1);
+  EXPECT_EQ(RunProgram({HEDDLE_COMMAND, "launch", "--help"}).status, 0);
+}
+
 TEST(Startup, WhereNobodyListensAddressVariableAndErrorAreNamedAtTheDeadline) {
   const std::string port = FreePort();
   for (const Strings& command : {kServer, kWorker}) {

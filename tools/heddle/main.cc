@@ -40,7 +40,8 @@ int main(int argc, char** argv) {
                fmt::join(known, ", "));
     return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    // Help is a success; anything else is 1, as for every other reason not to begin.
+    return app.exit(error) == 0 ? 0 : 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "heddle: {}\n", error.what());
     return 1;
