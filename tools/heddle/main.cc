@@ -12,6 +12,14 @@
 #include "base/build_info.h"
 #include "tools/heddle/commands.h"
 
+namespace {
+
+// Prints what CLI11 has to say. Help is a success; anything else is 1, as for every other reason not
+// to begin.
+int Exit(const CLI::App& app, const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 1; }
+
+}  // namespace
+
 int main(int argc, char** argv) {
   CLI::App app("heddle: asynchronous execution engine and parameter store", "heddle");
   app.set_version_flag("--version", fmt::format("heddle {}", heddle::kVersion));
@@ -31,17 +39,16 @@ int main(int argc, char** argv) {
   } catch (const CLI::RequiredError& error) {
     // CLI11 would only say that a command is missing.
     const std::vector<std::string> given = app.remaining();
-    if (!app.get_subcommands().empty() || given.empty()) return app.exit(error);
+    if (!app.get_subcommands().empty() || given.empty()) return Exit(app, error);
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
       if (!command->get_group().empty()) known.push_back(command->get_name());
     }
     fmt::print(stderr, "heddle: unknown command '{}': expected one of {}\n", given.front(),
                fmt::join(known, ", "));
-    return error.get_exit_code();
+    return 1;
   } catch (const CLI::ParseError& error) {
-    // Help is a success; anything else is 1, as for every other reason not to begin.
-    return app.exit(error) == 0 ? 0 : 1;
+    return Exit(app, error);
   } catch (const std::exception& error) {
     fmt::print(stderr, "heddle: {}\n", error.what());
     return 1;
