@@ -14,8 +14,8 @@
 
 namespace {
 
-// Prints what CLI11 has to say. Help is a success; anything else is 1, as for every other reason not
-// to begin.
+// Prints what CLI11 has to say. Help is a success; anything else is 1, as for every other reason
+// not to begin.
 int Exit(const CLI::App& app, const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 1; }
 
 }  // namespace
