@@ -14,9 +14,12 @@
 
 namespace {
 
-// Prints what CLI11 has to say. Help is a success; anything else is 1, as for every other reason
-// not to begin.
-int Exit(const CLI::App& app, const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 1; }
+// Prints what CLI11 has to say, if anything. Help is a success, a command ends with a status of its
+// own by a RuntimeError; all else is 1, as for every other reason not to begin.
+int Exit(const CLI::App& app, const CLI::ParseError& error) {
+  const int status = app.exit(error);
+  return status == 0 || dynamic_cast<const CLI::RuntimeError*>(&error) != nullptr ? status : 1;
+}
 
 }  // namespace
 
