@@ -91,7 +91,8 @@ void EngineCore::AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline) {
 // Releases the lock until `waiter` is woken or the deadline has passed (true). With a poller it may
 // return early: there may be something to run. Throws what the check of a WaitCheckScope throws.
 bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
-  // The other kinds of waits are in the middle of a push.
+  // The other kinds of waits are in the middle of a push. Of these the one for room is left, too:
+  // its caller keeps the exception.
   const bool in_wait = waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll;
   const bool checks = (in_wait || waiter.kind == WaitKind::kRoom) && WaitChecks::Any();
   waiter.may_lead = in_wait && tls_context.no_wait_depth == 0;

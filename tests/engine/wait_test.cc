@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -305,16 +306,21 @@ TEST_P(WaitTest, ADeadlineTooFarForTheClockDoesNotPass) {
                                      std::chrono::duration<double>(1e300),
                                      std::chrono::duration<float>(INFINITY),
                                      steady_clock::time_point::max()};
-  for (const Deadline deadline : far) {
+  static thread_local Hold* held;
+  const auto goes_on = [&](const std::function<void()>& wait) {
     Hold hold(engine, {.name = "hold", .writes = {x}});
-    std::thread releaser([&] {
-      std::this_thread::sleep_for(milliseconds(5));  // so that the wait has begun
-      hold.Release();
+    held = &hold;
+    // Called in the wait, once that has found its deadline ahead.
+    const WaitCheckScope releases(milliseconds(1), [] {
+      if (held != nullptr) std::exchange(held, nullptr)->Release();
     });
-    EXPECT_NO_THROW(engine.WaitForVar(x, deadline));
-    EXPECT_NO_THROW(engine.WaitForReadsAndWrites(x, deadline));
-    EXPECT_NO_THROW(engine.WaitForAll(deadline));
-    releaser.join();
+    EXPECT_NO_THROW(wait());
+    EXPECT_EQ(held, nullptr);
+  };
+  for (const Deadline deadline : far) {
+    goes_on([&] { engine.WaitForVar(x, deadline); });
+    goes_on([&] { engine.WaitForReadsAndWrites(x, deadline); });
+    goes_on([&] { engine.WaitForAll(deadline); });
   }
   Hold hold(engine, {.name = "hold", .writes = {x}});
   EXPECT_THROW(engine.WaitForVar(x, std::chrono::hours::min()), TimeoutError);
