@@ -59,4 +59,12 @@ endif()
 find_program(HEDDLE_CCACHE ccache)
 if(HEDDLE_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${HEDDLE_CCACHE}")
+  if(HEDDLE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    # See heddle_cache_precompiled. Of a header Clang takes the precompiled form beside it by itself, in
+    # words that ccache understands.
+    set(HEDDLE_CCACHE_PRECOMPILED env CCACHE_SLOPPINESS=pch_defines,time_macros
+                                  CCACHE_PCH_EXTSUM=true "${HEDDLE_CCACHE}")
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${HEDDLE_CCACHE_PRECOMPILED}")
+    set(CMAKE_CXX_COMPILE_OPTIONS_USE_PCH -include <PCH_HEADER>)
+  endif()
 endif()

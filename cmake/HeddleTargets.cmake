@@ -17,6 +17,25 @@ target_link_libraries(heddle_internal INTERFACE ${heddle_cuda_libraries})
 configure_file("${PROJECT_SOURCE_DIR}/base/build_info.h.in"
                "${PROJECT_BINARY_DIR}/generated/base/build_info.h" @ONLY)
 
+# heddle_cache_precompiled(<owner> <headers>)
+# Lets ccache find again what was compiled with the precompiled headers of target <owner>, also from another
+# folder. Clang writes absolute paths into such a file, so ccache compares a sum beside it instead, here
+# that of the headers' preprocessed text, and the file itself stays out of the cache.
+function(heddle_cache_precompiled owner headers)
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER STREQUAL HEDDLE_CCACHE_PRECOMPILED)
+    return()
+  endif()
+  set_target_properties(${owner} PROPERTIES CXX_COMPILER_LAUNCHER "")
+  list(TRANSFORM headers PREPEND "#include ")
+  list(JOIN headers "\n" source)
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${owner}.dir")
+  file(WRITE "${folder}/headers.cc" "${source}\n")
+  execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -std=c++20 -E -P "${folder}/headers.cc"
+                  OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+  string(SHA256 sum "${text}")
+  file(WRITE "${folder}/cmake_pch.hxx.pch.sum" "${sum}")
+endfunction()
+
 # heddle_precompile_headers(<target> <kind>)
 # For the sanitizers, headers that most sources include are parsed once: they take half of the time that a
 # test compiles for. Preset dev parses them for each source, and so finds the one that lacks an include.
@@ -41,6 +60,7 @@ function(heddle_precompile_headers target kind)
       list(APPEND headers <random> <gmock/gmock.h> <gtest/gtest.h>)
     endif()
     target_precompile_headers(${owner} PRIVATE ${headers})
+    heddle_cache_precompiled(${owner} "${headers}")
   endif()
   target_precompile_headers(${target} REUSE_FROM ${owner})
 endfunction()
