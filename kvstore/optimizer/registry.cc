@@ -1,4 +1,4 @@
-// The one list of optimizers, and optimizers by name.
+// Optimizers by name.
 #include "kvstore/registry.h"
 
 #include <heddle/error.h>
@@ -30,27 +30,9 @@ namespace heddle {
 
 namespace kvstore {
 
-const OptimizerType& AdaBeliefType();     // adabelief.cc
-const OptimizerType& AdaDeltaType();      // adadelta.cc
-const OptimizerType& AdaGradType();       // adagrad.cc
-const OptimizerType& AdamType();          // adam.cc
-const OptimizerType& AdamaxType();        // adamax.cc
-const OptimizerType& AdamWType();         // adamw.cc
-const OptimizerType& DcaSgdType();        // dcasgd.cc
-const OptimizerType& FtmlType();          // ftml.cc
-const OptimizerType& FtrlType();          // ftrl.cc
-const OptimizerType& GroupAdaGradType();  // groupadagrad.cc
-const OptimizerType& LambType();          // lamb.cc
-const OptimizerType& LansType();          // lans.cc
-const OptimizerType& LarsType();          // lars.cc
-const OptimizerType& LbSgdType();         // lbsgd.cc
-const OptimizerType& NadamType();         // nadam.cc
-const OptimizerType& NagType();           // nag.cc
-const OptimizerType& RmsPropType();       // rmsprop.cc
-const OptimizerType& SgdType();           // sgd.cc
-const OptimizerType& SgldType();          // sgld.cc
-const OptimizerType& SignumType();        // signum.cc
-const OptimizerType& TestType();          // test.cc
+#define HEDDLE_OPTIMIZER(name, type, source) const OptimizerType& type();
+#include "kvstore/optimizer/optimizers.inc"
+#undef HEDDLE_OPTIMIZER
 
 namespace {
 
@@ -59,30 +41,10 @@ struct OptimizerEntry {
   const OptimizerType& (*type)();
 };
 
-// Sorted by name. An alias is a row of its own.
 constexpr OptimizerEntry kOptimizers[] = {
-    {"adabelief", &AdaBeliefType},
-    {"adadelta", &AdaDeltaType},
-    {"adagrad", &AdaGradType},
-    {"adam", &AdamType},
-    {"adamax", &AdamaxType},
-    {"adamw", &AdamWType},
-    {"ccsgd", &SgdType},
-    {"dcasgd", &DcaSgdType},
-    {"ftml", &FtmlType},
-    {"ftrl", &FtrlType},
-    {"groupadagrad", &GroupAdaGradType},
-    {"lamb", &LambType},
-    {"lans", &LansType},
-    {"lars", &LarsType},
-    {"lbsgd", &LbSgdType},
-    {"nadam", &NadamType},
-    {"nag", &NagType},
-    {"rmsprop", &RmsPropType},
-    {"sgd", &SgdType},
-    {"sgld", &SgldType},
-    {"signum", &SignumType},
-    {"test", &TestType},
+#define HEDDLE_OPTIMIZER(name, type, source) {#name, &type},
+#include "kvstore/optimizer/optimizers.inc"
+#undef HEDDLE_OPTIMIZER
 };
 
 // Insertions, removals and replacements of a letter that make `a` of `b`; case does not matter.
