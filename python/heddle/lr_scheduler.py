@@ -6,10 +6,21 @@ inside the store; one written in Python is asked before each push.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 from . import _core
 from .error import InvalidArgument
+
+
+def _whole(name: str, value: Any) -> int:
+    """`value` as a number of updates; a float such as 1e4 is one if it is whole."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or isinstance(value, str) or number != value or abs(number) >= 2**63:
+        raise InvalidArgument(f"expected {name} to be a whole number of updates, got {value!r}")
+    return number
 
 
 class LRScheduler:
@@ -21,6 +32,7 @@ class LRScheduler:
 
     def __init__(self, base_lr: float = 0.01, warmup_steps: int = 0, warmup_begin_lr: float = 0.0,
                  warmup_mode: str = "linear") -> None:
+        warmup_steps = _whole("warmup_steps", warmup_steps)
         if warmup_steps < 0:
             raise InvalidArgument(f"expected warmup_steps of at least 0, got {warmup_steps}")
         if warmup_begin_lr > base_lr:
@@ -63,7 +75,7 @@ class FactorScheduler(_Native):
     def __init__(self, step: int, factor: float = 1, stop_factor_lr: float = 1e-8, base_lr: float = 0.01,
                  warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step, self.factor, self.stop_factor_lr = step, factor, stop_factor_lr
+        self.step, self.factor, self.stop_factor_lr = _whole("step", step), factor, stop_factor_lr
         self._schedule()  # checks the numbers
 
     def _schedule(self):
@@ -76,7 +88,7 @@ class MultiFactorScheduler(_Native):
     def __init__(self, step: Sequence[int], factor: float = 1, base_lr: float = 0.01, warmup_steps: int = 0,
                  warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step, self.factor = list(step), factor
+        self.step, self.factor = [_whole("step", one) for one in step], factor
         self._schedule()
 
     def _schedule(self):
@@ -89,7 +101,8 @@ class PolyScheduler(_Native):
     def __init__(self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0,
                  warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.max_update, self.power, self.final_lr = max_update, pwr, final_lr
+        self.max_update = _whole("max_update", max_update)
+        self.power, self.final_lr = pwr, final_lr
         self._schedule()
 
     def _schedule(self):
@@ -102,7 +115,8 @@ class CosineScheduler(_Native):
     def __init__(self, max_update: int, base_lr: float = 0.01, final_lr: float = 0, warmup_steps: int = 0,
                  warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.max_update, self.final_lr = max_update, final_lr
+        self.max_update = _whole("max_update", max_update)
+        self.final_lr = final_lr
         self._schedule()
 
     def _schedule(self):

@@ -306,6 +306,11 @@ def test_schedulers_set_the_rate():
         with pytest.raises((UserWarning, mx.Error)):
             optimizer.set_learning_rate(1)
     for bad in (lambda: mx.lr_scheduler.FactorScheduler(step=0), lambda: mx.lr_scheduler.PolyScheduler(0),
+                lambda: mx.lr_scheduler.FactorScheduler(1.5), lambda: mx.lr_scheduler.FactorScheduler("3"),
+                lambda: mx.lr_scheduler.MultiFactorScheduler([2, float("nan")]),
+                lambda: mx.lr_scheduler.CosineScheduler(1e400), lambda: mx.lr_scheduler.PolyScheduler(None),
+                lambda: mx.lr_scheduler.PolyScheduler(1e30),
+                lambda: mx.lr_scheduler.PolyScheduler(10, warmup_steps=2.5),
                 lambda: mx.lr_scheduler.FactorScheduler(step=1, factor=2),
                 lambda: mx.lr_scheduler.MultiFactorScheduler([3, 3]),
                 lambda: mx.lr_scheduler.CosineScheduler(10, warmup_steps=-1),
@@ -313,6 +318,7 @@ def test_schedulers_set_the_rate():
                 lambda: mx.lr_scheduler.CosineScheduler(10, base_lr=0.1, warmup_begin_lr=0.2)):
         with pytest.raises(ValueError):
             bad()
+    assert mx.lr_scheduler.FactorScheduler(2.0, 0.5, warmup_steps=1e0)(3) == 0.005  # whole numbers that are floats
 
 
 class Momentum(mx.optimizer.Optimizer):
