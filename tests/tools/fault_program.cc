@@ -33,6 +33,7 @@ using heddle::NDArray;
 
 constexpr std::int64_t kSizes[] = {7, 3000, 50'000};  // the last one in slices
 constexpr int kCyclesWithNewKeys = 5;
+constexpr int kCyclesToSettle = 3 * kCyclesWithNewKeys;  // no role needs more memory after them
 
 void Say(const std::string& text) {
   std::puts(text.c_str());
@@ -135,6 +136,7 @@ void Work(Worker& worker, const std::string& how, std::chrono::seconds busy) {
   const int cycles = by_file ? 0 : std::atoi(how.c_str());
   for (int cycle = 0; cycles == 0 || cycle < cycles; ++cycle) {
     worker.Cycle(cycle);
+    if (cycle == kCyclesToSettle) Say("settled");
     if (by_file && worker.Agree(std::filesystem::exists(how))) return;
   }
 }

@@ -87,7 +87,7 @@ void ExpectNoHarm(const std::vector<std::string>& environment, const MakeAttacke
                     .program = {FAULT_PROGRAM, "dist_sync", folder / "end"},
                     .environment = environment},
                    random);
-  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "joined", Clock::now() + kForever))
+  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "settled", Clock::now() + kForever))
       << job.Describe();
   const std::vector<std::string> roles = {"scheduler", "server 0", "server 1"};
   std::vector<std::unique_ptr<Attacker>> attackers;

@@ -110,7 +110,7 @@ void JobStrangers::EveryKindOnce(const std::string& address) {
 
 TEST_F(JobStrangers, HarmNobody) {
   const auto until = Clock::now() + kForever;
-  ASSERT_TRUE(job_.WaitForOutput(job_.Find("worker 0"), "joined", until)) << job_.Describe();
+  ASSERT_TRUE(job_.WaitForOutput(job_.Find("worker 0"), "settled", until)) << job_.Describe();
   const std::vector<std::string> roles = {"scheduler", "server 0", "server 1"};
   std::vector<std::string> addresses;
   for (const std::string& role : roles) addresses.push_back(AddressOf(job_, role));
