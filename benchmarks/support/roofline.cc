@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 #include <time.h>
 
+#include "base/check.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "benchmarks/support/roofline.cc"
 #include <hwy/foreach_target.h>
@@ -127,8 +129,9 @@ double SecondsPerCall(std::size_t calls, const F& call) {
 }  // namespace
 
 Memory::Memory(std::size_t bytes, int fill)
-    : block_(static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096))),
-      bytes_(bytes) {
+    : block_(static_cast<std::byte*>(TakeFromSystem(static_cast<std::int64_t>(bytes))),
+             Return{static_cast<std::int64_t>(bytes)}) {
+  CHECK(block_ != nullptr, "no memory");
   std::memset(block_.get(), fill, bytes);
 }
 

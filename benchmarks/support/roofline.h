@@ -9,37 +9,37 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/system_memory.h"
 #include "benchmarks/support/bars.h"
 
 namespace heddle::bench {
 
-// Page-aligned, every byte set: no page is touched for the first time while time counts. Never
-// zeros, which some machines move twice as fast as anything else.
+// Memory as heddle's arrays have it, every byte set: no page is touched for the first time while
+// time counts. Never zeros, which some machines move twice as fast as anything else.
 class Memory {
  public:
   explicit Memory(std::size_t bytes, int fill = kSmallNumbers);
   // Bytes that are 0.01 in float32, and 0.01 or 1 in the formats of 16 bits.
   static constexpr int kSmallNumbers = 0x3C;
   std::byte* data() const { return block_.get(); }
-  std::size_t bytes() const { return bytes_; }
+  std::size_t bytes() const { return static_cast<std::size_t>(block_.get_deleter().bytes); }
   template <class T>
   T* as() const {
     return reinterpret_cast<T*>(block_.get());
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* block) const { std::free(block); }
+  struct Return {
+    std::int64_t bytes;
+    void operator()(std::byte* block) const { ReturnToSystem(block, bytes); }
   };
-  std::unique_ptr<std::byte, Free> block_;
-  std::size_t bytes_;
+  std::unique_ptr<std::byte, Return> block_;
 };
 
 // One array that a kernel goes through once.
