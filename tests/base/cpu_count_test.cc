@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include "tools/testing/temp_folder.h"
+
 namespace heddle {
 namespace {
 
@@ -25,19 +27,14 @@ int AffinityOfThisThread() {
 
 class CpuCountTest : public ::testing::Test {
  protected:
-  CpuCountTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cpu_count_XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-  }
-  ~CpuCountTest() override { std::filesystem::remove_all(root_); }
-
   void Write(const std::string& path, const std::string& text) {
     const std::filesystem::path file = root_ + path;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
 
-  std::string root_;
+  const tools::TempFolder folder_;
+  const std::string& root_ = folder_.path();
 };
 
 // Quotas below one CPU round up to one, so these tests hold on a machine with any number of CPUs;

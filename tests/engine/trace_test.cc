@@ -5,7 +5,6 @@
 #include <heddle/error.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +20,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::engine {
 namespace {
@@ -90,13 +91,7 @@ std::vector<std::string> RecordsOf(const File& file, TraceKind kind) {
 
 class TraceWriterTest : public ::testing::Test {
  protected:
-  TraceWriterTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "heddle_trace_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~TraceWriterTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(const std::string& name = "t.trace") const { return folder_ + "/" + name; }
+  std::string path(const std::string& name = "t.trace") const { return folder_ / name; }
 
   static void PushEmpty(TraceWriter& writer, std::uint64_t ticket, const char* name = "op") {
     writer.OnPush(ticket, 1, name, Cpu(), Lane::kNormal, 0, 0,
@@ -115,7 +110,7 @@ class TraceWriterTest : public ::testing::Test {
     return status;
   }
 
-  std::string folder_;
+  const tools::TempFolder folder_;
 };
 
 TEST_F(TraceWriterTest, RecordsHoldWhatWasGiven) {
@@ -322,7 +317,7 @@ TEST_F(TraceWriterTest, ReplacesAnOlderFile) {
 }
 
 TEST_F(TraceWriterTest, UnwritablePathIsAnIoErrorThatNamesIt) {
-  for (const std::string& bad : {path("missing/t.trace"), folder_}) {
+  for (const std::string& bad : {path("missing/t.trace"), folder_.path()}) {
     try {
       TraceWriter writer(bad, kPlenty);
       FAIL() << "expected IoError for " << bad;

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "tests/kvstore/gpu_setups.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {
 namespace {
@@ -329,9 +329,8 @@ TEST_P(ConformanceTest, AnOptimizerUpdatesAsItsFormulaSays) {
 }
 
 TEST_P(ConformanceTest, SavedStatesAreThoseOfTheMomentOfSaving) {
-  const std::string file = testing::TempDir() + "conformance_" + GetParam().store + "_" +
-                           GetParam().engine + std::to_string(GetParam().workers) +
-                           GetParam().network + std::to_string(getpid()) + ".safetensors";
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
   store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
   store->Init("k", Full(0));
   store->Push("k", Full(1));  // m = -1, w = -1

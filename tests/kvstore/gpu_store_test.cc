@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -21,12 +20,12 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "storage/device_copy.h"
 #include "storage/gpus.h"
 #include "tests/kvstore/sim_store_gpu.h"
 #include "tests/kvstore/support.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {
 namespace {
@@ -491,7 +490,8 @@ TEST_F(GpuStoreTest, OptimizersGiveTheBitsOfTheCpus) {
     for (float& v : all) v = value(random);
     return all;
   };
-  const std::string file = fmt::format("{}gpu_store_test.{}.states", testing::TempDir(), getpid());
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
   for (const std::string_view name : OptimizerNames()) {
     if (name == "groupadagrad") continue;
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -529,7 +529,6 @@ TEST_F(GpuStoreTest, OptimizersGiveTheBitsOfTheCpus) {
       ASSERT_EQ(found.ToVector<float>(), expected.ToVector<float>());
     }
   }
-  std::filesystem::remove(file);
 }
 
 }  // namespace

@@ -19,18 +19,16 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {
 namespace {
 
 class OptimizerStatesTest : public StoreTest {
  protected:
-  void TearDown() override { std::filesystem::remove(file_); }
-
   NDArray Random(DType dtype, Device device = Cpu()) {
     std::uniform_real_distribution<float> value(-1, 1);
     std::vector<float> values(static_cast<std::size_t>(shape.size()));
@@ -90,9 +88,8 @@ class OptimizerStatesTest : public StoreTest {
       EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
     }
   }
-  const std::string file_ = (std::filesystem::temp_directory_path() /
-                             ("heddle-states-" + std::to_string(getpid()) + ".safetensors"))
-                                .string();
+  const tools::TempFolder folder_;
+  const std::string file_ = folder_ / "states.safetensors";
   std::mt19937_64 random_{TestSeed()};
 };
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -20,9 +19,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/engine/support.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle {
 namespace {
@@ -31,31 +30,6 @@ using engine_test::Contains;
 using engine_test::Hold;
 using engine_test::MessageOf;
 using Floats = std::vector<float>;
-
-// A directory that goes with the test.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string pattern = testing::TempDir() + "heddle-files-XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  std::vector<std::string> Names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::ranges::sort(names);
-    return names;
-  }
-
- private:
-  std::string path_;
-};
 
 std::string BytesOf(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
@@ -78,15 +52,24 @@ class Files : public engine_test::EveryEngine {
 
   // Loading `bytes` throws IoError with a message that names the file and has `part`.
   void ExpectRefused(const std::string& bytes, const std::string& part) {
-    const std::string file = directory_ / "bad";
+    const std::string file = folder_ / "bad";
     WriteBytes(file, bytes);
     const std::string message = MessageOf<IoError>([&] { Load(file); });
     EXPECT_TRUE(Contains(message, file)) << message;
     EXPECT_TRUE(Contains(message, part)) << message;
   }
 
-  TemporaryDirectory directory_;
-  const std::string file_ = directory_ / "arrays.safetensors";
+  std::vector<std::string> NamesInFolder() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+
+  const tools::TempFolder folder_;
+  const std::string file_ = folder_ / "arrays.safetensors";
   Engine engine_{GetParam().options};
 };
 
@@ -112,7 +95,7 @@ TEST_P(Files, BringBackNamesValuesShapesTypesAndMetadata) {
   }
   EXPECT_EQ(loaded.Find("view").ToVector<float>(), (Floats{2, 3}));
   EXPECT_TRUE(loaded.Find("unknown").empty());
-  EXPECT_EQ(directory_.Names(), std::vector<std::string>{"arrays.safetensors"});
+  EXPECT_EQ(NamesInFolder(), std::vector<std::string>{"arrays.safetensors"});
 }
 
 // What another program finds: docs/files.md.
@@ -226,7 +209,7 @@ TEST_P(Files, RefuseRowSparseArraysThatDoNotFit) {
                          SaveArrays(file_, {{"a", Array({1})}}, {{"heddle.row_sparse.a", "3"}});
                        }),
                        "heddle.row_sparse."));
-  EXPECT_TRUE(directory_.Names().empty());
+  EXPECT_TRUE(NamesInFolder().empty());
   SaveArrays(file_, {}, {{"0", array}});
   EXPECT_TRUE(Contains(MessageOf<IoError>([&] { LoadArrayList(file_, Cpu(), engine_); }),
                        "found row-sparse '0'"));
@@ -275,7 +258,7 @@ TEST_P(Files, StayWhenAnArrayIsPoisoned) {
               "poison");
   }
   EXPECT_EQ(BytesOf(file_), before);
-  EXPECT_EQ(directory_.Names().size(), 1u);
+  EXPECT_EQ(NamesInFolder().size(), 1u);
 }
 
 TEST_P(Files, RefuseBadArrays) {
@@ -291,7 +274,7 @@ TEST_P(Files, RefuseBadArrays) {
   refused({{"a", a}, {"a", a}}, "'a' twice");
   refused({{"__metadata__", a}}, "__metadata__");
   refused({{"\xff", a}}, "UTF-8");
-  EXPECT_TRUE(directory_.Names().empty());
+  EXPECT_TRUE(NamesInFolder().empty());
 }
 
 TEST_P(Files, RefuseToBeWrittenInsideAnOp) {
@@ -302,31 +285,30 @@ TEST_P(Files, RefuseToBeWrittenInsideAnOp) {
   });
   engine_.WaitForAll();
   EXPECT_TRUE(Contains(message, "saves")) << message;
-  EXPECT_TRUE(directory_.Names().empty());
+  EXPECT_TRUE(NamesInFolder().empty());
 }
 
 TEST_P(Files, ThatCannotBeWrittenAreNamed) {
   const NDArray a = Array({1});
-  WriteBytes(directory_ / "plain", "x");
-  std::filesystem::create_directory(directory_ / "folder");
+  WriteBytes(folder_ / "plain", "x");
+  std::filesystem::create_directory(folder_ / "folder");
   // Stands for a device, whose name must not become that of a file either.
-  ASSERT_EQ(mkfifo((directory_ / "fifo").c_str(), 0600), 0);
-  for (const std::string& file :
-       {directory_ / "missing/a", directory_ / "plain/a", directory_ / "folder",
-        directory_ / "fifo", std::string("/dev/full/a")}) {
+  ASSERT_EQ(mkfifo((folder_ / "fifo").c_str(), 0600), 0);
+  for (const std::string& file : {folder_ / "missing/a", folder_ / "plain/a", folder_ / "folder",
+                                  folder_ / "fifo", std::string("/dev/full/a")}) {
     const std::string message = MessageOf<IoError>([&] { SaveArrays(file, {{"a", a}}); });
     EXPECT_TRUE(Contains(message, file)) << message;
   }
-  EXPECT_EQ(directory_.Names(), (std::vector<std::string>{"fifo", "folder", "plain"}));
-  EXPECT_TRUE(std::filesystem::is_fifo(directory_ / "fifo"));
+  EXPECT_EQ(NamesInFolder(), (std::vector<std::string>{"fifo", "folder", "plain"}));
+  EXPECT_TRUE(std::filesystem::is_fifo(folder_ / "fifo"));
   engine_.WaitForAll();  // the failures have been reported
 }
 
 TEST_P(Files, ThatCannotBeReadAreNamed) {
-  std::filesystem::create_directory(directory_ / "folder");
-  ASSERT_EQ(mkfifo((directory_ / "fifo").c_str(), 0600), 0);
-  for (const std::string& file : {directory_ / "missing", directory_ / "folder",
-                                  directory_ / "fifo", std::string("/dev/zero")}) {
+  std::filesystem::create_directory(folder_ / "folder");
+  ASSERT_EQ(mkfifo((folder_ / "fifo").c_str(), 0600), 0);
+  for (const std::string& file :
+       {folder_ / "missing", folder_ / "folder", folder_ / "fifo", std::string("/dev/zero")}) {
     const std::string message = MessageOf<IoError>([&] { Load(file); });
     EXPECT_TRUE(Contains(message, file)) << message;
   }

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -26,7 +25,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "storage/device_copy.h"
 #include "storage/dlpack.h"
@@ -34,6 +32,7 @@
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 #include "tests/storage/gpu_program.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::storage_test {
 namespace {
@@ -411,14 +410,13 @@ TEST_P(GpuArrays, ACopyToADeviceThatFailsEnds) {
 }
 
 TEST_P(GpuArrays, AreSavedAndLoaded) {
-  const auto file = std::filesystem::temp_directory_path() /
-                    fmt::format("heddle_gpu_arrays_{}_{}", ::getpid(), GetParam().label);
+  const tools::TempFolder folder;
+  const std::string file = folder / "arrays.safetensors";
   const NDArray array = NDArray::Arange(5000, DType::kInt32, Gpu(1), *engine_);
   SaveArrays(file, {{"a", array}});
   const NDArray loaded = LoadArrays(file, Gpu(0), *engine_).Find("a");
   EXPECT_EQ(loaded.device(), Gpu(0));
   EXPECT_EQ(loaded.ToVector<int>(), array.ToVector<int>());
-  std::filesystem::remove(file);
 }
 
 // --- row-sparse arrays ---------------------------------------------------------------------------
@@ -536,12 +534,12 @@ TEST_P(GpuRowSparse, RowsAreRetainedByIdsOnAnyDevice) {
 
 TEST_P(GpuRowSparse, AreSavedAndLoaded) {
   const RowSparseNDArray value = Rows(12, Gpu(0));
-  const std::string file = fmt::format("{}gpu_row_sparse.{}", testing::TempDir(), ::getpid());
+  const tools::TempFolder folder;
+  const std::string file = folder / "arrays.safetensors";
   SaveArrays(file, {}, {{"x", value}}, {});
   const RowSparseNDArray loaded = LoadArrays(file, Gpu(1), *engine_).FindRowSparse("x");
   EXPECT_EQ(loaded.device(), Gpu(1));
   ExpectEqual(loaded, value);
-  std::filesystem::remove(file);
 }
 
 // What fails passes through the copies; memory that is short fails the copy, and nothing else.

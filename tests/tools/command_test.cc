@@ -10,7 +10,7 @@
 
 #include "base/build_info.h"
 #include "tests/tools/child_process.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

@@ -12,7 +12,7 @@
 #include "examples/digits/data.h"
 #include "examples/digits/training.h"
 #include "tests/tools/child_process.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace digits {
 namespace {

@@ -15,9 +15,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "tests/tools/temp_folder.h"
 #include "tools/heddle/job_part.h"
 #include "tools/heddle/process_tree.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "tests/kvstore/support.h"
 #include "tests/tools/job_processes.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 #include "tools/testing/test_network.h"
 
 namespace heddle::tools {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/tools/child_process.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 

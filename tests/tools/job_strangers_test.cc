@@ -17,7 +17,7 @@
 #include "tests/kvstore/support.h"
 #include "tests/tools/job_processes.h"
 #include "tests/tools/job_roles.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "tests/kvstore/support.h"
 #include "tests/tools/job_processes.h"
 #include "tests/tools/job_roles.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 #include "tools/testing/test_certificates.h"
 
 namespace heddle::tools {

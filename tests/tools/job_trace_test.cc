@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/child_process.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

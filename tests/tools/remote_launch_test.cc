@@ -21,7 +21,7 @@
 #include "tests/tools/child_process.h"
 #include "tests/tools/marked_processes.h"
 #include "tests/tools/site.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

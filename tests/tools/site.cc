@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/tools/marked_processes.h"
 #include "tools/heddle/launcher.h"
 
 namespace heddle::tools {
@@ -78,6 +79,18 @@ class SshSite final : public Site {
 // Open MPI takes 127.0.0.1 for this machine, and reaches the other one by ssh.
 class MpiSite final : public Site {
  public:
+  MpiSite() = default;
+  MpiSite(const MpiSite&) = delete;
+  MpiSite& operator=(const MpiSite&) = delete;
+  // What a killed launcher started may end only now, and writes to its folder until then.
+  ~MpiSite() override {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!MarkedProcesses(folder_.path()).empty() &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
   Strings LaunchOptions() const override {
     return {"--launcher",
             "mpi",
@@ -91,8 +104,10 @@ class MpiSite final : public Site {
     return {"mpirun", "--host", "127.0.0.1,127.0.0.2", "--mca", "plm_rsh_agent", Agent(), "true"};
   }
   Strings Environment() const override {
-    // Open MPI refuses to run as root, as containers often do, unless told twice.
-    return {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
+    // Open MPI refuses to run as root, as containers often do, unless told twice. What is killed
+    // leaves the files of its session.
+    return {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+            "OMPI_MCA_orte_tmpdir_base=" + folder_.path()};
   }
 
  private:
@@ -102,6 +117,7 @@ class MpiSite final : public Site {
     return ssh;
   }
 
+  const TempFolder folder_;
   const SshServer server_;
 };
 

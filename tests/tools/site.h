@@ -8,7 +8,7 @@
 
 #include "tests/tools/child_process.h"
 #include "tests/tools/free_port.h"
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 

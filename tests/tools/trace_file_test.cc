@@ -16,8 +16,8 @@
 #include <gtest/gtest.h>
 
 #include "engine/trace.h"
-#include "tests/tools/temp_folder.h"
 #include "tools/heddle/trace_json.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

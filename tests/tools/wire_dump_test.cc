@@ -14,8 +14,8 @@
 #include "kvstore/dist/protocol/wire.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/tools/child_process.h"
-#include "tests/tools/temp_folder.h"
 #include "tools/heddle/wire_stream.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdlib>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 
 #include "kvstore/dist/transport/tcp/tls.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 
@@ -15,13 +15,10 @@ class TestCertificates {
  public:
   // With two authorities, "ours" and "theirs".
   TestCertificates() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "heddle_tls_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
     for (const std::string name : {"ours", "theirs"}) {
       Run("req -x509 " + NewKey(name) + " -days 2 -subj /CN=" + name + " -out " + Path(name));
     }
   }
-  ~TestCertificates() { std::filesystem::remove_all(folder_); }
   TestCertificates(const TestCertificates&) = delete;
   TestCertificates& operator=(const TestCertificates&) = delete;
 
@@ -52,7 +49,7 @@ class TestCertificates {
     return right_;
   }
 
-  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string Path(const std::string& name) const { return folder_ / name; }
   // "openssl <arguments>"
   void Run(const std::string& arguments) const {
     const std::string command = "openssl " + arguments + " > " + Path("output") + " 2>&1";
@@ -64,7 +61,7 @@ class TestCertificates {
     return "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout " + Path(name + ".key");
   }
 
-  std::string folder_;
+  const TempFolder folder_;
   int made_ = 0;
   kvstore::dist::TlsOptions right_;
 };

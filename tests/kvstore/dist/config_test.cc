@@ -18,7 +18,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/tools/temp_folder.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore::dist {
 namespace {

@@ -6,24 +6,22 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <filesystem>
 #include <functional>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "kvstore/dist/transport/transport.h"
 #include "tests/kvstore/dist/forwarding_transport.h"
 #include "tests/kvstore/dist/job.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -238,23 +236,12 @@ TEST_F(DistLivesTest, TheFirstUseOfAKeyWaitsForAllItsParts) {
   });
 }
 
-class StatesFile {
- public:
-  explicit StatesFile(std::string_view name)
-      : path_(::testing::TempDir() + "heddle_lives_" + std::string(name) + "_" +
-              std::to_string(getpid()) + ".safetensors") {}
-  ~StatesFile() { std::filesystem::remove(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  const std::string path_;
-};
-
 // Worker 0 has begun a second life of the key, worker 1 is still in the first one: each saves and
 // loads the states of its own.
 TEST_F(DistLivesTest, SavedStatesAreOfOneLifeOfAKey) {
   for (const std::int64_t second : {std::int64_t{10}, kLarger}) {
-    const StatesFile files[] = {StatesFile("0"), StatesFile("1")};
+    const tools::TempFolder folder;
+    const std::string files[] = {folder / "0.safetensors", folder / "1.safetensors"};
     Job job(Options(2));
     job.RunWorkers("dist_async", [&](int rank, KVStore& store, Engine& engine) {
       store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}, {"momentum", 0.5}}));
@@ -275,12 +262,12 @@ TEST_F(DistLivesTest, SavedStatesAreOfOneLifeOfAKey) {
         ExpectValue(store, engine, count, -108);
       }
       store.Barrier();
-      store.SaveOptimizerStates(files[rank].path(), /*with_optimizer=*/false);
+      store.SaveOptimizerStates(files[rank], /*with_optimizer=*/false);
       push();
       const float momentum = rank == 0 ? -8 : -100;
       const float saved = rank == 0 ? -108 : -100;
       ExpectValue(store, engine, count, saved + momentum / 2);
-      store.LoadOptimizerStates(files[rank].path());
+      store.LoadOptimizerStates(files[rank]);
       push();
       ExpectValue(store, engine, count, saved + momentum);
       store.Barrier();

@@ -15,9 +15,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "tests/kvstore/dist/job.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -486,9 +486,8 @@ TEST_P(DistStoreTest, PublishedScriptsPushWithoutWaitingAndInitOnRankZeroAlone) 
 
 TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
   constexpr std::int64_t kCount = 50'000;
-  const std::string file = ::testing::TempDir() + "dist_states_" +
-                           (GetParam() == Network::kSim ? "sim" : "tcp") +
-                           std::to_string(getpid()) + ".safetensors";
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
   const auto expected =
       LocalRounds(2, 6, kCount, DType::kFloat32, MakeOptimizer("adam", {{"learning_rate", 0.5}}));
   std::vector<float> weights;
@@ -528,9 +527,8 @@ TEST_P(DistStoreTest, StatesAreGatheredAndLoadedByAnotherNumberOfServers) {
 // Parts of one block each, whose states take more than one message allows to say of them.
 TEST_P(DistStoreTest, StatesOfVeryManyPartsAreSavedAndLoaded) {
   constexpr int kKeys = 12'000;
-  const std::string file = ::testing::TempDir() + "many_states_" +
-                           (GetParam() == Network::kSim ? "sim" : "tcp") +
-                           std::to_string(getpid()) + ".safetensors";
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
   const OptimizerPtr optimizer = Sgd({.learning_rate = 1, .momentum = 0.5});
   const auto init = [&](KVStore& store, Engine& engine) {
     store.SetOptimizer(optimizer);

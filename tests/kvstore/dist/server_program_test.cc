@@ -17,12 +17,12 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/optimizer/foreign.h"
 #include "tests/kvstore/dist/job.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -135,17 +135,6 @@ TEST(ServerProgram, OptimizersOfTheServersUpdateByTheSumOfAllWorkers) {
   });
 }
 
-// A file for one test, gone after it.
-class StatesFile {
- public:
-  ~StatesFile() { std::filesystem::remove(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  const std::string path_ =
-      ::testing::TempDir() + "heddle_own_states_" + std::to_string(getpid()) + ".safetensors";
-};
-
 TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServers) {
   const std::vector<std::string> keys = {"a", "large", "b", "never pushed", "c"};
   const auto size_of = [](const std::string& key) { return key == "large" ? 50'000 : 3; };
@@ -168,7 +157,8 @@ TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServe
     }
     return values;
   };
-  const StatesFile file;
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
   Values saved;
   Values expected;
   Growing growing;
@@ -183,7 +173,7 @@ TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServe
       store.Barrier();
       if (rank == 0) {
         saved = values_of(store, engine);
-        store.SaveOptimizerStates(file.path(), /*with_optimizer=*/true);
+        store.SaveOptimizerStates(file, /*with_optimizer=*/true);
       }
       store.Barrier();
       train(store, engine, 3, 6);
@@ -205,7 +195,7 @@ TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServe
       }
       store.Barrier();
       if (rank == 0) {
-        store.LoadOptimizerStates(file.path());
+        store.LoadOptimizerStates(file);
         EXPECT_EQ(another.num_kept(), 4U) << "a state a key that was pushed";
       } else {
         optimizer->Set("learning_rate", 0.1);
@@ -220,7 +210,8 @@ TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServe
 }
 
 TEST(ServerProgram, StatesAreRefusedForKeysThatAreCut) {
-  const StatesFile file;
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
   for (const bool cut : {false, true}) {
     Growing growing;
     Job job({.num_servers = 2, .program = {.optimizers = growing.optimizers()}});
@@ -231,13 +222,13 @@ TEST(ServerProgram, StatesAreRefusedForKeysThatAreCut) {
       store.Init("large", value);
       if (cut) {
         set_optimizer();
-        const std::string error = ErrorOf([&] { store.LoadOptimizerStates(file.path()); });
+        const std::string error = ErrorOf([&] { store.LoadOptimizerStates(file); });
         EXPECT_NE(error.find("key 'large'"), std::string::npos) << error;
         EXPECT_NE(error.find("expected a key that is not cut"), std::string::npos) << error;
         EXPECT_EQ(growing.num_kept(), 0U);
       } else {
         store.Push("large", value);
-        store.SaveOptimizerStates(file.path(), /*with_optimizer=*/false);
+        store.SaveOptimizerStates(file, /*with_optimizer=*/false);
       }
     });
   }
@@ -253,11 +244,12 @@ TEST(ServerProgram, StatesThatAServerKeepsToItselfAreRefused) {
     store.SetOptimizer(MakeForeignOptimizer("closed", {}));
     store.Init("w", value);
     store.Push("w", value);
-    const StatesFile file;
+    const tools::TempFolder folder;
+    const std::string file = folder / "states.safetensors";
     const std::string error =
-        ErrorOf([&] { store.SaveOptimizerStates(file.path(), /*with_optimizer=*/false); });
+        ErrorOf([&] { store.SaveOptimizerStates(file, /*with_optimizer=*/false); });
     EXPECT_NE(error.find("got closed"), std::string::npos) << error;
-    EXPECT_FALSE(std::filesystem::exists(file.path()));
+    EXPECT_FALSE(std::filesystem::exists(file));
   });
 }
 
@@ -362,10 +354,8 @@ TEST(ServerProgram, AnOptimizerThatNobodyHasIsRefused) {
 }
 
 TEST(ServerProgram, AServerRecordsATraceWhenAWorkerAsks) {
-  const std::string folder =
-      ::testing::TempDir() + "heddle_server_trace_" + std::to_string(getpid());
-  std::filesystem::create_directory(folder);
-  const std::string file = folder + "/run.trace";
+  const tools::TempFolder folder;
+  const std::string file = folder / "run.trace";
   Job job({});
   job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
     const NDArray value = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
@@ -387,7 +377,6 @@ TEST(ServerProgram, AServerRecordsATraceWhenAWorkerAsks) {
     EXPECT_GT(records(2000),
               few + 2000 * 3 * 32);  // a merge, an update and a read each, and messages
   });
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
