@@ -14,6 +14,7 @@
 int main() {
   std::vector<double> left, right;  // the program's data, declared before the engine that uses it
   double product = 0;
+  std::thread sender;
 
   heddle::Engine engine;
   const heddle::Var left_var = engine.NewVar("left");
@@ -35,7 +36,6 @@ int main() {
   engine.Push({.name = "clear left", .writes = {left_var}}, [&] { left.clear(); });
 
   // An op that ends elsewhere: here on a thread of the program's own, as a network library would.
-  std::thread sender;
   engine.PushAsync({.name = "send", .reads = {product_var}, .lane = heddle::Lane::kComm},
                    [&](heddle::Completion done) {
                      sender = std::thread([&product, done = std::move(done)] {
