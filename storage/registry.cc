@@ -1,6 +1,7 @@
 // The one list of allocators, sorted by name, and the process-wide allocators made from it.
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string_view>
@@ -95,6 +96,11 @@ MemoryOptions MemoryOptions::FromEnvironment(DeviceType type) {
   const auto& [allocator, bytes_max] = kVariables[static_cast<std::size_t>(type)];
   MemoryOptions options;
   options.allocator = EnvString(allocator, options.allocator);
+  const std::vector<std::string> names = storage::AllocatorNames();
+  if (std::find(names.begin(), names.end(), options.allocator) == names.end()) {
+    throw InvalidArgument(fmt::format("environment variable {}: expected one of {}, given '{}'",
+                                      allocator, fmt::join(names, ", "), options.allocator));
+  }
   options.bytes_max = EnvInt(bytes_max, options.bytes_max, 1);
   return options;
 }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -74,6 +75,15 @@ void WriteJson(const std::vector<BenchResult>& results, const EngineOptions& eng
   if (!file) throw IoError(fmt::format("{}: could not be written completely", path));
 }
 
+void PrintHeader(const EngineOptions& engine) {
+  fmt::print(
+      "Push to one key, then pull, until readable: {} engine, {} workers, times in us\n"
+      "GB/s pushed and pulled: with several keys in flight\n",
+      engine.type, engine.num_workers);
+  fmt::print("{:<8}{:>8}{:>11}{:>13}{:>13}{:>13}{:>12}{:>10}\n", "store", "devices", "array",
+             "push call", "pull call", "push+pull", "p99", "GB/s");
+}
+
 void PrintRow(const BenchResult& result) {
   fmt::print("{:<8}{:>8}{:>11}{:>13.2f}{:>13.2f}{:>13.1f}{:>12.1f}{:>10.2f}\n", result.store,
              result.devices, BytesText(result.bytes), result.push_call_us, result.pull_call_us,
@@ -95,11 +105,12 @@ void Run(const Options& options) {
   if (options.workers > 0) bench.engine.num_workers = options.workers;
   if (bench.engine.num_workers == 0) bench.engine.num_workers = AvailableCpus();
 
-  fmt::print("Push to one key, then pull, until readable: {} engine, {} workers, times in us\n",
-             bench.engine.type, bench.engine.num_workers);
-  fmt::print("{:<8}{:>8}{:>11}{:>13}{:>13}{:>13}{:>12}{:>10}\n", "store", "devices", "array",
-             "push call", "pull call", "push+pull", "p99", "GB/s");
-  const std::vector<BenchResult> results = RunBench(bench, PrintRow);
+  // Not before the first row: until then options may be refused.
+  bool begun = false;
+  const std::vector<BenchResult> results = RunBench(bench, [&](const BenchResult& result) {
+    if (!std::exchange(begun, true)) PrintHeader(bench.engine);
+    PrintRow(result);
+  });
   if (!options.json.empty()) WriteJson(results, bench.engine, options.json);
   if (!options.plot.empty()) PlotBench(results, options.plot);
 }

@@ -56,15 +56,22 @@ void CheckPlot(const std::string& path) {
   }
 }
 
+// gnuplot warns of axes whose values are all the same.
+std::string RangeAround(std::string_view axis, double least, double most) {
+  return least < most ? "" : fmt::format("set {}range [{}:{}]\n", axis, least / 2, most * 2);
+}
+
 std::string PlotScript(const std::vector<BenchResult>& results, const std::string& path) {
   std::map<std::pair<std::string, int>, std::string> curves;
   std::set<std::int64_t> sizes;
   std::vector<std::string> stores;  // a kind of line each
   std::vector<int> devices;         // a colour each
+  std::set<double> latencies;
   for (const BenchResult& result : results) {
     fmt::format_to(std::back_inserter(curves[{result.store, result.devices}]), "{} {:.3f} {:.4f}\n",
                    result.bytes, result.latency_us, result.bandwidth_gb_s);
     sizes.insert(result.bytes);
+    latencies.insert(result.latency_us);
     IndexIn(stores, result.store);
     IndexIn(devices, result.devices);
   }
@@ -92,11 +99,13 @@ std::string PlotScript(const std::vector<BenchResult>& results, const std::strin
       "set xtics ({}) rotate by 30 right\nset offsets graph 0.05, graph 0.05, 0, 0\nset grid\n"
       "set key outside below maxcols 3\n"
       "set title \"Push to one key, then pull, until readable\"\n"
-      "set ylabel \"median latency in us\"\nset logscale y 10\n{}\n"
+      "set ylabel \"median latency in us\"\nset logscale y 10\n{}{}{}\n"
       "set title \"The same with several keys in flight\"\n"
       "unset logscale y\nset yrange [0:*]\nset ylabel \"GB/s pushed and pulled\"\n{}\n"
       "unset multiplot\nset output\n",
-      tics, latency, bandwidth);
+      tics,
+      RangeAround("x", static_cast<double>(*sizes.begin()), static_cast<double>(*sizes.rbegin())),
+      RangeAround("y", *latencies.begin(), *latencies.rbegin()), latency, bandwidth);
   return script;
 }
 

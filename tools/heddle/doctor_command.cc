@@ -6,11 +6,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -21,6 +25,7 @@
 #include "base/cpu_count.h"
 #include "base/gpus.h"
 #include "kvstore/dist/config.h"
+#include "kvstore/nccl/device_group.h"
 #include "kvstore/nccl/nccl_api.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/doctor_job.h"
@@ -91,12 +96,24 @@ void PrintGpus() {
   }
 }
 
-void PrintNccl() {
+// Runs `check`; its error is a problem.
+template <class Check>
+void Checked(int& problems, const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    ++problems;
+    Line("PROBLEM", error.what());
+  }
+}
+
+void CheckNccl(int& problems) {
   try {
     Line("NCCL", kvstore::LoadNccl()->Describe());
   } catch (const NcclError& error) {
     Line("no NCCL", error.what());
   }
+  Checked(problems, [] { kvstore::DeviceGroupOptions::FromEnvironment(); });
 }
 
 bool IsKnown(std::string_view name) {
@@ -125,7 +142,7 @@ void PrintVariables(int& problems) {
   if (!any) Line("no HEDDLE_ variable is set", "");
 }
 
-void PrintSettings(const EngineOptions& engine, const MemoryOptions& memory) {
+void PrintSettings(const EngineOptions& engine) {
   Line("type", engine.type);
   Line("workers", engine.num_workers > 0 ? std::to_string(engine.num_workers)
                                          : fmt::format("{}, one a CPU", AvailableCpus()));
@@ -135,7 +152,16 @@ void PrintSettings(const EngineOptions& engine, const MemoryOptions& memory) {
   Line("ageing", std::to_string(engine.ageing));
   Line("watchdog", fmt::format("{} ms", engine.watchdog.count()));
   Line("trace", engine.trace_file.empty() ? "off" : engine.trace_file);
-  Line("allocator", memory.allocator);
+}
+
+// Not the file itself, which the next run replaces.
+void CheckTraceFolder(const std::string& file) {
+  if (file.empty()) return;
+  std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  if (folder.empty()) folder = ".";
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return;
+  throw IoError(fmt::format("trace file {}: no file can be made in {}: {}", file, folder.string(),
+                            std::strerror(errno)));
 }
 
 // Runs a chain of ops on an engine with these options.
@@ -156,27 +182,38 @@ void TestEngine(EngineOptions options) {
 
 void CheckEngine(int& problems) {
   fmt::print("Engine\n");
-  try {
+  Checked(problems, [&] {
     const EngineOptions options = EngineOptions::FromEnvironment();
-    PrintSettings(options, MemoryOptions::FromEnvironment(DeviceType::kCpu));
+    PrintSettings(options);
+    Checked(problems, [&] { CheckTraceFolder(options.trace_file); });
     TestEngine(options);
-  } catch (const Error& error) {
-    ++problems;
-    Line("PROBLEM", error.what());
+  });
+}
+
+void CheckMemory(int& problems) {
+  fmt::print("Memory\n");
+  const std::pair<const char*, DeviceType> types[] = {{"of CPUs", DeviceType::kCpu},
+                                                      {"pinned", DeviceType::kCpuPinned},
+                                                      {"of GPUs", DeviceType::kGpu}};
+  for (const auto& [label, type] : types) {
+    Checked(problems, [&, label = label, type = type] {
+      const MemoryOptions options = MemoryOptions::FromEnvironment(type);
+      const bool capped = options.bytes_max < MemoryOptions().bytes_max;
+      Line(label,
+           fmt::format("allocator {}, {}", options.allocator,
+                       capped ? fmt::format("at most {} bytes", options.bytes_max) : "no cap"));
+    });
   }
 }
 
 void CheckDist(int& problems) {
   fmt::print("Distributed jobs\n");
-  try {
+  Checked(problems, [&] {
     const DistOptions options = DistOptions::FromEnvironment();
     for (const auto& [field, source] : options.sources) Line(options.Describe(field), "");
     if (options.sources.empty()) Line("no setting of a job is there", "");
     problems += CheckJobSetUp(options, Line);
-  } catch (const Error& error) {
-    ++problems;
-    Line("PROBLEM", error.what());
-  }
+  });
 }
 
 void Conclude(int problems) {
@@ -188,10 +225,11 @@ void Run() {
   PrintBuild();
   PrintCpus();
   PrintGpus();
-  PrintNccl();
   int problems = 0;
+  CheckNccl(problems);
   PrintVariables(problems);
   CheckEngine(problems);
+  CheckMemory(problems);
   CheckDist(problems);
   Conclude(problems);
 }
