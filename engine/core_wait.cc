@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "engine/core.h"
 #include "engine/fork.h"
+#include "engine/may_wait.h"
 #include "engine/scheduling.h"
 #include "engine/wait_checks.h"
 
@@ -23,14 +24,7 @@ constexpr int kHelpDepthMax = 64;
 
 void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
   if (tls_context.op == nullptr && tls_context.polling == nullptr) return;
-  const std::string what = var != nullptr ? fmt::format("('{}')", VarName(*var)) : std::string();
-  if (tls_context.op == nullptr) {
-    throw InvalidState(fmt::format(
-        "{}{} inside RunOne of a WaitPoller: what a poller calls must not wait", wait, what));
-  }
-  throw InvalidState(fmt::format(
-      "{}{} inside op '{}': an op must not wait; name the variable in its reads instead", wait,
-      what, tls_context.op->name));
+  engine::CheckMayWait(var != nullptr ? fmt::format("{}('{}')", wait, VarName(*var)) : wait);
 }
 
 void EngineCore::CheckOpen(const char* call) const {

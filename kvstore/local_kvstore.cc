@@ -5,6 +5,8 @@
 #include <utility>
 #include <variant>
 
+#include "engine/may_wait.h"
+
 namespace heddle::kvstore {
 
 const LocalKVStore::Slot* LocalKVStore::FindLocked(std::string_view call, KeyRef key) const {
@@ -76,6 +78,7 @@ void LocalKVStore::CheckNewLocked(std::string_view call, std::span<const KeyArra
 }
 
 void LocalKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
+  engine::CheckMayWait(call);
   {
     MutexLock lock(mutex_);
     CheckNewLocked(call, pairs);
@@ -109,6 +112,7 @@ void LocalKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<cons
 
 void LocalKVStore::DoReset(const KeyArrays& value) {
   const KeyRef key = value.key;
+  engine::CheckMayWait("Reset");
   CheckOneArray("Reset", value, engine());
   ValuePtr stored = Find("Reset", key);
   ForEachArray(value, [&](const auto& array) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
 
@@ -42,6 +43,7 @@ std::shared_ptr<Optimizer> LocalKVStore::OptimizerFor(std::string_view call) con
 
 void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimizer) {
   const std::shared_ptr<Optimizer> optimizer = OptimizerFor("SaveOptimizerStates");
+  engine::CheckMayWait("SaveOptimizerStates");
   const auto plan = optimizer->plan();
   OptimizerStates states;
   states.optimizer = optimizer->name();

@@ -17,6 +17,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "storage/array_checks.h"
 #include "storage/array_ops.h"
 #include "storage/file_io.h"
@@ -232,6 +233,7 @@ void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
 
 void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
                 const std::vector<NamedRowSparseArray>& row_sparse, const FileMetadata& metadata) {
+  engine::CheckMayWait("SaveArrays");
   SaveJob job{file, arrays, row_sparse, metadata, {}};
   Engine* const engine = CheckSaved(job);
   if (engine == nullptr) {
@@ -239,8 +241,6 @@ void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
     return;
   }
   const Var written = engine->NewVar("file");
-  // Inside an op, this wait refuses before anything is queued.
-  engine->WaitForVar(written);
   std::vector<VarRef> reads;
   for (NamedArray& named : job.arrays) {
     if (storage::IsOnGpu(named.array)) named.array = named.array.Copy(Cpu());

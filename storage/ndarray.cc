@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "engine/may_wait.h"
 #include "storage/allocator.h"
 #include "storage/array_checks.h"
 #include "storage/array_state.h"
@@ -205,10 +206,20 @@ NDArray NDArray::Reshape(Shape shape) const {
   return MakeView(state, std::move(shape), state.offset);
 }
 
-void NDArray::WaitToRead() const { engine().WaitForVar(var()); }
-void NDArray::WaitToRead(Deadline deadline) const { engine().WaitForVar(var(), deadline); }
-void NDArray::WaitToWrite() const { engine().WaitForReadsAndWrites(var()); }
+void NDArray::WaitToRead() const {
+  engine::CheckMayWait("WaitToRead");
+  engine().WaitForVar(var());
+}
+void NDArray::WaitToRead(Deadline deadline) const {
+  engine::CheckMayWait("WaitToRead");
+  engine().WaitForVar(var(), deadline);
+}
+void NDArray::WaitToWrite() const {
+  engine::CheckMayWait("WaitToWrite");
+  engine().WaitForReadsAndWrites(var());
+}
 void NDArray::WaitToWrite(Deadline deadline) const {
+  engine::CheckMayWait("WaitToWrite");
   engine().WaitForReadsAndWrites(var(), deadline);
 }
 

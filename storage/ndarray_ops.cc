@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "ops/cast.h"
 #include "ops/convert.h"
 #include "ops/copy.h"
@@ -293,6 +294,7 @@ void NDArray::FromHostQueued(const void* values, std::int64_t count, DType from,
 // Through an array of its own, not straight from this one after a wait: another thread may push a
 // write to this one meanwhile.
 void NDArray::ToHost(void* values, DType as) const {
+  engine::CheckMayWait("ToVector");
   const NDArray copy(shape(), as, Cpu(), engine());
   CopyTo(copy);
   copy.WaitToRead();

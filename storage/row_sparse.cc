@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "ops/cast.h"
 #include "ops/elementwise.h"
 #include "ops/row_ids.h"
@@ -183,10 +184,20 @@ void RowSparseNDArray::SetRowIds(std::span<const std::int64_t> row_ids) const {
   if (!row_ids.empty()) std::memcpy(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
 }
 
-void RowSparseNDArray::WaitToRead() const { engine().WaitForVar(var()); }
-void RowSparseNDArray::WaitToRead(Deadline deadline) const { engine().WaitForVar(var(), deadline); }
-void RowSparseNDArray::WaitToWrite() const { engine().WaitForReadsAndWrites(var()); }
+void RowSparseNDArray::WaitToRead() const {
+  engine::CheckMayWait("WaitToRead");
+  engine().WaitForVar(var());
+}
+void RowSparseNDArray::WaitToRead(Deadline deadline) const {
+  engine::CheckMayWait("WaitToRead");
+  engine().WaitForVar(var(), deadline);
+}
+void RowSparseNDArray::WaitToWrite() const {
+  engine::CheckMayWait("WaitToWrite");
+  engine().WaitForReadsAndWrites(var());
+}
 void RowSparseNDArray::WaitToWrite(Deadline deadline) const {
+  engine::CheckMayWait("WaitToWrite");
   engine().WaitForReadsAndWrites(var(), deadline);
 }
 
@@ -255,6 +266,7 @@ NDArray RowSparseNDArray::ToDense(int priority) const {
 
 // Not this array itself after a wait: another thread may push a write to it meanwhile.
 RowSparseNDArray RowSparseNDArray::ReadableCopy(DType dtype) const {
+  engine::CheckMayWait("ToVectors");
   RowSparseNDArray out(shape(), dtype, Cpu(), engine());
   CopyTo(out);
   out.WaitToRead();

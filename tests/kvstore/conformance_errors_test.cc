@@ -4,16 +4,20 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/conformance.h"
 #include "tests/kvstore/gpu_setups.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {
 namespace {
@@ -53,14 +57,37 @@ TEST_P(ConformanceErrorsTest, InitWithAFailedValueThrowsItsErrorAndLeavesTheKeyF
   EXPECT_EQ(Pulled(*store, "k"), All(3));
 }
 
-TEST_P(ConformanceErrorsTest, InitInsideAnOpIsAnErrorAndLeavesTheKeyFree) {
-  NDArray value = Full(1);
-  std::string message;
-  engine.Push({.name = "outer", .writes = {engine.NewVar()}},
-              [&] { message = MessageOf<InvalidState>([&] { store->Init("k", value); }); });
-  engine.WaitForAll();
-  EXPECT_NE(message, "");
-  EXPECT_FALSE(store->Contains("k"));
+TEST_P(ConformanceErrorsTest, CallsThatWaitAreRefusedByNameInsideAnOpAndChangeNothing) {
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
+  const NDArray value = Full(9), out = Full(0);
+  store->SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
+  store->Init("k", Full(1));
+  std::vector<std::pair<const char*, std::function<void()>>> calls = {
+      {"Init", [&] { store->Init("new", value); }},
+      {"Broadcast", [&] { store->Broadcast("new", value, out); }},
+      {"Reset", [&] { store->Reset("k", value); }},
+      {"SaveOptimizerStates", [&] { store->SaveOptimizerStates(file); }},
+  };
+  if (is_dist()) {
+    calls.emplace_back("Barrier", [&] { store->Barrier(); });
+    calls.emplace_back("command 4", [&] { store->SendCommandToServers(4, ""); });
+    calls.emplace_back("keys", [&] { store->Keys(); });
+    calls.emplace_back("key 'new'", [&] { store->Push("new", value); });
+    calls.emplace_back("LoadOptimizerStates", [&] { store->LoadOptimizerStates(file); });
+  }
+  for (const auto& [name, call] : calls) {
+    std::string message;
+    engine.Push({.name = "outer", .writes = {engine.NewVar()}},
+                [&, &call = call] { message = MessageOf<InvalidState>(call); });
+    engine.WaitForAll();
+    EXPECT_NE(message.find(std::string(name) + " inside op 'outer'"), std::string::npos)
+        << name << ": " << message;
+  }
+  EXPECT_EQ(store->Keys(), std::vector<Key>{"k"});
+  EXPECT_EQ(Pulled(*store, "k"), All(1));
+  EXPECT_EQ(out.ToVector<float>(), All(0));
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 TEST_P(ConformanceErrorsTest, StrictInitRefusesPushesToNewKeys) {

@@ -284,7 +284,7 @@ TEST_P(Files, RefuseToBeWrittenInsideAnOp) {
     message = MessageOf<InvalidState>([&] { SaveArrays(file_, {{"a", a}}); });
   });
   engine_.WaitForAll();
-  EXPECT_TRUE(Contains(message, "saves")) << message;
+  EXPECT_TRUE(Contains(message, "SaveArrays inside op 'saves'")) << message;
   EXPECT_TRUE(NamesInFolder().empty());
 }
 

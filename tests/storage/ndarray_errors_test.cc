@@ -3,11 +3,13 @@
 #include <heddle/engine.h>
 #include <heddle/error.h>
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -159,6 +161,25 @@ TEST_F(NDArrayErrors, ShapesThatCannotBe) {
   ExpectRefused([&] { Make({2, -3}); }, {"-3"});
   ExpectRefused([&] { Make({std::int64_t{1} << 61}, DType::kFloat64); }, {"2^63"});
   ExpectRefused([&] { NDArray::Arange(-1, DType::kInt64, Cpu(), engine_); }, {"-1"});
+}
+
+TEST_F(NDArrayErrors, WaitsInsideAnOpNameTheCall) {
+  const RowSparseNDArray rows({2, 3}, DType::kFloat32, Cpu(), engine_);
+  const std::vector<std::pair<const char*, std::function<void()>>> calls = {
+      {"WaitToRead", [&] { a_.WaitToRead(); }},
+      {"WaitToWrite", [&] { a_.WaitToWrite(); }},
+      {"WaitToRead", [&] { rows.WaitToRead(); }},
+      {"WaitToWrite", [&] { rows.WaitToWrite(); }},
+      {"ToVector", [&] { (void)a_.ToVector<float>(); }},
+      {"ToVectors", [&] { (void)rows.ToVectors<float>(); }},
+  };
+  for (const auto& [name, call] : calls) {
+    std::string message;
+    engine_.Push({.name = "outer", .writes = {engine_.NewVar()}},
+                 [&, &call = call] { message = MessageOf<InvalidState>(call); });
+    engine_.WaitForAll();
+    EXPECT_TRUE(Contains(message, std::string(name) + " inside op 'outer'")) << message;
+  }
 }
 
 TEST_F(NDArrayErrors, AStoppedEngine) {

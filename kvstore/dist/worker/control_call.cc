@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "engine/may_wait.h"
 #include "engine/trace_source.h"
 
 namespace heddle::kvstore::dist {
@@ -88,6 +89,7 @@ void StartCall(WorkerLink& link, std::vector<Request> requests, CallEnded ended,
 
 std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
                                  const std::vector<Request>& requests) {
+  engine::CheckMayWait(requests.front().what.text());
   return RunAndWait(engine, "kvstore.control", [&link, requests](CallEnded ended) {
     Outputs out;
     StartCall(link, requests, std::move(ended), &out);
@@ -96,6 +98,7 @@ std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
 }
 
 void BarrierAndWait(Engine& engine, WorkerLink& link) {
+  engine::CheckMayWait("Barrier");
   RunAndWait(engine, "kvstore.barrier", [&link](CallEnded ended) {
     auto* const call = new ControlCall(1, std::move(ended));  // ends itself
     Outputs called;

@@ -17,8 +17,9 @@ using CallEnded = std::function<void(std::exception_ptr error, std::vector<Messa
 // Submits requests whose tokens are set here; Carry `out` afterwards.
 void StartCall(WorkerLink& link, std::vector<Request> requests, CallEnded ended, Outputs* out);
 
-// Submits the requests and waits, as the engine waits: the waiting thread may run the transport.
-// Returns the answers in the order of the requests; throws the first error.
+// Submits the requests (one at least) and waits, as the engine waits: the waiting thread may run
+// the transport. Returns the answers in the order of the requests; throws the first error. Inside
+// an op nothing is sent: InvalidState, naming what the first request is for.
 std::vector<Message> CallAndWait(Engine& engine, WorkerLink& link,
                                  const std::vector<Request>& requests);
 void BarrierAndWait(Engine& engine, WorkerLink& link);

@@ -135,7 +135,7 @@ class DistKVStore final : public KVStore {
   void InitChecked(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
 
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
-  void WaitForOwnPushes() EXCLUDES(mutex_);
+  void WaitForOwnPushes(std::string_view call) EXCLUDES(mutex_);
   Request ControlRequest(std::string_view what, Kind kind, std::int32_t server) const;
   std::vector<Message> CallServers(std::string_view what, Kind kind, const std::string& meta) const;
   void CallServersInTurn(std::string_view what, Kind kind, const std::string& meta,

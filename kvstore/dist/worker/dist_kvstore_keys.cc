@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/call_batch.h"
@@ -139,6 +140,7 @@ DistKVStore::Places DistKVStore::PlacesOf(std::span<const KeyPtr> keys) {
 }
 
 std::vector<Key> DistKVStore::Keys() const {
+  engine::CheckMayWait("keys");
   engine().WaitForReadsAndWrites(removing_);
   std::set<Key> keys;
   for (const Message& answer : CallServers("keys", Kind::kKeys, {})) {
@@ -249,6 +251,7 @@ class DistKVStore::Initialising {
 };
 
 void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
+  engine::CheckMayWait(call);
   const Initialising initialising(*this, call, pairs);
   std::vector<KeyPtr> keys;
   for (const KeyArrays& pair : pairs) {
@@ -295,6 +298,7 @@ void DistKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<const
 }
 
 void DistKVStore::DoReset(const KeyArrays& value) {
+  engine::CheckMayWait("Reset");
   CheckOneArray("Reset", value, engine());
   const KeyPtr key = Find("Reset", value.key);
   if (key->is_row_sparse() != value.arrays.empty()) {

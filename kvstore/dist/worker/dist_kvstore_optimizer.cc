@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/control_call.h"
@@ -86,7 +87,8 @@ std::shared_ptr<Optimizer> DistKVStore::OptimizerFor(std::string_view call) cons
 }
 
 // A pull is answered when what this worker pushed before has taken effect.
-void DistKVStore::WaitForOwnPushes() {
+void DistKVStore::WaitForOwnPushes(std::string_view call) {
+  engine::CheckMayWait(call);
   std::vector<KeyPtr> keys;
   {
     MutexLock lock(mutex_);
@@ -144,8 +146,9 @@ std::function<bool(const PartStates&)> DistKVStore::IsOfThisLife() const {
 }
 
 void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimizer) {
-  const std::shared_ptr<Optimizer> optimizer = OptimizerFor("SaveOptimizerStates");
-  WaitForOwnPushes();
+  constexpr std::string_view kCall = "SaveOptimizerStates";
+  const std::shared_ptr<Optimizer> optimizer = OptimizerFor(kCall);
+  WaitForOwnPushes(kCall);
   const auto plan = optimizer->plan();
   OptimizerStates states;
   states.optimizer = optimizer->name();
@@ -167,7 +170,7 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
 void DistKVStore::LoadOptimizerStates(const std::string& file) {
   constexpr std::string_view kCall = "LoadOptimizerStates";
   const std::shared_ptr<Optimizer> optimizer = OptimizerFor(kCall);
-  WaitForOwnPushes();
+  WaitForOwnPushes(kCall);
   const auto plan = optimizer->plan();
   const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
   CheckMultiPrecision(file, states, *plan);

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <random>
 #include <set>
 #include <string>
@@ -579,6 +581,37 @@ TEST_P(DistStoreTest, CommandsRunOnEveryServer) {
       EXPECT_EQ(ran.load(), 3);
       EXPECT_THROW(store.SendCommandToServers(9, ""), Error);
     }
+    store.Barrier();
+  });
+}
+
+// What is refused inside an op is not sent either: a barrier would count as this worker's.
+TEST_P(DistStoreTest, CallsThatWaitSendNothingFromInsideAnOp) {
+  std::atomic<int> ran{0};
+  Job job({.network = GetParam(),
+           .num_workers = 2,
+           .program = {.controller = [&](int, std::string_view) { ++ran; }}});
+  std::promise<void> refused, passed;
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    if (rank == 1) {
+      refused.get_future().wait();
+      store.Barrier();
+      passed.set_value();
+      return;
+    }
+    for (const auto& call :
+         {std::function<void()>([&] { store.Barrier(); }),
+          std::function<void()>([&] { store.SendCommandToServers(4, "inside"); })}) {
+      std::string error;
+      engine.Push({.name = "outer", .writes = {engine.NewVar()}}, [&] { error = ErrorOf(call); });
+      engine.WaitForAll();
+      EXPECT_THAT(error, testing::HasSubstr("inside op 'outer'"));
+    }
+    store.SendCommandToServers(4, "outside");  // comes after what was sent before
+    EXPECT_EQ(ran.load(), 1);
+    refused.set_value();
+    EXPECT_EQ(passed.get_future().wait_for(std::chrono::milliseconds(50)),
+              std::future_status::timeout);
     store.Barrier();
   });
 }
