@@ -43,6 +43,13 @@ class MemberNode : public Node {
   virtual void OnInput(Time /*now*/, const Outputs& /*out*/, std::size_t /*before*/)
       REQUIRES(mutex_) {}
 
+  // This node has failed: the scheduler is told, and what waits here ends.
+  void FailMember(Time now, const std::string& why, Outputs& out) REQUIRES(mutex_) {
+    const std::size_t before = out.messages.size();
+    member_->Fail(why, out);
+    Follow(now, out, before);
+  }
+
   std::string DescribeMachines() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     const Time now = Now();

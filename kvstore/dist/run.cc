@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "engine/trace_source.h"
 #include "kvstore/dist/listen_address.h"
+#include "kvstore/dist/on_terminate.h"
 #include "kvstore/dist/scheduler_node.h"
 #include "kvstore/dist/server/server_node.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
@@ -103,34 +104,57 @@ class ProcessWorker {
       node_ = node;
       process_ = getpid();
     }
+    ReportOnTerminate(&FailProcessWorker);
     // Runs before the destructors of what was made before, such as the default engine.
     on_exit([](int status, void* self) { static_cast<ProcessWorker*>(self)->OnExit(status); },
             this);
     return node;
   }
 
-  // After an end without order the connections close at once: that tells the others.
+  // After an end without order the connections close at once, which tells the others; at exit they
+  // close with the process, so that a launcher sees its status before theirs.
   void StoreGone(std::shared_ptr<WorkerNode> node, bool orderly) EXCLUDES(mutex_) {
     node->StoreGone(orderly);
     if (node->orderly()) return;
     MutexLock lock(mutex_);
-    node_.reset();
+    if (!exiting_) node_.reset();
+  }
+
+  void Fail(const std::string& why) EXCLUDES(mutex_) {
+    const std::shared_ptr<WorkerNode> node = Present();
+    if (node != nullptr) node->Fail(why);
+  }
+
+  // As one more store, which goes then.
+  void LeaveAtExit() EXCLUDES(mutex_) {
+    const std::shared_ptr<WorkerNode> node = Present();
+    if (node == nullptr) return;
+    MutexLock lock(mutex_);
+    leaves_at_exit_ = leaves_at_exit_ || node->StoreMade();
   }
 
  private:
+  // A forked child is no worker.
   std::shared_ptr<WorkerNode> Present() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return node_;
+    return process_ == getpid() ? node_ : nullptr;
   }
 
-  // A forked child is no worker.
   void OnExit(int status) EXCLUDES(mutex_) {
-    std::shared_ptr<WorkerNode> node;
+    const std::shared_ptr<WorkerNode> node = Present();
+    if (node == nullptr) return;
+    bool leaves = false;
     {
       MutexLock lock(mutex_);
-      if (process_ == getpid()) node = std::exchange(node_, nullptr);
+      exiting_ = status != 0;
+      leaves = leaves_at_exit_;
+      if (!exiting_) node_.reset();
     }
-    if (node != nullptr) node->OnProcessExit(status);
+    if (status != 0) {
+      node->Fail(fmt::format("its process exited with status {}", status));
+    } else if (leaves) {
+      node->StoreGone(/*orderly=*/true);
+    }
   }
 
   Mutex joining_mutex_;
@@ -138,6 +162,8 @@ class ProcessWorker {
   Mutex mutex_;
   std::shared_ptr<WorkerNode> node_ GUARDED_BY(mutex_);
   pid_t process_ GUARDED_BY(mutex_) = 0;
+  bool leaves_at_exit_ GUARDED_BY(mutex_) = false;
+  bool exiting_ GUARDED_BY(mutex_) = false;  // with a status other than 0
 };
 
 ProcessWorker& TheWorker() {
@@ -147,6 +173,9 @@ ProcessWorker& TheWorker() {
 }
 
 }  // namespace
+
+void FailProcessWorker(const std::string& why) { TheWorker().Fail(why); }
+void LeaveAtProcessExit() { TheWorker().LeaveAtExit(); }
 
 std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine) {
   std::shared_ptr<WorkerNode> node = TheWorker().Get();

@@ -21,7 +21,15 @@ TransportFactory TcpTransports(const DistOptions& options);
 
 // A store of the worker that this process is. The first one joins the job, as the environment says,
 // and the last one that goes leaves it, unless an exception is on its way through: then the worker
-// has failed.
+// has failed. So it has if the process exits with a status other than 0 or is terminated by an
+// exception; the job is told why.
 std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine);
+
+// The worker that this process is, if it is one, has failed, and the process ends now: the job is
+// told `why`. Returns when the message has gone.
+void FailProcessWorker(const std::string& why);
+// The worker that this process is, if it is one with stores, leaves the job when the process exits
+// with status 0, not when its last store goes.
+void LeaveAtProcessExit();
 
 }  // namespace heddle::kvstore::dist

@@ -61,11 +61,46 @@ TEST_P(BadEnd, FailsTheJobNamingTheRankAndTheStatus) {
 INSTANTIATE_TEST_SUITE_P(All, BadEnd, ::testing::Values("exit", "static", "return"),
                          [](const auto& info) { return info.param; });
 
-TEST(Exit, AnExceptionThatLeavesMainFailsTheJobNamingTheRank) {
-  const End end = RunJob("throw", 0);
+// What kills the process by std::terminate. It used to be told to others as a connection that was
+// closed.
+class UncaughtException : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(UncaughtException, FailsTheJobNamingTheRankAndTheException) {
+  const End end = RunJob(GetParam(), 0);
   EXPECT_EQ(end.last.status, -6) << end.last.output;  // aborted
-  EXPECT_THAT(end.survivor.output, HasSubstr("worker 1"));
+  EXPECT_THAT(end.last.output, HasSubstr("terminate called after throwing"));
+  for (const ProgramResult* const other : {&end.survivor, &end.server, &end.scheduler}) {
+    EXPECT_THAT(other->output,
+                AllOf(HasSubstr("worker 1"),
+                      HasSubstr("an uncaught exception: std::runtime_error: out of luck")));
+  }
   EXPECT_EQ(end.scheduler.status, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UncaughtException, ::testing::Values("throw", "throw-in-thread"),
+                         [](const auto& info) { return info.index == 0 ? "InMain" : "InAThread"; });
+
+TEST(Exit, ATerminateWithoutAnExceptionIsToldAsSuch) {
+  const End end = RunJob("terminate", 0);
+  EXPECT_EQ(end.last.status, -6) << end.last.output;
+  EXPECT_THAT(end.survivor.output, AllOf(HasSubstr("worker 1"), HasSubstr("std::terminate")));
+}
+
+// The handler that the program has set before is called as well, and may end the process as it
+// likes.
+TEST(Exit, AProgramsOwnTerminateHandlerIsCalled) {
+  const End end = RunJob("throw-to-handler", 7);
+  EXPECT_EQ(end.last.status, 7) << end.last.output;
+  EXPECT_THAT(end.survivor.output, AllOf(HasSubstr("worker 1"), HasSubstr("out of luck")));
+}
+
+// Who drops its stores on the way to a handler does not know the exception.
+TEST(Exit, AnExceptionThatIsCaughtBehindTheStoresFailsTheJobSayingSo) {
+  const End end = RunJob("throw-and-catch", 3);
+  EXPECT_EQ(end.last.status, 3) << end.last.output;
+  for (const ProgramResult* const other : {&end.survivor, &end.server, &end.scheduler}) {
+    EXPECT_THAT(other->output, AllOf(HasSubstr("worker 1"), HasSubstr("an exception ended")));
+  }
 }
 
 }  // namespace

@@ -3,11 +3,13 @@
 //   worker_program train ROUNDS        pushes and pulls two keys in rounds, with an optimizer
 //   worker_program forever             pushes and pulls; says "started" after the first round
 //   worker_program survive END STATUS  the last rank ends after a round as END says, while the
-//   others
-//                                      go on until their calls fail, and print why
+//                                      others go on until their calls fail, and print why
 //
 // END: "exit" calls std::exit with a store that lives, "static" too, but the store is a static
-// variable; "return" drops the store, then returns from main; "throw" lets an exception leave main.
+// variable; "return" drops the store, then returns from main; "throw" lets an exception leave main,
+// "throw-in-thread" a thread's function; "throw-to-handler" ends in a terminate handler of its own
+// that exits with STATUS; "terminate" calls std::terminate; "throw-and-catch" catches the exception
+// where the store is gone, and returns from main.
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
@@ -18,6 +20,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 
 namespace {
 
@@ -54,16 +58,36 @@ void PushPull(heddle::KVStore& store) {
   for (;;) PushPull(*store);
 }
 
+int exit_status = 0;
+
+// With the last store, which goes before who catches sees the exception.
+[[noreturn]] void ThrowAs(const std::string& end, std::unique_ptr<heddle::KVStore> /*store*/) {
+  if (end == "terminate") std::terminate();
+  if (end == "throw-in-thread") {
+    std::thread([] { throw std::runtime_error("out of luck"); }).join();
+  }
+  throw std::runtime_error("out of luck");
+}
+
 // Returns the status for main, if it comes to that.
 int Survive(const std::string& end, int status) {
   static std::unique_ptr<heddle::KVStore> of_process;
+  exit_status = status;
+  if (end == "throw-to-handler") std::set_terminate([] { std::_Exit(exit_status); });
   std::unique_ptr<heddle::KVStore> store = heddle::KVStore::Create("dist_sync");
   store->Init("sum", heddle::NDArray::Zeros({3}));
   if (store->rank() == store->num_workers() - 1) {
     PushPull(*store);
     if (end == "static") of_process = std::move(store);
     if (end == "exit" || end == "static") std::exit(status);  // NOLINT(concurrency-mt-unsafe)
-    if (end == "throw") throw std::runtime_error("out of luck");
+    if (end == "throw-and-catch") {
+      try {
+        ThrowAs(end, std::move(store));
+      } catch (const std::exception&) {
+        return status;
+      }
+    }
+    if (end.starts_with("throw") || end == "terminate") ThrowAs(end, std::move(store));
     store.reset();
     return status;
   }

@@ -138,8 +138,10 @@ void Member::ShutDown(Outputs& out) {
 void Member::Fail(const std::string& why, Outputs& out) {
   if (failure_ || shut_down_) return;
   Message report = Say(Kind::kPeerDown);
-  report.meta = Encode(FailureBody{self(), options_.join.address, why});
+  const std::string line = InOneLine(why);
+  report.meta = Encode(FailureBody{self(), options_.join.address, line});
   out.Send(kTheScheduler, std::move(report));
+  SetFailure(self(), options_.join.address, line);
 }
 
 std::string Member::DescribeState(Time now) const {

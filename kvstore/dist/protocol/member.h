@@ -49,7 +49,8 @@ class Member {
   // A server has ended its work, as shutdown_wanted() asks.
   void ShutDown(Outputs& out);
   // This node cannot go on, or has ended badly after it left: tells the scheduler, which fails the
-  // job. `why`: "its program threw std::bad_alloc".
+  // job when this node's connection ends, or soon; for this node it has failed. `why`: "its program
+  // threw std::bad_alloc"; of a long text the first 1000 bytes go, in one line.
   void Fail(const std::string& why, Outputs& out);
 
   const std::optional<RosterBody>& roster() const { return roster_; }

@@ -275,6 +275,9 @@ void SchedulerMachine::OnLeaveJob(Time now, Node& worker, Outputs& out) {
                 [&](const Suspicion& suspicion) { return &nodes_[suspicion.node] == &worker; });
   FinishBarriers(now, out);
   if (workers_here_ > 0) return;
+  for (const Node& node : nodes_) {
+    if (node.end) return FailNode(now, node, node.end->why, out);
+  }
   phase_ = Phase::kShuttingDown;  // S4
   suspicions_.clear();            // whoever held them has ended well
   for (Node& node : nodes_) {
@@ -299,7 +302,13 @@ void SchedulerMachine::OnPeerDown(Time now, const Node& from, const Message& mes
   if (report.node.role == from.id.role &&
       (report.node.rank == from.id.rank || report.node.rank < 0)) {
     if (phase_ == Phase::kShuttingDown || from.presence == Presence::kGone) return;
-    return FailNode(now, from, report.why, out);
+    if (HasReported(from)) return;
+    // The others shall see its end, and a launcher its status, before they end because of it.
+    Node& ending = nodes_[static_cast<std::size_t>(&from - nodes_.data())];
+    if (ending.end) return;
+    ending.end = End{report.why, now + options_.confirm_after};
+    tick_at_ = std::min(tick_at_, ending.end->due);
+    return;
   }
   if (from.presence != Presence::kHere) return;
   const auto index = IndexOf(report.node);
@@ -318,11 +327,25 @@ void SchedulerMachine::OnPeerDown(Time now, const Node& from, const Message& mes
   tick_at_ = std::min(tick_at_, suspicions_.back().due);
 }
 
+// Who has said that it lost another one ends because of that: its report is the cause, which shows
+// in what happens to the other one soon, or is taken for true.
+bool SchedulerMachine::HasReported(const Node& node) const {
+  const auto by = static_cast<std::size_t>(&node - nodes_.data());
+  return std::any_of(suspicions_.begin(), suspicions_.end(), [&](const Suspicion& suspicion) {
+    return std::find(suspicion.by.begin(), suspicion.by.end(), by) != suspicion.by.end();
+  });
+}
+
 void SchedulerMachine::CheckSuspicions(Time now, Outputs& out) {
+  for (const Node& node : nodes_) {
+    if (node.end && now >= node.end->due) return FailNode(now, node, node.end->why, out);
+  }
   for (const Suspicion& suspicion : suspicions_) {
     if (now < suspicion.due) continue;
+    const Node& node = nodes_[suspicion.node];
+    if (node.end) return FailNode(now, node, node.end->why, out);
     return FailNode(
-        now, nodes_[suspicion.node],
+        now, node,
         fmt::format("{} has lost it: {}", NameOf(nodes_[suspicion.by.front()], now), suspicion.why),
         out);
   }
@@ -344,14 +367,12 @@ void SchedulerMachine::OnLost(Time now, NodeId peer, const std::string& address,
   const bool expected = node->presence == Presence::kLeft || failure_ ||
                         (phase_ == Phase::kShuttingDown && node->id.role == Role::kServer);
   node->presence = Presence::kGone;
-  // Who has said that it lost another one has ended because of that: its report is the cause, which
-  // shows in what happens to the other one soon, or is taken for true.
-  const auto by = static_cast<std::size_t>(node - nodes_.data());
-  const bool effect =
-      std::any_of(suspicions_.begin(), suspicions_.end(), [&](const Suspicion& suspicion) {
-        return std::find(suspicion.by.begin(), suspicion.by.end(), by) != suspicion.by.end();
-      });
-  if (!expected && !effect) FailNode(now, *node, "its connection was lost: " + why, out);
+  if (node->end) {
+    FailNode(now, *node, node->end->why, out);
+    return CheckDone(now);
+  }
+  if (!expected && !HasReported(*node))
+    FailNode(now, *node, "its connection was lost: " + why, out);
   CheckDone(now);
 }
 
@@ -439,6 +460,9 @@ void SchedulerMachine::OnTime(Time now, Outputs& out) {
     Warn(now, out);
   }
   for (const Suspicion& suspicion : suspicions_) tick_at_ = std::min(tick_at_, suspicion.due);
+  for (const Node& node : nodes_) {
+    if (node.end && !failure_) tick_at_ = std::min(tick_at_, node.end->due);
+  }
   if (phase_ == Phase::kGathering && options_.start_timeout > Time{0}) {
     tick_at_ = std::min(tick_at_, started_ + options_.start_timeout);
   }

@@ -88,6 +88,10 @@ class SchedulerMachine {
     std::string address;
     bool has_asked = false;  // for the status: a program that comes and goes
   };
+  struct End {  // that a node has said it comes to
+    std::string why;
+    Time due{0};  // when the job fails because of it, unless its connection ends before
+  };
   struct Node {
     NodeId id;    // rank -1 until the roster, unless it wants one
     NodeId peer;  // as the transport knows it
@@ -99,6 +103,7 @@ class SchedulerMachine {
     // Of its last two heartbeats that had one, and when they came.
     StateBody state{}, state_before{};
     std::optional<Time> state_at{}, state_before_at{};
+    std::optional<End> end{};
   };
   struct Suspicion {  // a kPeerDown about a node that the scheduler has not lost
     std::size_t node;
@@ -132,6 +137,7 @@ class SchedulerMachine {
   void Warn(Time now, Outputs& out);
   void Fail(Time now, const NodeId& node, const std::string& address, const std::string& why,
             Outputs& out);
+  bool HasReported(const Node& node) const;
   void FailNode(Time now, const Node& node, const std::string& why, Outputs& out);
   void CheckDone(Time now);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <span>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,6 +25,31 @@ std::string_view RoleName(Role role) {
 std::string JoinAddress(const std::string& host, int port) {
   const bool is_ipv6 = host.find(':') != std::string::npos;
   return is_ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
+std::string InOneLine(std::string_view text) {
+  constexpr std::size_t kBytesMax = 1000;
+  constexpr std::size_t kLetterMax = 4;
+  std::string line;
+  bool space = false;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (code <= ' ' || code == 0x7F) {
+      space = true;
+      continue;
+    }
+    if (std::exchange(space, false) && !line.empty()) line += ' ';
+    line += c;
+    if (line.size() > kBytesMax) break;
+  }
+  if (line.size() <= kBytesMax) return line;
+  const auto continues = [&](std::size_t at) {
+    return (static_cast<unsigned char>(line[at]) & 0xC0) == 0x80;
+  };
+  std::size_t end = kBytesMax;
+  while (end > kBytesMax - kLetterMax && continues(end)) --end;
+  if (continues(end)) end = kBytesMax;  // no UTF-8
+  return line.substr(0, end) + "...";
 }
 
 std::string InSeconds(Time time) {

@@ -14,6 +14,9 @@ namespace heddle::kvstore::dist {
 std::string_view RoleName(Role role);
 // "127.0.0.1:9091", "[::1]:9091".
 std::string JoinAddress(const std::string& host, int port);
+// `text` as one line: runs of white space and control characters are a space; at most 1000 bytes,
+// of a longer one the first, up to the end of a letter in UTF-8, and "...".
+std::string InOneLine(std::string_view text);
 // "0.4 s".
 std::string InSeconds(Time time);
 // "a, b, c"; of a long list the first ones, and how many more there are: "a, b and 98 more".

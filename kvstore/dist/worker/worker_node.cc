@@ -18,7 +18,6 @@ namespace {
 constexpr std::uint64_t kLeaveToken = 1;  // no sink has this address
 // Requests between two looks: so many are answered with a few calls to the system.
 constexpr std::size_t kTakeAnswersEvery = 128;
-constexpr auto kExitWait = std::chrono::seconds(1);
 
 WorkerOptions MachineOptions(const DistOptions& options, Incarnation incarnation) {
   WorkerOptions machine;
@@ -125,10 +124,14 @@ bool WorkerNode::StoreMade() {
 void WorkerNode::StoreGone(bool orderly) {
   {
     MutexLock lock(mutex_);
-    orderly_ = orderly_ && orderly;
-    if (--stores_alive_ > 0 || !orderly_) return;
+    orderly = orderly_ = orderly_ && orderly;
+    if (--stores_alive_ > 0) return;
   }
-  Close();
+  if (orderly) {
+    Close();
+  } else {
+    Fail("an exception ended the part of its program that had its stores");
+  }
 }
 
 bool WorkerNode::orderly() {
@@ -136,19 +139,13 @@ bool WorkerNode::orderly() {
   return orderly_;
 }
 
-void WorkerNode::OnProcessExit(int status) {
-  if (status == 0) return;
-  Drive([&](Time, Outputs& out) REQUIRES(mutex_) {
+void WorkerNode::Fail(const std::string& why) {
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
     orderly_ = false;
-    member_->Fail(fmt::format("its process exited with status {}", status), out);
+    // Else that is the cause, and the scheduler has been told.
+    if (!machine_.failure()) FailMember(now, why, out);
   });
   transport_->Flush();
-  // The job's failure ends what stores that still live wait for.
-  const auto until = std::chrono::steady_clock::now() + kExitWait;
-  MutexLock lock(mutex_);
-  while (stores_alive_ > 0 && !member_->failure()) {
-    if (!changed_.WaitUntil(mutex_, until)) return;
-  }
 }
 
 void WorkerNode::Serve(Engine& engine) {

@@ -41,14 +41,14 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   // The number of the next store.
   std::uint32_t NewStore();
   // A store begins; false: the last one has gone already. When the last one is gone, the worker
-  // closes, unless one was not gone in order.
+  // closes, or has failed if one was not gone in order.
   bool StoreMade();
   void StoreGone(bool orderly);
   // False: it has ended without leaving in order.
   bool orderly();
-  // The process ends. With a status other than 0 the job is told that this worker has failed, also
-  // if it has left in order; returns when the message has gone.
-  void OnProcessExit(int status);
+  // This worker has failed, also if it has left in order, and its process ends: the job is told
+  // why. Returns when the message has gone; what the stores wait for ends with an error.
+  void Fail(const std::string& why);
 
   // For one engine at a time; threads that wait in others get their answers from the transport's
   // own thread.

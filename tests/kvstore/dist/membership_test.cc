@@ -68,6 +68,9 @@ class SchedulerTest : public testing::Test {
   Outputs ReportLost(NodeId from, NodeId lost) {
     return Say(from, {.kind = Kind::kPeerDown, .meta = Encode(FailureBody{lost, "", "reset"})});
   }
+  Outputs SayOwnEnd(NodeId node, const std::string& why) {
+    return Say(node, {.kind = Kind::kPeerDown, .meta = Encode(FailureBody{node, "", why})});
+  }
   Outputs Lose(NodeId peer) {
     Outputs out;
     scheduler_->OnLost(now_, peer, "10.9.9.9:9", "connection reset", out);
@@ -476,11 +479,36 @@ TEST_F(SchedulerTest, ItsWordCountsIfNothingElseIsSeenOfTheOther) {
   EXPECT_THAT(WhyFailed(), AllOf(HasSubstr("server 0 at " + Address(3)), HasSubstr("worker 0")));
 }
 
+// The job fails when the node's process has ended, so that a launcher sees that first.
 TEST_F(SchedulerTest, ANodeMayReportItself) {
   StartJob();
-  Say(Worker(1), {.kind = Kind::kPeerDown,
-                  .meta = Encode(FailureBody{Worker(1), "", "its program threw std::bad_alloc"})});
+  SayOwnEnd(Worker(1), "its program threw std::bad_alloc");
+  ReportLost(Server(0), Worker(1));  // which sees the end sooner than the scheduler
+  EXPECT_FALSE(scheduler_->failure());
+  Lose(Worker(1));
   EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its program threw"));
+}
+
+TEST_F(SchedulerTest, ANodeThatReportsItselfAndGoesOnIsBelievedAfterAMoment) {
+  StartJob();
+  const std::vector<NodeId> all = {Worker(0), Worker(1), Server(0)};
+  SayOwnEnd(Worker(1), "its program threw std::bad_alloc");
+  Pass(milliseconds(400), all);
+  EXPECT_FALSE(scheduler_->failure());
+  Pass(milliseconds(200), all);
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its program threw"));
+}
+
+// Its program ended by the NetworkError that it got for the lost server.
+TEST_F(SchedulerTest, WhoReportsItselfAfterItHasLostAnotherIsNotTheCause) {
+  StartJob();
+  ReportLost(Worker(1), Server(0));
+  SayOwnEnd(Worker(1), "its process exited with status 1");
+  EXPECT_FALSE(scheduler_->failure());
+  Lose(Worker(1));
+  EXPECT_FALSE(scheduler_->failure());
+  Lose(Server(0));
+  EXPECT_THAT(WhyFailed(), HasSubstr("server 0 at " + Address(3)));
 }
 
 TEST_F(SchedulerTest, ReportsAboutStrangersAndThoseWhoLeftMeanNothing) {
@@ -497,8 +525,17 @@ TEST_F(SchedulerTest, ReportsAboutStrangersAndThoseWhoLeftMeanNothing) {
 TEST_F(SchedulerTest, AWorkerMayReportItselfAlsoWhenItHasLeft) {
   StartJob();
   Say(Worker(1), Kind::kLeaveJob);
-  Say(Worker(1), {.kind = Kind::kPeerDown,
-                  .meta = Encode(FailureBody{Worker(1), "", "its process exited with status 3"})});
+  SayOwnEnd(Worker(1), "its process exited with status 3");
+  EXPECT_FALSE(scheduler_->failure());
+  Lose(Worker(1));
+  EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its process exited"));
+}
+
+TEST_F(SchedulerTest, ABadEndIsNotForgottenWhenTheOthersLeaveBeforeItIsSeen) {
+  StartJob();
+  Say(Worker(1), Kind::kLeaveJob);
+  SayOwnEnd(Worker(1), "its process exited with status 3");
+  Say(Worker(0), Kind::kLeaveJob);
   EXPECT_THAT(WhyFailed(), HasSubstr("worker 1 at " + Address(2) + ": its process exited"));
 }
 
@@ -855,6 +892,29 @@ TEST_F(MemberTest, TellsOfItsOwnEnd) {
   EXPECT_EQ(body.node, Worker(3));
   EXPECT_EQ(body.address, "10.0.0.1:1");
   EXPECT_EQ(body.why, "its program threw std::bad_alloc");
+}
+
+// What an exception says may be as long as it likes, and have lines.
+TEST_F(MemberTest, TellsOfItsOwnEndInOneBoundedLine) {
+  const auto told = [&](const std::string& why) {
+    Make(Role::kWorker);
+    Join();
+    Hear(Roster());
+    Outputs out;
+    member_->Fail(why, out);
+    FailureBody body;
+    EXPECT_TRUE(out.messages.size() == 1 && Decode(out.messages[0].message.meta, &body));
+    return body.why;
+  };
+  EXPECT_EQ(told("one\r\ntwo\x1b[31m\tthree"), "one two [31m three");
+  EXPECT_EQ(told("ends \n"), "ends");
+  EXPECT_EQ(told(std::string(1000, 'x')), std::string(1000, 'x'));
+  EXPECT_EQ(told(std::string(1001, 'x')), std::string(1000, 'x') + "...");
+  // Not in the midst of a letter: of the 334th of three bytes only one would have room.
+  std::string letters;
+  for (int i = 0; i < 100000; ++i) letters += "\u2713";
+  EXPECT_EQ(told(letters), letters.substr(0, 999) + "...");
+  EXPECT_EQ(told(std::string(5000, '\x80')).size(), 1003U);  // no text at all
 }
 
 TEST_F(MemberTest, TellsOfABadEndAlsoWhenItHasLeft) {
