@@ -360,8 +360,9 @@ def _serve_unless_worker() -> None:
 
 
 def _end_in_order() -> None:
-    """Stores leave their job at exit, while there is an engine; but not after an uncaught exception or a sys.exit with
-    another status than 0, since an orderly end would tell the others that this worker has finished."""
+    """At exit stores are closed, while there is an engine, and the worker leaves the job when the process ends with
+    status 0: an orderly end before that would tell the others that it has finished. After an uncaught exception, or a
+    sys.exit with another status, what the stores still wait for is given up, and the others are told why."""
     if _dist_stores:
         return
     plain_exit = sys.exit
@@ -383,22 +384,36 @@ def _end_in_order() -> None:
         trace = getattr(sys, "last_traceback", None)
         return trace is not None and trace.tb_frame.f_back is None and not hasattr(sys, "ps1")
 
-    def failing_status():
+    def in_words(thing):
+        # What the program raised may be anything.
+        try:
+            return str(thing).encode("utf-8", "backslashreplace").decode()
+        except Exception as error:
+            return f"(its text raised {type(error).__name__})"
+
+    def failure():
+        # The status, and why; 0: none.
         if is_uncaught():
-            return 1
+            error = sys.last_value
+            text = in_words(error)
+            return 1, f"its program ended by an uncaught exception: {type(error).__qualname__}" + (text and f": {text}")
         if not _exiting or _exiting[1].f_lasti != _exiting[2] or _exiting[0] is None:
-            return 0
-        return _exiting[0] & 0xFF if isinstance(_exiting[0], int) else 1
+            return 0, ""
+        if isinstance(_exiting[0], int):
+            return _exiting[0] & 0xFF, f"its process exited with status {_exiting[0] & 0xFF}"
+        return 1, f"its process exited with status 1: {in_words(_exiting[0])}"
 
     def leave():
         global _exiting
         stores = _live_dist_stores()
-        status = failing_status()
+        status, why = failure()
         if stores and status:
             sys.stdout.flush()
             sys.stderr.flush()
+            _core.fail_worker(why)
             os._exit(status)
         _exiting = ()
+        _core.leave_at_process_exit()
         for store in stores:
             store.close()
 

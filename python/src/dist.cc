@@ -1,4 +1,4 @@
-// The roles of a distributed job that are no workers.
+// The roles of a distributed job that are no workers, and how a worker ends.
 #include <heddle/dist.h>
 
 #include <future>
@@ -11,6 +11,7 @@
 #include <nanobind/stl/string.h>
 
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/run.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
 
@@ -123,6 +124,17 @@ struct PyServerOptimizers {
 void BindDist(nb::module_& m) {
   m.def("dist_role", [] { return std::string(DistRoleName(DistOptions::FromEnvironment().role)); });
   m.def("trace_command", [] { return kvstore::dist::kTraceCommand; });
+  m.def(
+      "fail_worker",
+      [](const std::string& why) {
+        const Unlocked unlocked;
+        kvstore::dist::FailProcessWorker(why);
+      },
+      nb::arg("why"));
+  m.def("leave_at_process_exit", [] {
+    const Unlocked unlocked;
+    kvstore::dist::LeaveAtProcessExit();
+  });
   m.def("run_scheduler", [] {
     const Unlocked unlocked;
     RunScheduler(DistOptions::FromEnvironment());

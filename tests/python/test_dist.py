@@ -261,6 +261,37 @@ def test_an_uncaught_exception_fails_the_job_by_name(tmp_path, hook):
     """).finish()
     assert ended["worker 1"][0] == 1 and "out of luck" in ended["worker 1"][2], ended["worker 1"]
     assert ended["worker 0"][0] == 1 and "worker 1" in ended["worker 0"][1], ended["worker 0"]
+    for other in ("worker 0", "server 0", "scheduler 0"):
+        told = ended[other][1] + ended[other][2]
+        assert "its program ended by an uncaught exception: ValueError: out of luck" in told, ended[other]
+
+
+@pytest.mark.parametrize("raised, told", [
+    ("raise KeyboardInterrupt", "KeyboardInterrupt\n"),
+    ("raise OSError(2, 'No such file', 'a\\nb\\udcff')", r"FileNotFoundError: [Errno 2] No such file: 'a\nb\udcff'"),
+    ("raise Wordless", "Wordless: (its text raised ZeroDivisionError)"),
+    ("raise RuntimeError('x' * 20000)", "RuntimeError: " + "x" * 500),
+    ("sys.exit('no data\\nat all')", "its process exited with status 1: no data at all"),
+])
+def test_the_others_are_told_why_a_worker_has_failed(tmp_path, raised, told):
+    ended = Job(tmp_path, f"""
+        import sys
+        import heddle as mx
+        class Wordless(Exception):
+            def __str__(self):
+                return 1 / 0
+        kv = mx.kv.create("dist_sync")
+        if kv.rank == 1:
+            {raised}
+        try:
+            kv.barrier()
+        except mx.Error as error:
+            print(error)
+    """).finish()
+    assert ended["worker 1"][0] != 0, ended["worker 1"]
+    for other in ("worker 0", "scheduler 0"):
+        assert told in ended[other][1] + ended[other][2], ended[other]
+        assert max(map(len, ended[other][1].splitlines()), default=0) < 2000, ended[other]
 
 
 @pytest.mark.parametrize("last_line, leave", [("sys.exit(train())", "pass"), ("train()", "sys.exit(3)"),
@@ -290,7 +321,32 @@ def test_a_failing_exit_fails_the_job_by_name(tmp_path, last_line, leave):
     """).finish()
     assert ended["worker 1"][0] == 3, ended["worker 1"]
     assert "worker 1" in ended["worker 0"][1], ended["worker 0"]
+    assert "exited with status 3" in ended["worker 0"][1], ended["worker 0"]
     assert ended["scheduler 0"][0] == 1, ended["scheduler 0"]
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(3)", "exit(3)", "raise SystemExit(3)"])
+def test_a_failing_exit_with_a_store_that_lives_leaves_no_round_to_the_others(tmp_path, leave):
+    """Other ways than sys.exit used to leave in order first."""
+    ended = Job(tmp_path, f"""
+        import sys
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.ones((2,)))
+        kv.barrier()
+        if kv.rank == 1:
+            {leave}
+        out = mx.nd.zeros((2,))
+        try:
+            while True:
+                kv.pushpull("w", mx.nd.ones((2,)), out=out)
+                if out.asnumpy()[0] != 2:
+                    print("a round without worker 1")
+        except mx.Error as error:
+            print(error)
+    """).finish()
+    assert ended["worker 1"][0] == 3, ended["worker 1"]
+    assert "exited with status 3" in ended["worker 0"][1] and "a round without" not in ended["worker 0"][1], ended["worker 0"]
 
 
 def test_an_exit_that_is_caught_fails_nothing(tmp_path):
