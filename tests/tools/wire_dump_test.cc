@@ -170,6 +170,13 @@ TEST(WireDumpCommand, ACutOrDamagedCaptureIsPrintedAsFarAsItGoes) {
   EXPECT_THAT(damaged.output, HasSubstr("at byte 16: a message of unknown kind 0"));
 }
 
+// It used to be a capture that ends within its preamble.
+TEST(WireDumpCommand, AFolderIsToldFromAnEmptyCapture) {
+  const ProgramResult result = RunProgram({kHeddle, "wire-dump", "/"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("/: cannot be read: Is a directory"));
+}
+
 TEST(WireDumpCommand, AMissingFileIsNamed) {
   const ProgramResult result = RunProgram({kHeddle, "wire-dump", "/no/such/capture"});
   EXPECT_NE(result.status, 0);

@@ -43,6 +43,10 @@ void Dump(std::istream& in, const std::string& name, const Options& options) {
       throw IoError(fmt::format("{}: {}", name, stream.why()));
     }
   }
+  if (in.bad()) {
+    throw IoError(
+        fmt::format("{}: cannot be read: {}", name, std::generic_category().message(errno)));
+  }
   fmt::print("{} messages\n", count);
   const std::string missing = stream.Missing();
   if (!missing.empty()) throw IoError(fmt::format("{}: {}", name, missing));
