@@ -78,7 +78,8 @@ TransportFactory TcpTransports(const DistOptions& options) {
 namespace {
 
 // The worker that this process is. Its node outlives the stores, to tell the job how the process
-// ends.
+// ends. After an end without order it stays until the process has ended: a launcher shall see that
+// before the ends of others that follow from it.
 class ProcessWorker {
  public:
   // With one more store, for which StoreGone will be called.
@@ -111,15 +112,6 @@ class ProcessWorker {
     return node;
   }
 
-  // After an end without order the connections close at once, which tells the others; at exit they
-  // close with the process, so that a launcher sees its status before theirs.
-  void StoreGone(std::shared_ptr<WorkerNode> node, bool orderly) EXCLUDES(mutex_) {
-    node->StoreGone(orderly);
-    if (node->orderly()) return;
-    MutexLock lock(mutex_);
-    if (!exiting_) node_.reset();
-  }
-
   void Fail(const std::string& why) EXCLUDES(mutex_) {
     const std::shared_ptr<WorkerNode> node = Present();
     if (node != nullptr) node->Fail(why);
@@ -146,9 +138,8 @@ class ProcessWorker {
     bool leaves = false;
     {
       MutexLock lock(mutex_);
-      exiting_ = status != 0;
       leaves = leaves_at_exit_;
-      if (!exiting_) node_.reset();
+      if (status == 0) node_.reset();
     }
     if (status != 0) {
       node->Fail(fmt::format("its process exited with status {}", status));
@@ -163,7 +154,6 @@ class ProcessWorker {
   std::shared_ptr<WorkerNode> node_ GUARDED_BY(mutex_);
   pid_t process_ GUARDED_BY(mutex_) = 0;
   bool leaves_at_exit_ GUARDED_BY(mutex_) = false;
-  bool exiting_ GUARDED_BY(mutex_) = false;  // with a status other than 0
 };
 
 ProcessWorker& TheWorker() {
@@ -181,9 +171,8 @@ std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engin
   std::shared_ptr<WorkerNode> node = TheWorker().Get();
   // The last store that holds it leaves the job.
   WorkerNode* const borrowed = node.get();
-  const std::shared_ptr<WorkerLink> link(borrowed, [node](WorkerLink*) mutable {
-    TheWorker().StoreGone(std::move(node), std::uncaught_exceptions() == 0);
-  });
+  const std::shared_ptr<WorkerLink> link(
+      borrowed, [node](WorkerLink*) { node->StoreGone(std::uncaught_exceptions() == 0); });
   return MakeDistStore(engine, type, link, borrowed->NewStore());
 }
 

@@ -134,11 +134,6 @@ void WorkerNode::StoreGone(bool orderly) {
   }
 }
 
-bool WorkerNode::orderly() {
-  MutexLock lock(mutex_);
-  return orderly_;
-}
-
 void WorkerNode::Fail(const std::string& why) {
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
     orderly_ = false;

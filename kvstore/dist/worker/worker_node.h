@@ -44,8 +44,6 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   // closes, or has failed if one was not gone in order.
   bool StoreMade();
   void StoreGone(bool orderly);
-  // False: it has ended without leaving in order.
-  bool orderly();
   // This worker has failed, also if it has left in order, and its process ends: the job is told
   // why. Returns when the message has gone; what the stores wait for ends with an error.
   void Fail(const std::string& why);
