@@ -180,10 +180,8 @@ void SumFixed(std::span<const void* const> inputs, T* out, std::size_t count) {
   if (i != count) SumSteps<1, false>(One{}, inputs, out, i, count);
 }
 
-// With very many inputs the processor loses track of which lines come next. Putting sums aside
-// costs something too, so only from so many on do groups of them take turns.
-template <typename T>
-constexpr std::size_t kOneGroupMost = sizeof(T) < sizeof(float) ? 15 : 11;
+// With very many inputs the processor loses track of which lines come next, so groups of them take
+// turns. Putting sums aside costs something too.
 constexpr std::size_t kGroup = 8;
 // Elements whose sums lie in the second-level cache between one group of inputs and the next: the
 // longer, the fewer times the processor has to learn where a group's lines lie.
@@ -266,11 +264,9 @@ HWY_INLINE void SumAny(Wide wide, One one, std::span<const void* const> inputs, 
 template <class Wide, class One, typename T>
 HWY_INLINE void SumCommon(std::span<const void* const> inputs, T* out, std::size_t count,
                           bool streaming) {
-  const std::size_t bytes = (inputs.size() + 1) * count * sizeof(T);
   const bool streams = streaming && Wide{}.lanes() * sizeof(T) >= 16;
   const bool known = inputs.size() >= 2 && inputs.size() <= kMostFixed;
-  const bool one_group = inputs.size() <= kOneGroupMost<T>;
-  if (streams && !one_group && (!known || bytes >= kStreamingBytesMin)) {
+  if (streams && inputs.size() > kMostFixed) {
     SumGroups<Wide, One, T>(inputs, out, count);
   } else if (!known) {
     SumAny(Wide{}, One{}, inputs, out, count, streaming);
