@@ -278,11 +278,16 @@ ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
   if (in.size() < kHeaderLengthBytes) {
     throw IoError(fmt::format("{}: expected a safetensors file, found {} bytes", file, in.size()));
   }
-  unsigned char length_bytes[kHeaderLengthBytes];
-  in.Read(0, length_bytes, kHeaderLengthBytes);
+  unsigned char begin[kHeaderLengthBytes + 1] = {};
+  in.Read(0, begin, std::min<std::int64_t>(in.size(), sizeof(begin)));
   std::uint64_t length = 0;
   for (int i = 0; i < kHeaderLengthBytes; ++i) {
-    length |= static_cast<std::uint64_t>(length_bytes[i]) << (8 * i);
+    length |= static_cast<std::uint64_t>(begin[i]) << (8 * i);
+  }
+  if (in.size() > kHeaderLengthBytes && begin[kHeaderLengthBytes] != '{') {
+    throw IoError(fmt::format(
+        "{}: expected a safetensors file, found another format: no header begins at byte {}", file,
+        kHeaderLengthBytes));
   }
   const std::int64_t length_max = std::min(kHeaderBytesMax, in.size() - kHeaderLengthBytes);
   if (length > static_cast<std::uint64_t>(length_max)) {
