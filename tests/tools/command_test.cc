@@ -139,6 +139,9 @@ TEST(DoctorCommand, ChecksTheSettingsOfAJobAndKeepsItsSecret) {
   const ProgramResult bad = RunProgram({kHeddle, "doctor"}, {"DMLC_NUM_WORKER=2", "HEDDLE_RANK=2"});
   EXPECT_EQ(bad.status, 1);
   EXPECT_THAT(bad.output, HasSubstr("rank 2 (HEDDLE_RANK)"));
+  const ProgramResult part = RunProgram({kHeddle, "doctor"}, {"DMLC_ROLE=worker"});
+  EXPECT_EQ(part.status, 1);
+  EXPECT_THAT(part.output, HasSubstr("PROBLEM               worker: root_host is missing"));
 }
 
 TEST(DoctorCommand, SaysWhereAProcessWouldListenOrWhyItCannot) {

@@ -212,6 +212,8 @@ void CheckDist(int& problems) {
     const DistOptions options = DistOptions::FromEnvironment();
     for (const auto& [field, source] : options.sources) Line(options.Describe(field), "");
     if (options.sources.empty()) Line("no setting of a job is there", "");
+    // Who has a role is to join a job, for which some settings have to be there.
+    if (options.sources.contains("role")) Checked(problems, [&] { options.Validate(); });
     problems += CheckJobSetUp(options, Line);
   });
 }
