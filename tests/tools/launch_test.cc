@@ -447,6 +447,62 @@ TEST_F(LaunchTest, AServerOrSchedulerThatFailsFailsTheJob) {
   }
 }
 
+// Scheduler and servers end with 1 when the job has failed, and the launcher may see that before
+// the end of who was the cause.
+class LaunchCauseTest : public LaunchTest {
+ protected:
+  // Of a process that ends with 1, and of one that goes on with `then` when the launcher has seen
+  // that end.
+  std::string Follows() const {
+    return "echo $$ > " + folder_ / "new" + "; mv " + folder_ / "new " + file_ + "; exit 1";
+  }
+  std::string AfterThat(const std::string& then) const {
+    return "while ! [ -e " + file_ + " ]; do sleep 0.01; done; while [ -e /proc/$(cat " + file_ +
+           ") ]; do sleep 0.01; done; " + then;
+  }
+
+  ProgramResult Run(const Strings& options, const std::string& worker) const {
+    std::filesystem::remove(file_);
+    return RunLaunch(options, Shell(worker));
+  }
+
+ private:
+  const TempFolder folder_;
+  const std::string file_ = folder_ / "follower";
+};
+
+TEST_F(LaunchCauseTest, AServersOrSchedulersEndGivesWayToTheWorkersThatWasTheCause) {
+  for (const std::string role : {"scheduler", "server"}) {
+    for (const auto& [end, status] : {std::pair("exit 5", 5), std::pair("kill -KILL $$", 137)}) {
+      const ProgramResult result =
+          Run({"-n", "2", "-s", "1", "--" + role + "-command", Follows()},
+              "if [ $HEDDLE_RANK = 0 ]; then exec sleep 1000; fi; " + AfterThat(end));
+      EXPECT_EQ(result.status, status) << result.output;
+      EXPECT_THAT(result.output,
+                  AllOf(HasSubstr("[launch] worker 1"), Not(HasSubstr("[launch] " + role))));
+      EXPECT_THAT(Left(), IsEmpty());
+    }
+  }
+}
+
+TEST_F(LaunchCauseTest, TheSchedulersEndGivesWayToTheServersThatWasTheCause) {
+  const ProgramResult result = Run({"-n", "1", "-s", "1", "--scheduler-command", Follows(),
+                                    "--server-command", AfterThat("kill -KILL $$")},
+                                   "exec sleep 1000");
+  EXPECT_EQ(result.status, 137) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("[launch] server 0"));
+}
+
+TEST_F(LaunchCauseTest, WhereNobodyElseFailsTheSchedulersEndCounts) {
+  for (const std::string& worker : {std::string("exec sleep 1000"), AfterThat("exit 0")}) {
+    const ProgramResult result =
+        Run({"-n", "2", "-s", "1", "--scheduler-command", Follows()}, worker);
+    EXPECT_EQ(result.status, 1) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("[launch] scheduler"));
+    EXPECT_THAT(Left(), IsEmpty());
+  }
+}
+
 TEST_F(LaunchTest, ServersMayEndByThemselvesWhenTheWorkersHave) {
   const TempFolder folder;
   const std::string server = "while ! [ -e " + folder / "end" +

@@ -25,6 +25,10 @@ namespace {
 
 // For the last output of a job that was interrupted to be taken by a reader who may be gone.
 constexpr std::chrono::seconds kLastOutputTime{1};
+// What servers and the scheduler exit with when their job has failed, whoever was the cause; and
+// for how long that gives way to another process's failure.
+constexpr int kJobFailedStatus = 1;
+constexpr std::chrono::seconds kCauseTime{1};
 // For what runs on other hosts to be killed by its keepers there.
 constexpr std::chrono::seconds kPartKillTime{5};
 
@@ -112,20 +116,21 @@ void JobKeeper::Start(Task task) {
 LineSource JobKeeper::Source(const Task& task, FileDescriptor fd, LineSink& sink) {
   if (!task.is_carrier) return {std::move(fd), fmt::format("[{}] ", task.name), sink};
   return {std::move(fd),
-          [this, name = task.name](std::string_view line, LineSink& to) {
-            ShowCarried(name, line, to);
+          [this, name = task.name, works = task.works](std::string_view line, LineSink& to) {
+            ShowCarried(name, works, line, to);
           },
           sink};
 }
 
-void JobKeeper::ShowCarried(const std::string& carrier, std::string_view line, LineSink& sink) {
+void JobKeeper::ShowCarried(const std::string& carrier, bool works, std::string_view line,
+                            LineSink& sink) {
   if (line.starts_with(kFailureMark)) {
     const std::size_t end = line.find("] ");
     const std::optional<int> status =
         end == std::string_view::npos
             ? std::nullopt
             : ParseWhole<int>(line.substr(kFailureMark.size(), end - kFailureMark.size()));
-    if (status) return Fail(*status, line.substr(end + 2));
+    if (status) return OnFailure(works, *status, line.substr(end + 2));
   }
   // What has no name in front is the carrier's own.
   sink.Append(line.starts_with("[") ? "" : fmt::format("[{}] ", carrier), line);
@@ -190,12 +195,14 @@ void JobKeeper::ReadSignals() {
     }
     fd.Close();
     interrupted_ = true;
+    if (phase_ == Phase::kFailed) FailWithoutCause();
     if (phase_ == Phase::kRunning || phase_ == Phase::kLingering) Stop(SIGTERM);
   }
 }
 
 void JobKeeper::OnSignal(int signal) {
   interrupted_ = true;
+  if (phase_ == Phase::kFailed) return FailWithoutCause();
   if (status_ == 0) status_ = 128 + signal;
   if (phase_ == Phase::kStopping) return Kill();  // the user is in a hurry
   if (phase_ != Phase::kKilled) Stop(signal == SIGINT ? SIGINT : SIGTERM);
@@ -212,6 +219,7 @@ void JobKeeper::ReapAll() {
     if (process != processes_.end()) OnEnd(*process, wait_status);  // else an adopted orphan
   }
   has_children_ = pid == 0;
+  if (phase_ == Phase::kFailed && !AnyLeft()) FailWithoutCause();
 }
 
 void JobKeeper::OnEnd(Process& process, int wait_status) {
@@ -222,8 +230,8 @@ void JobKeeper::OnEnd(Process& process, int wait_status) {
   while (process.err.ReadSome()) continue;
   if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) return;
   if (ExitStatus(wait_status) != 0) {
-    return Fail(
-        ExitStatus(wait_status),
+    return OnFailure(
+        process.works, ExitStatus(wait_status),
         fmt::format("{} (process {}{}) {}; stopping the job", process.name, pid,
                     options_.is_part ? " on " + HostName() : "", DescribeStatus(wait_status)));
   }
@@ -241,8 +249,22 @@ void JobKeeper::OnDeadline() {
                     options_.linger.count()));
     return Stop(SIGTERM);
   }
+  if (phase_ == Phase::kFailed) return FailWithoutCause();
   Kill();
 }
+
+// Servers and the scheduler learn of a process's end while the system still takes it apart, so
+// theirs may be seen before it. Until then nobody is asked to end: the cause would have died of
+// that.
+void JobKeeper::OnFailure(bool works, int status, std::string_view what) {
+  if (works || status != kJobFailedStatus) return Fail(status, what);
+  if (phase_ != Phase::kRunning && phase_ != Phase::kLingering) return;
+  phase_ = Phase::kFailed;
+  deadline_ = Clock::now() + kCauseTime;
+  failure_ = what;
+}
+
+void JobKeeper::FailWithoutCause() { Fail(kJobFailedStatus, failure_); }
 
 void JobKeeper::Stop(int signal) {
   phase_ = Phase::kStopping;

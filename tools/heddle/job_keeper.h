@@ -84,6 +84,7 @@ class JobKeeper {
   enum class Phase {
     kRunning,    // something works
     kLingering,  // all that works has ended well; the others may end by themselves until deadline_
+    kFailed,     // by failure_, unless it is told of its cause until deadline_
     kStopping,   // all were asked to end; killed at deadline_
     kKilled,     // carriers have until deadline_ to bring that to the other hosts
   };
@@ -91,7 +92,7 @@ class JobKeeper {
   void StartAll();
   void Start(Task task);
   LineSource Source(const Task& task, FileDescriptor fd, LineSink& sink);
-  void ShowCarried(const std::string& carrier, std::string_view line, LineSink& sink);
+  void ShowCarried(const std::string& carrier, bool works, std::string_view line, LineSink& sink);
 
   void Step();  // waits for something to happen, and handles it
   int PollTimeoutMs() const;
@@ -103,6 +104,8 @@ class JobKeeper {
   void ReapAll();
   void OnEnd(Process& process, int wait_status);
   void OnDeadline();
+  void OnFailure(bool works, int status, std::string_view what);
+  void FailWithoutCause();
   void Stop(int signal);
   void Kill();
   void Fail(int status, std::string_view what);
@@ -123,6 +126,7 @@ class JobKeeper {
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_ = Clock::time_point::max();
   int status_ = 0;            // of the first failure
+  std::string failure_;       // in kFailed: a server's or the scheduler's end, as said to the user
   bool interrupted_ = false;  // by a signal, or the other side's death
 };
 
