@@ -38,6 +38,7 @@ using ::testing::Not;
 
 constexpr const char* kHeddle = HEDDLE_COMMAND;
 const std::string kProgram = JOB_PROGRAM;
+constexpr const char* kWorker = WORKER_PROGRAM;
 
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines;
@@ -402,6 +403,27 @@ TEST_F(LaunchSignalTest, KilledAtAnyMomentItLeavesNothing) {
     }
     ASSERT_THAT(LeftInTheEnd(), IsEmpty());
   }
+}
+
+// Also those that a script waits for; who has no handler lives on.
+TEST_F(LaunchSignalTest, UserSignal1AsksAllRolesForTheirState) {
+  RunningProgram launcher(
+      Launch({"-n", "2", "-s", "1", "--scheduler-command", std::string(kHeddle) + " scheduler",
+              "--server-command", std::string(kHeddle) + " server; exit $?"},
+             Shell("if [ $HEDDLE_RANK = 0 ]; then " + std::string(kWorker) + " forever; exit $?; " +
+                   "else exec " + kWorker + " forever; fi")));
+  launcher.ReadUntil("started");
+  launcher.ReadUntil("started");
+  launcher.Signal(SIGUSR1);
+  Strings missing = {"[scheduler] scheduler at ", "[server 0] server 0, scheduler at ",
+                     "[worker 0] worker 0, scheduler at ", "[worker 1] worker 1, scheduler at "};
+  while (!missing.empty()) {
+    const std::string line = launcher.ReadLine();
+    ASSERT_NE(line, "") << "ended without '" << missing[0] << "'";
+    std::erase_if(missing, [&](const std::string& text) { return line.starts_with(text); });
+  }
+  launcher.Signal(SIGTERM);
+  EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
 }
 
 // Worker 1 fails once worker 0 is ready for what follows.

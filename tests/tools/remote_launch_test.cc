@@ -248,6 +248,29 @@ TEST_P(RemoteLaunchSignalTest, ASecondSignalDoesNotWaitForTheGraceToPass) {
   EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
   EXPECT_THAT(LeftInTheEnd(), IsEmpty());
 }
+TEST_P(RemoteLaunchSignalTest, UserSignal1AsksRolesForTheirStateAndEndsNothing) {
+  if (site_->Around({}) != Strings{})
+    GTEST_SKIP() << "what is around the launcher has rules of its own";
+  RunningProgram launcher(Launch({"-n", "2", "-s", "1"}, {kWorker, "forever"}),
+                          site_->Environment());
+  launcher.ReadUntil("started");
+  launcher.ReadUntil("started");
+  launcher.Signal(SIGUSR1);
+  Strings missing = {"[scheduler] scheduler at "};
+  if (GetParam().launcher != "mpi") {  // mpirun passes the signal on to end the processes
+    for (const char* const name : {"server 0", "worker 0", "worker 1"}) {
+      missing.push_back("[" + std::string(name) + "] " + name + ", scheduler at ");
+    }
+  }
+  while (!missing.empty()) {
+    const std::string line = launcher.ReadLine();
+    ASSERT_NE(line, "") << "ended without '" << missing[0] << "'";
+    std::erase_if(missing, [&](const std::string& text) { return line.starts_with(text); });
+  }
+  launcher.Signal(SIGTERM);
+  EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
+  EXPECT_THAT(LeftInTheEnd(), IsEmpty());
+}
 TEST_P(RemoteLaunchSignalTest, KilledItLeavesNothing) {
   if (site_->Around({}) != Strings{}) GTEST_SKIP() << "killed would be what is around the launcher";
   EndBy(SIGKILL);

@@ -201,6 +201,7 @@ void JobKeeper::ReadSignals() {
 }
 
 void JobKeeper::OnSignal(int signal) {
+  if (signal == SIGUSR1) return AskForState();
   interrupted_ = true;
   if (phase_ == Phase::kFailed) return FailWithoutCause();
   if (status_ == 0) status_ = 128 + signal;
@@ -314,6 +315,22 @@ void JobKeeper::SignalAll(int signal) {
     kill(-process.pid, process.stop_signal != 0 ? process.stop_signal : signal);
     kill(-process.pid, SIGCONT);  // one that was stopped must run to end
   }
+}
+
+// Those that do not handle it, such as shells and programs that have no store yet, would die of it.
+// mpirun would end its processes.
+void JobKeeper::AskForState() {
+  std::vector<pid_t> groups;
+  for (Process& process : processes_) {
+    if (process.pid < 0 || process.stop_signal == SIGUSR1) continue;
+    if (process.in == nullptr) {
+      groups.push_back(process.pid);
+      continue;
+    }
+    process.in->AppendBytes(std::string(1, static_cast<char>(SIGUSR1)));
+    process.in->WriteSome();
+  }
+  SignalHandlers(groups, SIGUSR1);
 }
 
 bool JobKeeper::AnyLeft() const {

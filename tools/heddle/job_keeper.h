@@ -33,7 +33,6 @@
 
 namespace heddle::tools {
 
-// Threads: the process has one.
 // What a line of a part's keeper begins with that tells of a failure: the mark, the status, "] ".
 inline constexpr std::string_view kFailureMark = "[failed ";
 
@@ -54,13 +53,15 @@ struct KeeperOptions {
 
 // Runs tasks to their end, in a keeper of their own that this process watches, and returns the
 // exit status (see Launcher::Run). `signals`: a descriptor whose bytes are signals that ask to
-// stop, as does its end; -1: none. Throws IoError if nothing was started.
+// stop, as does its end, or for the state (SIGUSR1); -1: none. Throws IoError if nothing was
+// started.
 int KeepTasks(std::vector<Task> tasks, const KeeperOptions& options, int signals = -1);
 
 // Threads: the process has one.
 class JobKeeper {
  public:
-  // `signals`: each byte is the number of a signal that asks to stop; their end does too.
+  // `signals`: each byte is the number of a signal that asks to stop, or for the state (SIGUSR1);
+  // their end asks to stop too.
   JobKeeper(std::vector<Task> tasks, const KeeperOptions& options,
             std::vector<FileDescriptor> signals);
 
@@ -110,6 +111,7 @@ class JobKeeper {
   void Kill();
   void Fail(int status, std::string_view what);
   void SignalAll(int signal);
+  void AskForState();
   bool AnyLeft() const;
   bool AnyWorks() const;
   void DrainOutput();

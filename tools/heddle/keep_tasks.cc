@@ -19,10 +19,9 @@ namespace {
 // The signals that the launcher handles; blocked as long as the object lives.
 class BlockedSignals {
  public:
-  explicit BlockedSignals(bool is_part) {
+  BlockedSignals() {
     sigemptyset(&set_);
-    for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&set_, signal);
-    if (is_part) sigaddset(&set_, SIGUSR1);            // which mpirun passes on
+    for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGCHLD}) sigaddset(&set_, signal);
     if (!IsIgnored(SIGHUP)) sigaddset(&set_, SIGHUP);  // else run by nohup
     sigprocmask(SIG_BLOCK, &set_, &before_);
   }
@@ -46,9 +45,11 @@ class BlockedSignals {
 };
 
 // The launcher's own part: passes signals on until the keeper has ended. Returns its wait status.
-int WatchKeeper(pid_t keeper, const BlockedSignals& signals, const FileDescriptor& to_keeper) {
+int WatchKeeper(pid_t keeper, const BlockedSignals& signals, const FileDescriptor& to_keeper,
+                bool is_part) {
   for (;;) {
-    const int signal = signals.Wait();
+    int signal = signals.Wait();
+    if (signal == SIGUSR1 && is_part) signal = SIGTERM;  // by mpirun: see its launcher
     if (signal != SIGCHLD) {
       const auto byte = static_cast<unsigned char>(signal);
       // Fails if the keeper has just ended; then SIGCHLD is under way.
@@ -64,7 +65,7 @@ int WatchKeeper(pid_t keeper, const BlockedSignals& signals, const FileDescripto
 
 int KeepTasks(std::vector<Task> tasks, const KeeperOptions& options, int signals) {
   Pipe pipe;
-  const BlockedSignals blocked(options.is_part);
+  const BlockedSignals blocked;
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, statuses are lost
   AdoptOrphans();
@@ -82,7 +83,7 @@ int KeepTasks(std::vector<Task> tasks, const KeeperOptions& options, int signals
   }
   pipe.read.Close();
   tasks.clear();  // with the sockets that they hand on
-  const int status = WatchKeeper(keeper, blocked, pipe.write);
+  const int status = WatchKeeper(keeper, blocked, pipe.write, options.is_part);
   if (WIFSIGNALED(status)) {
     fmt::print(stderr, "[launch] process {}, which ran the job, {}; stopping the job\n", keeper,
                DescribeStatus(status));

@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -80,6 +81,30 @@ std::optional<pid_t> ParentOf(pid_t pid) {
   return parent;
 }
 
+// Those of the system; some may be missed while others start or end.
+std::vector<pid_t> AllProcesses() {
+  std::vector<pid_t> processes;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (const auto pid = ParseWhole<pid_t>(entry->path().filename().string())) {
+      processes.push_back(*pid);
+    }
+  }
+  return processes;
+}
+
+bool Handles(pid_t pid, int signal) {
+  std::ifstream file(fmt::format("/proc/{}/status", pid));
+  constexpr std::string_view kCaught = "SigCgt:";
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(kCaught)) continue;
+    const auto caught = std::stoull(line.substr(kCaught.size()), nullptr, 16);
+    return ((caught >> (signal - 1)) & 1) != 0;
+  }
+  return false;  // it has gone
+}
+
 // Of this process, whose only thread calls. Some may be missed while others end.
 std::vector<pid_t> Children() {
   std::vector<pid_t> children;
@@ -89,11 +114,8 @@ std::vector<pid_t> Children() {
     return children;
   }
   // A kernel without that file.
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::optional<pid_t> pid = ParseWhole<pid_t>(entry->path().filename().string());
-    if (pid && ParentOf(*pid) == getpid()) children.push_back(*pid);
+  for (const pid_t pid : AllProcesses()) {
+    if (ParentOf(pid) == getpid()) children.push_back(pid);
   }
   return children;
 }
@@ -158,6 +180,15 @@ bool KillDescendants() {
     if (gone < 0 && errno == ECHILD) return true;
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(kPause);
+  }
+}
+
+void SignalHandlers(const std::vector<pid_t>& groups, int signal) {
+  for (const pid_t pid : AllProcesses()) {
+    if (std::find(groups.begin(), groups.end(), getpgid(pid)) != groups.end() &&
+        Handles(pid, signal)) {
+      kill(pid, signal);
+    }
   }
 }
 

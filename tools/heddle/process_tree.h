@@ -46,6 +46,9 @@ void AdoptOrphans();
 // be killed.
 bool KillDescendants();
 
+// Sends a signal to those processes of the groups that have a handler for it.
+void SignalHandlers(const std::vector<pid_t>& groups, int signal);
+
 // "exited with status 3", "was ended by signal 6 (Aborted)", and the status that stands for that
 // where a number must: 3, 134.
 std::string DescribeStatus(int wait_status);
