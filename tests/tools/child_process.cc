@@ -80,6 +80,15 @@ std::string RunningProgram::ReadUntil(const std::string& text) {
   }
 }
 
+std::vector<std::string> RunningProgram::ReadUntilAll(std::vector<std::string> beginnings) {
+  while (!beginnings.empty()) {
+    const std::string line = ReadLine();
+    if (line.empty()) break;
+    std::erase_if(beginnings, [&](const std::string& text) { return line.starts_with(text); });
+  }
+  return beginnings;
+}
+
 void RunningProgram::Signal(int signal) {
   if (pid_ > 0) kill(pid_, signal);  // -1 would be all processes there are
 }

@@ -34,6 +34,9 @@ class RunningProgram {
   std::string ReadLine();  // of its output; waits for it
   // Up to and with the first line that contains `text`; all there is if none does.
   std::string ReadUntil(const std::string& text);
+  // Until each of `beginnings` has begun a line. Returns those that none began with when the output
+  // ended.
+  std::vector<std::string> ReadUntilAll(std::vector<std::string> beginnings);
   void Signal(int signal);  // nothing if it is known to have ended
   // Its status, as in ProgramResult, if it has ended. No Wait after that.
   std::optional<int> Ended();

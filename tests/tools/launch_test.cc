@@ -415,13 +415,10 @@ TEST_F(LaunchSignalTest, UserSignal1AsksAllRolesForTheirState) {
   launcher.ReadUntil("started");
   launcher.ReadUntil("started");
   launcher.Signal(SIGUSR1);
-  Strings missing = {"[scheduler] scheduler at ", "[server 0] server 0, scheduler at ",
-                     "[worker 0] worker 0, scheduler at ", "[worker 1] worker 1, scheduler at "};
-  while (!missing.empty()) {
-    const std::string line = launcher.ReadLine();
-    ASSERT_NE(line, "") << "ended without '" << missing[0] << "'";
-    std::erase_if(missing, [&](const std::string& text) { return line.starts_with(text); });
-  }
+  EXPECT_THAT(launcher.ReadUntilAll(
+                  {"[scheduler] scheduler at ", "[server 0] server 0, scheduler at ",
+                   "[worker 0] worker 0, scheduler at ", "[worker 1] worker 1, scheduler at "}),
+              IsEmpty());
   launcher.Signal(SIGTERM);
   EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
 }

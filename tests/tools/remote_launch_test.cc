@@ -256,17 +256,13 @@ TEST_P(RemoteLaunchSignalTest, UserSignal1AsksRolesForTheirStateAndEndsNothing) 
   launcher.ReadUntil("started");
   launcher.ReadUntil("started");
   launcher.Signal(SIGUSR1);
-  Strings missing = {"[scheduler] scheduler at "};
+  Strings beginnings = {"[scheduler] scheduler at "};
   if (GetParam().launcher != "mpi") {  // mpirun passes the signal on to end the processes
     for (const char* const name : {"server 0", "worker 0", "worker 1"}) {
-      missing.push_back("[" + std::string(name) + "] " + name + ", scheduler at ");
+      beginnings.push_back("[" + std::string(name) + "] " + name + ", scheduler at ");
     }
   }
-  while (!missing.empty()) {
-    const std::string line = launcher.ReadLine();
-    ASSERT_NE(line, "") << "ended without '" << missing[0] << "'";
-    std::erase_if(missing, [&](const std::string& text) { return line.starts_with(text); });
-  }
+  EXPECT_THAT(launcher.ReadUntilAll(beginnings), IsEmpty());
   launcher.Signal(SIGTERM);
   EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
   EXPECT_THAT(LeftInTheEnd(), IsEmpty());

@@ -82,7 +82,8 @@ class MpiSite final : public Site {
   MpiSite() = default;
   MpiSite(const MpiSite&) = delete;
   MpiSite& operator=(const MpiSite&) = delete;
-  // What a killed launcher started may end only now, and writes to its folder until then.
+  // What a killed launcher started may end only now, and writes to its folder until then. These are
+  // no children of this process, so it has to look.
   ~MpiSite() override {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!MarkedProcesses(folder_.path()).empty() &&
