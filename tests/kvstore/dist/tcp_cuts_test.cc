@@ -502,6 +502,37 @@ TEST(TcpCuts, AnAttemptThatWasGivenUpIsNotTakenForTheLast) {
   EXPECT_TRUE(ends.server.Lost().empty());
 }
 
+// Between what proves the peer and the answer: only the answer's failure tells of it.
+TEST(TcpCuts, AResetBeforeTheWelcomeIsACutToo) {
+  Ends ends(kForever, Reception::kCallersOnly);
+  const auto step = [&ends](Attempt& attempt) {
+    std::atomic<bool> done = false;
+    std::thread stepping([&] {
+      attempt.Step();
+      done = true;
+    });
+    EXPECT_TRUE(ends.server.WaitFor([&] { return done.load(); }));
+    stepping.join();
+  };
+  std::uint32_t number = 0;
+  // A new connection, which gets as far as to be known; then it is resumed.
+  for (const auto received : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(0)}) {
+    Attempt attempt(ends, received, ++number);
+    step(attempt);
+    ASSERT_FALSE(attempt.unsaid.empty());
+    attempt.socket.Say(attempt.unsaid);
+    attempt.socket.EndWithReset();
+  }
+  Attempt last(ends, 0, ++number);
+  step(last);
+  step(last);
+  ASSERT_EQ(last.handshake.state(), Handshake::State::kDone) << last.handshake.why();
+  ends.server.transport->Send(kWorker0, Numbered(0, 10));
+  ends.server.transport->Flush();
+  EXPECT_EQ(last.socket.Hear(kHeaderBytes + 10).substr(kHeaderBytes), std::string(10, 'a'));
+  EXPECT_TRUE(ends.server.Lost().empty());
+}
+
 TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {
   Ends ends(kForever);
   ends.Connect();

@@ -21,11 +21,11 @@ Transferred WriteTo(int socket, TlsStream* tls, iovec* runs, std::size_t count) 
   return {bytes, errno};
 }
 
-void Say(int socket, TlsStream* tls, std::string_view text) {
-  if (text.empty()) return;
+bool Say(int socket, TlsStream* tls, std::string_view text) {
+  if (text.empty()) return true;
   // Only read.
   iovec run{const_cast<char*>(text.data()), text.size()};
-  WriteTo(socket, tls, &run, 1);
+  return WriteTo(socket, tls, &run, 1).bytes >= 0;
 }
 
 }  // namespace heddle::kvstore::dist

@@ -19,6 +19,9 @@ struct Channel {
   std::unique_ptr<SharedRings> rings{};
   UniqueFd own_bell{}, peer_bell{};  // with rings
   std::unique_ptr<TlsStream> tls{};
+  // The socket has told that the connection is reset, which it does once: from now on it looks as
+  // if the peer had closed it.
+  bool told_reset = false;
 };
 
 // As readv and sendmsg on a socket that does not block; `tls` may be null. Of EPROTO the stream
@@ -26,7 +29,7 @@ struct Channel {
 Transferred ReadFrom(int socket, TlsStream* tls, const iovec* runs, std::size_t count);
 Transferred WriteTo(int socket, TlsStream* tls, iovec* runs, std::size_t count);
 
-// A few hundred bytes on a new connection: there is room.
-void Say(int socket, TlsStream* tls, std::string_view text);
+// A few hundred bytes on a new connection: there is room. False: the connection has failed.
+bool Say(int socket, TlsStream* tls, std::string_view text);
 
 }  // namespace heddle::kvstore::dist

@@ -113,6 +113,7 @@ Connection::Connection(Reactor& reactor, Channel channel, Link link,
       look_timer_(reactor.context()),
       queue_(/*retains=*/rings_ == nullptr) {
   if (rings_ != nullptr) bell_.assign(channel.own_bell.Release());
+  if (channel.told_reset) tx_error_ = ECONNRESET;
   Assign(channel);
 }
 
@@ -370,7 +371,7 @@ void Connection::LeaveRestLocked() {
 
 // The reading side finds out, since nothing can come any more, and reports it.
 void Connection::FailLocked(int error, SendQueue::Ended* ended) {
-  tx_error_ = error;
+  if (tx_error_ == 0) tx_error_ = error;
   if (can_resume() && error != EPROTO) {
     // If the reading side has been told of a reset, this one only hears that nothing goes any more.
     cut_ = true;

@@ -76,7 +76,7 @@ bool Connection::Resume(Channel channel, std::uint64_t received_by_peer,
       Assign(channel);
       capture_ = std::move(capture);
       write_armed_ = false;
-      tx_error_ = 0;
+      tx_error_ = channel.told_reset ? ECONNRESET : 0;
       cut_ = false;
     }
   }

@@ -239,7 +239,8 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
       return {};
     }
     // Before anybody can send on it.
-    Say(channel.socket.get(), channel.tls.get(), welcome({.shares = shared.has_value()}));
+    channel.told_reset =
+        !Say(channel.socket.get(), channel.tls.get(), welcome({.shares = shared.has_value()}));
     if (shared) channel = *std::move(shared);
     connection = MakeConnection(peer, std::move(channel), hello.link);
     peer->attempts[IndexOf(hello.link)].store(hello.attempt, std::memory_order_relaxed);

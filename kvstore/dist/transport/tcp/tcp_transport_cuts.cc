@@ -100,7 +100,8 @@ void TcpTransportImpl::TakeUp(const PeerPtr& peer, const HelloBody& hello, Chann
   if (hello.attempt <= attempts.load(std::memory_order_relaxed)) return;
   attempts.store(hello.attempt, std::memory_order_relaxed);
   connection->Cut();
-  Say(channel.socket.get(), channel.tls.get(), welcome({.received = connection->received()}));
+  channel.told_reset =
+      !Say(channel.socket.get(), channel.tls.get(), welcome({.received = connection->received()}));
   Resume(peer, hello.link, std::move(channel), hello.received);
 }
 
