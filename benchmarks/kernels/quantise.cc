@@ -33,29 +33,31 @@ void MeasureSize(int bits, std::size_t bytes, int rounds, BarReport& report) {
   using Use = Stream::Use;
   MeasureKernel({.what = fmt::format("{}-bit quantise with residual, {}", bits, BytesText(bytes)),
                  .count = count,
-                 .streams = {{gradient.data(), bytes, Use::kRead},
-                             {residual.data(), bytes, Use::kUpdate},
-                             {code.data(), code.bytes(), Use::kWrite}},
-                 .run =
-                     [&](std::size_t elements) {
-                       (bits == 2 ? &ops::QuantiseTwoBit : &ops::QuantiseOneBit)(
-                           kThreshold, DType::kFloat32, gradient.data(), residual.as<float>(),
-                           code.data(), elements);
-                     }},
+                 .places = {{.streams = {{gradient.data(), bytes, Use::kRead},
+                                         {residual.data(), bytes, Use::kUpdate},
+                                         {code.data(), code.bytes(), Use::kWrite}},
+                             .run =
+                                 [&](std::size_t elements) {
+                                   (bits == 2 ? &ops::QuantiseTwoBit : &ops::QuantiseOneBit)(
+                                       kThreshold, DType::kFloat32, gradient.data(),
+                                       residual.as<float>(), code.data(), elements);
+                                 }}}},
                 rounds, report);
-  MeasureKernel(
-      {.what = fmt::format("{}-bit dequantise, {}", bits, BytesText(bytes)),
-       .count = count,
-       .streams = {{code.data(), code.bytes(), Use::kRead}, {values.data(), bytes, Use::kWrite}},
-       .run =
-           [&](std::size_t elements) {
-             if (bits == 2) {
-               ops::DequantiseTwoBit(kThreshold, code.data(), values.as<float>(), elements);
-             } else {
-               ops::DequantiseOneBit(code.data(), values.as<float>(), elements);
-             }
-           }},
-      rounds, report);
+  MeasureKernel({.what = fmt::format("{}-bit dequantise, {}", bits, BytesText(bytes)),
+                 .count = count,
+                 .places = {{.streams = {{code.data(), code.bytes(), Use::kRead},
+                                         {values.data(), bytes, Use::kWrite}},
+                             .run =
+                                 [&](std::size_t elements) {
+                                   if (bits == 2) {
+                                     ops::DequantiseTwoBit(kThreshold, code.data(),
+                                                           values.as<float>(), elements);
+                                   } else {
+                                     ops::DequantiseOneBit(code.data(), values.as<float>(),
+                                                           elements);
+                                   }
+                                 }}}},
+                rounds, report);
 }
 
 }  // namespace

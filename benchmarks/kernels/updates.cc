@@ -22,6 +22,7 @@ namespace {
 
 // So many elements of a weight, a gradient and the states lie in L1 together.
 constexpr std::size_t kInCache = 1024;
+constexpr std::size_t kPlacesMatterTo = std::size_t{4} << 20;
 
 struct UpdateKernel {
   const char* what;
@@ -54,45 +55,67 @@ const std::vector<UpdateKernel>& Updates() {
   return updates;
 }
 
+// An update of arrays of its own.
+class PlacedUpdate {
+ public:
+  // `bytes`: of the weight.
+  PlacedUpdate(const OptimizerPtr& optimizer, bool master, std::size_t bytes)
+      : rule_(optimizer->plan()->rule) {
+    const std::size_t weight_bytes = master ? sizeof(BFloat16) : sizeof(float);
+    const std::size_t count = bytes / weight_bytes;
+    const auto add = [&](std::size_t element_bytes, Stream::Use use) {
+      memory_.emplace_back(count * element_bytes);
+      streams_.push_back({memory_.back().data(), memory_.back().bytes(), use});
+      return static_cast<void*>(memory_.back().data());
+    };
+    update_.learning_rate = optimizer->plan()->learning_rate;
+    update_.step = 100;
+    run_.update = &update_;
+    run_.dtype = master ? DType::kBFloat16 : DType::kFloat32;
+    run_.gradient = add(weight_bytes, Stream::Use::kRead);
+    run_.weight = add(weight_bytes, master ? Stream::Use::kWrite : Stream::Use::kUpdate);
+    if (master) run_.master = static_cast<float*>(add(sizeof(float), Stream::Use::kUpdate));
+    for (std::size_t i = 0; i < rule_->num_states(); ++i) {
+      run_.states[i] = add(sizeof(float), Stream::Use::kUpdate);
+    }
+    rule_->Begin(update_);
+  }
+  PlacedUpdate(const PlacedUpdate&) = delete;
+  PlacedUpdate& operator=(const PlacedUpdate&) = delete;
+
+  KernelCase::Place place() {
+    return {.streams = streams_, .run = [this](std::size_t elements) {
+              run_.count = elements;
+              rule_->Update(run_);
+            }};
+  }
+
+ private:
+  const std::shared_ptr<const internal::UpdateRule> rule_;
+  std::vector<Memory> memory_;
+  std::vector<Stream> streams_;
+  internal::KeyUpdate update_ = {};
+  internal::UpdateRun run_ = {};
+};
+
 // `bytes`: of the weight.
 void MeasureUpdate(const UpdateKernel& kernel, bool master, std::size_t bytes, int rounds,
                    BarReport& report) {
   const OptimizerPtr optimizer = MakeOptimizer(kernel.optimizer, kernel.parameters);
-  const auto rule = optimizer->plan()->rule;
-  const std::size_t weight_bytes = master ? sizeof(BFloat16) : sizeof(float);
-  const std::size_t count = bytes / weight_bytes;
-  std::vector<Memory> memory;
-  std::vector<Stream> streams;
-  const auto add = [&](std::size_t element_bytes, Stream::Use use) {
-    memory.emplace_back(count * element_bytes);
-    streams.push_back({memory.back().data(), memory.back().bytes(), use});
-    return static_cast<void*>(memory.back().data());
-  };
-  internal::KeyUpdate update = {};
-  update.learning_rate = optimizer->plan()->learning_rate;
-  update.step = 100;
-  internal::UpdateRun run = {};
-  run.update = &update;
-  run.dtype = master ? DType::kBFloat16 : DType::kFloat32;
-  run.gradient = add(weight_bytes, Stream::Use::kRead);
-  run.weight = add(weight_bytes, master ? Stream::Use::kWrite : Stream::Use::kUpdate);
-  if (master) run.master = static_cast<float*>(add(sizeof(float), Stream::Use::kUpdate));
-  for (std::size_t i = 0; i < rule->num_states(); ++i) {
-    run.states[i] = add(sizeof(float), Stream::Use::kUpdate);
+  KernelCase measured{
+      .what = fmt::format("{}, {}, {}", kernel.what,
+                          master ? "bfloat16 with master weights" : "float32", BytesText(bytes)),
+      .count = bytes / (master ? sizeof(BFloat16) : sizeof(float)),
+      .places = {},
+      .arithmetic_count = kInCache};
+  // Beyond the caches it does not matter where pages lie.
+  const int places = bytes <= kPlacesMatterTo ? rounds : 1;
+  std::vector<std::unique_ptr<PlacedUpdate>> updates;
+  for (int i = 0; i < places; ++i) {
+    updates.push_back(std::make_unique<PlacedUpdate>(optimizer, master, bytes));
+    measured.places.push_back(updates.back()->place());
   }
-  rule->Begin(update);
-  MeasureKernel(
-      {.what = fmt::format("{}, {}, {}", kernel.what,
-                           master ? "bfloat16 with master weights" : "float32", BytesText(bytes)),
-       .count = count,
-       .streams = streams,
-       .run =
-           [&](std::size_t elements) {
-             run.count = elements;
-             rule->Update(run);
-           },
-       .arithmetic_count = kInCache},
-      rounds, report);
+  MeasureKernel(measured, rounds, report);
 }
 
 }  // namespace

@@ -171,14 +171,17 @@ std::vector<std::vector<double>> MeasureInTurn(std::span<const std::function<dou
 }
 
 void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
-  const std::size_t bytes = BytesMoved(kernel.streams);
+  const KernelCase::Place* place = &kernel.places.front();
+  const std::size_t bytes = BytesMoved(place->streams);
   const double moved = static_cast<double>(bytes);
   const std::size_t calls = std::max<std::size_t>(1, (std::size_t{64} << 20) / bytes);
-  const Stream& longest =
-      *std::max_element(kernel.streams.begin(), kernel.streams.end(),
-                        [](const Stream& a, const Stream& b) { return a.bytes < b.bytes; });
-  const Memory copy(longest.bytes);
-  const double copies = moved / static_cast<double>(2 * longest.bytes);
+  const std::size_t longest = static_cast<std::size_t>(
+      std::max_element(place->streams.begin(), place->streams.end(),
+                       [](const Stream& a, const Stream& b) { return a.bytes < b.bytes; }) -
+      place->streams.begin());
+  const std::size_t longest_bytes = place->streams[longest].bytes;
+  const Memory copy(longest_bytes);
+  const double copies = moved / static_cast<double>(2 * longest_bytes);
   const std::size_t arithmetic = kernel.arithmetic_count;
 
   struct Contender {
@@ -186,21 +189,22 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
     std::function<double()> measure;  // seconds to move as much as the kernel does
   };
   std::vector<Contender> contenders = {
-      {"ours", [&] { return SecondsPerCall(calls, [&] { kernel.run(kernel.count); }); }},
+      {"ours", [&] { return SecondsPerCall(calls, [&] { place->run(kernel.count); }); }},
       {"plain loop", [&] {
-         return SecondsPerCall(calls, [&] { MoveBytes(kernel.streams, StoreKind::kCached); });
+         return SecondsPerCall(calls, [&] { MoveBytes(place->streams, StoreKind::kCached); });
        }}};
   const auto is_written = [](const Stream& s) { return s.use == Stream::Use::kWrite; };
-  if (std::any_of(kernel.streams.begin(), kernel.streams.end(), is_written)) {
+  if (std::any_of(place->streams.begin(), place->streams.end(), is_written)) {
     contenders.push_back({"streaming loop", [&] {
                             return SecondsPerCall(
-                                calls, [&] { MoveBytes(kernel.streams, StoreKind::kStreaming); });
+                                calls, [&] { MoveBytes(place->streams, StoreKind::kStreaming); });
                           }});
   }
-  if (longest.bytes >= kBeyondCaches) {
+  if (longest_bytes >= kBeyondCaches) {
     contenders.push_back({"memcpy", [&] {
                             return copies * SecondsPerCall(calls, [&] {
-                                     std::memcpy(copy.data(), longest.data, longest.bytes);
+                                     std::memcpy(copy.data(), place->streams[longest].data,
+                                                 longest_bytes);
                                    });
                           }});
   }
@@ -210,7 +214,7 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
                             const double pieces =
                                 static_cast<double>(kernel.count) / static_cast<double>(arithmetic);
                             return pieces * SecondsPerCall(calls * kernel.count / arithmetic,
-                                                           [&] { kernel.run(arithmetic); });
+                                                           [&] { place->run(arithmetic); });
                           }});
   }
   std::vector<std::function<double()>> measure;
@@ -219,9 +223,13 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
   std::size_t limit = 1;
   std::vector<double> ratios;
   do {
-    const std::vector<std::vector<double>> more = MeasureInTurn(measure, rounds);
-    for (std::size_t c = 0; c < more.size(); ++c) {
-      seconds[c].insert(seconds[c].end(), more[c].begin(), more[c].end());
+    for (const KernelCase::Place& each : kernel.places) {
+      place = &each;
+      const auto more =
+          MeasureInTurn(measure, std::max(1, rounds / static_cast<int>(kernel.places.size())));
+      for (std::size_t c = 0; c < more.size(); ++c) {
+        seconds[c].insert(seconds[c].end(), more[c].begin(), more[c].end());
+      }
     }
     limit = 1;  // the fastest of the loops ...
     for (std::size_t c = 2; c < loops; ++c) {

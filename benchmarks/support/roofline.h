@@ -72,17 +72,24 @@ std::vector<std::vector<double>> MeasureInTurn(std::span<const std::function<dou
                                                int rounds);
 
 struct KernelCase {
+  struct Place {
+    std::vector<Stream> streams;                 // what the kernel moves for `count` elements
+    std::function<void(std::size_t count)> run;  // the kernel on the first `count` elements
+  };
+
   std::string what;
-  std::size_t count;                           // elements
-  std::vector<Stream> streams;                 // what the kernel moves for `count` elements
-  std::function<void(std::size_t count)> run;  // the kernel on the first `count` elements
+  std::size_t count;  // elements
+  // Alike but for where their pages lie, which decides what shares a set of a cache, and is luck:
+  // rounds take them in turn.
+  std::vector<Place> places;
   // Not 0: also held against run(arithmetic_count) over and over, whose arrays fit into L1.
   std::size_t arithmetic_count = 0;
   double bar = 0.85;
 };
 
-// Measures one thread and adds a bar in GB/s. Takes `rounds` rounds, and as many again, up to six
-// times, as long as the quartiles of their ratios lie on either side of the bar.
+// Measures one thread and adds a bar in GB/s. Takes `rounds` rounds, each place as often, and as
+// many again, up to six times, as long as the quartiles of their ratios lie on either side of the
+// bar.
 void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report);
 
 }  // namespace heddle::bench
