@@ -166,6 +166,21 @@ TEST_F(QuantiseTest, EqualsTheScalarLoop) {
   });
 }
 
+// Of an output of about the caches' size a part is streamed.
+TEST_F(QuantiseTest, LongCodesDecodeAlike) {
+  OnEveryTarget([&] {
+    const std::size_t count = (std::size_t{13} << 20) / sizeof(float) + Below(500);
+    Bytes code(CodeBytes(2, count));
+    for (std::size_t i = 0; i < code.size(); ++i) code[i] = static_cast<std::uint8_t>(i * i >> 3);
+    for (const std::size_t bits : {1, 2}) {
+      Array<float> out(count), expected(count);
+      Dequantise(bits, 0.25F, code.data(), expected.data(), count, StoreMode::kCached);
+      Dequantise(bits, 0.25F, code.data(), out.data(), count, StoreMode::kAuto);
+      ExpectSame(out, expected);
+    }
+  });
+}
+
 // Any bytes decode; 01 is nothing.
 TEST_F(QuantiseTest, EveryCodeHasAValue) {
   OnEveryTarget([&] {
