@@ -59,6 +59,10 @@ struct DistOptions {
   std::string interface;     // the network interface to use, "eth0"
   int listen_fd = -1;        // scheduler: a listening socket to take over in place of binding one
 
+  // Scheduler: a socket, inherited from a launcher, that gets a line when the job fails: the
+  // process that failed first, "worker 1".
+  int failure_fd = -1;
+
   // Limits in time.
   std::chrono::milliseconds connect_deadline{60'000};   // to have met all others, from the start
   std::chrono::milliseconds op_deadline{0};             // of each push, pull, ...; 0: none

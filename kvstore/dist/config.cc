@@ -124,6 +124,12 @@ constexpr Row kRows[] = {
      "listening socket that the scheduler takes over",
      -1,
      std::numeric_limits<int>::max()},
+    {"failure_fd",
+     {"HEDDLE_FAILURE_FD"},
+     &DistOptions::failure_fd,
+     "socket to which the scheduler writes who failed first",
+     -1,
+     std::numeric_limits<int>::max()},
     {"connect_deadline",
      {"HEDDLE_CONNECT_DEADLINE_MS"},
      &DistOptions::connect_deadline,
@@ -437,6 +443,9 @@ void CheckContradictions(const DistOptions& options) {
   }
   if (options.listen_fd >= 0 && options.role != DistRole::kScheduler) {
     ThrowContradiction(options, "listen_fd", "role", "only a scheduler takes a socket over");
+  }
+  if (options.failure_fd >= 0 && options.role != DistRole::kScheduler) {
+    ThrowContradiction(options, "failure_fd", "role", "only a scheduler says who failed first");
   }
   const char* const tls_fields[] = {"tls_certificate", "tls_key", "tls_authorities"};
   for (const char* const field : tls_fields) {

@@ -2,12 +2,40 @@
 
 #include <heddle/error.h>
 
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+
 #include "kvstore/dist/membership.h"
 
 namespace heddle::kvstore::dist {
+namespace {
+
+// A number that is passed on to where the socket is not would be something else's by and by.
+int FailureSocket(const DistOptions& options) {
+  if (options.failure_fd < 0) return -1;
+  int domain = 0;
+  socklen_t bytes = sizeof(domain);
+  const bool is_socket =
+      getsockopt(options.failure_fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0;
+  if (!is_socket || domain != AF_UNIX) {
+    throw InvalidArgument(
+        fmt::format("{}: expected a Unix socket{}", options.Describe("failure_fd"),
+                    is_socket ? ", given another one" : fmt::format(": {}", std::strerror(errno))));
+  }
+  fcntl(options.failure_fd, F_SETFD, FD_CLOEXEC);
+  return options.failure_fd;
+}
+
+}  // namespace
 
 SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory& make_transport,
-                             const engine::TraceSource& trace) {
+                             const engine::TraceSource& trace)
+    : failure_fd_(FailureSocket(options)) {
   const Incarnation incarnation = NewIncarnation();
   if (trace != nullptr) {
     trace_.SetPlace({Role::kScheduler, 0}, incarnation);
@@ -56,13 +84,28 @@ void SchedulerNode::HandleConnected(NodeId peer, Incarnation /*incarnation*/,
 
 void SchedulerNode::HandleMessage(Time now, NodeId from, Message&& message, Outputs& out) {
   machine_->OnMessage(now, from, message, out);
+  TellLauncher();
 }
 
 void SchedulerNode::HandleLost(Time now, NodeId peer, const std::string& address,
                                const std::string& why, Outputs& out) {
   machine_->OnLost(now, peer, address, why, out);
+  TellLauncher();
 }
 
-void SchedulerNode::HandleTime(Time now, Outputs& out) { machine_->OnTime(now, out); }
+void SchedulerNode::HandleTime(Time now, Outputs& out) {
+  machine_->OnTime(now, out);
+  TellLauncher();
+}
+
+void SchedulerNode::TellLauncher() {
+  if (failure_fd_ < 0 || !machine_->failure()) return;
+  const NodeId node = machine_->failure()->node;
+  const std::string name = node.role == Role::kScheduler ? "scheduler" : ToString(node);
+  const std::string line = name + "\n";
+  // An empty socket takes it whole; a launcher that is gone needs no word.
+  send(failure_fd_, line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  failure_fd_ = -1;
+}
 
 }  // namespace heddle::kvstore::dist

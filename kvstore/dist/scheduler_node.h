@@ -38,6 +38,12 @@ class SchedulerNode final : private Node {
   std::optional<Time> NextTime() const override REQUIRES(mutex_) { return machine_->next_time(); }
   bool MayBeAwaited() const override REQUIRES(mutex_) { return machine_->done(); }
 
+  // After an input, before what it has put out is sent: whoever ends because it is told of the
+  // failure ends after the launcher could know of the cause.
+  void TellLauncher() REQUIRES(mutex_);
+
+  int failure_fd_ GUARDED_BY(mutex_);  // -1: none, or it has been told
+
   std::unique_ptr<Transport> transport_;
   std::optional<SchedulerMachine> machine_ GUARDED_BY(mutex_);
   std::optional<StateOnSignal> state_signal_;  // goes first

@@ -139,6 +139,7 @@ TEST_F(LaunchTest, GivesEachProcessItsPlaceInHeddlesAndInTheOldVariables) {
       EXPECT_EQ(variables[same], roles["worker 0"][same]) << name;
     }
     EXPECT_EQ(variables.count("HEDDLE_LISTEN_FD"), role == "scheduler" ? 1u : 0u);
+    EXPECT_EQ(variables.count("HEDDLE_FAILURE_FD"), role == "scheduler" ? 1u : 0u);
     EXPECT_EQ(variables.count("HEDDLE_RANK"), role == "scheduler" ? 0u : 1u);
     EXPECT_EQ(variables.count("HEDDLE_LOCAL_RANK"), role == "worker" ? 1u : 0u);
     if (role != "scheduler") {
@@ -156,11 +157,12 @@ TEST_F(LaunchTest, GivesEachProcessItsPlaceInHeddlesAndInTheOldVariables) {
 TEST_F(LaunchTest, AJobInsideAJobKnowsNothingOfTheOuterOne) {
   setenv("HEDDLE_RANK", "7", 1);
   setenv("HEDDLE_LISTEN_FD", "0", 1);
+  setenv("HEDDLE_FAILURE_FD", "0", 1);
   setenv("HEDDLE_TOKEN_FILE", "/nowhere", 1);
   setenv("DMLC_PS_ROOT_PORT", "1", 1);
   const ProgramResult result = RunLaunch({"-n", "1", "--all-roles"}, {kProgram, "env"});
-  for (const char* const name :
-       {"HEDDLE_RANK", "HEDDLE_LISTEN_FD", "HEDDLE_TOKEN_FILE", "DMLC_PS_ROOT_PORT"}) {
+  for (const char* const name : {"HEDDLE_RANK", "HEDDLE_LISTEN_FD", "HEDDLE_FAILURE_FD",
+                                 "HEDDLE_TOKEN_FILE", "DMLC_PS_ROOT_PORT"}) {
     unsetenv(name);
   }
   auto roles = VariablesByRole(result.output);
@@ -169,6 +171,7 @@ TEST_F(LaunchTest, AJobInsideAJobKnowsNothingOfTheOuterOne) {
   EXPECT_EQ(roles["scheduler"].count("HEDDLE_RANK"), 0u);
   EXPECT_NE(roles["scheduler"]["HEDDLE_LISTEN_FD"], "0");
   EXPECT_EQ(roles["worker 0"].count("HEDDLE_LISTEN_FD"), 0u);
+  EXPECT_EQ(roles["worker 0"].count("HEDDLE_FAILURE_FD"), 0u);
   EXPECT_EQ(roles["worker 0"].count("HEDDLE_TOKEN_FILE"), 0u);
   EXPECT_NE(roles["worker 0"]["DMLC_PS_ROOT_PORT"], "1");
 }
@@ -520,6 +523,78 @@ TEST_F(LaunchCauseTest, WhereNobodyElseFailsTheSchedulersEndCounts) {
     EXPECT_THAT(result.output, HasSubstr("[launch] scheduler"));
     EXPECT_THAT(Left(), IsEmpty());
   }
+}
+
+// Jobs of heddle's own roles, in which workers abort when another process fails, and are seen to
+// end before it.
+class LaunchedJobCauseTest : public LaunchTest {
+ protected:
+  static constexpr const char* kAborted = "134";
+
+  ProgramResult RunJob(const std::string& worker) const {
+    return RunProgram(JobCommand(std::string(kHeddle) + " scheduler", worker));
+  }
+  Strings JobCommand(const std::string& scheduler, const std::string& worker) const {
+    return Launch({"-n", "3", "-s", "2", "--scheduler-command", scheduler, "--server-command",
+                   std::string(kHeddle) + " server"},
+                  Shell(worker));
+  }
+  // Ends because another process fails.
+  std::string Follows() const {
+    return "echo $$ > " + folder_ / "new.$HEDDLE_RANK" + "; mv " + folder_ / "new.$HEDDLE_RANK " +
+           folder_ / "$HEDDLE_RANK" + "; exec " + kWorker + " forever";
+  }
+  // Until the launcher has seen the ends of these workers.
+  std::string WaitForEnds(const std::string& ranks) const {
+    return "for rank in " + ranks + "; do while [ -e /proc/$(cat " + folder_ / "$rank" +
+           ") ]; do sleep 0.01; done; done; ";
+  }
+  const TempFolder& folder() const { return folder_; }
+
+ private:
+  const TempFolder folder_;
+};
+
+TEST_F(LaunchedJobCauseTest, TheStatusIsTheCausesHoweverLateItsEndIsSeen) {
+  const ProgramResult result =
+      RunJob("if [ $HEDDLE_RANK = 2 ]; then " + std::string(kWorker) + " survive exit 3; s=$?; " +
+             WaitForEnds("0 1") + "exit $s; fi; " + Follows());
+  EXPECT_EQ(result.status, 3) << result.output;
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("[launch] worker 2"), HasSubstr("status 3"),
+                    Not(HasSubstr("[launch] worker 0")), Not(HasSubstr("[launch] worker 1"))));
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+TEST_F(LaunchedJobCauseTest, TheStatusIsTheCausesEachTime) {
+  constexpr int kRuns = 5;
+  for (int run = 0; run < kRuns; ++run) {
+    const ProgramResult result =
+        RunJob("if [ $HEDDLE_RANK = 2 ]; then exec " + std::string(kWorker) +
+               " survive exit 3; fi; exec " + kWorker + " forever");
+    EXPECT_EQ(result.status, 3) << "run " << run << "\n" << result.output;
+  }
+}
+
+// Its end says nothing of what went wrong; theirs do.
+TEST_F(LaunchedJobCauseTest, ACauseThatEndsWithStatus0GivesWayToTheOthers) {
+  const ProgramResult result = RunJob("if [ $HEDDLE_RANK = 2 ]; then " + std::string(kWorker) +
+                                      " survive exit 3; exit 0; fi; exec " + kWorker + " forever");
+  EXPECT_EQ(std::to_string(result.status), kAborted) << result.output;
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+TEST_F(LaunchedJobCauseTest, TheSchedulersEndCountsIfItIsTheFirstToDie) {
+  const std::string pid = folder() / "scheduler";
+  RunningProgram launcher(JobCommand(std::string(kHeddle) + " scheduler & echo $! > " + pid +
+                                         "; wait $!; " + WaitForEnds("0 1 2") + "exit 7",
+                                     Follows()));
+  for (int worker = 0; worker < 3; ++worker) launcher.ReadUntil("started");
+  kill(std::atoi(ReadFile(pid).c_str()), SIGKILL);
+  const ProgramResult result = launcher.Wait();
+  EXPECT_EQ(result.status, 7) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("[launch] scheduler"));
+  EXPECT_THAT(Left(), IsEmpty());
 }
 
 TEST_F(LaunchTest, ServersMayEndByThemselvesWhenTheWorkersHave) {

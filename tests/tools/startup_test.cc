@@ -76,6 +76,16 @@ TEST(Startup, WorksInAnyOrder) {
   }
 }
 
+// It would write into something else.
+TEST(Startup, ADescriptorThatIsNotTheLaunchersIsNamed) {
+  const std::string port = FreePort();
+  EXPECT_THAT(Fail({HEDDLE_COMMAND, "scheduler", "--failure-fd", "99"}, Settings(port)),
+              AllOf(HasSubstr("failure_fd 99 (--failure-fd): expected a Unix socket"),
+                    HasSubstr("Bad file descriptor")));
+  EXPECT_THAT(Fail(kScheduler, Settings(port, {"HEDDLE_FAILURE_FD=0"})),
+              HasSubstr("failure_fd 0 (HEDDLE_FAILURE_FD): expected a Unix socket"));
+}
+
 TEST(Startup, LaunchRunsAJob) {
   const ProgramResult result = RunProgram(
       {HEDDLE_COMMAND, "launch", "-n", "3", "-s", "2", "--", DIST_PROGRAM, "dist_sync", "5"});

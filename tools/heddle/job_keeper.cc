@@ -8,12 +8,14 @@
 #include <climits>
 #include <csignal>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,9 +28,11 @@ namespace {
 // For the last output of a job that was interrupted to be taken by a reader who may be gone.
 constexpr std::chrono::seconds kLastOutputTime{1};
 // What servers and the scheduler exit with when their job has failed, whoever was the cause; and
-// for how long that gives way to another process's failure.
+// for how long an end gives way to one that was the cause.
 constexpr int kJobFailedStatus = 1;
 constexpr std::chrono::seconds kCauseTime{1};
+constexpr std::chrono::seconds kNamedCauseTime{2};  // for one that is known to be on its way
+constexpr std::size_t kNameBytesMax = 64;           // more than "worker 65535"
 // For what runs on other hosts to be killed by its keepers there.
 constexpr std::chrono::seconds kPartKillTime{5};
 
@@ -53,6 +57,8 @@ std::string HostName() {
 }
 
 }  // namespace
+
+bool JobKeeper::Failure::IsEffect() const { return !works && status == kJobFailedStatus; }
 
 JobKeeper::JobKeeper(std::vector<Task> tasks, const KeeperOptions& options,
                      std::vector<FileDescriptor> signals)
@@ -103,6 +109,10 @@ void JobKeeper::Start(Task task) {
     in = std::make_unique<LineSink>(started.in.get());
     in->AppendBytes(task.input);
   }
+  if (task.cause) {
+    cause_fd_ = std::move(task.cause);
+    teller_ = task.name;
+  }
   processes_.push_back({.name = task.name,
                         .works = task.works,
                         .stop_signal = task.stop_signal,
@@ -130,7 +140,7 @@ void JobKeeper::ShowCarried(const std::string& carrier, bool works, std::string_
         end == std::string_view::npos
             ? std::nullopt
             : ParseWhole<int>(line.substr(kFailureMark.size(), end - kFailureMark.size()));
-    if (status) return OnFailure(works, *status, line.substr(end + 2));
+    if (status) return OnFailure({carrier, works, *status, std::string(line.substr(end + 2))});
   }
   // What has no name in front is the carrier's own.
   sink.Append(line.starts_with("[") ? "" : fmt::format("[{}] ", carrier), line);
@@ -141,6 +151,7 @@ void JobKeeper::Step() {
   for (const FileDescriptor& fd : signals_) {
     waits.push_back({.fd = fd.get(), .events = POLLIN, .revents = 0});
   }
+  if (cause_fd_) waits.push_back({.fd = cause_fd_.get(), .events = POLLIN, .revents = 0});
   for (const LineSink* const sink : Sinks()) {
     if (!sink->empty()) waits.push_back({.fd = sink->fd(), .events = POLLOUT, .revents = 0});
   }
@@ -153,6 +164,7 @@ void JobKeeper::Step() {
   poll(waits.data(), waits.size(), PollTimeoutMs());
   // Ends before signals, so that a failure is known by its cause and not by what its reader did.
   ReapAll();
+  Decide();
   ReadSignals();
   if (Clock::now() >= deadline_) OnDeadline();
   ReadOutput();
@@ -220,7 +232,6 @@ void JobKeeper::ReapAll() {
     if (process != processes_.end()) OnEnd(*process, wait_status);  // else an adopted orphan
   }
   has_children_ = pid == 0;
-  if (phase_ == Phase::kFailed && !AnyLeft()) FailWithoutCause();
 }
 
 void JobKeeper::OnEnd(Process& process, int wait_status) {
@@ -232,9 +243,9 @@ void JobKeeper::OnEnd(Process& process, int wait_status) {
   if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) return;
   if (ExitStatus(wait_status) != 0) {
     return OnFailure(
-        process.works, ExitStatus(wait_status),
-        fmt::format("{} (process {}{}) {}; stopping the job", process.name, pid,
-                    options_.is_part ? " on " + HostName() : "", DescribeStatus(wait_status)));
+        {process.name, process.works, ExitStatus(wait_status),
+         fmt::format("{} (process {}{}) {}; stopping the job", process.name, pid,
+                     options_.is_part ? " on " + HostName() : "", DescribeStatus(wait_status))});
   }
   if (phase_ == Phase::kRunning && !AnyWorks()) {
     phase_ = Phase::kLingering;
@@ -254,18 +265,66 @@ void JobKeeper::OnDeadline() {
   Kill();
 }
 
-// Servers and the scheduler learn of a process's end while the system still takes it apart, so
-// theirs may be seen before it. Until then nobody is asked to end: the cause would have died of
+// While the cause is not known, or not seen, nobody is asked to end: the cause would have died of
 // that.
-void JobKeeper::OnFailure(bool works, int status, std::string_view what) {
-  if (works || status != kJobFailedStatus) return Fail(status, what);
-  if (phase_ != Phase::kRunning && phase_ != Phase::kLingering) return;
-  phase_ = Phase::kFailed;
-  deadline_ = Clock::now() + kCauseTime;
-  failure_ = what;
+void JobKeeper::OnFailure(Failure failure) {
+  if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) return;
+  failures_.push_back(std::move(failure));
+  if (std::exchange(phase_, Phase::kFailed) != Phase::kFailed) {
+    deadline_ = Clock::now() + (cause_.empty() ? kCauseTime : kNamedCauseTime);
+  }
+  Decide();
 }
 
-void JobKeeper::FailWithoutCause() { Fail(kJobFailedStatus, failure_); }
+// The name is looked for after the end: it was written before what it may have caused.
+void JobKeeper::Decide() {
+  ReadCause();
+  if (phase_ != Phase::kFailed) return;
+  if (const Failure* const cause = Cause()) return Fail(cause->status, cause->what);
+  if (!AnyLeft()) FailWithoutCause();
+}
+
+void JobKeeper::ReadCause() {
+  while (cause_fd_) {
+    std::array<char, kNameBytesMax> bytes;
+    const ssize_t got = recv(cause_fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got > 0) cause_told_.append(bytes.data(), static_cast<std::size_t>(got));
+    const std::size_t end = cause_told_.find('\n');
+    if (got > 0 && end == std::string::npos && cause_told_.size() < kNameBytesMax) continue;
+    cause_fd_.Close();
+    cause_is_told_ = end != std::string::npos;
+    cause_ = cause_is_told_ ? cause_told_.substr(0, end) : teller_;
+    if (phase_ == Phase::kFailed) deadline_ = Clock::now() + kNamedCauseTime;
+  }
+}
+
+// Null: it may become known, or seen.
+const JobKeeper::Failure* JobKeeper::Cause() const {
+  const auto named = std::find_if(failures_.begin(), failures_.end(),
+                                  [this](const Failure& f) { return f.name == cause_; });
+  if (named != failures_.end() && (cause_is_told_ || !named->IsEffect())) return &*named;
+  if (cause_fd_ || (named == failures_.end() && Runs(cause_))) return nullptr;
+  return FirstCause();
+}
+
+const JobKeeper::Failure* JobKeeper::FirstCause() const {
+  const auto first =
+      std::find_if_not(failures_.begin(), failures_.end(), std::mem_fn(&Failure::IsEffect));
+  return first == failures_.end() ? nullptr : &*first;
+}
+
+void JobKeeper::FailWithoutCause() {
+  const Failure* const first = FirstCause();
+  const Failure& failure = first == nullptr ? failures_.front() : *first;
+  Fail(failure.status, failure.what);
+}
+
+bool JobKeeper::Runs(std::string_view name) const {
+  return std::any_of(processes_.begin(), processes_.end(), [name](const Process& process) {
+    return process.pid >= 0 && process.name == name;
+  });
+}
 
 void JobKeeper::Stop(int signal) {
   phase_ = Phase::kStopping;

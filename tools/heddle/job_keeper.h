@@ -17,6 +17,23 @@
 // and its end tells that the other side has died. What the processes there write comes back with
 // their names in front already. A line that begins with kFailureMark is the part's keeper's own,
 // which no program can write: it says at once what has failed, while the part still ends.
+//
+// Whose failure was the first? The order in which ends are seen does not say: the system closes the
+// connections of a process before its parent can see its end, and a script or a driver may need
+// long between the two, while others that have noticed are gone already. The scheduler knows. It
+// writes the name of who failed first ("worker 1") into a socket that it inherits, before it tells
+// any other process. What can happen, where C is the cause and E an end that follows from it:
+//   - E is seen first, and ended because the scheduler told it: the name is in the socket already.
+//     C is waited for, and nobody is asked to end meanwhile, since C would end of that.
+//   - E is seen first, and ended because it lost a server by itself: the name comes once the
+//     scheduler has seen that too, at once as a rule, half a second later if it asks around.
+//   - C is seen first: the name is there, or is waited for, and is C's.
+//   - The scheduler is C: the socket ends without a name, which is as good as its own. If its
+//     status is 0 or kJobFailedStatus, it has not said who was the cause.
+//   - Nobody names C, since it had not joined, or had left, or another program is the scheduler:
+//     the first end counts that is no server's or the scheduler's kJobFailedStatus.
+//   - C is named, but does not end, or ends with status 0: likewise.
+// Each wait is bounded. In a job with parts nobody asks the scheduler, so nobody names C there.
 #pragma once
 
 #include <chrono>
@@ -44,6 +61,7 @@ struct Task {
   bool is_carrier = false;  // what it writes has names in front
   std::string input = {};   // of a carrier that signals reach by its stdin: what comes before them
   int stop_signal = 0;      // of others: in place of the signal that asks to stop; 0: that one
+  FileDescriptor cause = {};  // of the scheduler: where it says who has failed first, in one line
 };
 
 struct KeeperOptions {
@@ -81,11 +99,22 @@ class JobKeeper {
     LineSource out, err;
   };
 
+  // The bad end of a process.
+  struct Failure {
+    std::string name;
+    bool works;
+    int status;
+    std::string what;  // as said to the user
+
+    // It may follow from any other one.
+    bool IsEffect() const;
+  };
+
   // How far the job is. A phase ends by itself when no process is left.
   enum class Phase {
     kRunning,    // something works
     kLingering,  // all that works has ended well; the others may end by themselves until deadline_
-    kFailed,     // by failure_, unless it is told of its cause until deadline_
+    kFailed,     // by one of failures_: the cause, if that is known before deadline_
     kStopping,   // all were asked to end; killed at deadline_
     kKilled,     // carriers have until deadline_ to bring that to the other hosts
   };
@@ -105,13 +134,18 @@ class JobKeeper {
   void ReapAll();
   void OnEnd(Process& process, int wait_status);
   void OnDeadline();
-  void OnFailure(bool works, int status, std::string_view what);
+  void OnFailure(Failure failure);
+  void Decide();
+  void ReadCause();
+  const Failure* Cause() const;
+  const Failure* FirstCause() const;
   void FailWithoutCause();
   void Stop(int signal);
   void Kill();
   void Fail(int status, std::string_view what);
   void SignalAll(int signal);
   void AskForState();
+  bool Runs(std::string_view name) const;
   bool AnyLeft() const;
   bool AnyWorks() const;
   void DrainOutput();
@@ -127,9 +161,14 @@ class JobKeeper {
   bool has_children_ = false;  // processes or orphans, when last looked
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_ = Clock::time_point::max();
-  int status_ = 0;            // of the first failure
-  std::string failure_;       // in kFailed: a server's or the scheduler's end, as said to the user
-  bool interrupted_ = false;  // by a signal, or the other side's death
+  int status_ = 0;                 // of the first failure
+  std::vector<Failure> failures_;  // in the order in which they were seen, until one is taken
+  FileDescriptor cause_fd_;        // closed: nobody says who was first, or it has been said
+  std::string teller_;             // the task that does
+  std::string cause_told_;         // what has come of the line
+  std::string cause_;              // who failed first; empty: not known
+  bool cause_is_told_ = false;     // else cause_ is teller_, which is gone
+  bool interrupted_ = false;       // by a signal, or the other side's death
 };
 
 }  // namespace heddle::tools

@@ -43,12 +43,12 @@ constexpr LauncherEntry kLaunchers[] = {{"kubernetes", &MakeKubernetesLauncher},
 
 // What a launcher decides for each process. Those that it does not set in a process are removed
 // from what the process inherits.
-constexpr std::array<std::string_view, 17> kVariablesOfLaunchers = {
-    "DMLC_NUM_SERVER",  "DMLC_NUM_WORKER",   "DMLC_PS_ROOT_PORT",  "DMLC_PS_ROOT_URI",
-    "DMLC_ROLE",        "HEDDLE_JOB_ID",     "HEDDLE_JOB_SERVERS", "HEDDLE_JOB_WORKERS",
-    "HEDDLE_LISTEN_FD", "HEDDLE_LOCAL_RANK", "HEDDLE_LOCAL_SIZE",  "HEDDLE_RANK",
-    "HEDDLE_ROLE",      "HEDDLE_ROOT_HOST",  "HEDDLE_ROOT_PORT",   "HEDDLE_TOKEN",
-    "HEDDLE_TOKEN_FILE"};
+constexpr std::array<std::string_view, 18> kVariablesOfLaunchers = {
+    "DMLC_NUM_SERVER",    "DMLC_NUM_WORKER",   "DMLC_PS_ROOT_PORT", "DMLC_PS_ROOT_URI",
+    "DMLC_ROLE",          "HEDDLE_FAILURE_FD", "HEDDLE_JOB_ID",     "HEDDLE_JOB_SERVERS",
+    "HEDDLE_JOB_WORKERS", "HEDDLE_LISTEN_FD",  "HEDDLE_LOCAL_RANK", "HEDDLE_LOCAL_SIZE",
+    "HEDDLE_RANK",        "HEDDLE_ROLE",       "HEDDLE_ROOT_HOST",  "HEDDLE_ROOT_PORT",
+    "HEDDLE_TOKEN",       "HEDDLE_TOKEN_FILE"};
 
 }  // namespace
 

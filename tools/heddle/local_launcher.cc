@@ -20,6 +20,7 @@ class LocalLauncher final : public Launcher {
         ListenAt(job.root_host.empty() ? "127.0.0.1" : job.root_host, job.root_port);
     std::vector<Task> tasks;
     tasks.push_back(SchedulerTask(job, root));
+    AskForCause(tasks.back());
     const auto add = [&](const Place& place) {
       tasks.push_back(
           {.name = PlaceName(place),

@@ -59,7 +59,9 @@ void BecomeProgram(const Command& command, pid_t parent, int in, int out, int er
   if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 || dup2(err, STDERR_FILENO) < 0) {
     return;
   }
-  if (command.inherited && fcntl(command.inherited.get(), F_SETFD, 0) != 0) return;
+  for (const FileDescriptor& fd : command.inherited) {
+    if (fcntl(fd.get(), F_SETFD, 0) != 0) return;
+  }
   std::vector<char*> environment = Pointers(command.environment);
   environ = environment.data();  // execvp looks for the program in its PATH
   execvp(command.arguments[0].c_str(), Pointers(command.arguments).data());

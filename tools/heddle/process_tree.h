@@ -21,8 +21,9 @@ struct Pipe {
 struct Command {
   std::vector<std::string> arguments;    // [0]: the program, looked for in PATH
   std::vector<std::string> environment;  // all of it, "NAME=value"
-  FileDescriptor inherited = {};         // stays open in the program, under the same number
-  bool has_input = false;                // its stdin is a pipe, and not empty
+  // Stay open in the program, under the same numbers.
+  std::vector<FileDescriptor> inherited = {};
+  bool has_input = false;  // its stdin is a pipe, and not empty
 };
 
 struct StartedProcess {

@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -103,8 +104,18 @@ Task SchedulerTask(const Job& job, RootListener& listener) {
                   .environment = FullEnvironment(job, place, listener.host, listener.port)},
       .works = false};
   task.command.environment.push_back(fmt::format("HEDDLE_LISTEN_FD={}", listener.socket.get()));
-  task.command.inherited = std::move(listener.socket);
+  task.command.inherited.push_back(std::move(listener.socket));
   return task;
+}
+
+void AskForCause(Task& scheduler) {
+  std::array<int, 2> ends;
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw IoError(fmt::format("cannot make a pair of sockets: {}", std::strerror(errno)));
+  }
+  scheduler.cause = FileDescriptor(ends[0]);
+  scheduler.command.environment.push_back(fmt::format("HEDDLE_FAILURE_FD={}", ends[1]));
+  scheduler.command.inherited.emplace_back(ends[1]);
 }
 
 }  // namespace heddle::tools

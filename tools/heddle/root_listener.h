@@ -27,4 +27,8 @@ RootListener ListenFor(const Job& job, const std::vector<Host>& hosts);
 // The scheduler on this machine, which takes the socket over.
 Task SchedulerTask(const Job& job, RootListener& listener);
 
+// Has the scheduler say who fails first; for jobs whose processes are all tasks of one keeper.
+// Throws IoError.
+void AskForCause(Task& scheduler);
+
 }  // namespace heddle::tools

@@ -207,6 +207,13 @@ const std::vector<FieldCase>& Fields() {
        {"-2", "stdin"},
        "from -1 to 2147483647",
        Number(&DistOptions::listen_fd)},
+      {"failure_fd",
+       {"HEDDLE_FAILURE_FD"},
+       "6",
+       "8",
+       {"-2", "stdout"},
+       "from -1 to 2147483647",
+       Number(&DistOptions::failure_fd)},
       {"connect_deadline",
        {"HEDDLE_CONNECT_DEADLINE_MS"},
        "2500",
@@ -298,7 +305,7 @@ const std::vector<FieldCase>& Fields() {
 // What variables make of one field only, so that nothing contradicts it.
 Variables Alone(const FieldCase& field, const std::string& variable, const std::string& text) {
   Variables variables = {{variable, text}};
-  if (field.field == "listen_fd") variables["HEDDLE_ROLE"] = "scheduler";
+  if (field.field.ends_with("_fd")) variables["HEDDLE_ROLE"] = "scheduler";
   if (field.field.starts_with("tls_")) {
     for (const char* const file :
          {"HEDDLE_TLS_CERTIFICATE", "HEDDLE_TLS_KEY", "HEDDLE_TLS_AUTHORITIES"}) {
@@ -438,6 +445,7 @@ TEST(DistConfig, ContradictionsNameBothSidesWithTheirSources) {
        "local_size 5 (HEDDLE_LOCAL_SIZE)",
        "num_workers 4 (HEDDLE_JOB_WORKERS)"},
       {{{"HEDDLE_LISTEN_FD", "5"}}, "listen_fd 5 (HEDDLE_LISTEN_FD)", "role worker (default)"},
+      {{{"HEDDLE_FAILURE_FD", "6"}}, "failure_fd 6 (HEDDLE_FAILURE_FD)", "role worker (default)"},
       {{{"HEDDLE_TLS_CERTIFICATE", "a.pem"}, {"HEDDLE_TLS_KEY", "a.key"}},
        "tls_certificate a.pem (HEDDLE_TLS_CERTIFICATE)",
        "tls_authorities (not set)"},
