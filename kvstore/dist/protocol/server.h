@@ -63,10 +63,12 @@ struct ServerOptions {
   // are not restored, nothing comes again.
   std::size_t answers_kept = 0;
   // A rank is called slow when from the end of a round to its next push it takes slow_factor times
-  // the median of all ranks, and slow_min more, slow_rounds times in a row.
+  // the median of all ranks, and slow_min more, slow_rounds times in a row, for slow_time. (Of
+  // sixteen on two CPUs one or another is the last several times in a row.)
   double slow_factor = 2;
   Time slow_min = std::chrono::milliseconds(20);
   int slow_rounds = 5;
+  Time slow_time = std::chrono::seconds(2);
 };
 
 // How a control request ended.

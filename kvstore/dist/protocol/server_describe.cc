@@ -31,24 +31,32 @@ void ServerMachine::NoteSlow(Time now, Part& part, Outputs& out) {
   std::nth_element(durations_.begin(), median, durations_.end());
   const Time limit = std::max(*median + options_.slow_min,
                               std::chrono::duration_cast<Time>(*median * options_.slow_factor));
+  const auto round_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now - *part.round_ended);
+  const auto slow_ms = std::chrono::duration_cast<std::chrono::milliseconds>(options_.slow_time);
   part.any_slow = false;
   for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
     RankState& state = part.Of(rank);
     if (state.pushes < part.rounds || duration(state) < limit) {
       state.slow = 0;
+      state.slow_ms = 0;
       continue;
     }
     part.any_slow = true;
-    if (state.slow < options_.slow_rounds && ++state.slow < options_.slow_rounds) continue;
+    if (state.slow < options_.slow_rounds) ++state.slow;
+    state.slow_ms = static_cast<std::uint32_t>(
+        std::min<std::int64_t>(slow_ms.count(), state.slow_ms + round_ms.count()));
+    if (state.slow < options_.slow_rounds || state.slow_ms < slow_ms.count()) continue;
     Worker& worker = WorkerOf(rank);
     if (worker.slow_named && now - *worker.slow_named < std::chrono::minutes(1)) continue;
     worker.slow_named = now;
     out.log.emplace_back(
         LogLevel::kWarning,
-        fmt::format("worker {} ({}) is slow: in the last {} rounds of {} it took {:.3f} s and more "
-                    "from round to push, at least {} times the median of all workers",
-                    rank, worker.address, options_.slow_rounds, NameOf(part),
-                    std::chrono::duration<double>(duration(state)).count(), options_.slow_factor));
+        fmt::format(
+            "worker {} ({}) is slow: in every round of {} for {} and more it took at least {} "
+            "times as long from round to push as the median of all workers, now {:.3f} s",
+            rank, worker.address, NameOf(part), InSeconds(options_.slow_time), options_.slow_factor,
+            std::chrono::duration<double>(duration(state)).count()));
   }
 }
 

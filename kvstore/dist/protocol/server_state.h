@@ -58,9 +58,10 @@ struct ServerMachine::RankState {
   std::array<std::uint64_t, kPushesAheadMax> bytes{};
   std::array<Time, kPushesAheadMax> arrived{};
   std::unique_ptr<RankExtra> extra;
-  bool blocked = false;   // is among Part::blocked
-  bool removed = false;   // kRemove has come: the last request
-  std::uint8_t slow = 0;  // rounds in a row
+  bool blocked = false;       // is among Part::blocked
+  bool removed = false;       // kRemove has come: the last request
+  std::uint8_t slow = 0;      // rounds in a row, up to what counts
+  std::uint32_t slow_ms = 0;  // that they took, likewise
 
   RankExtra& Extra() {
     if (!extra) extra = std::make_unique<RankExtra>();

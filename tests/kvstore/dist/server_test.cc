@@ -669,6 +669,25 @@ TEST(ServerMachine, AStallIsLoggedWithKeyRoundAndRanks) {
   EXPECT_TRUE(job.log.empty()) << "nothing waits";
 }
 
+// Where more workers share a machine than it has CPUs, one of them is the last for some rounds now
+// and then.
+TEST(ServerMachine, ARankThatIsLateForAMomentIsNotNamed) {
+  SmallJob job(4);
+  for (int rank = 0; rank < 4; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  constexpr int kRounds = 300, kTurns = 15;  // 0.1 s each: one rank's turn is 1.5 s
+  for (int round = 0; round < kRounds; ++round) {
+    const int last = round / kTurns % 4;
+    const Time begin = job.now;
+    for (int i = 1; i <= 4; ++i) {
+      job.now = begin + (i == 4 ? milliseconds(100) : milliseconds(40));
+      job.PushPull((last + i) % 4, 0, {1});
+      job.Run();
+    }
+  }
+  EXPECT_TRUE(job.log.empty()) << job.log[0];
+}
+
 TEST(ServerMachine, ASlowRankIsNamedAndNobodyInABalancedRun) {
   for (const bool slow : {false, true}) {
     std::mt19937 random(3);
