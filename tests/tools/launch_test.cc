@@ -21,6 +21,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/tools/child_process.h"
@@ -222,7 +223,7 @@ TEST_F(LaunchTest, AGivenPortIsTakenAndABusyOneIsAnErrorThatNamesIt) {
   const Strings options = {"-n", "1", "--root-port", port};
   const ProgramResult busy = RunLaunch(options, Shell("echo port $HEDDLE_ROOT_PORT"));
   EXPECT_EQ(busy.status, 1);
-  EXPECT_THAT(busy.output, AllOf(HasSubstr("127.0.0.1:" + port),
+  EXPECT_THAT(busy.output, AllOf(HasSubstr("(--root-port)"), HasSubstr("127.0.0.1:" + port),
                                  HasSubstr("Address already in use"), Not(HasSubstr("worker"))));
   close(listener);
   const ProgramResult free = RunLaunch(options, Shell("echo port $HEDDLE_ROOT_PORT"));
@@ -640,6 +641,35 @@ TEST_F(LaunchTest, ProgramsThatCannotBeRunAreNamed) {
   const ProgramResult folder = RunLaunch({"-n", "2"}, {"/tmp"});
   EXPECT_EQ(folder.status, 126);
   EXPECT_THAT(folder.output, AllOf(HasSubstr("'/tmp'"), HasSubstr("Permission denied")));
+}
+
+// Of a script without its interpreter the system says that the script is missing.
+TEST_F(LaunchTest, WhatAProgramLacksToBeRunIsNamed) {
+  const TempFolder folder;
+  const auto with_mode = [&](const std::string& name, const std::string& text, int mode) {
+    std::ofstream(folder / name) << text;
+    chmod((folder / name).c_str(), static_cast<mode_t>(mode));
+    return folder / name;
+  };
+  const ProgramResult plain = RunLaunch({"-n", "1"}, {with_mode("plain", "echo hi\n", 0644)});
+  EXPECT_EQ(plain.status, 126);
+  EXPECT_THAT(plain.output, HasSubstr("Permission denied: it is not executable"));
+  const ProgramResult orphan =
+      RunLaunch({"-n", "1"}, {with_mode("orphan", "#!/no/such/python\nprint(1)\n", 0755)});
+  EXPECT_EQ(orphan.status, 127);
+  EXPECT_THAT(orphan.output, HasSubstr("first line, '#!/no/such/python'"));
+  Strings here = {"/bin/sh", "-c", "cd " + folder / "" + " && exec \"$@\"", "sh"};
+  const Strings launch = Launch({"-n", "1"}, {"plain"});
+  here.insert(here.end(), launch.begin(), launch.end());
+  EXPECT_THAT(RunProgram(here).output, HasSubstr("in PATH; the one in this folder is './plain'"));
+}
+
+TEST_F(LaunchTest, ARootHostThatIsNotThisMachinesIsNamedWithItsOption) {
+  // Of a network for documentation, which no machine has.
+  const ProgramResult result = RunLaunch({"-n", "1", "--root-host", "192.0.2.1"}, {"true"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("root_host 192.0.2.1 (--root-host)"), HasSubstr("this machine")));
 }
 
 TEST_F(LaunchTest, ArgumentsOfTheProgramAreItsOwn) {

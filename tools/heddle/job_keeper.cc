@@ -8,8 +8,11 @@
 #include <climits>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -54,6 +57,24 @@ std::string HostName() {
   std::array<char, HOST_NAME_MAX + 1> name{};
   gethostname(name.data(), name.size() - 1);
   return name.data();
+}
+
+// With the system's error, which says that a script is missing when its interpreter is.
+std::string WhyNotRun(const std::string& program, int error) {
+  const std::string why = std::strerror(error);
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(program, unknown)) return why;
+  if (program.find('/') == std::string::npos) {
+    return fmt::format("{} in PATH; the one in this folder is './{}'", why, program);
+  }
+  if (error == EACCES && access(program.c_str(), X_OK) != 0) {
+    return why +
+           ": it is not executable; chmod +x makes it so, or name what runs it, 'python FILE'";
+  }
+  std::string line;
+  const bool has_line = error == ENOENT && std::getline(std::ifstream(program), line);
+  if (!has_line || !line.starts_with("#!")) return why;
+  return fmt::format("{}: what runs it by its first line, '{}'", why, line);
 }
 
 }  // namespace
@@ -102,7 +123,7 @@ void JobKeeper::Start(Task task) {
   if (started.pid < 0) {
     return Fail(started.error == ENOENT ? kNotFound : kCannotRun,
                 fmt::format("{}: cannot run '{}': {}", task.name, task.command.arguments[0],
-                            std::strerror(started.error)));
+                            WhyNotRun(task.command.arguments[0], started.error)));
   }
   std::unique_ptr<LineSink> in;
   if (started.in) {

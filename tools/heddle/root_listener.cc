@@ -28,7 +28,7 @@ AddressInfo LookUp(const std::string& host, int port) {
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (status != 0) {
     throw InvalidArgument(
-        fmt::format("root_host {}: cannot find its address: {}", host,
+        fmt::format("root_host {} (--root-host): cannot find its address: {}", host,
                     status == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(status)));
   }
   return {found, &freeaddrinfo};
@@ -85,8 +85,13 @@ RootListener ListenAt(const std::string& host, int port) {
   if (!listener || setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
       bind(listener.get(), address.ai_addr, address.ai_addrlen) != 0 ||
       listen(listener.get(), SOMAXCONN) != 0) {
-    throw IoError(fmt::format("root_port {}: cannot listen on {}:{}: {}", port, host, port,
-                              std::strerror(errno)));
+    const int error = errno;
+    const std::string setting =
+        error == EADDRNOTAVAIL
+            ? fmt::format("root_host {} (--root-host): expected an address of this machine", host)
+            : fmt::format("root_port {} (--root-port)", port);
+    throw IoError(
+        fmt::format("{}: cannot listen on {}:{}: {}", setting, host, port, std::strerror(error)));
   }
   const int bound = PortOf(listener.get());
   return {std::move(listener), host, bound};
