@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "kvstore/dist/protocol/wire.h"
+#include "kvstore/dist/transport/shm/meeting.h"
 #include "kvstore/dist/transport/tcp/confirm_watch.h"
 #include "kvstore/dist/transport/tcp/handshake.h"
 #include "kvstore/dist/transport/tcp/send_queue.h"
@@ -459,12 +460,15 @@ TEST(TcpCuts, WhatIsCutAgainAndAgainIsCutAllTheWhileIfNothingPasses) {
 // A worker 0 of the test's making connects to the server.
 struct Attempt {
   Attempt(Ends& ends, std::optional<std::uint64_t> received, std::uint32_t number)
+      : Attempt(ends.server, {}, received, number) {}
+  Attempt(const TcpNode& server, const MeetingName& meeting, std::optional<std::uint64_t> received,
+          std::uint32_t number)
       : handshake(Handshake::Connecting({.node = kWorker0,
                                          .incarnation = Options(kWorker0, kForever).incarnation,
                                          .job_id = "test",
                                          .token = "secret"},
-                                        Link::kUrgent, {}, received, number)),
-        socket(ends.server.transport->address()),
+                                        Link::kUrgent, meeting, received, number)),
+        socket(server.transport->address()),
         unsaid(handshake.Start()) {}
   // Says what is unsaid, and hears the answer.
   void Step() {
@@ -474,6 +478,16 @@ struct Attempt {
       if (heard.empty()) return;
       unsaid = handshake.Feed(std::as_bytes(std::span(heard)));
     }
+  }
+  // The same with a server that runs only when it is waited for.
+  void StepWith(TcpNode& server) {
+    std::atomic<bool> done = false;
+    std::thread stepping([&] {
+      Step();
+      done = true;
+    });
+    EXPECT_TRUE(server.WaitFor([&] { return done.load(); }));
+    stepping.join();
   }
 
   Handshake handshake;
@@ -505,32 +519,45 @@ TEST(TcpCuts, AnAttemptThatWasGivenUpIsNotTakenForTheLast) {
 // Between what proves the peer and the answer: only the answer's failure tells of it.
 TEST(TcpCuts, AResetBeforeTheWelcomeIsACutToo) {
   Ends ends(kForever, Reception::kCallersOnly);
-  const auto step = [&ends](Attempt& attempt) {
-    std::atomic<bool> done = false;
-    std::thread stepping([&] {
-      attempt.Step();
-      done = true;
-    });
-    EXPECT_TRUE(ends.server.WaitFor([&] { return done.load(); }));
-    stepping.join();
-  };
   std::uint32_t number = 0;
   // A new connection, which gets as far as to be known; then it is resumed.
   for (const auto received : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(0)}) {
     Attempt attempt(ends, received, ++number);
-    step(attempt);
+    attempt.StepWith(ends.server);
     ASSERT_FALSE(attempt.unsaid.empty());
     attempt.socket.Say(attempt.unsaid);
     attempt.socket.EndWithReset();
   }
   Attempt last(ends, 0, ++number);
-  step(last);
-  step(last);
+  last.StepWith(ends.server);
+  last.StepWith(ends.server);
   ASSERT_EQ(last.handshake.state(), Handshake::State::kDone) << last.handshake.why();
   ends.server.transport->Send(kWorker0, Numbered(0, 10));
   ends.server.transport->Flush();
   EXPECT_EQ(last.socket.Hear(kHeaderBytes + 10).substr(kHeaderBytes), std::string(10, 'a'));
   EXPECT_TRUE(ends.server.Lost().empty());
+}
+
+// With shared memory there is nothing to resume: who has not heard the welcome comes anew.
+TEST(TcpCuts, AResetBeforeTheWelcomeToSharedMemoryLeavesNoPeerBehind) {
+  TcpOptions options = Options(kServer0, kForever, Reception::kCallersOnly);
+  options.shared_memory = true;
+  TcpNode server(options);
+  MeetingPoint unheard;
+  {
+    Attempt attempt(server, unheard.name(), std::nullopt, 1);
+    attempt.StepWith(server);
+    ASSERT_FALSE(attempt.unsaid.empty());
+    attempt.socket.Say(attempt.unsaid);
+    attempt.socket.EndWithReset();
+  }
+  MeetingPoint meeting;
+  Attempt last(server, meeting.name(), std::nullopt, 2);
+  last.StepWith(server);
+  last.StepWith(server);
+  ASSERT_EQ(last.handshake.state(), Handshake::State::kDone) << last.handshake.why();
+  EXPECT_TRUE(last.handshake.welcome().shares);
+  EXPECT_TRUE(server.Lost().empty());
 }
 
 TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {

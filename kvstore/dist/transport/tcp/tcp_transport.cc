@@ -241,6 +241,9 @@ std::string TcpTransportImpl::Admit(const HelloBody& hello, const std::string& a
     // Before anybody can send on it.
     channel.told_reset =
         !Say(channel.socket.get(), channel.tls.get(), welcome({.shares = shared.has_value()}));
+    // It has not heard that memory is shared. What goes through that is not resumed: as if it had
+    // not been here, it comes anew.
+    if (shared && channel.told_reset) return {};
     if (shared) channel = *std::move(shared);
     connection = MakeConnection(peer, std::move(channel), hello.link);
     peer->attempts[IndexOf(hello.link)].store(hello.attempt, std::memory_order_relaxed);
