@@ -207,8 +207,9 @@ class NDArray(_core.Array):
         return self._reshape(dims)
 
     def squeeze(self) -> "NDArray":
-        """A view without the axes of extent 1."""
-        return self._reshape([extent for extent in self.shape if extent != 1])
+        """A view without the axes of extent 1; of one element, shape (1,)."""
+        dims = [extent for extent in self.shape if extent != 1]
+        return self._reshape(dims if dims or self._has_scalars or not self.ndim else [1])
 
     def transpose(self, *axes) -> "NDArray":
         """A copy with the axes in another order: by default reversed."""
@@ -401,7 +402,10 @@ def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = 
     code = _dtype._code_of(dtype)
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], _core.Array):
         source = [one.asnumpy() if isinstance(one, _core.Array) else one for one in source]
-    values = numpy.asarray(source)
+    try:
+        values = numpy.asarray(source)
+    except ValueError as error:  # lists of several lengths
+        raise InvalidType(f"array: expected rows of one length, got {type(source).__name__}: {error}") from error
     if values.dtype not in _dtype._CODES:
         wide = "float64" if values.dtype.kind in "fc" else "int64"
         if values.dtype == numpy.uint64 and values.size and values.max() >= 2**63:
@@ -417,7 +421,7 @@ def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = 
                              _context._code_of(ctx))
 
 
-def zeros(shape, ctx: "Context | None" = None, dtype=None, stype: "str | None" = None, **_) -> NDArray:
+def zeros(shape, ctx: "Context | None" = None, dtype=None, stype: "str | None" = None) -> NDArray:
     """An array of zeros."""
     if stype not in (None, "default"):
         from . import sparse as _sparse
@@ -426,7 +430,7 @@ def zeros(shape, ctx: "Context | None" = None, dtype=None, stype: "str | None" =
     return full(shape, 0, ctx, dtype)
 
 
-def ones(shape, ctx: "Context | None" = None, dtype=None, **_) -> NDArray:
+def ones(shape, ctx: "Context | None" = None, dtype=None) -> NDArray:
     """An array of ones."""
     return full(shape, 1, ctx, dtype)
 
@@ -445,6 +449,8 @@ def arange(start, stop=None, step=1.0, repeat: int = 1, ctx: "Context | None" = 
     """Numbers from `start`, or 0, up to but without `stop`, each `repeat` times."""
     if stop is None:
         start, stop = 0, start
+    if step == 0:
+        raise InvalidArgument("arange: expected a step other than 0, got 0")
     values = numpy.repeat(numpy.arange(start, stop, step, dtype="float64"), repeat)
     return array(values, ctx, dtype)
 

@@ -18,6 +18,7 @@ from . import _core
 from . import context as _context
 from . import dtype as _dtype
 from . import nd as _nd
+from .error import InvalidArgument
 
 float16, float32, float64 = numpy.float16, numpy.float32, numpy.float64
 int8, uint8, int32, int64 = numpy.int8, numpy.uint8, numpy.int32, numpy.int64
@@ -87,6 +88,8 @@ def arange(start, stop=None, step=1, dtype=None, ctx=None) -> ndarray:
     """Numbers from `start`, or 0, up to but without `stop`."""
     if stop is None:
         start, stop = 0, start
+    if step == 0:
+        raise InvalidArgument("arange: expected a step other than 0, got 0")
     return array(numpy.arange(start, stop, step, dtype="float64"), dtype, ctx)
 
 

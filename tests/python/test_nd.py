@@ -230,6 +230,12 @@ def test_what_makes_arrays_has_mxnets_names_of_arguments():
     assert mx.nd.arange(start=1, stop=4, step=2, repeat=2).asnumpy().tolist() == [1, 1, 3, 3]
 
 
+def test_a_misspelt_argument_is_no_array_of_another_dtype():
+    for make in (mx.nd.zeros, mx.nd.ones):
+        with pytest.raises(TypeError, match="dtpye"):
+            make((2,), dtpye="int32")
+
+
 def test_indexing_by_arrays_waits_and_copies():
     x = numpy.arange(12, dtype="float32").reshape(3, 4)
     a = mx.nd.array(x)
@@ -310,6 +316,11 @@ def test_what_is_no_array_is_named():
         mx.nd.concat(a, mx.nd.zeros((3, 3)), dim=1)
     with pytest.raises(ValueError, match="extents"):
         mx.nd.zeros(2**70)
+    with pytest.raises(mx.InvalidType, match="rows of one length"):
+        mx.nd.array([[1, 2], [3]])
+    for arange in (mx.nd.arange, mx.np.arange):
+        with pytest.raises(mx.InvalidArgument, match="step other than 0"):
+            arange(1, 5, 0)
 
 
 def test_shapes():
@@ -319,6 +330,8 @@ def test_shapes():
     assert a.reshape((3, 4)).reshape((0, 2, 2)).shape == (3, 2, 2)
     assert a.reshape((3, 4)).expand_dims(0).shape == (1, 3, 4)
     assert a.reshape((1, 12)).squeeze().shape == (12,)
+    assert mx.nd.ones((1, 1)).squeeze().shape == (1,)  # as all that has one element
+    assert mx.np.ones((1, 1)).squeeze().shape == ()
     assert len(a) == 12 and a.ndim == 1 and a.size == 12
     for bad in ((5, -1), (-1, -1), (3, 5)):
         with pytest.raises(ValueError):
