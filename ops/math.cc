@@ -144,11 +144,26 @@ HWY_INLINE C IntegerPower(C base, C exponent) {
   return static_cast<C>(power);
 }
 
+template <typename C>
+HWY_INLINE C Remainder(C a, C b) {
+  if (b == 0) return 0;
+  C rest;
+  if constexpr (std::is_floating_point_v<C>) {
+    rest = std::fmod(a, b);
+  } else {
+    if (std::is_signed_v<C> && b == static_cast<C>(-1)) return 0;  // the minimum's quotient is none
+    rest = static_cast<C>(a % b);
+  }
+  return rest != 0 && (rest < 0) != (b < 0) ? static_cast<C>(rest + b) : rest;
+}
+
 template <PairOp kOp, typename C>
 HWY_INLINE C ApplyPair(C a, C b) {
   if constexpr (kOp == PairOp::kPower) {
     if constexpr (std::is_floating_point_v<C>) return std::pow(a, b);
     if constexpr (!std::is_floating_point_v<C>) return IntegerPower(a, b);
+  } else if constexpr (kOp == PairOp::kRemainder) {
+    return Remainder(a, b);
   } else {
     if (a != a) return a;
     if (b != b) return b;
@@ -167,13 +182,14 @@ void PairSides(PairOp op, DType dtype, const Side& a, const Side& b, void* out, 
     const C x_number = static_cast<C>(a.number.As<ComputeType<T>>());
     const C y_number = static_cast<C>(b.number.As<ComputeType<T>>());
     S* const z = static_cast<S*>(out);
-    DispatchOp<PairOp::kMaximum, PairOp::kMinimum, PairOp::kPower>(op, [&](auto constant) {
-      constexpr PairOp kOp = decltype(constant)::value;
-      for (std::size_t i = 0; i < count; ++i) {
-        z[i] = static_cast<S>(ApplyPair<kOp>(x != nullptr ? static_cast<C>(x[i]) : x_number,
-                                             y != nullptr ? static_cast<C>(y[i]) : y_number));
-      }
-    });
+    DispatchOp<PairOp::kMaximum, PairOp::kMinimum, PairOp::kPower, PairOp::kRemainder>(
+        op, [&](auto constant) {
+          constexpr PairOp kOp = decltype(constant)::value;
+          for (std::size_t i = 0; i < count; ++i) {
+            z[i] = static_cast<S>(ApplyPair<kOp>(x != nullptr ? static_cast<C>(x[i]) : x_number,
+                                                 y != nullptr ? static_cast<C>(y[i]) : y_number));
+          }
+        });
   });
 }
 

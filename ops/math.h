@@ -40,10 +40,11 @@ enum class UnaryOp : std::uint8_t { kNegative, kAbs, kSign, kSquare, kSqrt, kExp
 // writing nothing. Integers wrap; the negative and the magnitude of a bool are the bool itself.
 void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count);
 
-enum class PairOp : std::uint8_t { kMaximum, kMinimum, kPower };
+enum class PairOp : std::uint8_t { kMaximum, kMinimum, kPower, kRemainder };
 
 // out[i] = op(a[i], b[i]); out may be a or b. A NaN on either side gives a NaN. Powers of integers
-// wrap; a negative exponent gives the integer part of the result (0, 1 or -1; 0 of 0).
+// wrap; a negative exponent gives the integer part of the result (0, 1 or -1; 0 of 0). A remainder
+// has the sign of b; that of a division by 0 is 0.
 void Pair(PairOp op, DType dtype, const void* a, const void* b, void* out, std::size_t count);
 void PairWithScalar(PairOp op, DType dtype, const void* a, Scalar b, void* out, std::size_t count);
 void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, std::size_t count);

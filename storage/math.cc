@@ -85,6 +85,15 @@ NDArray PairOf(OpName name, ops::PairOp op, const NDArray& a, Scalar b) {
         ops::PairWithScalar(op, a.dtype(), ConstAt(a, begin), b, At(out, begin), count);
       });
 }
+NDArray PairOf(OpName name, ops::PairOp op, Scalar a, const NDArray& b) {
+  storage::CheckNotEmpty(name.c_str(), b);
+  storage::CheckScalar(name.c_str(), b.dtype(), a);
+  return Mapped(
+      name, Like(b, b.dtype()), {b.var()}, 2 * ElementBytes(b),
+      [op, a = ToKernel(a), b](const NDArray& out, std::int64_t begin, std::size_t count) {
+        ops::PairWithScalar(op, b.dtype(), a, ConstAt(b, begin), At(out, begin), count);
+      });
+}
 
 NDArray Reduced(OpName name, const NDArray& a, std::optional<std::int64_t> axis, bool mean) {
   storage::CheckNotEmpty(name.c_str(), a);
@@ -248,14 +257,15 @@ NDArray Power(const NDArray& a, const NDArray& b) {
   return PairOf("Power", ops::PairOp::kPower, a, b);
 }
 NDArray Power(const NDArray& a, Scalar b) { return PairOf("Power", ops::PairOp::kPower, a, b); }
-NDArray Power(Scalar a, const NDArray& b) {
-  storage::CheckNotEmpty("Power", b);
-  storage::CheckScalar("Power", b.dtype(), a);
-  return Mapped("Power", Like(b, b.dtype()), {b.var()}, 2 * ElementBytes(b),
-                [a = ToKernel(a), b](const NDArray& out, std::int64_t begin, std::size_t count) {
-                  ops::PairWithScalar(ops::PairOp::kPower, b.dtype(), a, ConstAt(b, begin),
-                                      At(out, begin), count);
-                });
+NDArray Power(Scalar a, const NDArray& b) { return PairOf("Power", ops::PairOp::kPower, a, b); }
+NDArray Remainder(const NDArray& a, const NDArray& b) {
+  return PairOf("Remainder", ops::PairOp::kRemainder, a, b);
+}
+NDArray Remainder(const NDArray& a, Scalar b) {
+  return PairOf("Remainder", ops::PairOp::kRemainder, a, b);
+}
+NDArray Remainder(Scalar a, const NDArray& b) {
+  return PairOf("Remainder", ops::PairOp::kRemainder, a, b);
 }
 
 NDArray SumAlong(const NDArray& a, std::optional<std::int64_t> axis) {

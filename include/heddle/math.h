@@ -44,6 +44,10 @@ NDArray Minimum(const NDArray& a, Scalar b);
 NDArray Power(const NDArray& a, const NDArray& b);
 NDArray Power(const NDArray& a, Scalar b);
 NDArray Power(Scalar a, const NDArray& b);
+// a - b * floor(a / b): it has the sign of b. That of a division by 0 is 0.
+NDArray Remainder(const NDArray& a, const NDArray& b);
+NDArray Remainder(const NDArray& a, Scalar b);
+NDArray Remainder(Scalar a, const NDArray& b);
 
 // The sum along an axis, or of all elements; floating dtypes add in float64 in index order and
 // round once. Mean divides by the number of elements first. The axis goes: (2, 3) along 0 gives

@@ -22,7 +22,8 @@ from .context import Context, cpu, current_context
 from .error import InvalidArgument, InvalidType, IoError
 
 __all__ = ["NDArray", "abs", "add", "arange", "array", "divide", "dot", "empty", "exp", "from_buffer",
-           "from_dlpack", "from_numpy", "full", "load", "log", "maximum", "mean", "minimum", "multiply", "norm",
+           "from_dlpack", "from_numpy", "full", "load", "log", "maximum", "mean", "minimum", "modulo",
+           "multiply", "norm",
            "ones", "ones_like", "save", "sign", "sparse", "sqrt", "square", "subtract", "sum", "waitall",
            "zeros", "zeros_like"]
 
@@ -268,6 +269,10 @@ class NDArray(_core.Array):
 
     def __ipow__(self, other: object, /) -> Self:  # in place: `stored **= 2` in an updater changes what is stored
         (self ** other).copyto(self)
+        return self
+
+    def __imod__(self, other: object, /) -> Self:
+        (self % other).copyto(self)
         return self
 
     # Elements and parts.
@@ -571,6 +576,11 @@ def multiply(a, b) -> NDArray:
 def divide(a, b) -> NDArray:
     """a / b."""
     return a / b
+
+
+def modulo(a, b) -> NDArray:
+    """a % b, which has the sign of b; 0 where b is 0."""
+    return a % b
 
 
 def maximum(a, b) -> NDArray:

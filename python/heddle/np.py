@@ -106,4 +106,4 @@ def ones_like(a, dtype=None) -> ndarray:
 abs, sign, square, sqrt, exp, log = _nd.abs, _nd.sign, _nd.square, _nd.sqrt, _nd.exp, _nd.log  # noqa: A001
 sum, mean, dot, clip = _nd.sum, _nd.mean, _nd.dot, _nd.clip  # noqa: A001
 maximum, minimum = _nd.maximum, _nd.minimum
-add, subtract, multiply, divide = _nd.add, _nd.subtract, _nd.multiply, _nd.divide
+add, subtract, multiply, divide, mod = _nd.add, _nd.subtract, _nd.multiply, _nd.divide, _nd.modulo

@@ -196,6 +196,7 @@ void BindArithmetic(nb::class_<PyArray>& type) {
   const auto multiply = [](const auto& a, const auto& b) { return a * b; };
   const auto divide = [](const auto& a, const auto& b) { return a / b; };
   const auto power = [](const auto& a, const auto& b) { return Power(a, b); };
+  const auto remainder = [](const auto& a, const auto& b) { return Remainder(a, b); };
   type.def(
           "__add__", [=](Self a, nb::handle b) { return Binary(a, b, add); }, op)
       .def(
@@ -216,6 +217,10 @@ void BindArithmetic(nb::class_<PyArray>& type) {
           "__pow__", [=](Self a, nb::handle b) { return Binary(a, b, power); }, op)
       .def(
           "__rpow__", [=](Self a, nb::handle b) { return Reflected(a, b, power); }, op)
+      .def(
+          "__mod__", [=](Self a, nb::handle b) { return Binary(a, b, remainder); }, op)
+      .def(
+          "__rmod__", [=](Self a, nb::handle b) { return Reflected(a, b, remainder); }, op)
       .def(
           "__isub__",
           [](Self a, nb::handle b) -> SameClass {

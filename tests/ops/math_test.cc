@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "tests/ops/ops_testing.h"
@@ -192,6 +193,48 @@ TEST_F(MathTest, PowersOfIntegersWrapAndOfNegativeExponentsTruncate) {
   double given = 0;
   PairWithScalar(PairOp::kPower, DType::kFloat64, &base, 0.5, &given, 1);
   EXPECT_EQ(given, std::pow(2.0, 0.5));
+}
+
+// By the definition: a - b * floor(a / b), in numbers that are exact everywhere.
+TEST_F(MathTest, RemaindersHaveTheSignOfTheDivisor) {
+  ForEveryDType([&](auto type) {
+    using T = typename decltype(type)::type;
+    using C = ComputeType<StorageType<T>>;
+    constexpr bool kFractions = !std::is_integral_v<C>;
+    const std::size_t count = 200;
+    Array<T> a(count), b(count);
+    const auto number = [&] {
+      const auto whole = static_cast<C>(Below(std::is_same_v<T, bool> ? 2 : 30));
+      const C positive = kFractions ? whole / static_cast<C>(4) : whole;
+      return std::is_signed_v<C> && Below(2) == 0 ? static_cast<C>(-positive) : positive;
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+      a[i] = static_cast<StorageType<T>>(number());
+      b[i] = static_cast<StorageType<T>>(number());
+    }
+    const auto expected = [](C x, C y) {
+      if (y == 0) return C{0};
+      const double quotient = std::floor(static_cast<double>(x) / static_cast<double>(y));
+      return static_cast<C>(static_cast<double>(x) - static_cast<double>(y) * quotient);
+    };
+    OnEveryTarget([&] {
+      Array<T> out(count);
+      Pair(PairOp::kRemainder, kDTypeOf<T>, a.data(), b.data(), out.data(), count);
+      for (std::size_t i = 0; i < count; ++i) {
+        const C x = static_cast<C>(a[i]), y = static_cast<C>(b[i]);
+        ASSERT_EQ(static_cast<C>(out[i]), expected(x, y)) << +x << " % " << +y;
+      }
+      PairWithScalar(PairOp::kRemainder, kDTypeOf<T>, 1, b.data(), out.data(), count);
+      for (std::size_t i = 0; i < count; ++i) {
+        const C y = static_cast<C>(b[i]);
+        ASSERT_EQ(static_cast<C>(out[i]), expected(C{1}, y)) << "1 % " << +y;
+      }
+    });
+  });
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  std::int64_t given = 7;
+  PairWithScalar(PairOp::kRemainder, DType::kInt64, &kLeast, -1, &given, 1);
+  EXPECT_EQ(given, 0);
 }
 
 TEST_F(MathTest, SumsAlongAnAxisEqualThePlainLoop) {

@@ -156,6 +156,8 @@ def test_arithmetic_of_every_dtype(dtype, seed):
         same(a / b, x / y if a.dtype in (numpy.float32, numpy.float64, numpy.float16) else x // y)
         same(-a, -x)
         same(a ** 2, x ** 2)
+        same(a % b, x % y)
+        same(7 % a, 7 % x)
     same((a < b).astype("bool"), x < y)
     same((a == b).astype("bool"), x == y)
     same(mx.nd.maximum(a, b), numpy.maximum(x, y))
@@ -285,6 +287,17 @@ def test_a_power_in_place_changes_the_array():
     a = alias = mx.nd.array([2.0, 3.0])
     a **= 2
     assert a is alias and alias.asnumpy().tolist() == [4, 9]
+
+
+def test_remainders_are_mxnets():
+    a = mx.nd.array([5.5, -5.5, 5.5, -5.5, 0, 3])
+    b = mx.nd.array([3, 3, -3, -3, 0, 0])
+    assert (a % b).asnumpy().tolist() == [2.5, 0.5, -0.5, -2.5, 0, 0]
+    assert mx.nd.modulo(7, a).asnumpy().tolist() == [1.5, -4, 1.5, -4, 0, 1]
+    assert mx.np.mod(mx.np.array([-5.0, 5.0]), 3).asnumpy().tolist() == [1, 2]
+    alias = a
+    a %= 2
+    assert a is alias and alias.asnumpy().tolist() == [1.5, 0.5, 1.5, 0.5, 0, 1]
 
 
 def test_axes_are_checked():
