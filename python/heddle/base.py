@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 
 from .error import Error, InvalidArgument, MXNetError
 
@@ -18,6 +19,19 @@ if _asked and "HEDDLE_ENGINE" not in os.environ:
 
 from . import _core  # noqa: E402
 
-atexit.register(_core.finish)
+
+def _finish() -> None:
+    try:
+        _core.finish()
+    except BaseException as error:
+        # Ctrl-C: nobody is to wait for what is pending. With Python functions on other threads the interpreter
+        # cannot end in order.
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+atexit.register(_finish)
 
 __all__ = ["Error", "MXNetError"]

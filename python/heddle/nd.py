@@ -501,6 +501,9 @@ def from_buffer(other, dtype=None, ctx: "Context | None" = None) -> NDArray:
     if isinstance(given, (numpy.dtype, str)) and code != _dtype._BFLOAT16 and not numpy.dtype(given).isnative:
         raise InvalidType(f"from_buffer: expected elements in the byte order of this machine, got {given!r}: "
                           "nd.array(x) copies them")
+    if view.readonly or not view.c_contiguous:
+        raise InvalidArgument("from_buffer: expected a buffer that can be written, of elements in one piece in C order, "
+                              f"got one {'to be read only' if view.readonly else 'in pieces'}: nd.array(x) copies it")
     size = _dtype._NUMPY[code].itemsize if code != _dtype._BFLOAT16 else 2
     shape = list(view.shape or ()) if dtype is None else [view.nbytes // size]
     return _core.from_buffer(NDArray, other, shape, code, _context._code_of(ctx))

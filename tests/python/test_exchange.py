@@ -235,8 +235,10 @@ def test_buffers_come_in():
     mx.nd.waitall()
     gc.collect()
     raw.append(0)
-    with pytest.raises((BufferError, TypeError, ValueError)):
+    with pytest.raises(mx.InvalidArgument, match="read only"):
         mx.nd.from_buffer(b"read only", dtype="uint8")
+    with pytest.raises(mx.InvalidArgument, match="in pieces"):
+        mx.nd.from_numpy(numpy.zeros((4, 6))[:, ::2])
     x = numpy.zeros((2, 2))
     c = mx.nd.from_numpy(x)
     c += 1

@@ -63,6 +63,31 @@ def test_exit_is_clean_with_work_pending(run_python):
         assert (result.returncode, result.stdout, result.stderr) == (status, "done\n", ""), ending
 
 
+def test_ctrl_c_at_exit_ends_the_wait_for_pending_work(run_python):
+    """Of a function that still runs on another thread the interpreter's end is none in order: it used to abort."""
+    result = run_python("""
+import os, signal, threading, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+a = mx.nd.zeros((4,))
+started = threading.Event()
+def hold():
+    started.set()
+    time.sleep(60)
+mx.engine.push(hold, writes=[a])
+started.wait()
+def interrupt():
+    while True:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+print('exits')
+""", timeout=50)
+    assert result.returncode == 130, result.stderr
+    assert result.stdout.strip() == "exits"
+    assert "KeyboardInterrupt" in result.stderr and "Fatal" not in result.stderr
+
+
 def test_five_hundred_exits(run_python):
     """Each in a process of its own, which forks before the package has started anything, a few at a time."""
     check(run_python("""
