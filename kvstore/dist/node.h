@@ -59,8 +59,9 @@ class Node : public TransportEvents {
 
   ~Node() override;  // after Stop
 
-  // Before anything comes. `transport` calls this node's events.
-  void Start(Transport& transport);
+  // `transport` calls this node's events. With the lock held since before it was made: what comes
+  // at once waits for it, and finds all in place.
+  void Start(Transport& transport) REQUIRES(mutex_);
   // What inputs so far have put out is done; no input comes after it. Not from inside one.
   void Stop();
 

@@ -56,8 +56,8 @@ SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory&
     transport_ = make_transport(*this, incarnation);
     machine.address = transport_->address();
     machine_.emplace(Now(), machine);
+    Start(*transport_);
   }
-  Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });
 }
 

@@ -60,9 +60,9 @@ ServerNode::ServerNode(const DistOptions& options, const EngineOptions& engine,
     transport_ = make_transport(*this, incarnation_);
     member_.emplace(OptionsOfMember(options, incarnation_, transport_->address()));
     trace_.Use(engine::TraceOf(engine_));
+    Start(*transport_);
     made_.store(true, std::memory_order_release);  // pairs with the acquire in OnTurnEnd
   }
-  Start(*transport_);
   state_signal_.emplace([this] { return DescribeState(); });
 }
 

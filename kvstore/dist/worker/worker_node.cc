@@ -42,8 +42,11 @@ WorkerNode::WorkerNode(const DistOptions& options, const TransportFactory& make_
       incarnation_(NewIncarnation()),
       machine_(MachineOptions(options, incarnation_)) {
   member_.emplace(OptionsOfMember(options, incarnation_, /*address=*/""));
-  transport_ = make_transport(*this, incarnation_);
-  Start(*transport_);
+  {
+    MutexLock lock(mutex_);
+    transport_ = make_transport(*this, incarnation_);
+    Start(*transport_);
+  }
   state_signal_.emplace([this] { return DescribeState(); });
 }
 
