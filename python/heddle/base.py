@@ -26,10 +26,12 @@ def _finish() -> None:
     except BaseException as error:
         # Ctrl-C: nobody is to wait for what is pending. With Python functions on other threads the interpreter
         # cannot end in order.
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # a reader of the output may be gone
+            os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 atexit.register(_finish)
