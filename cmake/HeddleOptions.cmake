@@ -47,10 +47,7 @@ endif()
 # What every test sees in its environment.
 set(HEDDLE_TEST_ENVIRONMENT "")
 if(HEDDLE_SANITIZE MATCHES "thread")
-  # The thread sanitizer does not see how the prebuilt oneTBB synchronises and reports races that
-  # are not there; engines run on plain threads instead.
-  list(APPEND HEDDLE_TEST_ENVIRONMENT "HEDDLE_WORKER_HOST=threads"
-                                      "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+  list(APPEND HEDDLE_TEST_ENVIRONMENT "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
 elseif(HEDDLE_SANITIZE)
   list(APPEND HEDDLE_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_stack_use_after_return=1"
                                       "UBSAN_OPTIONS=print_stacktrace=1")

@@ -193,3 +193,18 @@ include("@PROJECT_SOURCE_DIR@/cmake/HeddleListSuites.cmake")
 ]])
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${list_file}")
 endfunction()
+
+# heddle_add_command_test(<name> COMMAND <argument>... LABELS <label>... [TIMEOUT <seconds>]
+#                         [ENVIRONMENT <NAME=value>...])
+# A command as a test. It sees what every test sees in its environment: add_test alone would run it
+# under a sanitizer without the settings that the sanitizer needs.
+function(heddle_add_command_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "COMMAND;LABELS;ENVIRONMENT")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 600)
+  endif()
+  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+    ENVIRONMENT "${HEDDLE_TEST_ENVIRONMENT};${arg_ENVIRONMENT}")
+endfunction()

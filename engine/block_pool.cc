@@ -7,23 +7,15 @@
 #include <utility>
 
 #include "base/prefetch.h"
+#include "base/sanitizers.h"
 #include "engine/fork.h"
 #include "engine/tls.h"
 
 namespace heddle::engine {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kUseHeap = true;  // the sanitizer finds a use after free only in memory of its own
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr bool kUseHeap = true;
-#else
-constexpr bool kUseHeap = false;
-#endif
-#else
-constexpr bool kUseHeap = false;
-#endif
+// The sanitizer finds a use after free only in memory of its own.
+constexpr bool kUseHeap = kAddressSanitizer;
 
 constexpr int kMagazineSizeMax = 64;
 // Blocks that few ops have are kept by the dozen: what a thread keeps others cannot have, and one

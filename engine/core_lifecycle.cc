@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/cpu_count.h"
 #include "base/log.h"
+#include "base/sanitizers.h"
 #include "engine/access_check.h"
 #include "engine/completion_batch.h"
 #include "engine/core.h"
@@ -75,7 +76,9 @@ EngineCore::EngineCore(EngineOptions options)
   if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
   if (kind_ == Kind::kThreaded) {
     const auto run_worker = [this] { return RunWorker(); };
-    host_ = options_.worker_host == WorkerHost::kTbb
+    // The thread sanitizer cannot see how the prebuilt oneTBB synchronises and reports races that
+    // are not there.
+    host_ = options_.worker_host == WorkerHost::kTbb && !kThreadSanitizer
                 ? engine::MakeTbbHost(options_.num_workers, run_worker)
                 : engine::MakeThreadHost(options_.num_workers, run_worker);
   }

@@ -11,19 +11,13 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/sanitizers.h"
 #include "base/system_memory.h"
 #include "storage/allocator.h"
 #include "storage/memory_budget.h"
 #include "storage/size_class.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define HEDDLE_ADDRESS_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define HEDDLE_ADDRESS_SANITIZER
-#endif
-#endif
-#ifdef HEDDLE_ADDRESS_SANITIZER
+#if HEDDLE_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #else
 #define ASAN_POISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))

@@ -51,7 +51,6 @@ filter="${1:-$filter}"
 
 cmake --preset "$preset" > /dev/null
 cmake --build --preset "$preset" --target "$target"
-if [[ "$preset" == tsan ]]; then export HEDDLE_WORKER_HOST=threads; fi
 
 runs=0
 start=$SECONDS

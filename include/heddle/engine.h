@@ -108,7 +108,7 @@ class Deadline {
 // Where the threads of a threaded engine come from.
 enum class WorkerHost : std::uint8_t {
   kTbb,      // one thread; the others as tasks in a oneTBB arena, shared politely with the program
-  kThreads,  // plain threads of the engine's own; what the sanitizers can follow
+  kThreads,  // plain threads of the engine's own; always these if built for the thread sanitizer
 };
 
 struct EngineOptions {

@@ -85,7 +85,7 @@ TEST(EngineChild, EightBusyEnginesOnPlainThreadsAndAParallelForAllAdvance) {
 }
 
 TEST(FairnessTest, EightBusyEnginesAndTheHostsParallelForAllAdvanceOnOneCpu) {
-  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  if (!kTbbAllowed) GTEST_SKIP() << "no oneTBB under this sanitizer";
   EXPECT_EQ(RunInChild("EngineChild.EightBusyTbbEnginesAndAParallelForAllAdvance", {}, true), 0);
   EXPECT_EQ(
       RunInChild("EngineChild.EightBusyEnginesOnPlainThreadsAndAParallelForAllAdvance", {}, true),
@@ -93,13 +93,13 @@ TEST(FairnessTest, EightBusyEnginesAndTheHostsParallelForAllAdvanceOnOneCpu) {
 }
 
 TEST(FairnessTest, EightBusyEnginesAndTheHostsParallelForAllAdvance) {
-  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  if (!kTbbAllowed) GTEST_SKIP() << "no oneTBB under this sanitizer";
   EXPECT_EQ(RunInChild("EngineChild.EightBusyTbbEnginesAndAParallelForAllAdvance", {}, false), 0);
 }
 
 // The host's own tasks use an engine: its waits and pushes must not depend on free oneTBB threads.
 TEST(FairnessTest, TasksOfTheHostMayPushAndWait) {
-  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  if (!kTbbAllowed) GTEST_SKIP() << "no oneTBB under this sanitizer";
   Engine engine;
   std::atomic<int> runs = 0;
   tbb::parallel_for(0, 64, [&](int) {
@@ -115,7 +115,7 @@ TEST(FairnessTest, TasksOfTheHostMayPushAndWait) {
 }
 
 TEST(FairnessTest, OpsMayUseTheHostsParallelFor) {
-  if (!TbbAllowed()) GTEST_SKIP() << "no oneTBB under this sanitizer";
+  if (!kTbbAllowed) GTEST_SKIP() << "no oneTBB under this sanitizer";
   Engine engine;
   std::atomic<int> sum = 0;
   for (int op = 0; op < 200; ++op) {

@@ -162,9 +162,7 @@ TEST_P(WorkerCountTest, ThereIsAWorkerForEachCpuThatAffinityAndQuotaAllow) {
 
 TEST(EngineChild, OneCpuMeansOneWorker) {
   if (!InChild()) GTEST_SKIP() << "runs in a child process";
-  EngineOptions options;
-  if (!TbbAllowed()) options.worker_host = WorkerHost::kThreads;
-  Engine engine(options);
+  Engine engine;
   EXPECT_EQ(engine.options().num_workers, 1);
   bool ran = false;
   engine.Push({.name = "op"}, [&] { ran = true; });

@@ -19,23 +19,7 @@ std::string EnvironmentOr(const char* name, const char* otherwise) {
   return value == nullptr ? otherwise : value;
 }
 
-constexpr int SanitizerFactor() {
-#if defined(__SANITIZE_THREAD__)
-  return 10;
-#elif defined(__SANITIZE_ADDRESS__)
-  return 4;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-  return 10;
-#elif __has_feature(address_sanitizer)
-  return 4;
-#else
-  return 1;
-#endif
-#else
-  return 1;
-#endif
-}
+constexpr int kSanitizerFactor = kThreadSanitizer ? 10 : kAddressSanitizer ? 4 : 1;
 
 // The defaults; HEDDLE_CHECK_ACCESS holds for all engines of the tests.
 EngineOptions DefaultOptions() {
@@ -54,16 +38,14 @@ Config Threaded(int num_workers, WorkerHost host) {
 
 }  // namespace
 
-bool IsSanitized() { return SanitizerFactor() > 1; }
-
-bool TbbAllowed() { return EnvironmentOr("HEDDLE_WORKER_HOST", "tbb") != "threads"; }
+bool IsSanitized() { return kThreadSanitizer || kAddressSanitizer; }
 
 std::vector<Config> ThreadedConfigs() {
   const int only = std::stoi(EnvironmentOr("HEDDLE_TEST_WORKERS", "0"));
   std::vector<Config> configs;
   for (const int num_workers : {1, 2, 4}) {
     if (only != 0 && only != num_workers) continue;
-    if (TbbAllowed()) configs.push_back(Threaded(num_workers, WorkerHost::kTbb));
+    if (kTbbAllowed) configs.push_back(Threaded(num_workers, WorkerHost::kTbb));
     configs.push_back(Threaded(num_workers, WorkerHost::kThreads));
   }
   return configs;
@@ -71,7 +53,7 @@ std::vector<Config> ThreadedConfigs() {
 
 std::vector<Config> ThreadedConfigs(int num_workers) {
   std::vector<Config> configs;
-  if (TbbAllowed()) configs.push_back(Threaded(num_workers, WorkerHost::kTbb));
+  if (kTbbAllowed) configs.push_back(Threaded(num_workers, WorkerHost::kTbb));
   configs.push_back(Threaded(num_workers, WorkerHost::kThreads));
   return configs;
 }
@@ -90,7 +72,7 @@ std::vector<Config> AllConfigs() {
 
 std::string ConfigLabel(const testing::TestParamInfo<Config>& info) { return info.param.label; }
 
-int Scaled(int count) { return std::max(1, count / SanitizerFactor()); }
+int Scaled(int count) { return std::max(1, count / kSanitizerFactor); }
 
 std::uint64_t BaseSeed() {
   static const std::uint64_t seed = [] {

@@ -18,6 +18,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/sanitizers.h"
+
 namespace heddle::engine_test {
 
 // One way to set an engine up. The label becomes part of the test's name.
@@ -26,13 +28,15 @@ struct Config {
   EngineOptions options;
 };
 
+// The thread sanitizer's engines run on plain threads all.
+inline constexpr bool kTbbAllowed = !kThreadSanitizer;
+
 // Every engine type: threaded with 1, 2 and 4 workers on each worker host, serial, seeded. With
-// HEDDLE_WORKER_HOST=threads none on oneTBB; with HEDDLE_TEST_WORKERS=n only those with n workers.
+// HEDDLE_TEST_WORKERS=n only those with n workers.
 std::vector<Config> AllConfigs();
 std::vector<Config> ThreadedConfigs();
 std::vector<Config> ThreadedConfigs(int num_workers);
 std::string ConfigLabel(const testing::TestParamInfo<Config>& info);
-bool TbbAllowed();
 
 class EveryEngine : public testing::TestWithParam<Config> {};
 

@@ -53,7 +53,7 @@ inline std::vector<StoreSetup> AllSetups() {
 }
 
 inline EngineOptions OptionsOf(const StoreSetup& setup) {
-  EngineOptions options = EngineOptions::FromEnvironment();  // HEDDLE_WORKER_HOST under tsan
+  EngineOptions options = EngineOptions::FromEnvironment();  // HEDDLE_CHECK_ACCESS
   options.type = setup.engine;
   options.num_workers = setup.workers;
   if (setup.gpus != nullptr) options.gpu_driver = setup.gpus();

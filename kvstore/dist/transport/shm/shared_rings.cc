@@ -17,25 +17,19 @@
 
 #include "base/check.h"
 #include "base/prefetch.h"
+#include "base/sanitizers.h"
 #include "ops/copy.h"
 
 // The thread sanitizer knows memory by its address, so that two mappings in one process, as tests
 // have them, are strangers to it: what orders them has to be told.
-#if defined(__SANITIZE_THREAD__)
-#define HEDDLE_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define HEDDLE_TSAN 1
-#endif
-#endif
-#ifdef HEDDLE_TSAN
+#if HEDDLE_THREAD_SANITIZER
 #include <sanitizer/tsan_interface.h>
 #endif
 
 namespace heddle::kvstore::dist {
 namespace {
 
-#ifdef HEDDLE_TSAN
+#if HEDDLE_THREAD_SANITIZER
 // One for each file.
 void* TagOf(int fd) {
   static char tags[1 << 16];
