@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-import struct
-from typing import Any, Iterable, NoReturn, Self, Sequence
+from typing import Any, Iterable, Self, Sequence
 
 import numpy
 
@@ -19,7 +18,7 @@ from . import base as _base  # noqa: F401  sets the engine up
 from . import context as _context
 from . import dtype as _dtype
 from .context import Context, cpu, current_context
-from .error import InvalidArgument, InvalidType, IoError
+from .error import InvalidArgument, InvalidType
 
 __all__ = ["NDArray", "abs", "add", "arange", "array", "divide", "dot", "empty", "exp", "from_buffer",
            "from_dlpack", "from_numpy", "full", "load", "log", "maximum", "mean", "minimum", "modulo",
@@ -641,9 +640,11 @@ def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
 
     Reads safetensors files and those that MXNet's own ``nd.save`` has written.
     """
+    from . import mxnet_files as _mxnet_files
+
     name = os.fspath(fname)
-    if _is_mxnet_file(name):
-        return _load_mxnet(name, ctx)
+    if _mxnet_files.is_one(name):
+        return _mxnet_files.load(name, ctx)
     named, metadata = _core.load(name, _context._code_of(ctx))
     arrays = dict(named)
     indices = [str(i) for i in range(len(arrays))]
@@ -651,120 +652,6 @@ def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
     if kind != "dict" and (arrays or kind == "list") and sorted(arrays) == sorted(indices):
         return [arrays[i] for i in indices]
     return arrays
-
-
-_MXNET_LIST = 0x112
-# MXNet's numbers of dtypes.
-_MXNET_DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "uint8", 4: "int32", 5: "int8", 6: "int64",
-                 7: "bool"}
-
-
-def _is_mxnet_file(name: str) -> bool:
-    try:
-        with open(name, "rb") as file:
-            head = file.read(16)
-    except OSError as error:
-        raise IoError(f"load {name}: {error.strerror}") from error
-    # A safetensors file with a header of 0x112 bytes has text where this one has zeros.
-    return len(head) == 16 and struct.unpack("<QQ", head) == (_MXNET_LIST, 0)
-
-
-class _Reader:
-    """The bytes of a file, front to back; IoError beyond the end."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        with open(name, "rb") as file:
-            self.bytes = file.read()
-        self.at = 0
-
-    def fail(self, why: str) -> NoReturn:
-        raise IoError(f"load {self.name}: at byte {self.at}: {why}")
-
-    def take(self, count: int) -> bytes:
-        if count < 0 or count > len(self.bytes) - self.at:
-            self.fail(f"expected {count} more bytes, found {len(self.bytes) - self.at}")
-        taken = self.bytes[self.at:self.at + count]
-        self.at += count
-        return taken
-
-    def numbers(self, layout: str) -> tuple:
-        return struct.unpack("<" + layout, self.take(struct.calcsize("<" + layout)))
-
-    def shape(self) -> tuple:
-        (ndim,) = self.numbers("i")
-        if not 0 <= ndim <= 32:
-            self.fail(f"expected at most 32 axes, found {ndim}")
-        dims = self.numbers(f"{ndim}q")
-        if any(extent < 0 for extent in dims):
-            self.fail(f"expected extents of at least 0, found {dims}")
-        return dims
-
-    def values(self, dims: tuple, code: int) -> numpy.ndarray:
-        if code not in _MXNET_DTYPES:
-            self.fail(f"expected a dtype of {', '.join(_MXNET_DTYPES.values())}, found number {code}")
-        dtype = numpy.dtype(_MXNET_DTYPES[code]).newbyteorder("<")
-        count = 1
-        for extent in dims:
-            count *= extent
-        data = self.take(count * dtype.itemsize)
-        try:
-            return numpy.frombuffer(data, dtype).reshape(dims)
-        except ValueError as error:  # no elements, and yet extents beyond NumPy's
-            self.fail(f"{dims}: {error}")
-
-
-def _load_mxnet_array(reader: _Reader, ctx: "Context | None"):
-    (magic,) = reader.numbers("I")
-    if magic == 0xF993FAC8:  # before storage types
-        stype, storage, dims = 0, (), reader.shape()
-    elif magic in (0xF993FAC9, 0xF993FACA):
-        (stype,) = reader.numbers("i")
-        if stype not in (0, 1):
-            reader.fail(f"expected a dense or a row_sparse array, found storage type {stype}")
-        storage = reader.shape() if stype == 1 else ()
-        dims = reader.shape()
-    elif magic <= 32:  # older still: the number itself is ndim
-        stype, storage, dims = 0, (), reader.numbers(f"{magic}I")
-    else:
-        reader.fail(f"expected an array, found {magic:#x}")
-    if not dims and magic != 0xF993FACA:
-        return empty((0,), ctx)
-    reader.numbers("ii")  # the device that it was on
-    (code,) = reader.numbers("i")
-    if stype == 0:
-        values = reader.values(dims, code)
-        return array(values, ctx, values.dtype.newbyteorder("="))
-    index_code, index_dims = reader.numbers("i")[0], reader.shape()
-    values = reader.values(storage, code)
-    ids = reader.values(index_dims, index_code)
-    if ids.dtype.kind not in "iu":
-        reader.fail(f"expected integers as row ids, found {ids.dtype}")
-    from . import sparse as _sparse
-
-    try:
-        return _sparse.row_sparse_array((values, ids), shape=dims, ctx=ctx, dtype=values.dtype.newbyteorder("="))
-    except InvalidArgument as error:
-        reader.fail(str(error))
-
-
-def _load_mxnet(name: str, ctx: "Context | None"):
-    reader = _Reader(name)
-    reader.take(16)
-    (count,) = reader.numbers("Q")
-    if count > len(reader.bytes):
-        reader.fail(f"expected at most as many arrays as bytes, found {count}")
-    arrays = [_load_mxnet_array(reader, ctx) for _ in range(count)]
-    (name_count,) = reader.numbers("Q")
-    if name_count not in (0, count):
-        reader.fail(f"expected 0 or {count} names, found {name_count}")
-    names = []
-    for _ in range(name_count):
-        (length,) = reader.numbers("Q")
-        names.append(reader.take(length).decode("utf-8", "surrogateescape"))
-    if reader.at != len(reader.bytes):
-        reader.fail(f"expected the end, found {len(reader.bytes) - reader.at} more bytes")
-    return dict(zip(names, arrays)) if names else arrays
 
 
 from . import sparse  # noqa: E402  uses the above
