@@ -5,7 +5,7 @@
     >>> ...
     >>> mx.profiler.set_state('stop')
 
-`heddle trace profile.trace` turns the file into JSON for the viewers.
+`heddle trace profile.trace -o profile.json` turns the file into JSON for the viewers.
 
 With profile_process='server' each call is about the servers of a job in place of this process: each writes a file of
 its own where it runs, with its place in the name (profile.server-4711.trace), and `heddle trace` joins them all. One
