@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import Any, Iterable, Self, Sequence
+from typing import Any, Iterable, Self, Sequence, Union
 
 import numpy
 
@@ -20,11 +20,11 @@ from . import dtype as _dtype
 from .context import Context, cpu, current_context
 from .error import InvalidArgument, InvalidType
 
-__all__ = ["NDArray", "abs", "add", "arange", "array", "divide", "dot", "empty", "exp", "from_buffer",
-           "from_dlpack", "from_numpy", "full", "load", "log", "maximum", "mean", "minimum", "modulo",
-           "multiply", "norm",
-           "ones", "ones_like", "save", "sign", "sparse", "sqrt", "square", "subtract", "sum", "waitall",
-           "zeros", "zeros_like"]
+__all__ = ["NDArray", "abs", "add", "add_n", "arange", "array", "broadcast_to", "clip", "concat", "divide", "dot",
+           "empty", "exp", "expand_dims", "flatten", "from_buffer", "from_dlpack", "from_numpy", "full", "load",
+           "log", "maximum", "mean", "minimum", "modulo", "multiply", "norm", "ones", "ones_like", "power",
+           "reshape", "save", "sign", "sparse", "sqrt", "square", "squeeze", "subtract", "sum", "transpose",
+           "waitall", "zeros", "zeros_like"]
 
 
 def _dims(shape: "int | Sequence[int]") -> list[int]:
@@ -38,6 +38,9 @@ def _dims(shape: "int | Sequence[int]") -> list[int]:
     if any(extent >= 2**63 or extent < -2**63 for extent in dims):
         raise InvalidArgument(f"shape {tuple(dims)}: expected extents below 2^63")
     return dims
+
+
+_Axes = Union[int, Sequence[int], None]
 
 
 class NDArray(_core.Array):
@@ -188,9 +191,7 @@ class NDArray(_core.Array):
         if dims.count(-1) > 1 or any(extent < -1 for extent in dims):
             raise InvalidArgument(f"reshape: expected extents of at least 0 and one -1 at most, got {dims}")
         if -1 in dims:
-            known = 1
-            for extent in dims:
-                known *= extent if extent != -1 else 1
+            known = _product(extent for extent in dims if extent != -1)
             if known == 0 or self.size % known:
                 raise InvalidArgument(f"reshape: {self.size} elements do not fit shape {tuple(dims)}")
             dims[dims.index(-1)] = self.size // known
@@ -206,16 +207,29 @@ class NDArray(_core.Array):
         dims.insert(_axis_of("expand_dims", axis, len(dims) + 1), 1)
         return self._reshape(dims)
 
-    def squeeze(self) -> "NDArray":
-        """A view without the axes of extent 1; of one element, shape (1,)."""
-        dims = [extent for extent in self.shape if extent != 1]
+    def squeeze(self, axis: "_Axes" = None) -> "NDArray":
+        """A view without the axes of extent 1, or without those named; of one element, shape (1,)."""
+        if axis is None:
+            gone = [one for one, extent in enumerate(self.shape) if extent == 1]
+        else:
+            gone = _axes_of("squeeze", axis, self.ndim)
+            for one in gone:
+                if self.shape[one] != 1:
+                    raise InvalidArgument(f"squeeze: expected axes of extent 1, got axis {one} of shape {self.shape}")
+        dims = [extent for one, extent in enumerate(self.shape) if one not in gone]
         return self._reshape(dims if dims or self._has_scalars or not self.ndim else [1])
 
-    def transpose(self, *axes) -> "NDArray":
-        """A copy with the axes in another order: by default reversed."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        order = [int(axis) for axis in order] if order else list(range(self.ndim))[::-1]
-        return self._transpose([axis + self.ndim if axis < 0 else axis for axis in order])
+    def transpose(self, *order, axes: "Sequence[int] | None" = None) -> "NDArray":
+        """A copy with the axes in another order, given as numbers or a sequence of them: by default reversed."""
+        if order and axes is not None:
+            raise InvalidType(f"transpose: expected the axes once, got {order!r} and {axes!r}")
+        given = order[0] if len(order) == 1 and not isinstance(order[0], int) else order
+        given = axes if axes is not None else given
+        if given is None or isinstance(given, (list, tuple)) and not given:
+            given = range(self.ndim)[::-1]
+        if not isinstance(given, (list, tuple, range)):
+            raise InvalidType(f"transpose: expected the numbers of the axes, got {given!r}")
+        return self._transpose([_axis_of("transpose", one, self.ndim) for one in given])
 
     def broadcast_to(self, shape) -> "NDArray":
         """A copy in which axes of extent 1 repeat."""
@@ -240,29 +254,72 @@ class NDArray(_core.Array):
 
     # Reductions and functions beyond those of the base.
 
-    def sum(self, axis: "int | None" = None, keepdims: bool = False) -> "NDArray":
-        """The sum of all elements, shape (1,), or along an axis."""
-        return self._reduced("sum", self._sum, axis, keepdims)
+    def sum(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False) -> "NDArray":
+        """The sum of all elements, shape (1,), or along an axis or several; with `exclude` along all others. With
+        `keepdims` these axes stay, with extent 1. In float64, rounded once."""
+        return self._reduced("sum", _core.Array._sum, axis, keepdims, exclude)
 
-    def mean(self, axis: "int | None" = None, keepdims: bool = False) -> "NDArray":
-        """The mean of all elements, shape (1,), or along an axis."""
-        return self._reduced("mean", self._mean, axis, keepdims)
+    def mean(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False) -> "NDArray":
+        """The mean of all elements, or along axes; its arguments are those of `sum`."""
+        return self._reduced("mean", _core.Array._mean, axis, keepdims, exclude)
 
-    def _reduced(self, call: str, reduce, axis: "int | None", keepdims: bool) -> "NDArray":
-        if axis is not None:
-            axis = _axis_of(call, axis, self.ndim)
-        result = reduce(axis)
-        if not keepdims:
-            return result
-        dims = [1] * self.ndim
-        if axis is not None:
-            dims = list(self.shape)
-            dims[axis] = 1
-        return result._reshape(dims)
+    def norm(self, ord: int = 2, axis: "_Axes" = None, keepdims: bool = False) -> "NDArray":  # noqa: A002
+        """The square root of the sum of the squares, or with `ord` 1 the sum of the magnitudes, of all elements,
+        shape (1,), or along axes as for `sum`. In float64, rounded once."""
+        if ord not in (1, 2):
+            raise InvalidArgument(f"norm: expected ord 1 or 2, got {ord!r}")
+        if ord == 1:
+            return self.abs()._reduced("norm", _core.Array._sum, axis, keepdims)
+        return self._reduced("norm", _norm, axis, keepdims)
+
+    def _reduced(self, call: str, reduce, axis: "_Axes", keepdims: bool, exclude: bool = False) -> "NDArray":
+        """reduce(array, axis), which knows one axis, or None for all, along any number of them."""
+        axes = _axes_of(call, axis, self.ndim)
+        if axis is None or not (axes or self._has_scalars):  # () is all, as MXNet has it, or none, as NumPy does
+            axes = list(range(self.ndim))
+        elif exclude:
+            axes = [one for one in range(self.ndim) if one not in axes]
+        kept = [one for one in range(self.ndim) if one not in axes]
+        if len(kept) == 0:
+            result = reduce(self, None)
+        elif len(axes) == 1:
+            result = reduce(self, axes[0])
+        else:
+            # All that is kept before all that goes; where it lies so already, by a view.
+            extents = [self.shape[one] for one in kept]
+            moved = self if kept + axes == list(range(self.ndim)) else self._transpose(kept + axes)
+            length = _product(self.shape[one] for one in axes)
+            result = reduce(moved._reshape([_product(extents), length]), 1)._reshape(extents)
+        if keepdims:
+            return result._reshape([1 if one in axes else extent for one, extent in enumerate(self.shape)])
+        return result if kept or not self._has_scalars else result._reshape([])
+
+    def dot(self, other: "NDArray", transpose_a: bool = False, transpose_b: bool = False) -> "NDArray":
+        """The product along the last axis of this array, or with `transpose_a` its first one, and the first axis of
+        the other, or with `transpose_b` its last one: of matrices their product. Two vectors give shape (1,)."""
+        if not isinstance(other, _core.Array):
+            raise InvalidType(f"dot: expected an NDArray, got {type(other).__name__}")
+        if not self.ndim or not other.ndim:
+            raise InvalidArgument(f"dot: expected arrays with axes, got shapes {self.shape} and {other.shape}")
+        left = 0 if transpose_a else self.ndim - 1
+        right = other.ndim - 1 if transpose_b else 0
+        if self._has_scalars and not transpose_b and other.ndim > 1:
+            right = other.ndim - 2  # as NumPy has it
+        extent = self.shape[left]
+        if extent != other.shape[right]:
+            raise InvalidArgument(f"dot: expected as many elements along axis {left} of shape {self.shape} as along axis "
+                                  f"{right} of shape {other.shape}")
+        rows = [one for one in range(self.ndim) if one != left]
+        columns = [one for one in range(other.ndim) if one != right]
+        dims = [self.shape[one] for one in rows] + [other.shape[one] for one in columns]
+        a = self if left == self.ndim - 1 else self._transpose([*rows, left])
+        b = other if right == 0 else other._transpose([right, *columns])
+        product = a._reshape([_product(dims[:len(rows)]), extent])._dot(b._reshape([extent, _product(dims[len(rows):])]))
+        return product._reshape(dims if dims or self._has_scalars else [1])
 
     def clip(self, a_min, a_max) -> "NDArray":
         """Each element, limited to [a_min, a_max]."""
-        return self._maximum(a_min)._minimum(a_max)
+        return minimum(maximum(self, a_min), a_max)
 
     __div__ = _core.Array.__truediv__
 
@@ -325,6 +382,33 @@ def _axis_of(call: str, axis, ndim: int) -> int:
     if not -ndim <= axis < ndim:
         raise InvalidArgument(f"{call}: expected an axis of at least {-ndim} and below {ndim}, got {axis}")
     return int(axis) + ndim if axis < 0 else int(axis)
+
+
+def _axes_of(call: str, axis: "_Axes", ndim: int) -> "list[int]":
+    """The same of one axis, of several, each once, or of none: sorted."""
+    if axis is None:
+        return []
+    if not isinstance(axis, (list, tuple)):
+        return [_axis_of(call, axis, ndim)]
+    axes = sorted(_axis_of(call, one, ndim) for one in axis)
+    if len(set(axes)) < len(axes):
+        raise InvalidArgument(f"{call}: expected each axis once, got {axis!r}")
+    return axes
+
+
+def _product(extents: "Iterable[int]") -> int:
+    result = 1
+    for extent in extents:
+        result *= extent
+    return result
+
+
+def _norm(array: NDArray, axis: "int | None") -> NDArray:
+    if axis is None:
+        return array._norm()
+    if _dtype._NUMPY[array._dtype].kind != "f":
+        raise InvalidArgument(f"norm: expected a floating dtype, got {_dtype._NAMES[array._dtype]}")
+    return array.astype("float64").square()._sum(axis).sqrt()._astype(array._dtype)
 
 
 def _restore(kind, values, dtype, device_type, device_id):
@@ -551,13 +635,17 @@ square = _method("square", "The square of each element.")
 sqrt = _method("sqrt", "The square root of each element.")
 exp = _method("exp", "e to the power of each element.")
 log = _method("log", "The natural logarithm of each element.")
-norm = _method("norm", "The square root of the sum of the squares of all elements; shape (1,).")
-sum = _method("sum", "The sum of all elements, or along an axis.")  # noqa: A001
-mean = _method("mean", "The mean of all elements, or along an axis.")
+norm = _method("norm", "The square root of the sum of the squares of all elements, or along axes.")
+sum = _method("sum", "The sum of all elements, or along axes.")  # noqa: A001
+mean = _method("mean", "The mean of all elements, or along axes.")
 clip = _method("clip", "Each element, limited to [a_min, a_max].")
-dot = _method("dot", "The matrix product.")
+dot = _method("dot", "The product of matrices, vectors, or along one axis of each of two arrays.")
 transpose = _method("transpose", "A copy with the axes in another order.")
 reshape = _method("reshape", "A view with another shape.")
+flatten = _method("flatten", "A view as a matrix.")
+expand_dims = _method("expand_dims", "A view with an axis of extent 1 more.")
+squeeze = _method("squeeze", "A view without axes of extent 1.")
+broadcast_to = _method("broadcast_to", "A copy in which axes of extent 1 repeat.")
 
 
 def add(a, b) -> NDArray:
@@ -585,14 +673,37 @@ def modulo(a, b) -> NDArray:
     return a % b
 
 
+def power(a, b) -> NDArray:
+    """a to the power of b."""
+    return a ** b
+
+
 def maximum(a, b) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
-    return a._maximum(b) if isinstance(a, NDArray) else _required("maximum", b)._maximum(a)
+    return _of_pair("maximum", a, b)
 
 
 def minimum(a, b) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
-    return a._minimum(b) if isinstance(a, NDArray) else _required("minimum", b)._minimum(a)
+    return _of_pair("minimum", a, b)
+
+
+def _of_pair(call: str, a, b) -> NDArray:
+    array, other = (a, b) if isinstance(a, NDArray) else (b, a)
+    result = getattr(_required(call, array), f"_{call}")(other)
+    if result is NotImplemented:
+        raise InvalidType(f"{call}: expected a number or an NDArray, got {type(other).__name__}")
+    return result
+
+
+def add_n(*args: NDArray) -> NDArray:
+    """The sum of arrays."""
+    if not args:
+        raise InvalidArgument("add_n: expected one array at least, got none")
+    total = _required("add_n", args[0]).copy()
+    for one in args[1:]:
+        total += _required("add_n", one)
+    return total
 
 
 def concat(*arrays: NDArray, dim: int = 1) -> NDArray:

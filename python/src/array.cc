@@ -285,9 +285,7 @@ void BindFunctions(nb::class_<PyArray>& type) {
           "exp", [](Self a) { return Unary(a, Exp); }, "e to the power of each element.")
       .def(
           "log", [](Self a) { return Unary(a, Log); }, "The natural logarithm of each element.")
-      .def(
-          "norm", [](Self a) { return Unary(a, Norm); },
-          "The square root of the sum of the squares of all elements; shape (1,).")
+      .def("_norm", [](Self a) { return Unary(a, Norm); })
       .def(
           "_sum",
           [](Self a, std::optional<std::int64_t> axis) {
@@ -300,21 +298,22 @@ void BindFunctions(nb::class_<PyArray>& type) {
             return Unary(a, [&](const NDArray& x) { return MeanAlong(x, axis); });
           },
           nb::arg("axis").none())
-      .def("_maximum",
-           [](Self a, nb::handle b) {
-             return Binary(a, b, [](const auto& x, const auto& y) { return Maximum(x, y); });
-           })
-      .def("_minimum",
-           [](Self a, nb::handle b) {
-             return Binary(a, b, [](const auto& x, const auto& y) { return Minimum(x, y); });
-           })
       .def(
-          "dot",
-          [](Self a, const PyArray& b) {
-            return Unary(a, [&](const NDArray& x) { return Dot(x, b.array); });
+          "_maximum",
+          [](Self a, nb::handle b) {
+            return Binary(a, b, [](const auto& x, const auto& y) { return Maximum(x, y); });
           },
-          nb::arg("other"),
-          "The matrix product of (n, k) and (k, m), of (n, k) and (k,), or of (k,) and (k,).")
+          nb::arg("other").none())
+      .def(
+          "_minimum",
+          [](Self a, nb::handle b) {
+            return Binary(a, b, [](const auto& x, const auto& y) { return Minimum(x, y); });
+          },
+          nb::arg("other").none())
+      .def("_dot",
+           [](Self a, const PyArray& b) {
+             return Unary(a, [&](const NDArray& x) { return Dot(x, b.array); });
+           })
       .def("_transpose",
            [](Self a, const std::vector<std::int64_t>& axes) {
              return Unary(a, [&](const NDArray& x) { return Transpose(x, axes); });
@@ -448,7 +447,8 @@ void BindArray(nb::module_& m) {
   BindFunctions(type);
   BindParts(type);
   BindExchange(type, m);
-  m.def("full", &Full);
+  m.def("full", &Full, nb::arg("type"), nb::arg("shape"), nb::arg("value").none(), nb::arg("dtype"),
+        nb::arg("device"));
   // The same array as an object of another class.
   m.def("view_as", [](nb::handle type, const PyArray& array) {
     return WrapAs(type, array.array, array.read_only);

@@ -257,7 +257,8 @@ void BindExchange(nb::class_<PyArray>& type, nb::module_& m) {
         const storage::DLDevice device = storage::ToDLDevice(self.array.device());
         return nb::make_tuple(device.type, device.id);
       });
-  m.def("from_dlpack", &FromDLPack);
+  m.def("from_dlpack", &FromDLPack, nb::arg("type"), nb::arg("capsule").none(), nb::arg("context"),
+        nb::arg("asked_for"));
   m.def("from_buffer", &FromBuffer);
   m.def("copy_buffer", &CopyBuffer);
 }

@@ -5,6 +5,7 @@ import pickle
 import random
 import struct
 import threading
+import warnings
 
 import numpy
 import pytest
@@ -178,6 +179,98 @@ def test_functions_equal_numpys(seed):
     same(mx.nd.concat(a, a, dim=1), numpy.concatenate([x, x], axis=1))
 
 
+@pytest.mark.parametrize("make", [mx.nd.array, mx.np.array])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3, 1, 2, 5), (4,), (2, 0, 3)])
+def test_reductions_go_along_any_axes(make, shape, seed):
+    """Each set of axes, against NumPy; all elements of an NDArray give shape (1,)."""
+    x = numpy.random.default_rng(seed).normal(size=shape).astype("float32")
+    a, ndim = make(x), len(shape)
+
+    def check(got, wanted):
+        wanted = numpy.asarray(wanted)
+        wanted = wanted.reshape(1) if make is mx.nd.array and not wanted.ndim else wanted
+        assert got.shape == wanted.shape and type(got) is type(a)
+        same(got, wanted, rtol=1e-5)
+
+    with numpy.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # means of no elements
+        for chosen in range(1, 2**ndim):
+            axes = tuple(axis for axis in range(ndim) if chosen >> axis & 1)
+            mixed = tuple(axis - ndim if axis % 2 else axis for axis in reversed(axes))
+            others = tuple(axis for axis in range(ndim) if axis not in axes)
+            for keepdims in (False, True):
+                check(a.sum(axis=mixed, keepdims=keepdims), x.sum(axis=axes, keepdims=keepdims))
+                check(mx.nd.mean(a, mixed, keepdims), x.mean(axis=axes, keepdims=keepdims))
+                check(a.norm(axis=mixed, keepdims=keepdims), numpy.sqrt((x**2).sum(axis=axes, keepdims=keepdims)))
+                check(a.norm(1, mixed, keepdims), abs(x).sum(axis=axes, keepdims=keepdims))
+                if others:
+                    check(a.sum(axis=others, keepdims=keepdims, exclude=True), x.sum(axis=axes, keepdims=keepdims))
+        check(a.norm(keepdims=True), numpy.sqrt((x**2).sum(keepdims=True)))
+        check(a.mean(), x.mean())
+        check(a.sum(axis=()), x.sum() if make is mx.nd.array else x)
+
+
+def test_reductions_of_mxnet():
+    """Values of version 1.9.1."""
+    a = mx.nd.array(numpy.arange(24).reshape(2, 3, 4))
+    assert a.sum(axis=(0, 2)).asnumpy().tolist() == [60, 92, 124]
+    assert a.sum(axis=1, exclude=True).asnumpy().tolist() == [60, 92, 124]
+    assert mx.nd.sum(a, axis=(0, 1), exclude=True, keepdims=True).shape == (2, 3, 1)
+    same(a.norm(axis=(0, 1)), numpy.array([29.664794921875, 31.71750259399414, 33.82307052612305, 35.97220993041992]), rtol=1e-7)
+    assert mx.nd.norm(a, ord=1).asnumpy().tolist() == [276]
+
+
+def test_a_norm_rounds_once():
+    """The squares of float16 numbers are beyond float16."""
+    a = mx.nd.full((2, 2), 300, dtype="float16")
+    assert a.norm(axis=0).asnumpy().tolist() == [424.25] * 2 and a.norm(axis=0).dtype == numpy.float16
+
+
+def test_products_go_along_an_axis_of_each(seed):
+    """With shapes of which version 1.9.1 gives the same."""
+    values = numpy.random.default_rng(seed)
+    letters = "abcdefg"
+    for x_shape, y_shape, transposed in (
+            ((3,), (3,), (0, 0)), ((3,), (3, 4), (0, 0)), ((2, 3), (3,), (0, 0)), ((2, 3), (3, 4), (0, 0)),
+            ((3, 2), (3, 4), (1, 0)), ((2, 3), (4, 3), (0, 1)), ((3, 2), (4, 3), (1, 1)), ((3, 2), (3,), (1, 0)),
+            ((2, 3), (3,), (0, 1)), ((2, 3, 4), (4, 5), (0, 0)), ((2, 3, 4), (4, 3, 2), (0, 0)), ((3, 2, 4), (3, 5), (1, 0)),
+            ((2, 3, 4), (5, 4), (0, 1)), ((2, 0), (0, 3), (0, 0)), ((0, 2), (0, 3), (1, 0))):
+        x, y = values.normal(size=x_shape).astype("float32"), values.normal(size=y_shape).astype("float32")
+        left, right = list(letters[:x.ndim]), list(letters[x.ndim:x.ndim + y.ndim])
+        right[-1 if transposed[1] else 0] = left[0 if transposed[0] else -1]
+        wanted = numpy.einsum(f"{''.join(left)},{''.join(right)}", x, y)
+        got = mx.nd.dot(mx.nd.array(x), mx.nd.array(y), transpose_a=transposed[0], transpose_b=bool(transposed[1]))
+        # einsum orders the letters that stay by the alphabet, which is the order of the axes.
+        same(got, wanted.reshape(wanted.shape or (1,)), rtol=1e-4)
+    x, y = values.normal(size=(2, 3)), values.normal(size=(4, 3, 5))
+    same(mx.np.dot(mx.np.array(x), mx.np.array(y)), numpy.dot(x, y), rtol=1e-4)
+    assert mx.np.ones((3,)).dot(mx.np.ones((3,))).shape == ()
+    for a, b in (((2, 3), (2, 3)), ((3,), (2,)), ((), (2,))):
+        with pytest.raises(mx.InvalidArgument, match="dot: expected"):
+            mx.nd.ones(a).dot(mx.nd.ones(b))
+    for bad in (3, None, x):
+        with pytest.raises(mx.InvalidType, match="dot: expected an NDArray, got"):
+            mx.nd.ones((2, 3)).dot(bad)
+
+
+def test_axes_are_named_as_in_mxnet(seed):
+    x = numpy.random.default_rng(seed).normal(size=(2, 3, 4)).astype("float32")
+    a = mx.nd.array(x)
+    for moved in (a.transpose(axes=(2, 0, 1)), mx.nd.transpose(a, axes=[2, 0, -2]), mx.nd.transpose(a, (2, 0, 1)),
+                  a.transpose(2, 0, 1)):
+        same(moved, x.transpose(2, 0, 1))
+    for moved in (a.transpose(axes=()), a.transpose(()), a.transpose(None), a.transpose()):
+        same(moved, x.T)
+    thin = mx.nd.ones((1, 3, 1))
+    assert [thin.squeeze(axis).shape for axis in (None, 0, -1, (0, 2), [2])] == [(3,), (3, 1), (1, 3), (3,), (1, 3)]
+    assert mx.nd.squeeze(mx.nd.ones((1, 1)), axis=(0, 1)).shape == (1,)
+    assert mx.np.ones((1, 1)).squeeze(axis=(0, 1)).shape == ()
+    assert mx.nd.expand_dims(a, axis=1).shape == (2, 1, 3, 4) and mx.nd.flatten(a).shape == (2, 12)
+    same(mx.nd.broadcast_to(mx.nd.array([[1], [2]]), shape=(2, 2)), numpy.array([[1, 1], [2, 2]], dtype="float32"))
+    same(mx.nd.add_n(a, a, a), x + x + x)
+    assert mx.nd.power(2, mx.nd.array([3])).asscalar() == 8
+
+
 def test_numbers_of_numpy_and_python_count_as_numbers():
     a = mx.nd.ones((2,))
     for two in (2, 2.0, numpy.float32(2), numpy.int64(2), numpy.array(2.0), True + 1):
@@ -306,9 +399,23 @@ def test_axes_are_checked():
                  lambda: mx.nd.concat(a, a, dim=2)):
         with pytest.raises(ValueError, match="axis of at least"):
             call()
-    for call in (lambda: a.sum(axis=(0, 1)), lambda: a.expand_dims("x")):
-        with pytest.raises(mx.InvalidType, match="number of an axis"):
+    for call in (lambda: a.sum(axis="x"), lambda: a.expand_dims("x"), lambda: a.sum(axis=(0, 1.5)), lambda: a.transpose("xy"),
+                 lambda: a.transpose(0, "x"), lambda: a.squeeze(axis="x")):
+        with pytest.raises(mx.InvalidType, match="numbers? of (an|the) ax[ie]s"):
             call()
+    for call in (lambda: a.sum(axis=(0, -2)), lambda: a.norm(axis=(1, 1)), lambda: a.squeeze(axis=(0, 0)),
+                 lambda: a.transpose((0, -2))):
+        with pytest.raises(mx.InvalidArgument, match="each axis .*once"):
+            call()
+    with pytest.raises(mx.InvalidArgument, match="extent 1, got axis 1 of shape"):
+        mx.nd.zeros((1, 3)).squeeze(axis=(0, 1))
+    with pytest.raises(mx.InvalidType, match="the axes once"):
+        a.transpose(1, 0, axes=(1, 0))
+    with pytest.raises(mx.InvalidArgument, match="ord 1 or 2"):
+        a.norm(ord=3)
+    for axis in (None, 1):
+        with pytest.raises(mx.InvalidArgument, match="(?i)norm: expected a floating"):
+            mx.nd.zeros((2, 3), dtype="int32").norm(axis=axis)
     assert a.expand_dims(-1).shape == (2, 3, 1) and a.expand_dims(2).shape == (2, 3, 1)
 
 
@@ -334,6 +441,20 @@ def test_what_is_no_array_is_named():
     for arange in (mx.nd.arange, mx.np.arange):
         with pytest.raises(mx.InvalidArgument, match="step other than 0"):
             arange(1, 5, 0)
+    # What is no number either: None used to be refused without a word of what was expected, a text to be the result.
+    for bad in (None, "x"):
+        for full in (mx.nd.full, mx.np.full):
+            with pytest.raises(mx.InvalidType, match="full: expected a number, got"):
+                full((2,), bad)
+        for call in (lambda: mx.nd.maximum(a, bad), lambda: mx.nd.minimum(bad, a), lambda: a.clip(bad, 1), lambda: a.clip(0, bad)):
+            with pytest.raises(mx.InvalidType, match="expected a number or an NDArray, got"):
+                call()
+        with pytest.raises(mx.InvalidType, match="expected a fresh DLPack capsule, got"):
+            mx.nd.from_dlpack(bad)
+    with pytest.raises(mx.InvalidType, match="expected an NDArray, got"):
+        mx.nd.add_n(a, 3)
+    with pytest.raises(mx.InvalidArgument, match="one array at least"):
+        mx.nd.add_n()
 
 
 def test_shapes():
