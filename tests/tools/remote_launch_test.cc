@@ -21,6 +21,7 @@
 #include "tests/tools/child_process.h"
 #include "tests/tools/marked_processes.h"
 #include "tests/tools/site.h"
+#include "tools/heddle/launcher.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
@@ -298,6 +299,24 @@ TEST(SshLaunch, WithoutHostsItSaysHowToNameThem) {
       RunProgram({kHeddle, "launch", "-n", "1", "--launcher", "ssh", "--", "true"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.output, AllOf(HasSubstr("--hosts"), HasSubstr("--hosts-file")));
+}
+
+// What is mpirun's own: of two that start at once on a host, one may take the other's folder away.
+TEST(MpiLaunch, TheWorkersStartOnceTheServersMpirunIsUp) {
+  if (!MissingProgram({"mpirun"}).empty()) GTEST_SKIP() << "mpirun is not installed";
+  const TempFolder folder;
+  const std::string path = std::getenv("PATH"), log = folder / "log", wrapper = folder / "mpirun";
+  std::ofstream(wrapper) << "#!/bin/sh\necho begins >> " << log << "\nsleep 1\necho runs >> " << log
+                         << "\nPATH=" << QuotedForShell(path) << "\nexec mpirun \"$@\"\n";
+  std::filesystem::permissions(wrapper, std::filesystem::perms::owner_all);
+  const ProgramResult result = RunProgram(
+      {kHeddle, "launch", "-n", "1", "-s", "1", "--launcher", "mpi", "--", kWorker, "train", "1"},
+      {"PATH=" + folder.path() + ":" + path, "OMPI_ALLOW_RUN_AS_ROOT=1",
+       "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_orte_tmpdir_base=" + folder.path()});
+  EXPECT_EQ(result.status, 0) << result.output;
+  std::stringstream text;
+  text << std::ifstream(log).rdbuf();
+  EXPECT_EQ(text.str(), "begins\nruns\nbegins\nruns\n");
 }
 
 TEST(BatchLaunch, OutsideOfTheBatchSystemItSaysHowToGetIn) {

@@ -106,9 +106,10 @@ class MpiSite final : public Site {
   }
   Strings Environment() const override {
     // Open MPI refuses to run as root, as containers often do, unless told twice. What is killed
-    // leaves the files of its session.
+    // leaves the files of its session. A folder for each command: what is left of the last one may
+    // clear its folder away while the next one starts.
     return {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-            "OMPI_MCA_orte_tmpdir_base=" + folder_.path()};
+            "OMPI_MCA_orte_tmpdir_base=" + folder_ / std::to_string(++num_commands_)};
   }
 
  private:
@@ -119,6 +120,7 @@ class MpiSite final : public Site {
   }
 
   const TempFolder folder_;
+  mutable int num_commands_ = 0;
   const SshServer server_;
 };
 

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -83,7 +84,7 @@ bool JobKeeper::Failure::IsEffect() const { return !works && status == kJobFaile
 
 JobKeeper::JobKeeper(std::vector<Task> tasks, const KeeperOptions& options,
                      std::vector<FileDescriptor> signals)
-    : tasks_(std::move(tasks)),
+    : tasks_(std::make_move_iterator(tasks.begin()), std::make_move_iterator(tasks.end())),
       options_(options),
       signals_(std::move(signals)),
       child_ended_(ChildSignals()),
@@ -95,7 +96,8 @@ JobKeeper::JobKeeper(std::vector<Task> tasks, const KeeperOptions& options,
 }
 
 int JobKeeper::Run() {
-  StartAll();
+  if (options_.is_part) err_sink_->Append("", kStartedMark);
+  StartSome();
   // What is asked to stop has its time, also what outlives the first process of its task.
   while (AnyLeft() || (phase_ == Phase::kStopping && has_children_)) Step();
   // What the tasks have left behind.
@@ -104,9 +106,10 @@ int JobKeeper::Run() {
   return status_;
 }
 
-void JobKeeper::StartAll() {
-  for (Task& task : std::exchange(tasks_, {})) {
-    if (phase_ != Phase::kRunning) return;  // an earlier one could not be started
+void JobKeeper::StartSome() {
+  while (phase_ == Phase::kRunning && !tasks_.empty() && !WaitsForParts()) {
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
     Start(std::move(task));
   }
 }
@@ -137,6 +140,7 @@ void JobKeeper::Start(Task task) {
   processes_.push_back({.name = task.name,
                         .works = task.works,
                         .stop_signal = task.stop_signal,
+                        .parts_first = task.parts_first,
                         .pid = started.pid,
                         .in_fd = std::move(started.in),
                         .in = std::move(in),
@@ -155,6 +159,12 @@ LineSource JobKeeper::Source(const Task& task, FileDescriptor fd, LineSink& sink
 
 void JobKeeper::ShowCarried(const std::string& carrier, bool works, std::string_view line,
                             LineSink& sink) {
+  if (line == kStartedMark) {
+    for (Process& process : processes_) {
+      if (process.name == carrier) --process.parts_first;
+    }
+    return;
+  }
   if (line.starts_with(kFailureMark)) {
     const std::size_t end = line.find("] ");
     const std::optional<int> status =
@@ -189,6 +199,7 @@ void JobKeeper::Step() {
   ReadSignals();
   if (Clock::now() >= deadline_) OnDeadline();
   ReadOutput();
+  StartSome();
   WriteOutput();
 }
 
@@ -420,7 +431,14 @@ bool JobKeeper::AnyLeft() const {
 
 bool JobKeeper::AnyWorks() const {
   return std::any_of(processes_.begin(), processes_.end(),
-                     [](const Process& process) { return process.pid >= 0 && process.works; });
+                     [](const Process& process) { return process.pid >= 0 && process.works; }) ||
+         std::any_of(tasks_.begin(), tasks_.end(), std::mem_fn(&Task::works));
+}
+
+bool JobKeeper::WaitsForParts() const {
+  return std::any_of(processes_.begin(), processes_.end(), [](const Process& process) {
+    return process.pid >= 0 && process.parts_first > 0;
+  });
 }
 
 void JobKeeper::DrainOutput() {

@@ -15,8 +15,9 @@
 // the job, and what this one starts are the *carriers* that bring it there: ssh, mpirun, srun. The
 // stdin of a carrier tells a part's keeper what to run (JobPart), then is its pipe: more signals,
 // and its end tells that the other side has died. What the processes there write comes back with
-// their names in front already. A line that begins with kFailureMark is the part's keeper's own,
-// which no program can write: it says at once what has failed, while the part still ends.
+// their names in front already. Two lines are the part's keeper's own, which no program can
+// write: kStartedMark, once it runs; and one that begins with kFailureMark, which says at once what
+// has failed, while the part still ends.
 //
 // Whose failure was the first? The order in which ends are seen does not say: the system closes the
 // connections of a process before its parent can see its end, and a script or a driver may need
@@ -37,6 +38,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,6 +52,8 @@
 
 namespace heddle::tools {
 
+// The line of a part's keeper that says that it has come.
+inline constexpr std::string_view kStartedMark = "[started]";
 // What a line of a part's keeper begins with that tells of a failure: the mark, the status, "] ".
 inline constexpr std::string_view kFailureMark = "[failed ";
 
@@ -59,6 +63,7 @@ struct Task {
   Command command;
   bool works = true;        // the job ends when all that work have
   bool is_carrier = false;  // what it writes has names in front
+  int parts_first = 0;      // of a carrier: how many of its parts start before the next task does
   std::string input = {};   // of a carrier that signals reach by its stdin: what comes before them
   int stop_signal = 0;      // of others: in place of the signal that asks to stop; 0: that one
   FileDescriptor cause = {};  // of the scheduler: where it says who has failed first, in one line
@@ -93,7 +98,8 @@ class JobKeeper {
     std::string name;
     bool works;
     int stop_signal;
-    pid_t pid;  // -1: has ended
+    int parts_first;  // that have not come yet
+    pid_t pid;        // -1: has ended
     FileDescriptor in_fd;
     std::unique_ptr<LineSink> in;  // null: it gets signals by kill
     LineSource out, err;
@@ -119,7 +125,7 @@ class JobKeeper {
     kKilled,     // carriers have until deadline_ to bring that to the other hosts
   };
 
-  void StartAll();
+  void StartSome();
   void Start(Task task);
   LineSource Source(const Task& task, FileDescriptor fd, LineSink& sink);
   void ShowCarried(const std::string& carrier, bool works, std::string_view line, LineSink& sink);
@@ -148,10 +154,11 @@ class JobKeeper {
   bool Runs(std::string_view name) const;
   bool AnyLeft() const;
   bool AnyWorks() const;
+  bool WaitsForParts() const;
   void DrainOutput();
   void Say(std::string_view text);
 
-  std::vector<Task> tasks_;  // until they are started
+  std::deque<Task> tasks_;  // until they are started
   const KeeperOptions options_;
   std::vector<FileDescriptor> signals_;  // closed: who would send them has died
   FileDescriptor child_ended_;           // a signalfd for SIGCHLD

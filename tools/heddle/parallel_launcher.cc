@@ -45,7 +45,8 @@ class ParallelLauncher : public Launcher {
 
 // Open MPI. Its processes but the first have no input, so the part travels in a variable, which
 // mpirun sends them itself; and mpirun passes on this signal, while one that ends it would leave
-// the processes a second.
+// the processes a second. On each host mpirun clears away the empty folder of sessions that another
+// one of this user has just made and wants to fill, so the second starts when the first is up.
 class MpiLauncher final : public ParallelLauncher {
   static constexpr const char* kVariable = "HEDDLE_JOB_PART";
 
@@ -63,10 +64,10 @@ class MpiLauncher final : public ParallelLauncher {
     // Processes use all CPUs of their host.
     std::vector<std::string> command = {"mpirun", "--quiet", "--bind-to", "none"};
     command.insert(command.end(), job.launcher_arguments.begin(), job.launcher_arguments.end());
-    bool first = true;
+    int num_parts = 0;
     for (std::size_t host = 0; host < hosts.size(); ++host) {
       if (part.places[host].empty()) continue;
-      if (!std::exchange(first, false)) command.emplace_back(":");
+      if (num_parts++ > 0) command.emplace_back(":");
       for (const std::string& word :
            {std::string("--host"), hosts[host].name, std::string("-np"), std::string("1"),
             std::string("-x"), std::string(kVariable), job.heddle, std::string("keep"),
@@ -79,6 +80,7 @@ class MpiLauncher final : public ParallelLauncher {
     environment.push_back(fmt::format("{}={}", kVariable, ToText(part)));
     return {.name = {},
             .command = {.arguments = std::move(command), .environment = std::move(environment)},
+            .parts_first = num_parts,
             .stop_signal = SIGUSR1};
   }
 };
