@@ -26,13 +26,18 @@ def push(function: Callable[[], object], reads: Iterable = (), writes: Iterable 
          name: str = "python") -> None:
     """Queues function(), which takes no arguments, and returns at once.
 
-    `reads` and `writes` are arrays and variables: the function runs after the writes of what it reads and
+    `reads` and `writes` are arrays and variables, or one: the function runs after the writes of what it reads and
     the reads and writes of what it writes that were pushed before, and before those pushed later. A name
     in both lists means that it modifies it, in `writes` alone that it overwrites it whole. The function
     runs on some thread and must not wait for arrays; what it raises comes back at every wait that depends on
     it. A higher priority runs first. Use few different names.
     """
-    _core.push(function, reads, writes, priority, name)
+    _core.push(function, _listed(reads), _listed(writes), priority, name)
+
+
+def _listed(named):
+    """One array is not its rows."""
+    return [named] if isinstance(named, (_core.Array, _core.RowSparse, _core.Var)) else named
 
 
 def new_var(name: str = "") -> "Var":

@@ -99,6 +99,15 @@ def test_an_op_orders_by_what_it_names():
     assert log == list(range(100)) and var.version == 100 and var.name == "mine"
     with pytest.raises(TypeError, match="arrays and variables"):
         mx.engine.push(print, writes=["a"])
+    # One array is named as a list of it; one without rows used to name nothing.
+    for one in (a, mx.nd.zeros((0, 2)), mx.nd.sparse.zeros("row_sparse", (2, 2)), var):
+        with Gate(one):
+            mx.engine.push(lambda: log.append("read"), reads=one)
+            mx.engine.push(lambda: log.append("written"), writes=one)
+            assert "read" not in log
+        mx.nd.waitall()
+        assert log[100:] == ["read", "written"]
+        del log[100:]
     with pytest.raises(TypeError):
         mx.engine.push(None)
 
