@@ -48,8 +48,9 @@ void RequireMainInterpreter() {
 }  // namespace
 
 Engine& TheEngine() {
-  engine_is_used = true;
-  return Engine::Default();
+  Engine& engine = Engine::Default();
+  engine_is_used = true;  // not of one whose options are wrong: the exit would try again
+  return engine;
 }
 
 void Blocking::LookForSignals() {

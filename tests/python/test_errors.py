@@ -135,6 +135,12 @@ def test_an_error_without_a_variable_surfaces_once_at_waitall():
     mx.nd.waitall()
 
 
+def test_an_engine_that_could_not_start_does_not_fail_the_exit_too(run_python):
+    result = run_python("import heddle as mx\ntry:\n    mx.nd.ones((2,))\nexcept mx.InvalidArgument as error:\n    print(error)",
+                        HEDDLE_NUM_WORKERS="many")
+    assert (result.returncode, result.stderr) == (0, "") and "HEDDLE_NUM_WORKERS" in result.stdout
+
+
 def test_clear_error_cures():
     var = mx.engine.new_var("v")
 
