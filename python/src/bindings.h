@@ -88,15 +88,16 @@ class PyRef {
 };
 
 // An exception of Python code that an op ran. Raised, the same object, by every wait that it
-// concerns.
+// concerns, each time with the traceback of the op alone: those of earlier waits would pile up.
 class PyFailure : public std::exception {
  public:
   explicit PyFailure(nb::python_error& error);  // with the GIL
   const char* what() const noexcept override { return message_.c_str(); }
-  nb::handle value() const { return value_.get(); }
+  void Raise() const;  // sets Python's error; with the GIL
 
  private:
   PyRef value_;
+  PyRef traceback_;      // null: none
   std::string message_;  // "ValueError: ..."
 };
 

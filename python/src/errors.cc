@@ -24,7 +24,7 @@ void Translate(const std::exception_ptr& caught, void*) {
   try {
     std::rethrow_exception(caught);
   } catch (const PyFailure& error) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.value().ptr())), error.value().ptr());
+    error.Raise();
   } catch (const UnknownKey& error) {
     Raise(classes->unknown_key, error);
   } catch (const InvalidType& error) {

@@ -89,13 +89,22 @@ PyRef::~PyRef() {
 }
 
 PyFailure::PyFailure(nb::python_error& error)
-    : value_(nb::borrow(error.value())), message_(TypeName(error.value())) {
+    : value_(nb::borrow(error.value())),
+      traceback_(nb::borrow(error.traceback())),
+      message_(TypeName(error.value())) {
   PyObject* const text = PyObject_Str(error.value().ptr());
   if (text == nullptr) {
     PyErr_Clear();
     return;
   }
   message_ += fmt::format(": {}", nb::cast<std::string_view>(nb::steal<nb::str>(text)));
+}
+
+void PyFailure::Raise() const {
+  PyObject* const value = value_.get().ptr();
+  PyObject* const traceback = traceback_.get().ptr();
+  PyException_SetTraceback(value, traceback != nullptr ? traceback : Py_None);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
 }
 
 void PyBody::operator()() const {

@@ -2,6 +2,7 @@
 
 import builtins
 import threading
+import traceback
 
 import pytest
 
@@ -133,6 +134,26 @@ def test_an_error_without_a_variable_surfaces_once_at_waitall():
     with pytest.raises(ValueError, match="nobody's"):
         mx.nd.waitall()
     mx.nd.waitall()
+
+
+def test_an_error_that_is_raised_again_has_the_traceback_of_its_op():
+    """Each wait used to add its own frames, with all that their variables held."""
+    var = mx.engine.new_var("v")
+
+    def fail():
+        raise ValueError("the same")
+
+    mx.engine.push(fail, writes=[var])
+    seen = []
+    for _ in range(3):
+        with pytest.raises(ValueError, match="the same") as raised:
+            var.wait()
+        seen.append((raised.value, traceback.format_tb(raised.value.__traceback__)))
+    assert len(seen[0][1]) == len(seen[2][1]) and "in fail" in seen[2][1][-1]
+    assert seen[0][0] is seen[2][0]
+    var.clear_error()
+    with pytest.raises(ValueError):
+        mx.nd.waitall()
 
 
 def test_an_engine_that_could_not_start_does_not_fail_the_exit_too(run_python):
