@@ -14,6 +14,7 @@ def main() -> NoReturn:
     """Becomes the command, with the arguments of this process."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["server"] and any(argument.split("=")[0] == "--module" for argument in arguments):
+        os.environ["HEDDLE_ROLE"] = "server"  # the role is the command, as it is without a module
         os.execv(sys.executable, [sys.executable, "-m", "heddle.server", *arguments[1:]])
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "heddle")
     if not os.path.exists(program):

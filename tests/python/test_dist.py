@@ -402,3 +402,11 @@ def test_the_server_program_refuses_other_roles(role):
     ended = subprocess.run([sys.executable, "-m", "heddle.server"], capture_output=True, text=True, check=False,
                            env={**os.environ, "DMLC_ROLE": role})
     assert ended.returncode == 1 and "role" in ended.stderr
+
+
+@pytest.mark.parametrize("role", ["", "worker", "scheduler"])
+def test_the_server_command_with_a_module_is_a_server_whatever_the_environment_says(role):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "HEDDLE_ROLE"))}
+    ended = subprocess.run([sys.executable, "-m", "heddle", "server", "--module", "os"], capture_output=True, text=True,
+                           check=False, env={**environment, **({"DMLC_ROLE": role} if role else {})})
+    assert ended.returncode == 1 and "server: root_host is missing" in ended.stderr, ended.stderr
