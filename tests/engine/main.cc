@@ -2,7 +2,7 @@
 //   HEDDLE_TEST_PIN=1       the whole suite runs on one CPU
 //   HEDDLE_TEST_WORKERS=n   threaded engines with n workers only
 //   HEDDLE_TEST_SEED=n      seed of the randomised tests; drawn and printed otherwise
-//   HEDDLE_TEST_ROUNDS=n    n times as many seeds (tools/soak.sh)
+//   HEDDLE_TEST_ROUNDS=n    n times as many seeds and longer runs (tools/soak.sh)
 #include <cstdio>
 #include <cstdlib>
 

@@ -3,7 +3,11 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
+#include <latch>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -168,42 +172,58 @@ TEST_P(OrderTest, AFreshVarKnowsNothingOfDroppedOnes) {
   }
 }
 
-// Two threads that push ops over the same variables in opposite list orders: an engine that takes
-// the variables one by one deadlocks, or lets the ops pass each other on one of them.
+// Threads that push ops over the same variables in opposite list orders: an engine that takes the
+// variables one by one deadlocks, or lets the ops pass each other on one of them. A long run, so
+// that each pair of threads pushes at once very often; HEDDLE_TEST_ROUNDS makes it longer.
 TEST_P(OrderTest, OppositeListOrdersFromSeveralThreadsNeitherDeadlockNorDisagree) {
-  EngineOptions options = GetParam().options;
-  options.max_pending_ops = 1000;
-  Engine engine(options);
-  const int kThreads = 4, kOps = Scaled(10'000);
-  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
-  std::int64_t in_x = 0, in_y = 0, in_z = 0, disagreements = 0;
-  std::vector<std::thread> pushers;
-  for (int thread = 0; thread < kThreads; ++thread) {
-    pushers.emplace_back([&, thread] {
-      for (int i = 0; i < kOps; ++i) {
-        const auto body = [&] {
+  for (const int threads : {2, 4, 8}) {
+    SCOPED_TRACE(std::to_string(threads) + " threads");
+    EngineOptions options = GetParam().options;
+    options.max_pending_ops = 1000;
+    Engine engine(options);
+    const int kOps = Rounds(240'000) / threads;
+    const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+    std::int64_t in_x = 0, in_y = 0, in_z = 0, disagreements = 0;
+    std::atomic<std::int64_t> torn = 0;
+    std::latch all_there(threads);
+    std::vector<std::thread> pushers;
+    for (int thread = 0; thread < threads; ++thread) {
+      pushers.emplace_back([&, thread] {
+        const auto write = [&] {
           if (in_x != in_y || in_y != in_z) ++disagreements;
           ++in_x, ++in_y, ++in_z;
         };
-        if (thread % 2 == 0) {
-          engine.Push({.name = "forward", .reads = {x, y, z}, .writes = {x, y, z}}, body);
-        } else {
-          engine.Push({.name = "backward", .reads = {z, x}, .writes = {z, y, x}}, body);
+        const auto read = [&] {
+          if (in_x != in_y || in_y != in_z) ++torn;
+        };
+        all_there.arrive_and_wait();
+        for (int i = 0; i < kOps; ++i) {
+          const bool forward = thread % 2 == 0;
+          if (i % 16 == 0) {
+            engine.Push({.name = "look", .reads = forward ? VarList{x, y, z} : VarList{z, y, x}},
+                        read);
+          } else if (forward) {
+            engine.Push({.name = "forward", .reads = {x, y, z}, .writes = {x, y, z}}, write);
+          } else {
+            engine.Push({.name = "backward", .reads = {z, x}, .writes = {z, y, x}}, write);
+          }
+          if (i % 5000 == 0) engine.WaitForVar(forward ? x : z);
         }
-      }
-    });
+      });
+    }
+    for (std::thread& pusher : pushers) pusher.join();
+    engine.WaitForAll();
+    EXPECT_EQ(disagreements, 0);
+    EXPECT_EQ(torn.load(), 0);
+    EXPECT_EQ(in_x, std::int64_t{threads} * (kOps - (kOps + 15) / 16));
   }
-  for (std::thread& pusher : pushers) pusher.join();
-  engine.WaitForAll();
-  EXPECT_EQ(disagreements, 0);
-  EXPECT_EQ(in_x, std::int64_t{kThreads} * kOps);
 }
 
 // Each thread overwrites its variable, raises a flag, and reads the other's once that flag is up.
 // An engine that keeps only each pusher's own order misses some of them.
 TEST_P(OrderTest, AnOpPushedAfterAnotherThreadsPushWasSignalledRunsAfterIt) {
   Engine engine(GetParam().options);
-  const int kRounds = Scaled(4'000);
+  const int kRounds = Rounds(4'000);
   const Var x = engine.NewVar("x"), y = engine.NewVar("y");
   int in_x = -1, in_y = -1;
   std::vector<int> y_seen(kRounds), x_seen(kRounds);

@@ -46,7 +46,8 @@ bool IsSanitized();
 int Scaled(int count);
 // Seed of a randomised test: HEDDLE_TEST_SEED, or one drawn for this process; main() prints it.
 std::uint64_t BaseSeed();
-// How many seeds a randomised test tries: `count` times HEDDLE_TEST_ROUNDS (1 by default).
+// How often a test repeats what it does, with other seeds if it is randomised: `count` times
+// HEDDLE_TEST_ROUNDS (1 by default).
 int Rounds(int count);
 
 // An op that stays unfinished until Release() without occupying a thread: an async one. Works on
