@@ -1,7 +1,5 @@
 #include "base/env.h"
 
-#include <heddle/error.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
@@ -72,6 +70,15 @@ std::size_t EnvChoice(const char* name, std::initializer_list<std::string_view> 
     ThrowBadValue(name, fmt::format("one of {}", fmt::join(choices, ", ")), *text);
   }
   return static_cast<std::size_t>(std::distance(choices.begin(), found));
+}
+
+void EnvReader::Keep(std::string_view message) {
+  if (!messages_.empty()) messages_ += '\n';
+  messages_ += message;
+}
+
+void EnvReader::ThrowIfAnyIsWrong() const {
+  if (!messages_.empty()) throw InvalidArgument(messages_);
 }
 
 }  // namespace heddle

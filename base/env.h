@@ -5,6 +5,8 @@
 // Threads: safe as long as nobody changes the environment at the same time.
 #pragma once
 
+#include <heddle/error.h>
+
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -30,5 +32,26 @@ bool EnvBool(const char* name, bool fallback);
 // One of `choices`; returns its index.
 std::size_t EnvChoice(const char* name, std::initializer_list<std::string_view> choices,
                       std::size_t fallback);
+
+// Reads several variables to the end, so that one error names all that are wrong.
+class EnvReader {
+ public:
+  // Calls read(), and keeps the message of the InvalidArgument that it throws.
+  template <class Call>
+  void Read(const Call& read) {
+    try {
+      read();
+    } catch (const InvalidArgument& error) {
+      Keep(error.what());
+    }
+  }
+  // Throws InvalidArgument, a line for each message, if there are any.
+  void ThrowIfAnyIsWrong() const;
+
+ private:
+  void Keep(std::string_view message);
+
+  std::string messages_;
+};
 
 }  // namespace heddle

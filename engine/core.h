@@ -59,6 +59,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_set>
 #include <vector>
@@ -94,6 +95,7 @@ void TracePush(engine::TraceWriter& trace, Op* op) noexcept;
 class EngineCore {
  public:
   explicit EngineCore(EngineOptions options);
+  static std::string TypeFromEnvironment();
 
   // The facade's calls; contracts in heddle/engine.h.
   Var NewVar(std::string_view name);
@@ -142,6 +144,7 @@ class EngineCore {
   using FailureRecord = engine::FailureRecord;
   using When = engine::WorkerHost::When;
   enum class Kind { kThreaded, kSerial, kSeeded };
+  static constexpr std::array<std::string_view, 3> kTypes = {"threaded", "serial", "seeded"};
   enum class Mode : int { kAwake, kNap, kAlone, kDeep, kStopped };
   enum class WaitKind { kVar, kAll, kRoom, kInline, kPoller };
 

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/cpu_count.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "base/sanitizers.h"
 #include "engine/access_check.h"
@@ -58,11 +59,14 @@ EngineOptions Resolve(EngineOptions options) {
 }  // namespace
 
 EngineCore::Kind EngineCore::ParseKind(const std::string& type) {
-  if (type == "threaded") return Kind::kThreaded;
-  if (type == "serial") return Kind::kSerial;
-  if (type == "seeded") return Kind::kSeeded;
+  const auto* const found = std::find(kTypes.begin(), kTypes.end(), type);
+  if (found != kTypes.end()) return static_cast<Kind>(found - kTypes.begin());
   throw InvalidArgument(
-      fmt::format("unknown engine type '{}', expected threaded, serial or seeded", type));
+      fmt::format("unknown engine type '{}', expected one of {}", type, fmt::join(kTypes, ", ")));
+}
+
+std::string EngineCore::TypeFromEnvironment() {
+  return std::string(kTypes[EnvChoice("HEDDLE_ENGINE", {kTypes[0], kTypes[1], kTypes[2]}, 0)]);
 }
 
 EngineCore::EngineCore(EngineOptions options)

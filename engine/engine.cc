@@ -53,24 +53,42 @@ std::string Var::name() const {
 
 EngineOptions EngineOptions::FromEnvironment() {
   EngineOptions options;
-  options.type = EnvString("HEDDLE_ENGINE", options.type);
-  options.num_workers =
-      static_cast<int>(EnvInt("HEDDLE_NUM_WORKERS", options.num_workers, 0, 1024));
-  options.worker_host = EnvChoice("HEDDLE_WORKER_HOST", {"tbb", "threads"}, 0) == 0
-                            ? WorkerHost::kTbb
-                            : WorkerHost::kThreads;
-  options.seed = EnvUint64("HEDDLE_SEED", options.seed);
-  options.max_pending_ops = EnvInt("HEDDLE_MAX_PENDING_OPS", options.max_pending_ops, 1);
-  options.max_pending_bytes = EnvInt("HEDDLE_MAX_PENDING_BYTES", options.max_pending_bytes, 1);
-  options.ageing =
-      static_cast<int>(EnvInt("HEDDLE_AGEING", options.ageing, 0, std::numeric_limits<int>::max()));
-  options.watchdog =
-      std::chrono::milliseconds(EnvInt("HEDDLE_WATCHDOG_MS", options.watchdog.count(), 0));
-  options.check_access = EnvBool("HEDDLE_CHECK_ACCESS", options.check_access);
-  options.gpu.issued_ahead =
-      static_cast<int>(EnvInt("HEDDLE_GPU_ISSUED_AHEAD", options.gpu.issued_ahead, 1, 1 << 16));
+  EnvReader env;
+  env.Read([&] { options.type = internal::EngineCore::TypeFromEnvironment(); });
+  env.Read([&] {
+    options.num_workers =
+        static_cast<int>(EnvInt("HEDDLE_NUM_WORKERS", options.num_workers, 0, 1024));
+  });
+  env.Read([&] {
+    options.worker_host = EnvChoice("HEDDLE_WORKER_HOST", {"tbb", "threads"}, 0) == 0
+                              ? WorkerHost::kTbb
+                              : WorkerHost::kThreads;
+  });
+  env.Read([&] { options.seed = EnvUint64("HEDDLE_SEED", options.seed); });
+  env.Read([&] {
+    options.max_pending_ops = EnvInt("HEDDLE_MAX_PENDING_OPS", options.max_pending_ops, 1);
+  });
+  env.Read([&] {
+    options.max_pending_bytes = EnvInt("HEDDLE_MAX_PENDING_BYTES", options.max_pending_bytes, 1);
+  });
+  env.Read([&] {
+    options.ageing = static_cast<int>(
+        EnvInt("HEDDLE_AGEING", options.ageing, 0, std::numeric_limits<int>::max()));
+  });
+  env.Read([&] {
+    options.watchdog =
+        std::chrono::milliseconds(EnvInt("HEDDLE_WATCHDOG_MS", options.watchdog.count(), 0));
+  });
+  env.Read([&] { options.check_access = EnvBool("HEDDLE_CHECK_ACCESS", options.check_access); });
+  env.Read([&] {
+    options.gpu.issued_ahead =
+        static_cast<int>(EnvInt("HEDDLE_GPU_ISSUED_AHEAD", options.gpu.issued_ahead, 1, 1 << 16));
+  });
   options.trace_file = JobFileName(EnvString("HEDDLE_TRACE", options.trace_file));
-  options.trace_bytes_max = EnvInt("HEDDLE_TRACE_BYTES_MAX", options.trace_bytes_max, 1);
+  env.Read([&] {
+    options.trace_bytes_max = EnvInt("HEDDLE_TRACE_BYTES_MAX", options.trace_bytes_max, 1);
+  });
+  env.ThrowIfAnyIsWrong();
   return options;
 }
 

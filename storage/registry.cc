@@ -95,13 +95,17 @@ MemoryOptions MemoryOptions::FromEnvironment(DeviceType type) {
        {"HEDDLE_GPU_ALLOCATOR", "HEDDLE_GPU_MEMORY_MAX"}}};
   const auto& [allocator, bytes_max] = kVariables[static_cast<std::size_t>(type)];
   MemoryOptions options;
-  options.allocator = EnvString(allocator, options.allocator);
-  const std::vector<std::string> names = storage::AllocatorNames();
-  if (std::find(names.begin(), names.end(), options.allocator) == names.end()) {
-    throw InvalidArgument(fmt::format("environment variable {}: expected one of {}, given '{}'",
-                                      allocator, fmt::join(names, ", "), options.allocator));
-  }
-  options.bytes_max = EnvInt(bytes_max, options.bytes_max, 1);
+  EnvReader env;
+  env.Read([&, name = allocator] {
+    options.allocator = EnvString(name, options.allocator);
+    const std::vector<std::string> names = storage::AllocatorNames();
+    if (std::find(names.begin(), names.end(), options.allocator) == names.end()) {
+      throw InvalidArgument(fmt::format("environment variable {}: expected one of {}, given '{}'",
+                                        name, fmt::join(names, ", "), options.allocator));
+    }
+  });
+  env.Read([&, name = bytes_max] { options.bytes_max = EnvInt(name, options.bytes_max, 1); });
+  env.ThrowIfAnyIsWrong();
   return options;
 }
 

@@ -136,7 +136,7 @@ struct EngineOptions {
   // The defaults, changed by HEDDLE_ENGINE, HEDDLE_NUM_WORKERS, HEDDLE_WORKER_HOST (tbb, threads),
   // HEDDLE_SEED, HEDDLE_MAX_PENDING_OPS, HEDDLE_MAX_PENDING_BYTES, HEDDLE_AGEING,
   // HEDDLE_WATCHDOG_MS, HEDDLE_CHECK_ACCESS, HEDDLE_GPU_ISSUED_AHEAD, HEDDLE_TRACE and
-  // HEDDLE_TRACE_BYTES_MAX. Throws InvalidArgument naming a variable that does not parse.
+  // HEDDLE_TRACE_BYTES_MAX. Throws InvalidArgument, a line for each variable that is wrong.
   static EngineOptions FromEnvironment();
 };
 

@@ -94,6 +94,23 @@ TEST_F(EnvTest, NegativeSeedIsAnError) {
   EXPECT_THAT(MessageOf([] { EnvUint64(kName, 0); }), AllOf(HasSubstr(kName), HasSubstr("'-1'")));
 }
 
+TEST_F(EnvTest, AReaderNamesAllThatIsWrong) {
+  EnvReader good;
+  int value = 0;
+  good.Read([&] { value = 7; });
+  EXPECT_NO_THROW(good.ThrowIfAnyIsWrong());
+  EXPECT_EQ(value, 7);
+
+  EnvReader bad;
+  Set("steam");
+  bad.Read([] { EnvInt(kName, 0); });
+  bad.Read([&] { value = 8; });
+  bad.Read([] { EnvBool(kName, true); });
+  EXPECT_EQ(value, 8);
+  EXPECT_EQ(MessageOf([&] { bad.ThrowIfAnyIsWrong(); }),
+            MessageOf([] { EnvInt(kName, 0); }) + "\n" + MessageOf([] { EnvBool(kName, true); }));
+}
+
 TEST_F(EnvTest, UnknownWordsListTheKnownOnes) {
   Set("maybe");
   EXPECT_THAT(MessageOf([] { EnvBool(kName, true); }),

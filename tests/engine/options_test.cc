@@ -2,8 +2,10 @@
 #include <heddle/engine.h>
 
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -73,6 +75,7 @@ TEST(EngineOptionsTest, TheWorkerHostMayBeNamedTbb) {
 
 TEST(EngineOptionsTest, AVariableThatDoesNotParseIsNamed) {
   const std::vector<std::pair<const char*, const char*>> cases = {
+      {"HEDDLE_ENGINE", "steam"},
       {"HEDDLE_NUM_WORKERS", "many"},
       {"HEDDLE_NUM_WORKERS", "-2"},
       {"HEDDLE_NUM_WORKERS", "2x"},
@@ -91,6 +94,27 @@ TEST(EngineOptionsTest, AVariableThatDoesNotParseIsNamed) {
     const ScopedVariable variable(name, value);
     const std::string message =
         MessageOf<InvalidArgument>([] { const Engine engine(EngineOptions::FromEnvironment()); });
+    EXPECT_TRUE(Contains(message, name)) << message;
+    EXPECT_TRUE(Contains(message, value)) << message;
+  }
+}
+
+TEST(EngineOptionsTest, AllVariablesThatDoNotParseAreNamedAtOnce) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"HEDDLE_ENGINE", "steam"},         {"HEDDLE_NUM_WORKERS", "many"},
+      {"HEDDLE_WORKER_HOST", "pthreads"}, {"HEDDLE_SEED", "seed"},
+      {"HEDDLE_MAX_PENDING_OPS", "1e6"},  {"HEDDLE_MAX_PENDING_BYTES", "4G"},
+      {"HEDDLE_AGEING", "often"},         {"HEDDLE_WATCHDOG_MS", "30s"},
+      {"HEDDLE_CHECK_ACCESS", "maybe"},   {"HEDDLE_GPU_ISSUED_AHEAD", "far"},
+      {"HEDDLE_TRACE_BYTES_MAX", "big"},
+  };
+  std::vector<std::unique_ptr<ScopedVariable>> variables;
+  for (const auto& [name, value] : cases) {
+    variables.push_back(std::make_unique<ScopedVariable>(name, value));
+  }
+  const std::string message =
+      MessageOf<InvalidArgument>([] { (void)EngineOptions::FromEnvironment(); });
+  for (const auto& [name, value] : cases) {
     EXPECT_TRUE(Contains(message, name)) << message;
     EXPECT_TRUE(Contains(message, value)) << message;
   }

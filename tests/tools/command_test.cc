@@ -3,6 +3,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -124,6 +125,15 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
     EXPECT_EQ(result.status, 1) << setting;
     EXPECT_THAT(result.output, HasSubstr("PROBLEM")) << setting;
     EXPECT_THAT(result.output, HasSubstr("found 1 problem(s)")) << setting;
+  }
+  const std::vector<std::string> many = {"HEDDLE_ENGINE=steam", "HEDDLE_NUM_WORKERS=many",
+                                         "HEDDLE_AGEING=often", "HEDDLE_CPU_ALLOCATOR=steam",
+                                         "HEDDLE_CPU_MEMORY_MAX=big"};
+  const ProgramResult all = RunProgram({kHeddle, "doctor"}, many);
+  EXPECT_THAT(all.output, HasSubstr("found 5 problem(s)"));
+  for (const std::string& setting : many) {
+    const std::string problem = "environment variable " + setting.substr(0, setting.find('='));
+    EXPECT_THAT(all.output, HasSubstr("PROBLEM               " + problem));
   }
   const ProgramResult name = RunProgram({kHeddle, "doctor"}, {"HEDDLE_NUM_WORKER=3"});
   EXPECT_EQ(name.status, 1);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -96,14 +97,14 @@ void PrintGpus() {
   }
 }
 
-// Runs `check`; its error is a problem.
+// Runs `check`; its error is a problem, or several, a line each.
 template <class Check>
 void Checked(int& problems, const Check& check) {
   try {
     check();
   } catch (const Error& error) {
-    ++problems;
-    Line("PROBLEM", error.what());
+    std::istringstream lines(error.what());
+    for (std::string line; std::getline(lines, line); ++problems) Line("PROBLEM", line);
   }
 }
 
