@@ -434,6 +434,7 @@ class EngineCore {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;
   }
   bool WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline> deadline) REQUIRES(lock_);
+  std::vector<FailureRecord*> TakeUnusedFailuresLocked() REQUIRES(lock_);
   std::string WhatBlocksLocked(VarState* var) REQUIRES(lock_);
   std::string WhatIsPendingLocked() REQUIRES(lock_);
 
@@ -555,7 +556,7 @@ class EngineCore {
   std::vector<Op*> in_flight_ GUARDED_BY(lock_);      // async, body returned, not completed
   std::vector<Op*> gpu_in_flight_ GUARDED_BY(lock_);  // the same of GPUs: their events come anyway
   VarState* vars_ GUARDED_BY(lock_) = nullptr;
-  std::vector<FailureRecord*> failures_ GUARDED_BY(lock_);    // that anything still refers to
+  std::vector<FailureRecord*> failures_ GUARDED_BY(lock_);    // all; unused ones until WaitForAll
   std::vector<FailureRecord*> unreported_ GUARDED_BY(lock_);  // for WaitForAll; also listed above
 
   // Epochs: what WaitForAll waits for. An op belongs to the epoch that is open when it is

@@ -512,13 +512,9 @@ void EngineCore::AdvanceEpochsLocked() {
 // on. `var`: which it is told to concern; null: the first that the op writes.
 engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::exception_ptr& error,
                                                        const VarState* var) {
-  std::erase_if(failures_, [](FailureRecord* record) {
-    if (record->refs > 1) return false;
-    engine::Tracker::Unref(record);
-    return true;
-  });
   for (FailureRecord* record : failures_) {
-    if (record->error == error) return record;
+    const bool in_use = record->refs > 1;  // the others only wait to be freed
+    if (in_use && record->error == error) return record;
   }
   any_failed_.store(true, std::memory_order_relaxed);
   auto* record = new FailureRecord;

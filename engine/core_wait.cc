@@ -292,6 +292,7 @@ void EngineCore::WaitForAll(std::optional<Deadline> deadline) {
   const bool traced = kTracing && trace_.load(std::memory_order_relaxed) != nullptr;
   const std::int64_t started_ns = traced ? SteadyNowNs() : 0;
   std::exception_ptr error;
+  std::vector<FailureRecord*> unused;
   {
     const engine::TrackerGuard guard(lock_);
     if (!WaitForEpochLocked(CloseEpochLocked(), deadline)) {
@@ -308,10 +309,22 @@ void EngineCore::WaitForAll(std::optional<Deadline> deadline) {
       record->seen = true;
       error = record->error;
       engine::Tracker::Unref(record);
+      unused = TakeUnusedFailuresLocked();
     }
   }
+  for (FailureRecord* record : unused) engine::Tracker::Unref(record);
   if (traced) TraceWaitFor(engine::TraceWait::kAll, 0, started_ns);
   if (error != nullptr) std::rethrow_exception(error);
+}
+
+// Those that only failures_ refers to, which is when WaitForAll has thrown them and their variables
+// are cured. To be freed without the lock: what their exceptions own may use the engine as it goes.
+std::vector<engine::FailureRecord*> EngineCore::TakeUnusedFailuresLocked() {
+  const auto in_use = [](const FailureRecord* record) { return record->refs > 1; };
+  const auto unused = std::partition(failures_.begin(), failures_.end(), in_use);
+  std::vector<FailureRecord*> taken(unused, failures_.end());
+  failures_.erase(unused, failures_.end());
+  return taken;
 }
 
 // Ends the open epoch at the inbox' tail. Returns the epoch that holds everything pushed before.

@@ -2,6 +2,7 @@
 // with failing ops are in error_graph_test.cc.
 #include <heddle/engine.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -331,6 +332,46 @@ TEST_P(ErrorTest, CapturesOfSkippedOpsAreDestroyedBeforeWaitsReturn) {
   EXPECT_THROW(engine.WaitForVar(y), std::runtime_error);
   EXPECT_EQ(token.use_count(), 1);
   EXPECT_EQ(*token, 1);
+}
+
+// What an exception owns, in Python all that its traceback refers to, may use the engine as it
+// goes.
+TEST_P(ErrorTest, AnExceptionThatUsesTheEngineInItsDestructorDoesNotHang) {
+  struct Owner : std::runtime_error {
+    explicit Owner(std::shared_ptr<void> what) : std::runtime_error("owner"), owned(what) {}
+    std::shared_ptr<void> owned;
+  };
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  int ran = 0;
+  engine.Push({.name = "fails", .writes = {x}}, [&] {
+    throw Owner(std::shared_ptr<void>(nullptr, [&](void*) {
+      (void)engine.stats();
+      engine.Push({.name = "last_will", .writes = {x}}, [&] { ++ran; });
+    }));
+  });
+  EXPECT_THROW(engine.WaitForAll(), Owner);
+  engine.Push({.name = "cures", .writes = {x}}, [] {});
+  engine.WaitForVar(x);
+  engine.Push({.name = "fails_too"}, [] { throw std::logic_error("another"); });
+  EXPECT_THROW(engine.WaitForAll(), std::logic_error);
+  engine.WaitForAll();
+  EXPECT_EQ(ran, 1);
+}
+
+// Kept by the program, and thrown again when the engine has forgotten it.
+TEST_P(ErrorTest, AnErrorThatIsOverAndThrownAgainIsANewFailure) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const std::exception_ptr error = MakeError("again");
+  for (const char* const op : {"first", "second", "third"}) {
+    engine.Push({.name = op, .writes = {x}}, [&] { std::rethrow_exception(error); });
+    EXPECT_EQ(Thrown([&] { engine.WaitForAll(); }), error) << op;
+    ASSERT_TRUE(engine.FailureOf(x).has_value());
+    EXPECT_EQ(engine.FailureOf(x)->op, op);
+    engine.ClearError(x);
+    engine.WaitForAll();
+  }
 }
 
 // The serial engine has run the op by the end of Push; its error must wait for a wait.
