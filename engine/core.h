@@ -252,7 +252,8 @@ class EngineCore {
 
   // core_lifecycle.cc
   static Kind ParseKind(const std::string& type);
-  static std::uint64_t Enlist(EngineCore* core);
+  void StartThreads();
+  void Enlist();
   void Delist() noexcept;
   bool IsLookedAfter() noexcept;
   bool TookDrop(std::uint64_t ticket) noexcept;

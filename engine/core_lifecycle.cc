@@ -28,6 +28,8 @@ constexpr int kIssuedAheadMax = 1 << 16;
 constexpr int kStreamsMax = 64;
 constexpr int kNoMoreWorkers = 1 << 20;  // more than any engine may have
 
+std::atomic<std::uint64_t> last_id{0};  // of the engines of this process
+
 EngineOptions Resolve(EngineOptions options) {
   engine::CheckNotForked("making an engine");
   engine::WatchForks();
@@ -70,7 +72,7 @@ std::string EngineCore::TypeFromEnvironment() {
 }
 
 EngineCore::EngineCore(EngineOptions options)
-    : id_(Enlist(this)),
+    : id_(last_id.fetch_add(1, std::memory_order_relaxed) + 1),
       options_(Resolve(std::move(options))),
       kind_(ParseKind(options_.type)),
       mode_(Mode::kNap),
@@ -78,6 +80,17 @@ EngineCore::EngineCore(EngineOptions options)
       random_(options_.seed),
       gpu_(std::make_unique<engine::GpuQueues>(options_)) {
   if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
+  Enlist();
+  try {
+    StartThreads();
+  } catch (...) {  // the system has no more of them
+    Delist();
+    throw;
+  }
+  if (options_.check_access) engine::checking_engines.fetch_add(1, std::memory_order_relaxed);
+}
+
+void EngineCore::StartThreads() {
   if (kind_ == Kind::kThreaded) {
     const auto run_worker = [this] { return RunWorker(); };
     // The thread sanitizer cannot see how the prebuilt oneTBB synchronises and reports races that
@@ -89,7 +102,6 @@ EngineCore::EngineCore(EngineOptions options)
   if (kind_ == Kind::kThreaded || options_.watchdog.count() > 0) {
     lookout_ = std::thread([this] { Lookout(); });
   }
-  if (options_.check_access) engine::checking_engines.fetch_add(1, std::memory_order_relaxed);
 }
 
 EngineCore::~EngineCore() {
@@ -141,7 +153,7 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
     none = 0;
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
-  host_.reset();
+  if (host_ != nullptr) host_->End();  // it goes with the engine: a late pusher may look at it
   gpu_.reset();
   // The last workers and the lookout may have changed the mode, and pushers relied on them.
   mode_.store(Mode::kStopped, std::memory_order_seq_cst);
@@ -299,11 +311,9 @@ void ReportLateCompletion(std::uint64_t core_id) {
 
 }  // namespace
 
-std::uint64_t EngineCore::Enlist(EngineCore* core) {
-  static std::uint64_t last_id = 0;
+void EngineCore::Enlist() {
   const MutexLock lock(live_mutex);
-  LiveEngines().emplace(++last_id, core);
-  return last_id;
+  LiveEngines().emplace(id_, this);
 }
 
 void EngineCore::Delist() noexcept {

@@ -31,7 +31,8 @@ UniqueFd Doorman::NewTimer() noexcept {
   return UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));
 }
 
-Doorman::~Doorman() {
+void Doorman::End() noexcept {
+  if (!thread_.joinable()) return;
   State parked = State::kParked;
   // seq_cst, as every change of state_ that notify_one follows: it looks for who waits after that
   while (!state_.compare_exchange_weak(parked, State::kStopping, std::memory_order_seq_cst)) {
@@ -45,8 +46,8 @@ Doorman::~Doorman() {
 }
 
 bool Doorman::Wake(std::chrono::nanoseconds delay) noexcept {
-  // Before the exchange, which lets the run begin: the destructor, which comes after the run, sees
-  // this thread.
+  // Before the exchange, which lets the run begin: End(), which comes after the run, sees this
+  // thread.
   wakers_.fetch_add(1, std::memory_order_relaxed);
   State parked = State::kParked;
   // Releases what the caller did to the run, and acquires the run before it.

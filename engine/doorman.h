@@ -25,15 +25,17 @@ class Doorman {
   // long as it returns true. It sleeps by `timer`; without one, as where the process has no
   // descriptor left, each Wake wakes it at once.
   explicit Doorman(std::function<bool()> run, UniqueFd timer = NewTimer());
-  // Waits for runs that were asked for. Nobody may ask for more.
-  ~Doorman();
+  ~Doorman() { End(); }
   Doorman(const Doorman&) = delete;
   Doorman& operator=(const Doorman&) = delete;
+
+  // Ends the thread, after the runs that were asked for. Nobody may ask for more. Repeatable.
+  void End() noexcept;
 
   static UniqueFd NewTimer() noexcept;
 
   // The run begins when `delay` has passed, or sooner. False: the doorman is at work, or coming.
-  // Threads: any. The run may end, and the destructor begin, before the call has returned.
+  // Threads: any. The run may end, and End() begin, before the call has returned.
   bool Wake(std::chrono::nanoseconds delay) noexcept;
 
   // A run is about to begin, the first one or another. seq_cst, as the run's beginning. Threads:

@@ -67,6 +67,7 @@ class TbbHost final : public WorkerHost {
         arena_(SharedArena::WithPlaces(workers)),
         doorman_(run_worker_) {}
 
+  void End() noexcept override { doorman_.End(); }
   void RequestWorker(When when) noexcept override {
     if (!doorman_.Wake(when == When::kSoon ? kSoon : kAtOnce)) Enqueue();
   }

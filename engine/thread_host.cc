@@ -16,21 +16,27 @@ class ThreadHost final : public WorkerHost {
  public:
   ThreadHost(int workers, std::function<bool()> run_worker) : run_worker_(std::move(run_worker)) {
     threads_.reserve(static_cast<std::size_t>(workers));
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { Loop(); });
+    try {
+      for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { Loop(); });
+    } catch (...) {  // the system has no more: those that are there go again
+      End();
+      throw;
+    }
   }
+  ~ThreadHost() override { End(); }
 
-  ~ThreadHost() override {
+  void End() noexcept override {
     {
       const MutexLock lock(mutex_);
       stopping_ = true;
     }
     wake_.NotifyAll();
     for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
   void RequestWorker(When /*when*/) noexcept override {
-    // Notified under the lock: once the request is taken, the engine may stop and take this host
-    // down.
+    // Notified under the lock: once the request is taken, the engine may stop and go.
     const MutexLock lock(mutex_);
     requests_.fetch_add(1, std::memory_order_seq_cst);
     wake_.NotifyOne();
@@ -61,7 +67,7 @@ class ThreadHost final : public WorkerHost {
   CondVar wake_;
   std::atomic<int> requests_{0};  // changed under mutex_
   bool stopping_ GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // constant after construction
+  std::vector<std::thread> threads_;  // constant from construction to End()
 };
 
 }  // namespace

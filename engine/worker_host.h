@@ -15,7 +15,11 @@ namespace heddle::engine {
 
 class WorkerHost {
  public:
-  virtual ~WorkerHost() = default;  // after every requested run has returned
+  virtual ~WorkerHost() = default;  // after End()
+
+  // Ends the host's threads, once every requested run has returned. Nobody asks for more; but
+  // threads that have lost their reason to ask meanwhile may still find out that nobody IsComing.
+  virtual void End() noexcept = 0;
 
   // When a worker is to come. kSoon: some microseconds later, which costs the caller less.
   enum class When { kNow, kSoon };

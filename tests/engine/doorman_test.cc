@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "base/unique_fd.h"
+#include "engine/worker_host.h"
 #include "tests/engine/support.h"
 
 namespace heddle::engine_test {
@@ -79,6 +80,18 @@ TEST_P(DoormanTest, IsNotWokenWhileAtWork) {
   started.wait();
   EXPECT_FALSE(doorman.Wake(kAtOnce));
   released.count_down();
+}
+
+// Who has asked for nothing may still look.
+TEST_P(DoormanTest, AfterItsEndItIsNotComing) {
+  std::atomic<int> runs = 0;
+  Doorman doorman([&] { return ++runs < 2; }, Timer());
+  ASSERT_TRUE(doorman.Wake(kAtOnce));
+  doorman.End();
+  EXPECT_EQ(runs, 2);
+  EXPECT_FALSE(doorman.IsComing());
+  EXPECT_FALSE(doorman.Wake(kAtOnce));
+  doorman.End();
 }
 
 // Several threads ask at once; each that was told yes counts on a run of its own.
@@ -214,6 +227,26 @@ TEST_P(DoormanTest, MayGoUnasked) {
   for (int i = 0; i < Scaled(100); ++i) {
     Doorman doorman([] { return false; }, Timer());
   }
+}
+
+class WorkerHostTest : public testing::TestWithParam<WorkerHost> {};
+INSTANTIATE_TEST_SUITE_P(All, WorkerHostTest,
+                         testing::Values(WorkerHost::kTbb, WorkerHost::kThreads),
+                         [](const auto& info) {
+                           return info.param == WorkerHost::kTbb ? "tbb" : "threads";
+                         });
+
+// A thread that has pushed while another stops the engine asks this last: the host must be there.
+TEST_P(WorkerHostTest, EndsAfterTheRunsThatWereAskedForAndIsNotComingThen) {
+  if (GetParam() == WorkerHost::kTbb && !kTbbAllowed) GTEST_SKIP() << "no oneTBB here";
+  std::atomic<int> runs = 0;
+  const auto run = [&] { return ++runs % 3 != 0; };
+  const auto host =
+      GetParam() == WorkerHost::kTbb ? engine::MakeTbbHost(2, run) : engine::MakeThreadHost(2, run);
+  host->RequestWorker(engine::WorkerHost::When::kSoon);
+  host->End();
+  EXPECT_EQ(runs, 3);
+  EXPECT_FALSE(host->IsComing());
 }
 
 }  // namespace

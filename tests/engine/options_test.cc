@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "base/cpu_count.h"
 #include "tests/engine/support.h"
@@ -196,6 +197,28 @@ TEST(EngineChild, OneCpuMeansOneWorker) {
 
 TEST(AffinityTest, WorkersFollowTheAffinityOfTheProcess) {
   EXPECT_EQ(RunInChild("EngineChild.OneCpuMeansOneWorker", {}, /*one_cpu=*/true), 0);
+}
+
+TEST(EngineChild, ThreadsRunOut) {
+  if (!InChild()) GTEST_SKIP() << "runs in a child process";
+  // Memory for some stacks, of 8 MiB usually, and not for all.
+  const rlimit limit{std::size_t{1} << 30, std::size_t{1} << 30};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  EngineOptions options;
+  options.worker_host = WorkerHost::kThreads;
+  options.num_workers = 1024;
+  EXPECT_THROW(const Engine engine(options), std::system_error);
+  Engine engine;  // the former has left nothing behind
+  bool ran = false;
+  engine.Push({.name = "op"}, [&] { ran = true; });
+  engine.WaitForAll();
+  EXPECT_TRUE(ran);
+}
+
+// Used to end the process.
+TEST(ThreadLimitTest, AnEngineThatCannotHaveItsThreadsIsAnError) {
+  if (IsSanitized()) GTEST_SKIP() << "sanitizers need more address space than may be given here";
+  EXPECT_EQ(RunInChild("EngineChild.ThreadsRunOut", {}, /*one_cpu=*/false), 0);
 }
 
 TEST(EngineChild, TheDefaultEngineIsSerialAndOne) {
