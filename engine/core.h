@@ -274,7 +274,7 @@ class EngineCore {
   bool OnlyCompletionsHelpLocked() REQUIRES(lock_);
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                    bool async);
-  void ReturnBytes(std::int64_t bytes) noexcept EXCLUDES(lock_);
+  void LeaveBound(std::int64_t bytes) noexcept EXCLUDES(lock_);
   void PublishOp(Op* op, engine::MessageKind kind) noexcept;
   std::uint64_t EnterInbox(Op* op) noexcept;
   void CommitInline(Op* op) noexcept;

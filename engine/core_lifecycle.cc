@@ -470,6 +470,7 @@ void TracePush(engine::TraceWriter& trace, Op* op) noexcept {
 
 void EngineCore::StartTrace(const std::string& file) {
   const MutexLock lock(trace_mutex_);
+  if (tls_context.core != this) CheckOpen("StartTrace");
   if (engine::TraceWriter* running = trace_.load(std::memory_order_relaxed)) {
     throw InvalidState(
         fmt::format("StartTrace('{}'): a trace to '{}' is running", file, running->path()));

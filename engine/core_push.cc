@@ -135,7 +135,7 @@ void EngineCore::Validate(const OpOptions& options) const {
   try {
     return NewOpBlock(options, body_bytes, function, async);
   } catch (...) {
-    ReturnBytes(options.temporary_bytes);
+    LeaveBound(options.temporary_bytes);
     throw;
   }
 }
@@ -197,15 +197,19 @@ NewOp EngineCore::NewOpBlock(const OpOptions& options, std::size_t body_bytes,
 }
 
 // Of an op that is not pushed after all.
-void EngineCore::ReturnBytes(std::int64_t bytes) noexcept {
-  if (bytes == 0) return;
+void EngineCore::LeaveBound(std::int64_t bytes) noexcept {
   const engine::TrackerGuard guard(lock_);
-  pending_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+  if (bytes > 0) {
+    pending_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+  }
+  // While this thread waited for room it may have had the place of a worker, who then left: the
+  // push would have looked after what lies there.
+  EnsureWorkerLocked();
 }
 
 void EngineCore::AbandonPush(Op* op) noexcept {
-  ReturnBytes(op->temporary_bytes());
+  LeaveBound(op->temporary_bytes());
   if (AsyncState* async = op->async_state()) {
     async->flags.store(AsyncState::kClaimed, std::memory_order_relaxed);
     ReleaseAsync(async);

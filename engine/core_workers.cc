@@ -372,11 +372,12 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
     if (job.failed) std::rethrow_exception(job.error);
     return;
   }
+  std::int64_t requests = 0;
   {
-    lock_.lock();
+    const engine::TrackerGuard guard(lock_);
     jobs_.push_back(&job);
     const std::int64_t places = options_.num_workers - executing_ + (in_own_op ? 0 : -1);
-    std::int64_t requests = std::min<std::int64_t>(blocks - 1, places);
+    requests = std::min<std::int64_t>(blocks - 1, places);
     // Who waits for this op has a CPU, and is awake when the op ends.
     const Op* const op = in_own_op ? engine::tls_context.op : nullptr;
     if (op != nullptr) requests -= CallWaitsLocked(op, requests, /*spinning=*/true);
@@ -386,10 +387,9 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
     }
     if (op != nullptr) requests -= CallWaitsLocked(op, requests, /*spinning=*/false);
     while (requests > 0 && !ReserveWorker()) requests = 0;
-    lock_.unlock();
-    for (std::int64_t i = 0; i < requests; ++i) {
-      if (i == 0 || ReserveWorker()) host_->RequestWorker(When::kNow);
-    }
+  }
+  for (std::int64_t i = 0; i < requests; ++i) {
+    if (i == 0 || ReserveWorker()) host_->RequestWorker(When::kNow);
   }
   RunBlocks(job);
   {

@@ -238,8 +238,8 @@ struct StoredBody {
 }  // namespace internal
 
 // Threads: every method may be called from any thread, and from inside op bodies except the waits.
-// Waits throw InvalidState inside an op body, naming the op. After Stop, everything but the
-// accessors throws InvalidState; vars may still be dropped.
+// Waits throw InvalidState inside an op body, naming the op. After Stop, everything that asks for
+// work throws InvalidState; accessors answer, vars may be dropped, traces and pollers be ended.
 class Engine {
  public:
   explicit Engine(EngineOptions options = {});

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 
 #include "engine/block_pool.h"
 #include "tests/engine/support.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::engine_test {
 namespace {
@@ -152,6 +154,10 @@ TEST_P(LifecycleTest, AfterStopEverythingButTheAccessorsThrowsInvalidState) {
   EXPECT_THROW(engine.WaitForAll(milliseconds(1)), InvalidState);
   EXPECT_THROW(engine.ClearError(y), InvalidState);
   EXPECT_THROW(engine.ParallelFor(10, 1, [](std::int64_t, std::int64_t) {}), InvalidState);
+  const tools::TempFolder folder;
+  EXPECT_THROW(engine.StartTrace(folder / "late.trace"), InvalidState);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  engine.StopTrace();
 
   EXPECT_EQ(engine.version(x), 1u);
   EXPECT_EQ(engine.FailureOf(y)->op, "fails");
