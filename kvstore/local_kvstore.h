@@ -39,6 +39,7 @@ class LocalKVStore final : public KVStore {
       : KVStore(engine), strict_init_(options.strict_init), merge_on_(merge_on) {}
 
   std::vector<Key> Keys() const override EXCLUDES(mutex_);
+  std::vector<KeyForm> Forms() const EXCLUDES(mutex_);  // of all keys, in no order
   void SetUpdaters(Updaters updaters) override EXCLUDES(mutex_);
   void SetOptimizer(std::shared_ptr<Optimizer> optimizer) override EXCLUDES(mutex_);
   void SaveOptimizerStates(const std::string& file, bool with_optimizer) override EXCLUDES(mutex_);

@@ -91,6 +91,15 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
   WriteStates(file, states, *plan->rule);
 }
 
+std::vector<KeyForm> LocalKVStore::Forms() const {
+  std::vector<KeyForm> forms;
+  MutexLock lock(mutex_);
+  for (const auto& [key, slot] : slots_) {
+    forms.push_back({.key = key, .shape = slot.value->shape(), .dtype = slot.value->dtype()});
+  }
+  return forms;
+}
+
 // The keys of the store, all of them and no others, with their shapes and dtypes.
 void LocalKVStore::CheckStatesLocked(const std::string& file, const OptimizerStates& states) const {
   constexpr std::string_view kCall = "LoadOptimizerStates";

@@ -29,6 +29,13 @@ struct KeyStates {
   NDArray own;  // bytes of an optimizer that only servers have; empty: none
 };
 
+// What the value of a key looks like.
+struct KeyForm {
+  Key key;
+  Shape shape;
+  DType dtype = DType::kFloat32;
+};
+
 // The optimizer itself, so far as it can change.
 struct OptimizerSettings {
   struct Multipliers {

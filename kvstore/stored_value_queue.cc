@@ -182,31 +182,10 @@ struct StoredValue::SnapshotOp {
   void operator()(const GpuWork* gpu = nullptr) const {
     const StoredValue& v = *value;
     if (v.origin_number_ < origin->number) {
-      origin->ReadLoaded([&](const UpdateState& loaded) { Copy(loaded, gpu); });
+      origin->ReadLoaded([&](const UpdateState& loaded) { loaded.SnapshotTo(out.get(), gpu); });
     } else if (v.origin_number_ == origin->number && v.update_state_ != nullptr) {
-      Copy(*v.update_state_, gpu);
+      v.update_state_->SnapshotTo(out.get(), gpu);
     }
-  }
-
-  void Copy(const UpdateState& states, const GpuWork* gpu) const {
-    out->step = states.step;
-    out->numbers = states.numbers;
-    out->master = CopyOf(states.master, states.restored_master, gpu);
-    for (std::size_t i = 0; i < states.arrays.size(); ++i) {
-      out->arrays[i] = CopyOf(states.arrays[i], states.restored[i], gpu);
-    }
-  }
-
-  // What is restored and not in use yet is never written.
-  NDArray CopyOf(const NDArray& array, const NDArray& restored, const GpuWork* gpu) const {
-    if (array.empty()) return restored;
-    NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
-    if (gpu != nullptr) {
-      gpu->Copy(array, copy);
-    } else {
-      CopyArray(array, View(copy));
-    }
-    return copy;
   }
 };
 

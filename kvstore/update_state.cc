@@ -8,6 +8,7 @@
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/gpu_work.h"
+#include "kvstore/optimizer_states.h"
 #include "ops/convert.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
@@ -71,6 +72,14 @@ NDArray MakeState(const UpdateStateType& type, DType dtype, const Value& start,
   return state;
 }
 
+// What is restored and not in use yet is never written.
+NDArray SnapshotOf(const NDArray& array, const NDArray& restored, const GpuWork* gpu) {
+  if (array.empty()) return restored;
+  NDArray copy = internal::NewArrayGuardedBy(array, array.shape(), array.dtype());
+  CopyValue(array, copy, gpu);
+  return copy;
+}
+
 }  // namespace
 
 std::unique_ptr<UpdateState> StatesOrigin::Start() {
@@ -115,6 +124,15 @@ ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, 
   update.passes = rule.Begin(update.key);
   numbers = update.key.numbers;
   return update;
+}
+
+void UpdateState::SnapshotTo(KeyStates* out, const GpuWork* gpu) const {
+  out->step = step;
+  out->numbers = numbers;
+  out->master = SnapshotOf(master, restored_master, gpu);
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    out->arrays[i] = SnapshotOf(arrays[i], restored[i], gpu);
+  }
 }
 
 ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,

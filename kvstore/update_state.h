@@ -17,6 +17,7 @@
 namespace heddle::kvstore {
 
 class GpuWork;
+struct KeyStates;
 
 // An update that has begun: for all its passes, apart from the gradient.
 struct ArrayUpdate {
@@ -39,6 +40,9 @@ struct UpdateState {
                     double learning_rate, double weight_decay, const GpuWork* gpu = nullptr);
   ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const RowSparseNDArray& value,
                     double learning_rate, double weight_decay);
+
+  // Copies all that is kept, in an op that writes the value's Var.
+  void SnapshotTo(KeyStates* out, const GpuWork* gpu = nullptr) const;
 
   const bool multi_precision;
   // What `master` and `arrays` start as where these are not empty: from a file; arrays that nothing
