@@ -170,7 +170,7 @@ class KVStore(_core.KVStore, KVStoreBase):
         """Takes the states of a file in place of those that are; the optimizer has to be set already."""
         updater = self._updater
         if hasattr(updater, "_load"):
-            updater._load(os.fspath(fname), self.keys())
+            updater._load(os.fspath(fname), self.keys(), self._forms())
             return
         self._load_native_states(os.fspath(fname))
         if self._optimizer is not None:

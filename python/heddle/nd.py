@@ -23,8 +23,8 @@ from .error import InvalidArgument, InvalidType
 __all__ = ["NDArray", "abs", "add", "add_n", "arange", "array", "broadcast_to", "clip", "concat", "divide", "dot",
            "empty", "exp", "expand_dims", "flatten", "from_buffer", "from_dlpack", "from_numpy", "full", "load",
            "log", "maximum", "mean", "minimum", "modulo", "multiply", "norm", "ones", "ones_like", "power",
-           "reshape", "save", "sign", "sparse", "sqrt", "square", "squeeze", "subtract", "sum", "transpose",
-           "waitall", "zeros", "zeros_like"]
+           "reshape", "save", "sign", "sparse", "sqrt", "square", "squeeze", "subtract", "sum",
+           "to_dlpack_for_read", "to_dlpack_for_write", "transpose", "waitall", "zeros", "zeros_like"]
 
 
 def _dims(shape: "int | Sequence[int]") -> list[int]:

@@ -10,9 +10,11 @@ The built-in ones run inside the store. One written in Python derives from :clas
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import numbers
+import os
 import warnings
 from typing import Any, Callable, Iterable, TypeVar
 
@@ -429,7 +431,7 @@ class Updater:
             saved, form = self._weights.setdefault(index, _form_of(weight)), _form_of(weight)
             if saved != form:
                 raise InvalidArgument(f"key {index!r}: expected a state of {_text_of(form)}, got one of {_text_of(saved)} "
-                                      "by load_optimizer_states")
+                                      "by loading")
             self._loaded.remove(index)
             self.states[index] = _moved(self.states[index], weight.context)
         self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
@@ -443,12 +445,29 @@ class Updater:
         if self._native is not None:
             self._native.forget(index)
 
-    # Files: the arrays by number, and what they belong to as JSON.
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """The states of all indices, with `dump_optimizer` also the parameters of the optimizer, as bytes: those of a
+        file of ``KVStore.save_optimizer_states``."""
+        with _file_of_states() as fname:
+            self._save(fname, dump_optimizer, list(self.states))
+            with open(fname, "rb") as file:
+                return file.read()
+
+    def set_states(self, states: bytes) -> None:
+        """Takes what `get_states` has given in place of the states that are, and the parameters if they are there."""
+        if not isinstance(states, (bytes, bytearray, memoryview)):
+            raise InvalidType(f"set_states: expected bytes of get_states, got {type(states).__name__}")
+        with _file_of_states() as fname:
+            with open(fname, "wb") as file:
+                file.write(states)
+            self._load(fname)
+
+    # Files: the arrays by number, and what they belong to as JSON; or as the library writes those of its optimizers.
 
     def _save(self, fname: str, dump_optimizer: bool, keys: list) -> None:
         if self._native is not None:
-            raise InvalidState("save_optimizer_states: the states of a built-in optimizer with a scheduler written "
-                               "in Python cannot be saved; use a scheduler of heddle.lr_scheduler")
+            self._native.save_states(fname, dump_optimizer)
+            return
         arrays: list = []
         content: dict[str, Any] = {
             "version": _STATES_VERSION, "optimizer": type(self.optimizer).__name__.lower(), "keys": keys,
@@ -463,9 +482,12 @@ class Updater:
         named = [(str(i), array) for i, array in enumerate(arrays)]
         _core.save(fname, named, {"heddle.python_optimizer_states": json.dumps(content)})
 
-    def _load(self, fname: str, keys: list) -> None:
+    def _load(self, fname: str, keys: "list | None" = None, forms: "list | None" = None) -> None:
+        """`keys`: those of a store, which the states have to belong to; `forms`: (key, shape, dtype) of its values."""
         if self._native is not None:
-            raise InvalidState("load_optimizer_states: not with a scheduler written in Python")
+            self._native.load_states(fname, forms)
+            self._take_counts(dict(self._native.counts()))
+            return
         named, metadata = _core.load(fname, 0)
         text = metadata.get("heddle.python_optimizer_states")
         if text is None:
@@ -491,11 +513,13 @@ class Updater:
             raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
         if saved != name:
             raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
-        for given, expected, what in ((saved_keys, set(keys), "got some of key {!r}, which it does not have"),
-                                      (set(keys), saved_keys, "got none of key {!r}")):
-            for key in sorted(given - expected, key=repr):
-                raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of the keys of this store, "
-                                      f"{what.format(key)}")
+        if keys is not None:
+            _check_keys(fname, saved_keys, set(keys))
+        for key, shape, code in forms or []:
+            expected = [list(shape), _dtype._NAMES[code]]
+            if weights.get(key, expected) != expected:
+                raise InvalidArgument(f"load_optimizer_states: {fname}: key {key!r}: expected a state of "
+                                      f"{_text_of(expected)}, got one of {_text_of(weights[key])}")
         self.states = states
         self._weights = weights
         self._loaded = set(states)
@@ -545,6 +569,10 @@ class Updater:
         counts = self.optimizer._index_update_count
         if count is not None:
             counts[index] = count
+        self._take_counts(counts)
+
+    def _take_counts(self, counts: dict) -> None:
+        self.optimizer._index_update_count = counts
         self.optimizer.num_update = max([self.optimizer.begin_num_update, *counts.values()])
 
 
@@ -573,6 +601,28 @@ def _form_of(weight) -> list:
 
 def _text_of(form: list) -> str:
     return f"shape {tuple(form[0])}, {form[1]}"
+
+
+def _check_keys(fname: str, saved: set, keys: set) -> None:
+    """Of states in a file: those of all keys of a store and of no others."""
+    for given, expected, what in ((saved, keys, "got some of key {!r}, which it does not have"),
+                                  (keys, saved, "got none of key {!r}")):
+        for key in sorted(given - expected, key=repr):
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of the keys of this store, "
+                                  f"{what.format(key)}")
+
+
+@contextlib.contextmanager
+def _file_of_states():
+    """The name of a file for the block. Errors about it do not name it."""
+    import tempfile  # here, since importing it takes time
+
+    with tempfile.TemporaryDirectory(prefix="heddle-") as folder:
+        fname = os.path.join(folder, "states")
+        try:
+            yield fname
+        except (IoError, InvalidArgument) as error:
+            raise type(error)(str(error).replace(fname, "states")) from None
 
 
 def _restored(form, arrays: list):

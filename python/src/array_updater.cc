@@ -9,7 +9,9 @@
 
 #include <fmt/format.h>
 
+#include "engine/may_wait.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/checks.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "storage/array_checks.h"
 
@@ -25,11 +27,21 @@ void CheckLike(const NDArray& like, const NDArray& array) {
   storage::CheckSameDevice(kCall, like, array);
 }
 
+// The state of a weight of `shape` and `dtype` has to be one of such a weight as is there.
+void CheckForm(const kvstore::KeyForm& weight, const Shape& shape, DType dtype) {
+  if (weight.shape == shape && weight.dtype == dtype) return;
+  throw InvalidArgument(
+      fmt::format("key {}: expected a state of shape {}, {}, got one of shape {}, {} by loading",
+                  ToString(weight.key), ToString(weight.shape), Name(weight.dtype), ToString(shape),
+                  Name(dtype)));
+}
+
 }  // namespace
 
 void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& weight) {
   const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
   CheckLike(weight, gradient);
+  storage::CheckNotOnGpu("Updater", weight);
   const std::string refusal =
       plan->rule->Refusal({.dimensions = static_cast<int>(weight.shape().ndim()),
                            .weight_decay = plan->WeightDecay(key),
@@ -41,9 +53,15 @@ void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& we
   Slot& slot = slots_[key.ToKey()];
   if (slot.state == nullptr) {
     slot.state = std::make_shared<kvstore::UpdateState>(plan->multi_precision);
-    slot.first = weight;
+  } else if (slot.first.empty()) {  // loaded
+    CheckForm({key.ToKey(), weight.shape(), weight.dtype()}, slot.shape, slot.dtype);
   } else {
     CheckLike(slot.first, weight);
+  }
+  if (slot.first.empty()) {
+    slot.first = weight;
+    slot.shape = weight.shape();
+    slot.dtype = weight.dtype();
   }
   num_update_ = std::max(num_update_, ++slot.updates);
   const double learning_rate = plan->LearningRate(key, num_update_);
@@ -64,6 +82,87 @@ void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& we
 void ArrayUpdater::Forget(KeyRef key) {
   const MutexLock lock(mutex_);
   slots_.erase(key.ToKey());
+}
+
+void ArrayUpdater::SaveStates(const std::string& file, bool with_optimizer) const {
+  engine::CheckMayWait("SaveStates");
+  const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
+  kvstore::OptimizerStates states;
+  states.optimizer = optimizer_->name();
+  states.multi_precision = plan->multi_precision;
+  if (with_optimizer) states.settings = kvstore::SettingsOf(*optimizer_);
+  std::vector<std::pair<NDArray, std::shared_ptr<kvstore::KeyStates>>> saved;  // with the weights
+  {
+    const MutexLock lock(mutex_);
+    states.num_update = num_update_;
+    for (const auto& [key, slot] : slots_) {
+      auto out = std::make_shared<kvstore::KeyStates>();
+      out->key = key;
+      out->shape = slot.shape;
+      out->dtype = slot.dtype;
+      out->updates = slot.updates;
+      saved.emplace_back(slot.first, out);
+      if (slot.first.empty()) {  // as it was loaded: nothing writes it
+        slot.state->SnapshotTo(out.get());
+        continue;
+      }
+      slot.first.engine().Push(
+          {.name = "UpdaterStates",
+           .reads = {slot.first.var()},
+           .writes = {slot.first.var()},
+           .device = slot.first.device()},
+          [state = slot.state, out = std::move(out)] { state->SnapshotTo(out.get()); });
+    }
+  }
+  for (const auto& [weight, out] : saved) {
+    if (!weight.empty()) weight.WaitToRead();
+    states.keys.push_back(*out);
+  }
+  kvstore::WriteStates(file, states, *plan->rule);
+}
+
+void ArrayUpdater::LoadStates(const std::string& file, Engine& engine,
+                              const std::vector<kvstore::KeyForm>* forms) {
+  const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
+  const kvstore::OptimizerStates states =
+      kvstore::ReadStates(file, optimizer_->name(), *plan->rule, engine);
+  kvstore::CheckMultiPrecision(file, states, *plan);
+  if (states.settings) kvstore::CheckSettings(file, *states.settings, *optimizer_);
+  std::map<Key, Slot> slots;
+  for (const kvstore::KeyStates& key : states.keys) {
+    if (forms != nullptr) {
+      const auto form = std::ranges::find(*forms, key.key, &kvstore::KeyForm::key);
+      if (form == forms->end()) {
+        throw InvalidArgument(
+            fmt::format("{}: expected states of the keys of this store, got some of key {}, which "
+                        "it does not have",
+                        file, ToString(key.key)));
+      }
+      CheckForm(*form, key.shape, key.dtype);
+    }
+    auto state = std::make_shared<kvstore::UpdateState>(states.multi_precision);
+    state->restored_master = key.master;
+    state->restored = key.arrays;
+    state->numbers = key.numbers;
+    state->step = key.step;
+    Slot slot = {
+        .state = std::move(state), .shape = key.shape, .dtype = key.dtype, .updates = key.updates};
+    if (!slots.emplace(key.key, std::move(slot)).second) {
+      throw InvalidArgument(
+          fmt::format("{}: expected each key once, got {} twice", file, ToString(key.key)));
+    }
+  }
+  if (states.settings) kvstore::ApplySettings(*states.settings, *optimizer_);
+  const MutexLock lock(mutex_);
+  slots_.swap(slots);
+  num_update_ = states.num_update;
+}
+
+std::vector<std::pair<Key, std::int64_t>> ArrayUpdater::Counts() const {
+  std::vector<std::pair<Key, std::int64_t>> counts;
+  const MutexLock lock(mutex_);
+  for (const auto& [key, slot] : slots_) counts.emplace_back(key, slot.updates);
+  return counts;
 }
 
 }  // namespace heddle::python

@@ -8,9 +8,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/mutex.h"
+#include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
 
 namespace heddle::python {
@@ -27,15 +30,29 @@ class ArrayUpdater {
   // The next update of the key is the first one.
   void Forget(KeyRef key) EXCLUDES(mutex_);
 
+  // A file of states as KVStore::SaveOptimizerStates writes it, of the keys that have any; errors
+  // as there.
+  void SaveStates(const std::string& file, bool with_optimizer) const EXCLUDES(mutex_);
+  // Takes the states of a file in place of those that are. `forms`, unless null: the keys that
+  // there are. Errors as KVStore::LoadOptimizerStates, but keys may lack states.
+  void LoadStates(const std::string& file, Engine& engine,
+                  const std::vector<kvstore::KeyForm>* forms = nullptr) EXCLUDES(mutex_);
+  // How often each key has been updated.
+  std::vector<std::pair<Key, std::int64_t>> Counts() const EXCLUDES(mutex_);
+
  private:
   struct Slot {
     std::shared_ptr<kvstore::UpdateState> state;
-    NDArray first;  // the weight that the state was made for, whose Var guards it
+    NDArray first =
+        {};  // the weight that the state is used for, whose Var guards it; empty: none so far
+    // Of the weight.
+    Shape shape;
+    DType dtype = DType::kFloat32;
     std::int64_t updates = 0;
   };
 
   const OptimizerPtr optimizer_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<Key, Slot> slots_ GUARDED_BY(mutex_);
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most of any key
 };

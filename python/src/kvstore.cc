@@ -14,6 +14,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "kvstore/local_kvstore.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
 
@@ -459,6 +460,23 @@ void BindControl(nb::class_<PyStore>& type) {
       .def("_save_native_states",
            [](const PyStore& self, const std::string& file, bool with_optimizer) {
              Using(self, [&](KVStore& store) { store.SaveOptimizerStates(file, with_optimizer); });
+           })
+      // (key, shape, dtype) of each key, or None for a store that does not say.
+      .def("_forms",
+           [](const PyStore& self) -> nb::object {
+             std::vector<kvstore::KeyForm> found;
+             const bool is_local = Using<Unlocked>(self, [&](KVStore& store) {
+               const auto* const local = dynamic_cast<kvstore::LocalKVStore*>(&store);
+               if (local != nullptr) found = local->Forms();
+               return local != nullptr;
+             });
+             if (!is_local) return nb::none();
+             nb::list forms;
+             for (const kvstore::KeyForm& one : found) {
+               forms.append(nb::make_tuple(FromKey(one.key), FromShape(one.shape),
+                                           static_cast<int>(one.dtype)));
+             }
+             return forms;
            })
       .def("_load_native_states",
            [](const PyStore& self, const std::string& file) {

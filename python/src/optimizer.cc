@@ -7,15 +7,19 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "kvstore/optimizer/foreign.h"
+#include "kvstore/optimizer_states.h"
 #include "python/src/array_updater.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
@@ -40,6 +44,8 @@ struct PyUpdater {
 };
 
 using Named = std::vector<std::pair<std::string, double>>;
+// A key, its shape and its dtype.
+using Forms = std::vector<std::tuple<nb::object, std::vector<std::int64_t>, int>>;
 
 }  // namespace
 
@@ -124,10 +130,36 @@ void BindOptimizer(nb::module_& m) {
              const Blocking blocking;
              self.updater->Update(one, gradient.array, written);
            })
-      .def("forget", [](const PyUpdater& self, nb::handle key) {
-        const KeyRef one = ToKey("Updater", key);
-        const Unlocked unlocked;
-        self.updater->Forget(one);
+      .def("forget",
+           [](const PyUpdater& self, nb::handle key) {
+             const KeyRef one = ToKey("Updater", key);
+             const Unlocked unlocked;
+             self.updater->Forget(one);
+           })
+      .def("save_states",
+           [](const PyUpdater& self, const std::string& file, bool with_optimizer) {
+             const Blocking blocking;
+             self.updater->SaveStates(file, with_optimizer);
+           })
+      .def(
+          "load_states",
+          [](const PyUpdater& self, const std::string& file, const std::optional<Forms>& given) {
+            std::vector<kvstore::KeyForm> forms;
+            for (const auto& [key, shape, dtype] : given.value_or(Forms())) {
+              forms.push_back({.key = ToKey("Updater", key).ToKey(),
+                               .shape = ToShape(shape),
+                               .dtype = ToDType(dtype)});
+            }
+            const Blocking blocking;
+            self.updater->LoadStates(file, TheEngine(), given ? &forms : nullptr);
+          },
+          nb::arg("file"), nb::arg("forms").none())
+      .def("counts", [](const PyUpdater& self) {
+        nb::list counts;
+        for (const auto& [key, count] : self.updater->Counts()) {
+          counts.append(nb::make_tuple(FromKey(key), count));
+        }
+        return counts;
       });
   m.def("make_optimizer", [](const std::string& name, const Named& parameters) {
     std::vector<std::pair<std::string_view, double>> borrowed(parameters.begin(), parameters.end());

@@ -512,19 +512,24 @@ def test_states_that_do_not_fit_are_errors_and_change_nothing(tmp_path):
             saved.load_optimizer_states(file)
     assert next_value(saved, "a") == [-0.25] * 3
 
-    # What a key looks like is known once it is pushed.
+    # Of another shape or dtype; by an updater alone, which knows what a key looks like once it is updated, then.
     saved.save_optimizer_states(file)
+    states = (tmp_path / "states").read_bytes()
     for other, text in ((dict(shape=(4,)), r"\(4,\), float32, got one of shape \(3,\), float32"),
                         (dict(dtype="float64"), r"\(3,\), float64, got one of shape \(3,\), float32")):
+        text = "key 'a': expected a state of shape " + text
         kv = store(["a", "b"], **other)
-        kv.load_optimizer_states(file)
-        for _ in range(2):
-            with pytest.raises(mx.InvalidArgument, match="key 'a': expected a state of shape " + text):
-                next_value(kv, "a", **other)
+        with pytest.raises(mx.InvalidArgument, match=text):
+            kv.load_optimizer_states(file)
         shape, dtype = other.get("shape", (3,)), other.get("dtype", "float32")
-        out = mx.nd.zeros(shape, dtype=dtype)
-        kv.pull("a", out=out)
-        assert out.asnumpy().tolist() == [0.5] * shape[0]
+        assert next_value(kv, "a", **other) == [-0.25] * shape[0]
+        updater = mx.optimizer.get_updater(Momentum(learning_rate=0.5))
+        updater.set_states(states)
+        weight = mx.nd.ones(shape, dtype=dtype)
+        for _ in range(2):
+            with pytest.raises(mx.InvalidArgument, match=text):
+                updater("a", weight, weight)
+        assert weight.asnumpy().tolist() == [1] * shape[0]
 
 
 def test_what_is_no_optimizer_is_named():
@@ -562,6 +567,120 @@ def test_an_updater_applies_a_built_in_optimizer_to_arrays(name):
         numpy.testing.assert_array_equal(weight.asnumpy(), out.asnumpy())
     with pytest.raises(ValueError):
         updater(0, mx.nd.zeros((2,)), weights[0])
+
+
+@pytest.mark.parametrize("make", [
+    lambda **more: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, **more), lambda **more: mx.optimizer.Adam(**more),
+    lambda **more: mx.optimizer.Nadam(**more), lambda **more: Momentum(learning_rate=0.1, momentum=0.9, **more)])
+@pytest.mark.parametrize("dtype, scheduled", [("float32", False), ("float16", False), ("float32", True)])
+def test_the_states_of_an_updater_are_bytes(make, dtype, scheduled, seed):
+    """Whoever takes them goes on with the same bits: another updater, that one at once again, or a store."""
+
+    class Falling(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            return 1 / (1 + num_update)
+
+    def optimizer():
+        return make(**({"lr_scheduler": Falling()} if scheduled else {}), multi_precision=dtype == "float16")
+
+    values = numpy.random.default_rng(seed)
+    arrays = {key: values.normal(size=(3, 1 + i)) for i, key in enumerate(("a", "b", 7))}
+    gradients = [{key: mx.nd.array(values.normal(size=x.shape), dtype=dtype) for key, x in arrays.items()} for _ in range(5)]
+    updater = mx.optimizer.get_updater(optimizer())
+    weights = {key: mx.nd.array(x, dtype=dtype) for key, x in arrays.items()}
+    keys = list(arrays)
+
+    def apply(updater, weights, steps):
+        for step in steps:
+            for key in keys:
+                if key != 7 or step % 2:
+                    updater(key, gradients[step][key], weights[key])
+
+    apply(updater, weights, range(3))
+    states = updater.get_states()
+    assert isinstance(states, bytes)
+    copied = {key: weight.copy() for key, weight in weights.items()}
+    again = mx.optimizer.Updater(optimizer())
+    again.set_states(states)
+    assert again.get_states() == states
+    apply(updater, weights, range(3, 5))
+    apply(again, copied, range(3, 5))
+    for key in keys:
+        assert copied[key].asnumpy().tobytes() == weights[key].asnumpy().tobytes()
+    with pytest.raises(mx.InvalidType, match="expected bytes"):
+        updater.set_states("states")
+    for bad in (b"", states[:-1], b"x" * 100):
+        with pytest.raises(mx.IoError, match="^(load_optimizer_states: )?states: "):
+            again.set_states(bad)
+    another = Keeping() if isinstance(updater.optimizer, Momentum) else mx.optimizer.FTML()
+    with pytest.raises(mx.InvalidArgument, match="states of"):
+        mx.optimizer.Updater(another).set_states(states)
+    assert again.get_states() == updater.get_states()
+
+
+def test_the_states_of_an_updater_bring_the_parameters_on_demand(tmp_path):
+    for make in (lambda rate: mx.optimizer.SGD(learning_rate=rate, momentum=0.5),
+                 lambda rate: Momentum(learning_rate=rate, momentum=0.5)):
+        updater, weight = mx.optimizer.get_updater(make(0.25)), mx.nd.ones((2,))
+        updater("w", mx.nd.ones((2,)), weight)
+        for dumped, rate in ((False, 0.125), (True, 0.25)):
+            other = mx.optimizer.get_updater(make(0.125))
+            other.set_states(updater.get_states(dump_optimizer=dumped))
+            assert other.optimizer.lr == rate
+        # They are a file of a store.
+        (tmp_path / "states").write_bytes(updater.get_states(True))
+        kv = mx.kv.create()
+        kv.init("w", weight)
+        kv.set_optimizer(make(0.125))
+        kv.load_optimizer_states(tmp_path / "states")
+        kv.push("w", mx.nd.ones((2,)))
+        out = mx.nd.zeros((2,))
+        kv.pull("w", out=out)
+        updater("w", mx.nd.ones((2,)), weight)
+        assert out.asnumpy().tolist() == weight.asnumpy().tolist() == [1 - 0.25 - 0.375] * 2
+
+
+def test_a_loaded_state_fits_its_weight():
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.5))
+    updater("w", mx.nd.ones((3,)), mx.nd.ones((3,)))
+    again = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.5))
+    again.set_states(updater.get_states())
+    for weight in (mx.nd.ones((4,)), mx.nd.ones((3,), dtype="float64")):
+        with pytest.raises(mx.InvalidArgument, match="key 'w': expected a state of shape"):
+            again("w", weight, weight)
+    again("w", mx.nd.ones((3,)), mx.nd.ones((3,)))
+
+
+def test_a_scheduler_written_in_python_lets_a_store_save_states(tmp_path):
+    """It was refused."""
+
+    class Falling(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            return 1 / (1 + num_update)
+
+    def store(shape=(2,), key="w"):
+        kv = mx.kv.create()
+        kv.init(key, mx.nd.ones(shape))
+        kv.set_optimizer(mx.optimizer.SGD(momentum=0.5, lr_scheduler=Falling()))
+        return kv
+
+    def pushed(kv):
+        kv.push("w", mx.nd.ones((2,)))
+        out = mx.nd.zeros((2,))
+        kv.pull("w", out=out)
+        return out.asnumpy()
+
+    kv, file = store(), tmp_path / "states"
+    first, second = pushed(kv), pushed(kv)
+    again = store()
+    pushed(again)
+    again.save_optimizer_states(file)
+    third = store()
+    third.load_optimizer_states(file)
+    assert pushed(third).tolist() == (1 + second - first).tolist()
+    for other, message in ((store(shape=(3,)), "expected a state of shape"), (store(key="v"), "got some of key 'w'")):
+        with pytest.raises(mx.InvalidArgument, match=message):
+            other.load_optimizer_states(file)
 
 
 def test_half_precision_keeps_a_master_copy():
