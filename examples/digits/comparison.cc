@@ -1,13 +1,43 @@
 #include "examples/digits/comparison.h"
 
+#include <heddle/error.h>
+
 #include <cstddef>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 namespace digits {
+namespace {
+
+// A gnuplot string: double quotes with backslashes.
+std::string Quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+}  // namespace
+
+void CheckPlotFile(const std::string& file) {
+  if (!file.ends_with(".svg") && !file.ends_with(".png")) {
+    throw heddle::InvalidArgument(
+        fmt::format("plot file {}: expected a name that ends in .svg or .png", file));
+  }
+  const bool is_there = std::filesystem::exists(file);
+  if (!std::ofstream(file, std::ios::app)) {
+    throw heddle::IoError(fmt::format("plot file {}: cannot be opened for writing", file));
+  }
+  if (!is_there) std::filesystem::remove(file);
+}
 
 std::vector<Method> MethodsToCompare(const TrainingOptions& options) {
   using Parameters = std::vector<std::pair<std::string_view, double>>;
@@ -41,12 +71,12 @@ void PrintComparison(const std::vector<Method>& methods,
 bool PlotLosses(const std::vector<Method>& methods, const std::vector<TrainingResult>& results,
                 const std::string& file) {
   std::string script = fmt::format(
-      "set terminal {}\nset output '{}'\nset title 'Training on handwritten digits'\n"
+      "set terminal {}\nset output {}\nset title 'Training on handwritten digits'\n"
       "set xlabel 'epoch'\nset ylabel 'mean cross-entropy'\nset logscale y\n"
       "set format y '10^{{%L}}'\nset grid\nset key top right\n",
       file.ends_with(".png") ? "pngcairo size 900,560 font 'sans,11'"
                              : "svg size 900,560 font 'sans,13' background 'white'",
-      file);
+      Quoted(file));
   std::string plot = "plot ";
   for (std::size_t i = 0; i < results.size(); ++i) {
     fmt::format_to(std::back_inserter(script), "$losses{} << EOD\n", i);
@@ -59,7 +89,8 @@ bool PlotLosses(const std::vector<Method>& methods, const std::vector<TrainingRe
                    methods[i].options.compression ? 2 : 1, methods[i].name);
   }
   script += plot + "\nset output\n";
-  std::FILE* const gnuplot = popen("gnuplot 2>&1", "w");
+  // What gnuplot cannot write to the file it would write to the terminal.
+  std::FILE* const gnuplot = popen("gnuplot > /dev/null", "w");
   if (gnuplot == nullptr) return false;
   const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
   return pclose(gnuplot) == 0 && written;

@@ -20,7 +20,12 @@ std::vector<Method> MethodsToCompare(const TrainingOptions& options);
 void PrintComparison(const std::vector<Method>& methods,
                      const std::vector<TrainingResult>& results);
 
-// Draws the losses by epoch; the file's name ends in .svg or .png. False, and nothing is written,
+// Whether PlotLosses can write `file`. Changes nothing.
+// Errors: InvalidArgument if its name does not end in .svg or .png, IoError if it cannot be opened
+// for writing.
+void CheckPlotFile(const std::string& file);
+
+// Draws the losses by epoch into a file that CheckPlotFile accepts. False, and nothing is written,
 // if gnuplot is not installed or fails.
 bool PlotLosses(const std::vector<Method>& methods, const std::vector<TrainingResult>& results,
                 const std::string& file);

@@ -48,7 +48,11 @@ DataSet LoadDigits(const std::string& path) {
     }
     images.labels.push_back(values[kPixels]);
   }
-  if (data.test.size() == 0) throw heddle::IoError(fmt::format("{}: holds no images", path));
+  if (file.bad()) throw heddle::IoError(fmt::format("{}: cannot be read", path));
+  if (data.test.size() == 0) {
+    throw heddle::IoError(fmt::format("{}: expected {} images at least, found {}", path, kHeldOut,
+                                      data.train.size()));
+  }
   return data;
 }
 

@@ -1,7 +1,10 @@
 // Trains a small network on handwritten digits, on four logical devices that meet in a store.
 #include <heddle/engine.h>
 #include <heddle/error.h>
+#include <heddle/kvstore.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -31,7 +34,8 @@ void AddOptions(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--engine", options.engine, "threaded, serial or seeded");
-  app.add_option("--workers", options.workers, "Worker threads; 0: one a CPU");
+  app.add_option("--workers", options.workers, "Worker threads; 0: one a CPU")
+      ->check(CLI::Range(0, 1024));
   app.add_option("--devices", training.devices, "Logical devices")->capture_default_str();
   app.add_option("--epochs", training.epochs, "Times through the images")->capture_default_str();
   app.add_option("--batch", training.batch, "Images a step, over all devices")
@@ -57,6 +61,21 @@ digits::TrainingOptions TrainingOn(const std::string& store, const Options& opti
   if (!options.engine.empty()) training.engine.type = options.engine;
   if (options.workers > 0) training.engine.num_workers = options.workers;
   return training;
+}
+
+// What can be refused before the first training, which may take long, is.
+void Check(const Options& options) {
+  if (!options.compare.empty()) digits::CheckPlotFile(options.compare);
+  std::vector<std::string> stores = options.stores;
+  if (!options.equals.empty()) stores.push_back(options.equals);
+  const std::vector<std::string> known = heddle::KVStore::Types();
+  for (const std::string& store : stores) {
+    std::string lower = store;
+    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (std::find(known.begin(), known.end(), lower) != known.end()) continue;
+    throw heddle::InvalidArgument(
+        fmt::format("unknown store type '{}': expected one of {}", store, fmt::join(known, ", ")));
+  }
 }
 
 void Compare(const Options& options, const digits::DataSet& data) {
@@ -123,6 +142,7 @@ int main(int argc, char** argv) {
   AddOptions(app, options);
   CLI11_PARSE(app, argc, argv);
   try {
+    Check(options);
     const digits::DataSet data = digits::LoadDigits(options.data);
     fmt::print("{} images for training, {} held out for the test, {} device{}\n\n",
                data.train.size(), data.test.size(), options.training.devices,

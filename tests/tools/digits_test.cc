@@ -1,6 +1,7 @@
 // The main job: training on real images through the stores.
 #include <heddle/error.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -62,7 +63,18 @@ TEST(DigitsData, BadFilesAreErrorsThatNameFileAndLine) {
           << error.what();
     }
   }
-  EXPECT_THROW(LoadDigits(folder / "missing"), heddle::IoError);
+  const auto refused = [](const std::string& file, const std::string& expected) {
+    try {
+      LoadDigits(file);
+      ADD_FAILURE() << "accepted: " << file;
+    } catch (const heddle::IoError& error) {
+      EXPECT_EQ(error.what(), file + expected);
+    }
+  };
+  refused(folder / "missing", ": cannot be opened");
+  refused(folder.path(), ": cannot be read");
+  std::ofstream(path) << good << '\n' << good << '\n';
+  refused(path, ": expected 5 images at least, found 2");
 }
 
 // Same seed, same bits: the engine's order decides, not the threads.
@@ -146,6 +158,26 @@ TEST(DigitsProgram, ComparesMethodsBeforeItTrainsAndSaysWhereTheCurvesAre) {
   const std::string svg(std::istreambuf_iterator<char>(drawn), {});
   EXPECT_NE(svg.find("<svg"), std::string::npos);
   EXPECT_NE(svg.find("2-bit gradients"), std::string::npos);
+}
+
+TEST(DigitsProgram, WhatCannotWorkIsRefusedBeforeAnyTraining) {
+  const heddle::tools::TempFolder folder;
+  const std::string other = folder / "losses.pdf", missing = folder / "missing/losses.svg";
+  const std::vector<std::vector<std::string>> cases = {
+      {"--compare", other, "plot file " + other + ": expected a name that ends in .svg or .png"},
+      {"--compare", missing, "plot file " + missing + ": cannot be opened for writing"},
+      {"--store", "local,cloud", "unknown store type 'cloud': expected one of device, "},
+      {"--equals", "cloud", "unknown store type 'cloud': expected one of device, "},
+      {"--workers", "-3", "--workers: Value -3 not in range 0 to 1024"},
+  };
+  for (const std::vector<std::string>& args : cases) {
+    const heddle::tools::ProgramResult result =
+        heddle::tools::RunProgram({DIGITS_PROGRAM, "--epochs", "1", args[0], args[1]});
+    EXPECT_NE(result.status, 0);
+    EXPECT_NE(result.output.find(args[2]), std::string::npos) << result.output;
+    EXPECT_EQ(result.output.find("epoch"), std::string::npos) << result.output;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(DigitsProgram, EndsWithTheAccuracyOfEachStore) {
