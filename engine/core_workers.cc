@@ -78,6 +78,9 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
         PushReadyLocked(std::exchange(executor.candidate, nullptr));
       }
       HelpLocked(*job);
+      // Split ops come by the pair, push and pull, and last longer than waking somebody for each. A
+      // single executor only: beside the thread that waits, more would spin on that one's CPU.
+      if (executors_ == 1) polls = kLingerPolls;
       continue;
     }
     if (!HasPlaceLocked() || executors_ > options_.num_workers) {
