@@ -269,7 +269,7 @@ class EngineCore {
   }
   NewOp EnterAndMake(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                      bool async, PushMode mode);
-  bool EnterBound(std::int64_t bytes, PushMode mode);
+  bool EnterBound(const OpOptions& options, PushMode mode);
   bool HasRoomLocked(std::int64_t bytes) REQUIRES(lock_);
   bool OnlyCompletionsHelpLocked() REQUIRES(lock_);
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
@@ -285,7 +285,7 @@ class EngineCore {
     if (mode >= Mode::kAlone) WakeFromPublish(mode);
   }
   void WakeFromPublish(Mode mode) noexcept;
-  void AwaitRoomLocked(std::int64_t bytes) REQUIRES(lock_);
+  void AwaitRoomLocked(const OpOptions& options) REQUIRES(lock_);
   void PushFence(const Var& var, const char* name, bool clears_error);
 
   // core_execute.cc

@@ -130,7 +130,7 @@ void EngineCore::Validate(const OpOptions& options) const {
                                                              BodyFunction function, bool async,
                                                              PushMode mode) {
   if (LooksFull() || options.temporary_bytes > 0) [[unlikely]] {
-    if (!EnterBound(options.temporary_bytes, mode)) return {nullptr, nullptr};
+    if (!EnterBound(options, mode)) return {nullptr, nullptr};
   }
   try {
     return NewOpBlock(options, body_bytes, function, async);
@@ -345,15 +345,16 @@ bool EngineCore::HasRoomLocked(std::int64_t bytes) {
 }
 
 // Takes part in the bound: true when there is room, or when this thread must not wait for it.
-// `bytes` are counted.
-bool EngineCore::EnterBound(std::int64_t bytes, PushMode mode) {
+// Its temporary bytes are counted.
+bool EngineCore::EnterBound(const OpOptions& options, PushMode mode) {
+  const std::int64_t bytes = options.temporary_bytes;
   const bool may_wait =
       tls_context.op == nullptr && tls_context.no_wait_depth == 0 && !WaitChecks::HasKept();
   const engine::TrackerGuard guard(lock_);
   DrainLocked();
   released_published_.store(released_, std::memory_order_relaxed);
   if (!HasRoomLocked(bytes) && mode == PushMode::kTry) return false;
-  if (!HasRoomLocked(bytes) && may_wait) AwaitRoomLocked(bytes);
+  if (!HasRoomLocked(bytes) && may_wait) AwaitRoomLocked(options);
   if (bytes > 0) pending_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return true;
 }
@@ -364,8 +365,11 @@ bool EngineCore::OnlyCompletionsHelpLocked() {
          !CompletionsAreVisibleLocked() && !in_flight_.empty();
 }
 
-void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
+void EngineCore::AwaitRoomLocked(const OpOptions& options) {
+  const std::int64_t bytes = options.temporary_bytes;
   const std::int64_t started_ns = SteadyNowNs();
+  std::optional<Deadline> deadline;
+  if (tls_context.room_deadline != nullptr) deadline = *tls_context.room_deadline;
   Executor executor;
   const ExecutorLink link(*this, executor);
   // Since when nothing but completions could make room, and none has.
@@ -374,13 +378,20 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
   std::uint64_t released = released_;
   while (!HasRoomLocked(bytes)) {
     if (closed_.load(std::memory_order_relaxed)) {
-      throw InvalidState("push waiting for room: the engine has been stopped");
+      throw InvalidState(fmt::format(
+          "push of op '{}' waiting for room: the engine has been stopped", options.name.c_str()));
+    }
+    if (HasPassed(deadline)) {
+      EnsureWorkerLocked();  // as after a push that was abandoned
+      throw TimeoutError(
+          fmt::format("push of op '{}' waiting for room: the deadline has passed; {}",
+                      options.name.c_str(), WhatIsPendingLocked()));
     }
     if (kind_ != Kind::kThreaded) {
-      if (!AcquireInlineLocked(std::nullopt)) continue;
+      if (!AcquireInlineLocked(deadline)) continue;
       RunReadyInlineLocked(executor, [&] {
         lock_.AssertHeld();
-        return HasRoomLocked(bytes);
+        return HasRoomLocked(bytes) || HasPassed(deadline);
       });
       ReleaseInlineLocked();
       if (HasRoomLocked(bytes)) break;
@@ -404,8 +415,10 @@ void EngineCore::AwaitRoomLocked(std::int64_t bytes) {
     Waiter waiter{.kind = WaitKind::kRoom};
     ++room_waiters_;
     try {
+      const Deadline look_again = kStuckPatience;
+      const bool sooner = !deadline || look_again.time() < deadline->time();
       SleepLocked(waiter,
-                  in_flight_.empty() ? std::nullopt : std::optional<Deadline>(kStuckPatience));
+                  !in_flight_.empty() && sooner ? std::optional<Deadline>(look_again) : deadline);
     } catch (...) {
       WaitChecks::Keep(std::current_exception());
     }

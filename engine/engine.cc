@@ -33,6 +33,11 @@ NewOp BeginGpuPush(EngineCore& core, const OpOptions& options, std::size_t body_
 void CommitGpuPush(EngineCore& core, Op* op) noexcept { core.CommitGpuPush(op); }
 GpuStream StreamOf(AsyncState* async) noexcept { return async->gpu_queue->stream(); }
 
+RoomDeadline::RoomDeadline(const Deadline& deadline) noexcept {
+  engine::tls_context.room_deadline = &deadline;
+}
+RoomDeadline::~RoomDeadline() { engine::tls_context.room_deadline = nullptr; }
+
 void ThrowNullBody(const OpOptions& options) {
   throw InvalidArgument(
       fmt::format("push of op '{}': the body is null, expected a callable", options.name.c_str()));

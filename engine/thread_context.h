@@ -7,8 +7,9 @@
 #include "engine/tls.h"
 
 namespace heddle {
+class Deadline;
 class WaitCheckScope;
-}
+}  // namespace heddle
 
 namespace heddle::engine {
 
@@ -23,7 +24,8 @@ struct ThreadContext {
   int unchecked_depth = 0;        // > 0: what this thread touches is not checked
   EngineCore* polling = nullptr;  // whose poller this thread is running
   CompletionBatch* batch = nullptr;
-  WaitCheckScope* wait_check = nullptr;  // the innermost of this thread
+  WaitCheckScope* wait_check = nullptr;     // the innermost of this thread
+  const Deadline* room_deadline = nullptr;  // of a push that waits for room; null: none
 };
 
 extern HEDDLE_TLS ThreadContext tls_context;

@@ -185,6 +185,15 @@ GpuStream StreamOf(AsyncState* async) noexcept;  // of a GPU op whose body runs
 void AbandonPush(EngineCore& core, Op* op) noexcept;
 [[noreturn]] void ThrowNullBody(const OpOptions& options);
 
+// For its scope, a push of this thread that waits for room gives up at `deadline`.
+class RoomDeadline {
+ public:
+  explicit RoomDeadline(const Deadline& deadline) noexcept;
+  ~RoomDeadline();
+  RoomDeadline(const RoomDeadline&) = delete;
+  RoomDeadline& operator=(const RoomDeadline&) = delete;
+};
+
 inline constexpr std::size_t kBodyBytesMax = 256;
 
 // How a body of type Body lies in an op: in place, or behind a pointer if large or over-aligned.
@@ -261,6 +270,13 @@ class Engine {
   void Push(const OpOptions& options, F&& body) {
     Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
   }
+  // Like Push, but waits for room until `deadline` at most: TimeoutError then, which names the op
+  // that holds it up, and nothing is queued.
+  template <class F>
+  void Push(const OpOptions& options, F&& body, Deadline deadline) {
+    const internal::RoomDeadline scope(deadline);
+    Push(options, std::forward<F>(body));
+  }
   // Like Push, but returns false instead of waiting for room.
   template <class F>
   [[nodiscard]] bool TryPush(const OpOptions& options, F&& body) {
@@ -271,6 +287,11 @@ class Engine {
   template <class F>
   void PushAsync(const OpOptions& options, F&& body) {
     Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  }
+  template <class F>
+  void PushAsync(const OpOptions& options, F&& body, Deadline deadline) {
+    const internal::RoomDeadline scope(deadline);
+    PushAsync(options, std::forward<F>(body));
   }
   template <class F>
   [[nodiscard]] bool TryPushAsync(const OpOptions& options, F&& body) {
@@ -290,6 +311,11 @@ class Engine {
   template <class F>
   void PushGpu(const OpOptions& options, F&& body) {
     Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  }
+  template <class F>
+  void PushGpu(const OpOptions& options, F&& body, Deadline deadline) {
+    const internal::RoomDeadline scope(deadline);
+    PushGpu(options, std::forward<F>(body));
   }
   template <class F>
   [[nodiscard]] bool TryPushGpu(const OpOptions& options, F&& body) {

@@ -2,8 +2,11 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <latch>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -165,6 +168,89 @@ TEST_P(BoundTest, AnExceptionOfTheCheckEndsTheWaitForRoomAndIsKept) {
   busy->Release();
   engine.WaitForAll();
   EXPECT_EQ(runs, 6);
+}
+
+// A deadline bounds the wait for room and nothing else: a push that finds room does not look at it.
+TEST_P(BoundTest, APushWithADeadlineGivesUpNamingTheOpThatHoldsItUp) {
+  constexpr int kBound = 3;
+  Engine engine(Bounded(kBound));
+  const Var gate = engine.NewVar("gate");
+  const Deadline past = std::chrono::milliseconds(-1000);
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  if (GetParam().options.type != "threaded")
+    GTEST_SKIP() << "a push at the bound runs what is busy";
+  int runs = 0;
+  const auto token = std::make_shared<int>(0);
+  const OpOptions options{.name = "pushed_late", .reads = {gate}, .writes = {gate}};
+  const auto push = [&](Deadline deadline) {
+    engine.Push(
+        options, [&runs, token] { ++runs; }, deadline);
+  };
+  const auto push_async = [&](Deadline deadline) {
+    engine.PushAsync(
+        options,
+        [&runs, token](const Completion& done) {
+          ++runs;
+          done();
+        },
+        deadline);
+  };
+  push(past);
+  push_async(past);
+  for (const Deadline deadline : {past, Deadline(std::chrono::milliseconds(30))}) {
+    for (const std::string& message : {MessageOf<TimeoutError>([&] { push(deadline); }),
+                                       MessageOf<TimeoutError>([&] { push_async(deadline); })}) {
+      EXPECT_TRUE(Contains(message, "pushed_late")) << message;
+      EXPECT_TRUE(Contains(message, "busy")) << message;
+    }
+  }
+  EXPECT_EQ(token.use_count(), kBound);  // the refused bodies are gone
+  EXPECT_EQ(engine.stats().pushed, static_cast<std::uint64_t>(kBound));
+  std::thread releaser([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // most likely, the push waits then
+    busy->Release();
+  });
+  push(std::chrono::hours::max());
+  releaser.join();
+  engine.WaitForAll();
+  EXPECT_EQ(runs, kBound);
+}
+
+// Engines without workers run what makes room inside the push; a deadline ends that, too.
+TEST_P(BoundTest, APushWithADeadlineRunsNoMoreOpsOnceItHasPassed) {
+  if (GetParam().options.type != "seeded") GTEST_SKIP() << "others have workers, or nothing to run";
+  Engine engine(Bounded(2));
+  int runs = 0;
+  for (int i = 0; i < 2; ++i) engine.Push({.name = "waits_its_turn"}, [&] { ++runs; });
+  const Deadline past = std::chrono::milliseconds(-1000);
+  const std::string message = MessageOf<TimeoutError>([&] {
+    engine.Push(
+        {.name = "pushed_late"}, [] { FAIL(); }, past);
+  });
+  EXPECT_TRUE(Contains(message, "pushed_late")) << message;
+  EXPECT_TRUE(Contains(message, "waits_its_turn")) << message;
+  EXPECT_EQ(runs, 0);
+  engine.Push(
+      {.name = "pushed"}, [&] { ++runs; }, std::chrono::hours::max());
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 3);
+}
+
+// Nobody else would say why a program does not come out of its pushes.
+TEST_P(BoundTest, TheWatchdogSpeaksWhileAPushWaitsForRoom) {
+  if (GetParam().options.type != "threaded")
+    GTEST_SKIP() << "a push at the bound runs what is busy";
+  LogCapture log;
+  EngineOptions options = Bounded(1);
+  options.watchdog = std::chrono::milliseconds(50);
+  Engine engine(options);
+  const Var gate = engine.NewVar("gate");
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  std::thread pusher([&] { engine.Push({.name = "pushed_late"}, [] {}); });
+  log.WaitForLine({"watchdog", "busy", "gate"});
+  busy->Release();
+  pusher.join();
+  engine.WaitForAll();
 }
 
 // Each of these async ops ends only when the op pushed after it runs.
