@@ -403,7 +403,9 @@ class EngineCore {
   void RunReadyInlineLocked(Executor& executor, const std::function<bool()>& done) REQUIRES(lock_);
   std::vector<Op*>& SeededReadyLocked(std::uint32_t epoch) REQUIRES(lock_);
   Op* PickSeededLocked(Executor& executor) REQUIRES(lock_);
-  void CommitSerial(Op* op) noexcept;
+  void CommitWithoutWorkers(Op* op, engine::MessageKind kind) noexcept;
+  void CommitSerial(Op* op, engine::MessageKind kind) noexcept;
+  void WakeForPushLocked() REQUIRES(lock_);
   void EmptyInboxAfterStop() noexcept;
 
   // core_wait.cc

@@ -218,12 +218,12 @@ void EngineCore::AbandonPush(Op* op) noexcept {
 }
 
 void EngineCore::CommitPush(Op* op) noexcept {
-  if (kind_ == Kind::kSerial) [[unlikely]] {
-    CommitSerial(op);
+  if (kind_ != Kind::kThreaded) [[unlikely]] {
+    CommitWithoutWorkers(op, MessageKind::kOp);
     return;
   }
-  if (op->start_inline && tls_context.op == nullptr && tls_context.no_wait_depth == 0 &&
-      kind_ == Kind::kThreaded) [[unlikely]] {
+  if (op->start_inline && tls_context.op == nullptr && tls_context.no_wait_depth == 0)
+      [[unlikely]] {
     CommitInline(op);
     return;
   }
@@ -232,8 +232,8 @@ void EngineCore::CommitPush(Op* op) noexcept {
 }
 
 void EngineCore::CommitGpuPush(Op* op) noexcept {
-  if (kind_ == Kind::kSerial) {
-    CommitSerial(op);
+  if (kind_ != Kind::kThreaded) {
+    CommitWithoutWorkers(op, MessageKind::kGpuOp);
     return;
   }
   PublishOp(op, MessageKind::kGpuOp);

@@ -118,7 +118,25 @@ Op* EngineCore::PickSeededLocked(Executor& executor) {
   }
 }
 
-void EngineCore::CommitSerial(Op* op) noexcept {
+void EngineCore::CommitWithoutWorkers(Op* op, MessageKind kind) noexcept {
+  if (kind_ == Kind::kSerial) {
+    CommitSerial(op, kind);
+    return;
+  }
+  PublishOp(op, kind);
+  AfterPublish();
+  const engine::TrackerGuard guard(lock_);
+  WakeForPushLocked();
+}
+
+// This thread has pushed an op that it does not run. Nor does anybody else, unless it is for one of
+// the threads that sleep in a wait: what they wait for may need it.
+void EngineCore::WakeForPushLocked() {
+  if (inline_busy_) return;  // whoever runs ops finds this one, and wakes the others when it leaves
+  WakeWaitersLocked([](const Waiter&) { return true; });
+}
+
+void EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   const bool nested = tls_context.op != nullptr;
   if (tls_context.core == this) {
     op->child = true;
@@ -138,8 +156,11 @@ void EngineCore::CommitSerial(Op* op) noexcept {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) TracePush(*trace, op);
   }
   if (op->priority > 0) urgent_.store(true, std::memory_order_relaxed);
-  inbox_.Publish(op->ticket, op, op->on_gpu() ? MessageKind::kGpuOp : MessageKind::kOp);
-  if (!runs) return;
+  inbox_.Publish(op->ticket, op, kind);
+  if (!runs) {
+    WakeForPushLocked();
+    return;
+  }
   Executor executor;
   const ExecutorLink link(*this, executor);
   RunReadyInlineLocked(executor, [] { return false; });

@@ -190,6 +190,30 @@ TEST_P(LifecycleTest, PushesThatRaceWithStopEitherRunOrThrow) {
   }
 }
 
+// The pusher wakes the engine and finds its op done by the thread that stops it, or by its own
+// wait; what it looks at after that was gone at times.
+TEST_P(LifecycleTest, PushesOntoASleepingEngineThatRaceWithStopEitherRunOrThrow) {
+  for (int round = 0; round < 40; ++round) {
+    Engine engine(GetParam().options);
+    std::atomic<int> runs = 0, accepted = 0;
+    std::this_thread::sleep_for(milliseconds(3));  // longer than it takes to fall asleep
+    std::thread pusher([&] {
+      try {
+        for (;;) {
+          engine.Push({.name = "op"}, [&] { ++runs; });
+          ++accepted;
+          engine.WaitForAll();
+        }
+      } catch (const InvalidState&) {
+      }
+    });
+    while (accepted < round % 5) std::this_thread::yield();
+    engine.Stop();
+    pusher.join();
+    EXPECT_EQ(runs.load(), accepted.load());
+  }
+}
+
 TEST_P(LifecycleTest, VarsMayOutliveTheirEngine) {
   std::vector<Var> vars;
   Var unnamed;

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -189,6 +191,47 @@ TEST_P(WaitTest, WaitForVarReturnsWhileAnotherThreadWritesTheVarForever) {
   stop = true;
   forever.join();
   engine.WaitForAll();
+}
+
+// Calls `wait` on a thread of its own, and `meanwhile` once that sleeps.
+void WhileAsleep(const std::function<void()>& wait, const std::function<void()>& meanwhile) {
+  static std::atomic<bool> asleep;
+  asleep = false;
+  std::thread waiter([&] {
+    const WaitCheckScope checked(milliseconds(1), [] {
+      asleep = true;
+      asleep.notify_all();
+    });
+    EXPECT_NO_THROW(wait());
+  });
+  asleep.wait(false);
+  meanwhile();
+  waiter.join();
+}
+
+// The op that ends the wait comes from a thread that does not wait itself. Used to be left lying on
+// engines without workers, where only the sleeping thread could run it.
+TEST_P(WaitTest, ASleepingWaitSeesWhatOtherThreadsPush) {
+  constexpr std::chrono::seconds kPatience(20);
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const std::vector<std::function<void()>> waits = {
+      [&] { engine.WaitForVar(x, kPatience); },
+      [&] { engine.WaitForReadsAndWrites(x, kPatience); },
+      [&] { engine.WaitForAll(kPatience); },
+  };
+  for (const bool no_wait : {false, true}) {
+    for (std::size_t i = 0; i < waits.size(); ++i) {
+      SCOPED_TRACE("wait " + std::to_string(i) + (no_wait ? ", under a NoWaitScope" : ""));
+      Hold hold(engine, {.name = "hold", .writes = {x}});
+      WhileAsleep(waits[i], [&] {
+        std::optional<NoWaitScope> scope;
+        if (no_wait) scope.emplace();
+        engine.Push({.name = "finisher"}, [&] { hold.Release(); });
+      });
+      engine.WaitForAll(kPatience);
+    }
+  }
 }
 
 TEST_P(WaitTest, SeveralThreadsMayWaitAtOnce) {
