@@ -48,6 +48,27 @@ class GpuTest : public testing::Test {
   std::shared_ptr<SimGpu> gpu_ = std::make_shared<SimGpu>(3, BaseSeed());
 };
 
+TEST_F(GpuTest, APushWithADeadlineGivesUpAtTheBound) {
+  EngineOptions options = Options();
+  options.max_pending_ops = 1;
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  Blocker busy(engine, {.name = "busy", .writes = {x}});
+  int runs = 0;
+  const auto push = [&](Deadline deadline) {
+    engine.PushGpu(
+        {.name = "pushed_late", .writes = {x}, .device = Gpu(0)},
+        [&](GpuStream stream) { SimGpu::Launch(stream, [&] { ++runs; }); }, deadline);
+  };
+  const std::string message = MessageOf<TimeoutError>([&] { push(std::chrono::milliseconds(10)); });
+  EXPECT_THAT(message, HasSubstr("pushed_late"));
+  EXPECT_THAT(message, HasSubstr("busy"));
+  busy.Release();
+  push(std::chrono::hours::max());
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 1);
+}
+
 TEST_F(GpuTest, ADependentIsIssuedWhileItsPredecessorStillRuns) {
   Engine engine(Options());
   const Var x = engine.NewVar("x"), y = engine.NewVar("y");
