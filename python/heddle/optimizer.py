@@ -29,6 +29,7 @@ __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
 
 _Class = TypeVar("_Class", bound=type)
 _RATES = {"lr": "learning_rate", "wd": "weight_decay"}
+_OF_MULTIPLIERS = ("param_dict", "idx2name")  # attributes that say by what the rates of a key are multiplied
 
 
 def _nearest(name: str, known: "Iterable[str]", least: float) -> "list[str]":
@@ -113,22 +114,33 @@ class Optimizer:
 
     def set_lr_mult(self, args_lr_mult: dict) -> None:
         """By what the learning rate of a key, by its index or name, is multiplied."""
-        self._set_multipliers("lr_mult", args_lr_mult, None if self._native is None else self._native.set_lr_mult)
+        self._set_multipliers("lr_mult", args_lr_mult)
 
     def set_wd_mult(self, args_wd_mult: dict) -> None:
         """By what the weight decay of a key, by its index or name, is multiplied."""
-        self._set_multipliers("wd_mult", args_wd_mult, None if self._native is None else self._native.set_wd_mult)
+        self._set_multipliers("wd_mult", args_wd_mult)
 
-    def _set_multipliers(self, attribute: str, table: dict, set_one: "Callable | None") -> None:
+    def _set_multipliers(self, attribute: str, table: dict) -> None:
         if not isinstance(table, dict) or not all(isinstance(one, numbers.Real) for one in table.values()):
             raise InvalidType(f"set_{attribute}: expected a dict of numbers, got {table!r}")
-        if set_one is not None:
-            names = {name: index for index, name in self.idx2name.items()}
-            for key in set(getattr(self, attribute)) - set(table):
-                set_one(names.get(key, key), 1.0)
-            for key, multiplier in table.items():
-                set_one(names.get(key, key), float(multiplier))
+        former = getattr(self, attribute)
         object.__setattr__(self, attribute, dict(table))
+        try:
+            self._send_multipliers()
+        except InvalidArgument:  # of what is no key
+            object.__setattr__(self, attribute, former)
+            raise
+
+    def _send_multipliers(self) -> None:
+        """Those of all keys that have, or have had, one of their own, to the native half."""
+        if self._native is None:
+            return
+        indices = {name: index for index, name in self.idx2name.items()}
+        keys = {*self.param_dict, *(indices.get(key, key) for key in (*self.lr_mult, *self.wd_mult))}
+        for key in keys | vars(self).get("_multiplied", set()):
+            self._native.set_lr_mult(key, float(self._multiplier(self.lr_mult, "lr_mult", key)))
+            self._native.set_wd_mult(key, float(self._multiplier(self.wd_mult, "wd_mult", key)))
+        object.__setattr__(self, "_multiplied", keys)
 
     def _update_count(self, index) -> None:
         for one in index if isinstance(index, (list, tuple)) else [index]:
@@ -170,8 +182,7 @@ class Optimizer:
         self._native = _core.make_foreign_optimizer(type(self).__name__.lower(), values)
         if self.lr_scheduler is not None:
             self.lr_scheduler = self.lr_scheduler
-        self.set_lr_mult(self.lr_mult)
-        self.set_wd_mult(self.wd_mult)
+        self._send_multipliers()
         return self._native
 
     def _take_from_native(self) -> None:
@@ -190,6 +201,8 @@ class Optimizer:
         known = _RATES.get(name, name)
         if name == "lr_scheduler":
             self._native.set_schedule(None if value is None else value._schedule())
+        elif name in _OF_MULTIPLIERS:
+            self._send_multipliers()
         elif known in dict(self._native.parameters()):
             self._native.set(known, float(value))
 
@@ -250,6 +263,9 @@ class _Native(Optimizer):
         rate = self._number("learning_rate", learning_rate)
         if rate is not None:
             given.append(("learning_rate", rate))
+        if begin_num_update:
+            raise InvalidArgument(f"optimizer {self._name}: expected begin_num_update 0, got {begin_num_update!r}: to go on, "
+                                  "load the states, which count the updates")
         native = _core.make_optimizer(self._name, given)
         object.__setattr__(self, "_native", native)
         object.__setattr__(self, "_parameters", {name for name, _ in native.parameters()})
@@ -262,6 +278,7 @@ class _Native(Optimizer):
         set_(self, "lr_mult", {})
         set_(self, "wd_mult", {})
         set_(self, "lr_scheduler", None)
+        self._send_multipliers()
         if lr_scheduler is not None:
             if learning_rate is not None:
                 lr_scheduler.base_lr = learning_rate
@@ -306,6 +323,8 @@ class _Native(Optimizer):
             if nearest:
                 raise InvalidArgument(f"optimizer {self._name}: unknown parameter {name!r}: did you mean {nearest[0]!r}?")
         object.__setattr__(self, name, value)
+        if name in _OF_MULTIPLIERS:
+            self._send_multipliers()
 
     @property
     def learning_rate(self) -> float:
@@ -338,8 +357,7 @@ class _Native(Optimizer):
         for name, value in {**state, "_parameters": set(values)}.items():
             object.__setattr__(self, name, value)
         self.lr_scheduler = self.lr_scheduler
-        self.set_lr_mult(self.lr_mult)
-        self.set_wd_mult(self.wd_mult)
+        self._send_multipliers()
 
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)
@@ -414,6 +432,9 @@ class Updater:
 
     def __call__(self, index, grad, weight) -> None:
         if isinstance(index, (list, tuple)):
+            if not len(index) == len(grad) == len(weight):
+                raise InvalidArgument(f"Updater: expected as many gradients and weights as indices, got {len(index)} indices, "
+                                      f"{len(grad)} gradients and {len(weight)} weights")
             for one, one_grad, one_weight in zip(index, grad, weight):
                 self(one, one_grad, one_weight)
             return

@@ -6,6 +6,7 @@ import copy
 import json
 import pathlib
 import pickle
+import types
 
 import numpy
 import pytest
@@ -284,6 +285,56 @@ def test_parameters_are_attributes_and_count_from_the_next_push():
         mx.optimizer.create("adem")
     with pytest.raises(TypeError):
         kv.set_optimizer("sgd")
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_the_objects_of_param_dict_multiply_the_rates_of_their_keys(store):
+    """As version 1.9.1 has it. Built-in optimizers did without a word."""
+
+    def values(optimizer):
+        weights = [mx.nd.ones((1,)), mx.nd.ones((1,))]
+        updater = mx.optimizer.get_updater(optimizer)
+        if store:
+            kv = mx.kv.create()
+            kv.set_optimizer(optimizer)
+            kv.init([0, 1], weights)
+        for _ in range(2):
+            gradients = [mx.nd.ones((1,))] * 2
+            kv.pushpull([0, 1], gradients, out=weights) if store else updater([0, 1], gradients, weights)
+        return [round(weight.asscalar().item(), 5) for weight in weights]
+
+    class Plain(mx.optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * (grad + self._get_wd(index) * weight)
+
+    parameters = {0: types.SimpleNamespace(lr_mult=0.0, wd_mult=1.0), 1: types.SimpleNamespace(lr_mult=2.0, wd_mult=0.0)}
+    for make in (mx.optimizer.SGD, Plain):
+        optimizer = make(learning_rate=0.1, wd=0.1, param_dict=parameters)
+        assert values(optimizer) == [1, 0.6]
+        assert values(pickle.loads(pickle.dumps(optimizer)) if make is mx.optimizer.SGD else optimizer) == [1, 0.6]
+        optimizer.set_lr_mult({0: 5.0})  # what the objects say counts more
+        assert values(optimizer) == [1, 0.6]
+        optimizer.param_dict = {1: parameters[1]}
+        optimizer.set_lr_mult({0: 1.0})
+        assert values(optimizer) == [0.7811, 0.6]
+        optimizer.param_dict = {}
+        assert values(optimizer) == [0.7811, 0.7811]
+        optimizer.set_lr_mult({"first": 0.0})
+        assert values(optimizer) == [0.7811, 0.7811]
+        optimizer.idx2name = {0: "first"}
+        assert values(optimizer) == [1, 0.7811]
+    with pytest.raises(mx.InvalidType, match="key"):
+        mx.optimizer.SGD().set_lr_mult({1.5: 2.0})
+
+
+def test_what_a_built_in_optimizer_cannot_do_is_refused():
+    with pytest.raises(mx.InvalidArgument, match="begin_num_update 0, got 3"):
+        mx.optimizer.Adam(begin_num_update=3)
+    weight = mx.nd.ones((1,))
+    for gradients, weights in (([weight], [weight] * 2), ([weight] * 2, [weight]), ([], [])):
+        with pytest.raises(mx.InvalidArgument, match="as many gradients and weights as indices"):
+            mx.optimizer.get_updater(mx.optimizer.SGD())([0, 1], gradients, weights)
 
 
 def test_schedulers_set_the_rate():
