@@ -288,8 +288,7 @@ class Horovod(_Adapter):
             _through_torch(one, lambda tensor: self._module.broadcast_(tensor, root_rank=0, name=str(key)))
 
     def pushpull(self, key, value, out=None, priority: int = 0) -> None:
-        targets = _as_list(value if out is None else out)
-        for one, target in zip(_as_list(value), targets):
+        for one, target in _with_targets(value, out):
             if target is not one:
                 one.copyto(target)
             _through_torch(target, lambda tensor: self._module.allreduce_(
@@ -310,8 +309,7 @@ class BytePS(_Adapter):
             self._sum(key, one, priority)
 
     def pushpull(self, key, value, out=None, priority: int = 0) -> None:
-        targets = _as_list(value if out is None else out)
-        for one, target in zip(_as_list(value), targets):
+        for one, target in _with_targets(value, out):
             if target is not one:
                 one.copyto(target)
             self._sum(key, target, priority)
@@ -322,6 +320,13 @@ class BytePS(_Adapter):
             self._module.synchronize(handle)
 
         _through_torch(array, push_pull)
+
+
+def _with_targets(value, out) -> list:
+    values, targets = _as_list(value), _as_list(value if out is None else out)
+    if len(values) != len(targets):
+        raise InvalidArgument(f"pushpull: expected as many outputs as values, got {len(targets)} for {len(values)}")
+    return list(zip(values, targets))
 
 
 def _through_torch(array, function: Callable) -> None:

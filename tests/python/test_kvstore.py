@@ -369,7 +369,8 @@ def test_adapters_say_what_is_missing(name, monkeypatch):
         mx.kv.create(name)
 
 
-def test_the_horovod_adapter_calls_horovod(monkeypatch):
+@pytest.mark.parametrize("adapter", ["horovod", "byteps"])
+def test_the_adapters_call_their_package(adapter, monkeypatch):
     class Tensor:
         def __init__(self, array):
             self.array = array
@@ -377,7 +378,7 @@ def test_the_horovod_adapter_calls_horovod(monkeypatch):
     calls = []
     torch = types.ModuleType("torch")
     torch.from_dlpack = lambda array: Tensor(numpy.from_dlpack(array))
-    package, module = types.ModuleType("horovod"), types.ModuleType("horovod.torch")
+    package, module = types.ModuleType(adapter), types.ModuleType(f"{adapter}.torch")
     package.torch = module
     module.init = lambda: calls.append("init")
     module.rank, module.local_rank, module.size, module.Sum = (lambda: 1), (lambda: 0), (lambda: 2), "sum"
@@ -386,18 +387,30 @@ def test_the_horovod_adapter_calls_horovod(monkeypatch):
         calls.append((op, name))
         tensor.array *= 2  # two equal workers
 
-    module.allreduce_ = allreduce_
+    def byteps_push_pull(tensor, average, name, priority):
+        allreduce_(tensor, average, name)
+        return priority
+
+    module.allreduce_, module.byteps_push_pull = allreduce_, byteps_push_pull
     module.broadcast_ = lambda tensor, root_rank, name: calls.append(("broadcast", root_rank, name))
-    for name, one in (("torch", torch), ("horovod", package), ("horovod.torch", module)):
+    module.synchronize = lambda handle: calls.append(handle)
+    for name, one in (("torch", torch), (adapter, package), (f"{adapter}.torch", module)):
         monkeypatch.setitem(sys.modules, name, one)
-    kv = mx.kv.create("horovod")
+    kv = mx.kv.create(adapter)
     assert (kv.rank, kv.local_rank, kv.num_workers, kv.is_capable("optimizer")) == (1, 0, 2, False)
     value, out = ones(3), ones(0)
-    kv.pushpull("w", value, out=out)
+    kv.pushpull("w", value, out=out, priority=-1)
     kv.pushpull("w", value)
-    kv.broadcast("w", value, out)
     assert out.asnumpy()[0, 0] == 6 and value.asnumpy()[0, 0] == 6
-    assert calls == ["init", ("sum", "w"), ("sum", "w"), ("broadcast", 0, "w")]
+    kv.broadcast("w", value, out)
+    with pytest.raises(mx.InvalidArgument, match="as many outputs as values, got 2 for 1"):
+        kv.pushpull("w", [value], out=[value, out])
+    if adapter == "horovod":
+        assert out.asnumpy()[0, 0] == 6
+        assert calls == ["init", ("sum", "w"), ("sum", "w"), ("broadcast", 0, "w")]
+    else:  # a sum to which rank 1 adds zeros
+        assert out.asnumpy()[0, 0] == 0
+        assert calls == ["init", (False, "heddle_w"), -1, (False, "heddle_w"), 0, (False, "heddle_w"), 0]
 
 
 def test_transfers_are_counted():
