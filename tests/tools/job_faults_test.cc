@@ -186,7 +186,8 @@ TEST_F(JobFaults, OfSharedMemoryNothingIsLeft) {
   JobSpec spec = RandomJob(/*cycles=*/0);
   spec.environment = {"HEDDLE_NUM_WORKERS=2", "HEDDLE_SHARED_MEMORY=1"};
   JobProcesses job(spec, random_);
-  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "joined\n", Clock::now() + kForever));
+  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "joined\n", Clock::now() + kForever))
+      << job.Describe();
   for (const Process& process : job.processes()) {
     const std::string maps = "/proc/" + std::to_string(process.program->pid()) + "/maps";
     std::ifstream file(maps);
