@@ -1,10 +1,23 @@
 """Starts jobs of several processes on this machine, for tests."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import textwrap
+
+
+def free_port() -> int:
+    """One below those that Linux gives to sockets that ask for any: a server that starts before the scheduler might get
+    the scheduler's."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
 
 
 class Job:
@@ -13,8 +26,7 @@ class Job:
     def __init__(self, tmp_path, script, workers=2, servers=1, server_command=None):
         path = tmp_path / "script.py"
         path.write_text(textwrap.dedent(script))
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         self.processes = {}
         for role, count in (("scheduler", 1), ("server", servers), ("worker", workers)):
             for i in range(count):

@@ -1,14 +1,13 @@
 """Jobs of several processes: one script for all roles."""
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from jobs import Job
+from jobs import Job, free_port
 
 
 SUMS = """
@@ -368,8 +367,7 @@ def test_an_exit_that_is_caught_fails_nothing(tmp_path):
 @pytest.mark.parametrize("scheduler", [False, True])
 def test_ctrl_c_leaves_a_create_that_waits_for_the_job(run_python, scheduler):
     """For the scheduler, or for another worker. It used to be deaf until its deadline."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     job = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
     waiting = subprocess.Popen([sys.executable, "-m", "heddle.server"], stderr=subprocess.DEVNULL,
                                env={**os.environ, **job, "DMLC_ROLE": "scheduler"}) if scheduler else None
