@@ -319,6 +319,18 @@ TEST(MpiLaunch, TheWorkersStartOnceTheServersMpirunIsUp) {
   EXPECT_EQ(text.str(), "begins\nruns\nbegins\nruns\n");
 }
 
+// Where nobody hears that the servers have come, the workers start all the same.
+TEST(MpiLaunch, TheWorkersStartAlsoWhereMpirunChangesTheLines) {
+  if (!MissingProgram({"mpirun"}).empty()) GTEST_SKIP() << "mpirun is not installed";
+  const TempFolder folder;
+  const ProgramResult result =
+      RunProgram({kHeddle, "launch", "-n", "1", "-s", "1", "--launcher", "mpi",
+                  "--launcher-arg=--tag-output", "--", kWorker, "train", "1"},
+                 {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                  "OMPI_MCA_orte_tmpdir_base=" + folder.path()});
+  EXPECT_EQ(result.status, 0) << result.output;
+}
+
 TEST(BatchLaunch, OutsideOfTheBatchSystemItSaysHowToGetIn) {
   const std::map<std::string, std::string> ways = {{"slurm", "salloc"}, {"sge", "qsub"}};
   for (const auto& [launcher, how] : ways) {

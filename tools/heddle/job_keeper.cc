@@ -37,6 +37,9 @@ constexpr int kJobFailedStatus = 1;
 constexpr std::chrono::seconds kCauseTime{1};
 constexpr std::chrono::seconds kNamedCauseTime{2};  // for one that is known to be on its way
 constexpr std::size_t kNameBytesMax = 64;           // more than "worker 65535"
+// For parts to say that they have come. They may never: the user may have told mpirun to write what
+// comes from them to files, or with something in front.
+constexpr std::chrono::seconds kPartsTime{5};
 // For what runs on other hosts to be killed by its keepers there.
 constexpr std::chrono::seconds kPartKillTime{5};
 
@@ -141,6 +144,7 @@ void JobKeeper::Start(Task task) {
                         .works = task.works,
                         .stop_signal = task.stop_signal,
                         .parts_first = task.parts_first,
+                        .parts_until = Clock::now() + kPartsTime,
                         .pid = started.pid,
                         .in_fd = std::move(started.in),
                         .in = std::move(in),
@@ -204,8 +208,14 @@ void JobKeeper::Step() {
 }
 
 int JobKeeper::PollTimeoutMs() const {
-  if (deadline_ == Clock::time_point::max()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+  Clock::time_point until = deadline_;
+  if (phase_ == Phase::kRunning && !tasks_.empty() && WaitsForParts()) {
+    for (const Process& process : processes_) {
+      if (process.parts_first > 0) until = std::min(until, process.parts_until);
+    }
+  }
+  if (until == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, INT_MAX));
 }
 
@@ -437,7 +447,7 @@ bool JobKeeper::AnyWorks() const {
 
 bool JobKeeper::WaitsForParts() const {
   return std::any_of(processes_.begin(), processes_.end(), [](const Process& process) {
-    return process.pid >= 0 && process.parts_first > 0;
+    return process.pid >= 0 && process.parts_first > 0 && Clock::now() < process.parts_until;
   });
 }
 

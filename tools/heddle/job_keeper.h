@@ -98,8 +98,9 @@ class JobKeeper {
     std::string name;
     bool works;
     int stop_signal;
-    int parts_first;  // that have not come yet
-    pid_t pid;        // -1: has ended
+    int parts_first;                // that have not said yet that they have come
+    Clock::time_point parts_until;  // and are waited for until then
+    pid_t pid;                      // -1: has ended
     FileDescriptor in_fd;
     std::unique_ptr<LineSink> in;  // null: it gets signals by kill
     LineSource out, err;
