@@ -55,6 +55,9 @@ TcpOptions TcpOptionsOf(const DistOptions& options) {
     tcp.port = static_cast<std::uint16_t>(options.root_port);
     tcp.listen_fd = options.listen_fd;
     tcp.peers_are_provisional = true;
+  } else {
+    // Where processes start before their scheduler does.
+    tcp.reserved_port = static_cast<std::uint16_t>(options.root_port);
   }
   tcp.reception = is_worker ? Reception::kCallersFirst : Reception::kThread;
   if (options.io_threads > 0) tcp.io_threads = options.io_threads;

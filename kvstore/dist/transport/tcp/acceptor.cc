@@ -114,11 +114,20 @@ void Acceptor::Listen(const TcpOptions& options) {
     const auto host = boost::asio::ip::make_address(options.bind_address, error);
     check(error, "listen on");
     const tcp::endpoint endpoint(host, options.port);
-    acceptor_.open(endpoint.protocol(), error);
-    check(error, "listen on");
-    acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    acceptor_.bind(endpoint, error);
-    check(error, "listen on");
+    const auto bind = [&] {
+      acceptor_.open(endpoint.protocol(), error);
+      check(error, "listen on");
+      acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+      acceptor_.bind(endpoint, error);
+      check(error, "listen on");
+    };
+    bind();
+    const std::uint16_t bound = acceptor_.local_endpoint(error).port();
+    if (options.port == 0 && bound == options.reserved_port) {
+      // Held meanwhile, so that the system chooses another.
+      const tcp::acceptor reserved = std::exchange(acceptor_, tcp::acceptor(reactor_.context()));
+      bind();
+    }
     acceptor_.listen(boost::asio::socket_base::max_listen_connections, error);
     check(error, "listen on");
   }

@@ -140,6 +140,17 @@ class Attempts {
     }
   }
 
+  // Where nobody listens on a port of those that the system gives to connecting sockets, one of
+  // them may be given just that port, and is then connected to itself. Reset, so that nothing is
+  // left of it on the port.
+  static error_code DropIfOwn(tcp::socket& socket) {
+    error_code error;
+    if (socket.local_endpoint(error) != socket.remote_endpoint(error) || error) return {};
+    socket.set_option(tcp::socket::linger(true, 0), error);
+    socket.close(error);
+    return boost::asio::error::connection_refused;
+  }
+
   // Nothing if it is worth another try. Throws if it is not.
   std::optional<Connected> Try(const tcp::endpoint& endpoint, const std::string& host) {
     boost::asio::io_context context(1);
@@ -152,6 +163,7 @@ class Attempts {
     });
     seen_ = "no answer";
     RunUntil(context, done);
+    if (!error) error = DropIfOwn(socket);
     listens_ = listens_ || error != boost::asio::error::connection_refused;
     if (error) {
       seen_ = error.message();

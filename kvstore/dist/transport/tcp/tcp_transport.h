@@ -44,10 +44,12 @@ struct TcpOptions {
   TlsOptions tls;
 
   // Whether others may connect, and where. With `listen_fd` (not -1) it is a socket that listens
-  // already, which the transport closes. `port` 0: one that is free.
+  // already, which the transport closes. `port` 0: one that is free, but not `reserved_port`, which
+  // somebody else means to listen on.
   bool listen = false;
   std::string bind_address = "127.0.0.1";  // numeric
   std::uint16_t port = 0;
+  std::uint16_t reserved_port = 0;
   int listen_fd = -1;
   std::string node_host;  // what address() says; empty: the bind address
   // Where address and port come from, for errors: "root_port 9091 (DMLC_PS_ROOT_PORT)".
