@@ -287,6 +287,10 @@ TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
   const ProgramResult size = RunProgram({kHeddle, "bench", "--sizes", "7"});
   EXPECT_EQ(size.status, 1);
   EXPECT_EQ(size.output, "heddle: array size: expected a positive multiple of 4 bytes, got 7\n");
+  // Used to become "-1".
+  const ProgramResult large = RunProgram({kHeddle, "bench", "--sizes", "99999999999999999999"});
+  EXPECT_NE(large.status, 0);
+  EXPECT_THAT(large.output, HasSubstr("not in range [4 - 1099511627776]"));
   const ProgramResult store = RunProgram({kHeddle, "bench", "--store", "cloud"});
   EXPECT_EQ(store.status, 1);
   EXPECT_THAT(store.output, HasSubstr("cloud"));

@@ -26,6 +26,8 @@
 namespace heddle::tools {
 namespace {
 
+constexpr std::uint64_t kSizeMin = sizeof(float), kSizeMax = std::uint64_t{1} << 40;
+
 struct Options {
   std::vector<std::string> stores = {"local", "device"};
   std::vector<int> devices = {1, 2, 4};
@@ -131,6 +133,7 @@ void AddBenchCommand(CLI::App& app) {
   command->add_option("--sizes", options->sizes, "Bytes of an array: 4096, 4KiB, 16MiB")
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(kSizeMin, kSizeMax))
       ->capture_default_str();
   command->add_option("--time-ms", options->time_ms, "Milliseconds for each measurement")
       ->check(CLI::Range(1, 600'000))
