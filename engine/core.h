@@ -333,6 +333,7 @@ class EngineCore {
   // core_gpu.cc
   [[noreturn]] static void ThrowNotACpu(const OpOptions& options);
   void CheckGpu(const OpOptions& options) const;
+  void LeaveGpuPush() noexcept;
   void RegisterGpuLocked(Op* op) REQUIRES(lock_);
   void PushReadyGpuLocked(Op* op) REQUIRES(lock_);
   void PushGrantedLocked(Op* op) REQUIRES(lock_) {
@@ -579,7 +580,9 @@ class EngineCore {
   std::size_t seeded_count_ GUARDED_BY(lock_) = 0;           // ops in them
   std::vector<Op*> seeded_completions_ GUARDED_BY(lock_);
 
-  std::unique_ptr<engine::GpuQueues> gpu_;  // constant until Stop has drained
+  const std::unique_ptr<engine::GpuQueues> gpu_;
+  // GPU ops on their way into the inbox: nobody could issue them once the streams are gone.
+  std::atomic<int> gpu_pushers_{0};
 
   Mutex lookout_mutex_;
   CondVar lookout_wake_;

@@ -26,9 +26,7 @@ void EngineCore::ForEachOpLocked(Visit&& visit) {
   }
   for (Op* op : in_flight_) once(op);
   for (Op* op : gpu_in_flight_) once(op);
-  if (gpu_ != nullptr) {
-    gpu_->ForEach([&](engine::GpuQueue& queue) { queue.held.ForEach(once); });
-  }
+  gpu_->ForEach([&](engine::GpuQueue& queue) { queue.held.ForEach(once); });
   for (Op* op : seeded_completions_) once(op);
   for (const SeededEpoch& epoch : seeded_ready_)
     std::for_each(epoch.ops.begin(), epoch.ops.end(), once);

@@ -29,9 +29,9 @@ void EngineCore::CheckGpu(const OpOptions& options) const {
     throw InvalidArgument(fmt::format("push of GPU op '{}': device {}, expected gpu(i) with i >= 0",
                                       options.name.c_str(), ToString(device)));
   }
-  if (gpu_ != nullptr && device.id < gpu_->device_count()) return;
-  throw InvalidArgument(fmt::format("push of GPU op '{}': {}", options.name.c_str(),
-                                    gpu_ != nullptr ? gpu_->WhyNoGpu(device.id) : "stopped"));
+  if (device.id < gpu_->device_count()) return;
+  throw InvalidArgument(
+      fmt::format("push of GPU op '{}': {}", options.name.c_str(), gpu_->WhyNoGpu(device.id)));
 }
 
 void EngineCore::RegisterGpuLocked(Op* op) {

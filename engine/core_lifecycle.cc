@@ -1,6 +1,8 @@
 // Making, stopping and taking apart an engine; variables, completions and traces.
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <thread>
 #include <unordered_map>
 
 #include <fmt/format.h>
@@ -26,7 +28,8 @@ namespace {
 constexpr int kWorkersMax = 1024;
 constexpr int kIssuedAheadMax = 1 << 16;
 constexpr int kStreamsMax = 64;
-constexpr int kNoMoreWorkers = 1 << 20;  // more than any engine may have
+constexpr int kNoMoreWorkers = 1 << 20;             // more than any engine may have
+constexpr std::chrono::microseconds kLateLook{20};  // of Stop, for who is just about to go
 
 std::atomic<std::uint64_t> last_id{0};  // of the engines of this process
 
@@ -129,6 +132,16 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
     const engine::TrackerGuard guard(lock_);
     // Those who wait for room must find out.
     WakeWaitersLocked([](const Waiter& waiter) { return waiter.kind == WaitKind::kRoom; });
+  }
+  // seq_cst: see BeginGpuPush
+  while (gpu_pushers_.load(std::memory_order_seq_cst) != 0) {
+    if (deadline && Deadline::Clock::now() >= deadline->time()) {
+      throw TimeoutError("stopping the engine: the deadline has passed; a GPU op is being pushed");
+    }
+    std::this_thread::sleep_for(kLateLook);
+  }
+  {
+    const engine::TrackerGuard guard(lock_);
     while (true) {
       if (!WaitForEpochLocked(CloseEpochLocked(), deadline)) {
         throw TimeoutError(
@@ -151,10 +164,11 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
   int none = 0;
   while (!workers_.compare_exchange_strong(none, kNoMoreWorkers, std::memory_order_acquire)) {
     none = 0;
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    std::this_thread::sleep_for(kLateLook);
   }
-  if (host_ != nullptr) host_->End();  // it goes with the engine: a late pusher may look at it
-  gpu_.reset();
+  // Both go with the engine: a late pusher may look at them.
+  if (host_ != nullptr) host_->End();
+  gpu_->End();
   // The last workers and the lookout may have changed the mode, and pushers relied on them.
   mode_.store(Mode::kStopped, std::memory_order_seq_cst);
   EmptyInboxAfterStop();

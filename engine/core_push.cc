@@ -91,14 +91,18 @@ void CheckAccessCount(std::size_t count, const OpOptions& options) {
                                     options.name.c_str(), count, AccessRef::kAccessesMax));
 }
 
+[[noreturn]] void ThrowStopped(const OpOptions& options) {
+  throw InvalidState(
+      fmt::format("push of op '{}': the engine has been stopped", options.name.c_str()));
+}
+
 }  // namespace
 
 void EngineCore::Validate(const OpOptions& options) const {
   engine::CheckNotForked("push");
   // relaxed: a push that races with Stop may come before it
   if (closed_.load(std::memory_order_relaxed) && tls_context.core != this) [[unlikely]] {
-    throw InvalidState(
-        fmt::format("push of op '{}': the engine has been stopped", options.name.c_str()));
+    ThrowStopped(options);
   }
   const auto check = [&](const VarList& vars, const char* list) {
     std::size_t index = 0;
@@ -151,10 +155,24 @@ NewOp EngineCore::BeginPush(const OpOptions& options, std::size_t body_bytes, Bo
 
 NewOp EngineCore::BeginGpuPush(const OpOptions& options, std::size_t body_bytes,
                                BodyFunction function, PushMode mode) {
-  Validate(options);
-  CheckGpu(options);
-  return EnterAndMake(options, body_bytes, function, /*async=*/true, mode);
+  // seq_cst: either this sees that the engine is closed, or Stop sees this push and waits for it
+  gpu_pushers_.fetch_add(1, std::memory_order_seq_cst);
+  NewOp fresh{nullptr, nullptr};
+  try {
+    if (closed_.load(std::memory_order_seq_cst) && tls_context.core != this) ThrowStopped(options);
+    Validate(options);
+    CheckGpu(options);
+    fresh = EnterAndMake(options, body_bytes, function, /*async=*/true, mode);
+  } catch (...) {
+    LeaveGpuPush();
+    throw;
+  }
+  if (fresh.op == nullptr) LeaveGpuPush();
+  return fresh;
 }
+
+// release; pairs with the load in Stop: what was pushed comes first
+void EngineCore::LeaveGpuPush() noexcept { gpu_pushers_.fetch_sub(1, std::memory_order_release); }
 
 NewOp EngineCore::NewOpBlock(const OpOptions& options, std::size_t body_bytes,
                              BodyFunction function, bool async) {
@@ -210,6 +228,7 @@ void EngineCore::LeaveBound(std::int64_t bytes) noexcept {
 
 void EngineCore::AbandonPush(Op* op) noexcept {
   LeaveBound(op->temporary_bytes());
+  if (op->on_gpu()) LeaveGpuPush();
   if (AsyncState* async = op->async_state()) {
     async->flags.store(AsyncState::kClaimed, std::memory_order_relaxed);
     ReleaseAsync(async);
@@ -234,9 +253,11 @@ void EngineCore::CommitPush(Op* op) noexcept {
 void EngineCore::CommitGpuPush(Op* op) noexcept {
   if (kind_ != Kind::kThreaded) {
     CommitWithoutWorkers(op, MessageKind::kGpuOp);
+    LeaveGpuPush();
     return;
   }
   PublishOp(op, MessageKind::kGpuOp);
+  LeaveGpuPush();  // the engine's object stays: the caller has it
   AfterPublish();
 }
 

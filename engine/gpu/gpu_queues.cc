@@ -30,7 +30,7 @@ GpuQueues::GpuQueues(const EngineOptions& options)
   }
 }
 
-GpuQueues::~GpuQueues() {
+void GpuQueues::End() {
   if (!reaper_.joinable()) return;
   {
     const MutexLock lock(reaper_mutex_);

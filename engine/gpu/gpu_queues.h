@@ -96,12 +96,16 @@ class GpuQueue {
 class GpuQueues {
  public:
   explicit GpuQueues(const EngineOptions& options);
-  ~GpuQueues();  // nothing is issued any more
+  ~GpuQueues() { End(); }
   GpuQueues(const GpuQueues&) = delete;
   GpuQueues& operator=(const GpuQueues&) = delete;
 
   int device_count() const { return static_cast<int>(devices_.size()); }
   std::string WhyNoGpu(int id) const { return driver_->WhyNoGpu(id); }
+
+  // Nothing is issued any more: gives back what it has of the driver. device_count and WhyNoGpu go
+  // on, for those who push too late.
+  void End();
 
   // The stream for `op`: of those of its lane and urgency the one with the fewest ops ahead. Under
   // the tracker's lock.

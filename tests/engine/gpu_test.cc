@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <mutex>
@@ -47,6 +48,75 @@ class GpuTest : public testing::Test {
 
   std::shared_ptr<SimGpu> gpu_ = std::make_shared<SimGpu>(3, BaseSeed());
 };
+
+// A push that had looked at the engine before it stopped used streams that were gone after it.
+TEST_F(GpuTest, PushesThatRaceWithStopEitherRunOrThrow) {
+  for (const std::string type : {"threaded", "serial", "seeded"}) {
+    for (int round = 0; round < Scaled(12); ++round) {
+      EngineOptions options = Options();
+      options.type = type;
+      options.max_pending_ops = 50;
+      Engine engine(options);
+      std::atomic<int> runs = 0, accepted = 0;
+      std::vector<std::thread> pushers;
+      for (int thread = 0; thread < 2; ++thread) {
+        pushers.emplace_back([&] {
+          try {
+            for (;;) {
+              engine.PushGpu({.name = "late", .device = Gpu(0)},
+                             [&](GpuStream stream) { SimGpu::Launch(stream, [&] { ++runs; }); });
+              ++accepted;
+            }
+          } catch (const InvalidState&) {
+          }
+        });
+      }
+      while (accepted < 10) std::this_thread::yield();
+      engine.Stop();
+      for (std::thread& pusher : pushers) pusher.join();
+      EXPECT_EQ(runs.load(), accepted.load()) << type;
+    }
+  }
+}
+
+// The same, with Stop in the midst of the push: while the body is copied.
+TEST_F(GpuTest, AnOpThatIsBeingPushedWhenTheEngineStopsRuns) {
+  Engine engine(Options());
+  const auto is_closed = [&engine] {
+    try {
+      engine.Push({.name = "probe"}, [] {});
+      return false;
+    } catch (const InvalidState&) {
+      return true;
+    }
+  };
+  struct Body {
+    std::function<void()> when_copied;
+    std::atomic<int>* runs;
+
+    Body(std::function<void()> when_copied, std::atomic<int>* runs)
+        : when_copied(std::move(when_copied)), runs(runs) {}
+    Body(const Body& other) : when_copied(other.when_copied), runs(other.runs) { when_copied(); }
+    void operator()(GpuStream stream) const {
+      SimGpu::Launch(stream, [runs = runs] { ++*runs; });
+    }
+  };
+  std::latch copying(1);
+  std::atomic<int> runs = 0;
+  const Body body(
+      [&] {
+        copying.count_down();
+        while (!is_closed()) std::this_thread::yield();
+        // Only for Stop to go wrong: either order is right.
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      },
+      &runs);
+  std::thread pusher([&] { engine.PushGpu({.name = "late", .device = Gpu(0)}, body); });
+  copying.wait();
+  engine.Stop();
+  EXPECT_EQ(runs, 1);
+  pusher.join();
+}
 
 TEST_F(GpuTest, APushWithADeadlineGivesUpAtTheBound) {
   EngineOptions options = Options();
