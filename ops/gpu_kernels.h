@@ -11,6 +11,7 @@
 #include "ops/convert.h"
 #include "ops/elementwise.h"
 #include "ops/gpu_tasks.h"
+#include "ops/math.h"
 
 namespace heddle::ops {
 
@@ -51,6 +52,35 @@ class GpuKernels {
                          std::size_t count, GpuStream stream) const = 0;
   virtual void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype,
                          void* out, std::size_t count, GpuStream stream) const = 0;
+
+  // Functions of ops/math.h; kExp, kLog and kPower of floating dtypes only within 1e-6. Scratch:
+  // memory of the device of as many bytes as ops/gpu_scratch.h says, null if none.
+  virtual void Compare(CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
+                       std::size_t count, GpuStream stream) const = 0;
+  virtual void CompareWithScalar(CompareOp op, DType dtype, const void* a, Scalar b,
+                                 std::uint8_t* out, std::size_t count, GpuStream stream) const = 0;
+  virtual void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count,
+                     GpuStream stream) const = 0;
+  virtual void Pair(PairOp op, DType dtype, const void* a, const void* b, void* out,
+                    std::size_t count, GpuStream stream) const = 0;
+  virtual void PairWithScalar(PairOp op, DType dtype, const void* a, Scalar b, void* out,
+                              std::size_t count, GpuStream stream) const = 0;
+  virtual void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out,
+                              std::size_t count, GpuStream stream) const = 0;
+  virtual void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length,
+                       std::size_t inner, double scale, void* out, void* scratch,
+                       GpuStream stream) const = 0;
+  virtual void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows,
+                             std::size_t inner, std::size_t columns, void* out, void* scratch,
+                             GpuStream stream) const = 0;
+  // *out, of `dtype`, a floating one: the square root of the sum of all squares, as
+  // SquaredNormBlocks and AddBlocks (ops/reduce.h) add.
+  virtual void Norm(DType dtype, const void* x, std::size_t count, void* out, void* scratch,
+                    GpuStream stream) const = 0;
+  virtual void Gather(std::size_t element_bytes, const void* array, const StridedPart& part,
+                      void* packed, GpuStream stream) const = 0;
+  virtual void Scatter(std::size_t element_bytes, const void* packed, const StridedPart& part,
+                       void* array, GpuStream stream) const = 0;
 };
 
 // Those of ops/cuda/. Without CUDA there is no device to call them for.

@@ -5,7 +5,7 @@
 #define HWY_TARGET_INCLUDE "ops/math.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -13,6 +13,8 @@
 #include <hwy/highway.h>
 
 #include "ops/dispatch.h"
+#include "ops/math_op.h"
+#include "ops/reduce.h"
 
 #ifndef HEDDLE_OPS_MATH_SIDE_
 #define HEDDLE_OPS_MATH_SIDE_
@@ -24,28 +26,11 @@ struct Side {
   Scalar number = 0;
 };
 
-// Returns f(std::integral_constant<Op, op>{}).
-template <auto kFirst, auto... kRest, typename Op, typename F>
-void DispatchOp(Op op, F&& f) {
-  if (op == kFirst) return f(std::integral_constant<Op, kFirst>{});
-  if constexpr (sizeof...(kRest) > 0) DispatchOp<kRest...>(op, f);
-}
-
 }  // namespace heddle::ops
 #endif  // HEDDLE_OPS_MATH_SIDE_
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::ops::HWY_NAMESPACE {
-
-template <CompareOp kOp, typename C>
-HWY_INLINE std::uint8_t Holds(C a, C b) {
-  if constexpr (kOp == CompareOp::kEqual) return a == b;
-  if constexpr (kOp == CompareOp::kNotEqual) return a != b;
-  if constexpr (kOp == CompareOp::kLess) return a < b;
-  if constexpr (kOp == CompareOp::kLessEqual) return a <= b;
-  if constexpr (kOp == CompareOp::kGreater) return a > b;
-  if constexpr (kOp == CompareOp::kGreaterEqual) return a >= b;
-}
 
 // out[i] = a[i] op b[i], or b_number, both as C.
 template <CompareOp kOp, typename C, typename S>
@@ -67,8 +52,7 @@ void CompareSides(CompareOp op, DType dtype, const void* a, const Side& b, bool 
     using S = StorageType<T>;
     const S* const x = static_cast<const S*>(a);
     const S* const y = static_cast<const S*>(b.array);
-    DispatchOp<CompareOp::kEqual, CompareOp::kNotEqual, CompareOp::kLess, CompareOp::kLessEqual,
-               CompareOp::kGreater, CompareOp::kGreaterEqual>(op, [&](auto constant) {
+    DispatchCompareOp(op, [&](auto constant) {
       constexpr CompareOp kOp = decltype(constant)::value;
       if (y != nullptr) {
         CompareAs<kOp, ComputeType<S>>(x, y, ComputeType<S>(), out, count);
@@ -85,27 +69,6 @@ void CompareSides(CompareOp op, DType dtype, const void* a, const Side& b, bool 
   });
 }
 
-template <UnaryOp kOp, typename C>
-HWY_INLINE C ApplyUnary(C a) {
-  if constexpr (std::is_floating_point_v<C>) {
-    if constexpr (kOp == UnaryOp::kNegative) return -a;
-    if constexpr (kOp == UnaryOp::kAbs) return std::abs(a);
-    if constexpr (kOp == UnaryOp::kSign) return a > 0 ? C{1} : a < 0 ? C{-1} : a;  // keeps NaN, -0
-    if constexpr (kOp == UnaryOp::kSquare) return a * a;
-    if constexpr (kOp == UnaryOp::kSqrt) return std::sqrt(a);
-    if constexpr (kOp == UnaryOp::kExp) return std::exp(a);
-    if constexpr (kOp == UnaryOp::kLog) return std::log(a);
-  } else {
-    using U = std::make_unsigned_t<std::common_type_t<C, int>>;  // wraps
-    const U wide = static_cast<U>(a);
-    if constexpr (kOp == UnaryOp::kNegative) return static_cast<C>(U{0} - wide);
-    if constexpr (kOp == UnaryOp::kAbs) return a < 0 ? static_cast<C>(U{0} - wide) : a;
-    if constexpr (kOp == UnaryOp::kSign) return static_cast<C>((a > 0) - (a < 0));
-    if constexpr (kOp == UnaryOp::kSquare) return static_cast<C>(wide * wide);
-    return a;  // not reached: floating dtypes only
-  }
-}
-
 void UnaryElements(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count) {
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -113,8 +76,7 @@ void UnaryElements(UnaryOp op, DType dtype, const void* a, void* out, std::size_
     using C = ComputeType<S>;
     const S* const x = static_cast<const S*>(a);
     S* const y = static_cast<S*>(out);
-    DispatchOp<UnaryOp::kNegative, UnaryOp::kAbs, UnaryOp::kSign, UnaryOp::kSquare, UnaryOp::kSqrt,
-               UnaryOp::kExp, UnaryOp::kLog>(op, [&](auto constant) {
+    DispatchUnaryOp(op, [&](auto constant) {
       constexpr UnaryOp kOp = decltype(constant)::value;
       for (std::size_t i = 0; i < count; ++i) {
         if constexpr (std::is_same_v<T, bool>) {
@@ -127,51 +89,6 @@ void UnaryElements(UnaryOp op, DType dtype, const void* a, void* out, std::size_
   });
 }
 
-template <typename C>
-HWY_INLINE C IntegerPower(C base, C exponent) {
-  if (exponent < 0) {
-    if (base == 1) return 1;
-    if (std::is_signed_v<C> && base == static_cast<C>(-1)) return exponent % 2 != 0 ? base : C{1};
-    return 0;
-  }
-  using U = std::make_unsigned_t<std::common_type_t<C, int>>;
-  U power = 1;
-  U square = static_cast<U>(base);
-  for (U rest = static_cast<U>(exponent); rest != 0; rest >>= 1) {
-    if ((rest & 1) != 0) power *= square;
-    square *= square;
-  }
-  return static_cast<C>(power);
-}
-
-template <typename C>
-HWY_INLINE C Remainder(C a, C b) {
-  if (b == 0) return 0;
-  C rest;
-  if constexpr (std::is_floating_point_v<C>) {
-    rest = std::fmod(a, b);
-  } else {
-    if (std::is_signed_v<C> && b == static_cast<C>(-1)) return 0;  // the minimum's quotient is none
-    rest = static_cast<C>(a % b);
-  }
-  return rest != 0 && (rest < 0) != (b < 0) ? static_cast<C>(rest + b) : rest;
-}
-
-template <PairOp kOp, typename C>
-HWY_INLINE C ApplyPair(C a, C b) {
-  if constexpr (kOp == PairOp::kPower) {
-    if constexpr (std::is_floating_point_v<C>) return std::pow(a, b);
-    if constexpr (!std::is_floating_point_v<C>) return IntegerPower(a, b);
-  } else if constexpr (kOp == PairOp::kRemainder) {
-    return Remainder(a, b);
-  } else {
-    if (a != a) return a;
-    if (b != b) return b;
-    if constexpr (kOp == PairOp::kMaximum) return a > b ? a : b;
-    if constexpr (kOp == PairOp::kMinimum) return a < b ? a : b;
-  }
-}
-
 void PairSides(PairOp op, DType dtype, const Side& a, const Side& b, void* out, std::size_t count) {
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -182,14 +99,13 @@ void PairSides(PairOp op, DType dtype, const Side& a, const Side& b, void* out, 
     const C x_number = static_cast<C>(a.number.As<ComputeType<T>>());
     const C y_number = static_cast<C>(b.number.As<ComputeType<T>>());
     S* const z = static_cast<S*>(out);
-    DispatchOp<PairOp::kMaximum, PairOp::kMinimum, PairOp::kPower, PairOp::kRemainder>(
-        op, [&](auto constant) {
-          constexpr PairOp kOp = decltype(constant)::value;
-          for (std::size_t i = 0; i < count; ++i) {
-            z[i] = static_cast<S>(ApplyPair<kOp>(x != nullptr ? static_cast<C>(x[i]) : x_number,
-                                                 y != nullptr ? static_cast<C>(y[i]) : y_number));
-          }
-        });
+    DispatchPairOp(op, [&](auto constant) {
+      constexpr PairOp kOp = decltype(constant)::value;
+      for (std::size_t i = 0; i < count; ++i) {
+        z[i] = static_cast<S>(ApplyPair<kOp>(x != nullptr ? static_cast<C>(x[i]) : x_number,
+                                             y != nullptr ? static_cast<C>(y[i]) : y_number));
+      }
+    });
   });
 }
 
@@ -198,27 +114,25 @@ void SumAxisElements(DType dtype, const void* a, std::size_t outer, std::size_t 
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using S = StorageType<T>;
-    using Wide = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;
+    using Wide = WideSum<T>;
     const S* const x = static_cast<const S*>(a);
     S* const y = static_cast<S*>(out);
     std::vector<Wide> sums(inner);
+    std::vector<Wide> block(inner);
     for (std::size_t o = 0; o < outer; ++o) {
       std::fill(sums.begin(), sums.end(), Wide{0});
-      for (std::size_t k = 0; k < length; ++k) {
-        const S* const row = x + (o * length + k) * inner;
-        for (std::size_t i = 0; i < inner; ++i) {
-          sums[i] += static_cast<Wide>(static_cast<ComputeType<S>>(row[i]));
+      for (std::size_t begin = 0; begin < length; begin += kReductionBlock) {
+        std::fill(block.begin(), block.end(), Wide{0});
+        const std::size_t end = std::min(length, begin + kReductionBlock);
+        for (std::size_t k = begin; k < end; ++k) {
+          const S* const row = x + (o * length + k) * inner;
+          for (std::size_t i = 0; i < inner; ++i) {
+            block[i] += static_cast<Wide>(static_cast<ComputeType<S>>(row[i]));
+          }
         }
+        for (std::size_t i = 0; i < inner; ++i) sums[i] += block[i];
       }
-      for (std::size_t i = 0; i < inner; ++i) {
-        if constexpr (std::is_integral_v<T>) {
-          const auto sum = static_cast<std::int64_t>(sums[i]);
-          y[o * inner + i] = static_cast<S>(
-              scale == 1 ? Convert<T>(sum) : Convert<T>(static_cast<double>(sum) * scale));
-        } else {
-          y[o * inner + i] = Convert<T>(sums[i] * scale);
-        }
-      }
+      for (std::size_t i = 0; i < inner; ++i) y[o * inner + i] = FromWide<T>(sums[i], scale);
     }
   });
 }
@@ -228,27 +142,27 @@ void MatrixProductElements(DType dtype, const void* a, const void* b, std::size_
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using S = StorageType<T>;
-    using Wide = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;
+    using Wide = WideSum<T>;
     const S* const x = static_cast<const S*>(a);
     const S* const y = static_cast<const S*>(b);
     S* const z = static_cast<S*>(out);
     std::vector<Wide> sums(columns);
+    std::vector<Wide> block(columns);
     for (std::size_t r = 0; r < rows; ++r) {
       std::fill(sums.begin(), sums.end(), Wide{0});
-      for (std::size_t k = 0; k < inner; ++k) {
-        const Wide factor = static_cast<Wide>(static_cast<ComputeType<S>>(x[r * inner + k]));
-        const S* const row = y + k * columns;
-        for (std::size_t c = 0; c < columns; ++c) {
-          sums[c] += factor * static_cast<Wide>(static_cast<ComputeType<S>>(row[c]));
+      for (std::size_t begin = 0; begin < inner; begin += kReductionBlock) {
+        std::fill(block.begin(), block.end(), Wide{0});
+        const std::size_t end = std::min(inner, begin + kReductionBlock);
+        for (std::size_t k = begin; k < end; ++k) {
+          const Wide factor = static_cast<Wide>(static_cast<ComputeType<S>>(x[r * inner + k]));
+          const S* const row = y + k * columns;
+          for (std::size_t c = 0; c < columns; ++c) {
+            block[c] += factor * static_cast<Wide>(static_cast<ComputeType<S>>(row[c]));
+          }
         }
+        for (std::size_t c = 0; c < columns; ++c) sums[c] += block[c];
       }
-      for (std::size_t c = 0; c < columns; ++c) {
-        if constexpr (std::is_integral_v<T>) {
-          z[r * columns + c] = static_cast<S>(Convert<T>(static_cast<std::int64_t>(sums[c])));
-        } else {
-          z[r * columns + c] = Convert<T>(sums[c]);
-        }
-      }
+      for (std::size_t c = 0; c < columns; ++c) z[r * columns + c] = FromWide<T>(sums[c]);
     }
   });
 }
@@ -278,7 +192,7 @@ void CompareWithScalar(CompareOp op, DType dtype, const void* a, Scalar b, std::
   (op, dtype, a, {.array = nullptr, .number = b}, b.is_integer(), out, count);
 }
 
-void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count) {
+void CheckUnary(UnaryOp op, DType dtype) {
   switch (op) {
     case UnaryOp::kSqrt:
       RequireFloating("Sqrt", dtype);
@@ -292,6 +206,10 @@ void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count)
     default:
       break;
   }
+}
+
+void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count) {
+  CheckUnary(op, dtype);
   HWY_DYNAMIC_DISPATCH(UnaryElements)(op, dtype, a, out, count);
 }
 

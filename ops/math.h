@@ -39,6 +39,8 @@ enum class UnaryOp : std::uint8_t { kNegative, kAbs, kSign, kSquare, kSqrt, kExp
 // out[i] = op(a[i]); out may be a. kSqrt, kExp and kLog: floating dtypes only, or InvalidArgument,
 // writing nothing. Integers wrap; the negative and the magnitude of a bool are the bool itself.
 void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count);
+// Throws that InvalidArgument.
+void CheckUnary(UnaryOp op, DType dtype);
 
 enum class PairOp : std::uint8_t { kMaximum, kMinimum, kPower, kRemainder };
 
@@ -50,13 +52,14 @@ void PairWithScalar(PairOp op, DType dtype, const void* a, Scalar b, void* out, 
 void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, std::size_t count);
 
 // out[o, i] = the sum of a[o, k, i] over k in [0, length), times `scale`; a has outer * length *
-// inner elements. Floating dtypes add in float64 in the order of k and round once. Integers and
-// bools add as int64; `scale` other than 1 is then applied in float64 and truncated.
+// inner elements. Floating dtypes add in float64, blocks of kReductionBlock (ops/reduce.h) in the
+// order of k, then these in their order, and round once. Integers and bools add as int64; `scale`
+// other than 1 is then applied in float64 and truncated.
 void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
              double scale, void* out);
 
 // out (rows x columns) = a (rows x inner) times b (inner x columns). Floating dtypes add in float64
-// in the order of `inner` and round once; integers wrap.
+// as SumAxis does, and round once; integers wrap.
 void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
                    std::size_t columns, void* out);
 

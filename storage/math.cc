@@ -11,6 +11,8 @@
 
 #include "ops/convert.h"
 #include "ops/dispatch.h"
+#include "ops/gpu_kernels.h"
+#include "ops/gpu_scratch.h"
 #include "ops/reduce.h"
 #include "storage/array_checks.h"
 #include "storage/array_ops.h"
@@ -18,10 +20,13 @@
 
 namespace heddle {
 
+using ops::GpuKernels;
 using storage::At;
 using storage::ConstAt;
 using storage::ElementBytes;
 using storage::ForBlocks;
+using storage::IsOnGpu;
+using storage::PushKernel;
 using storage::ToKernel;
 
 namespace {
@@ -40,20 +45,41 @@ void CheckFloating(const char* operation, const NDArray& array) {
   ops::RequireFloating(operation, array.dtype());
 }
 
-// Pushes kernel(begin, end) over the elements of `out`, a fresh array; `bytes` for each of them.
-template <class Kernel>
-NDArray Mapped(OpName name, NDArray out, VarList reads, std::int64_t bytes, Kernel kernel) {
-  storage::CheckNotOnGpu(name.c_str(), out);
-  out.engine().Push(
-      {.name = name, .reads = std::move(reads), .writes = {out.var()}, .device = out.device()},
-      [out, bytes, kernel = std::move(kernel)] {
-        out.data();
-        ForBlocks(out.engine(), out.size(), bytes,
-                  [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
-                    kernel(out, begin, static_cast<std::size_t>(end - begin));
-                  });
-      });
+// Pushes an op that makes `out`, a fresh array, element by element: kernel(out, begin, count) for
+// parts of it, `bytes` for each element, or on a GPU gpu_kernel(kernels, out, count, stream).
+template <class Kernel, class GpuKernel>
+NDArray Mapped(OpName name, NDArray out, VarList reads, std::int64_t bytes, Kernel kernel,
+               GpuKernel gpu_kernel) {
+  const OpOptions options{
+      .name = name, .reads = std::move(reads), .writes = {out.var()}, .device = out.device()};
+  if (IsOnGpu(out)) {
+    PushKernel(
+        options, out,
+        [out, gpu_kernel = std::move(gpu_kernel)](const GpuKernels& kernels, GpuStream stream) {
+          gpu_kernel(kernels, out, static_cast<std::size_t>(out.size()), stream);
+        });
+    return out;
+  }
+  out.engine().Push(options, [out, bytes, kernel = std::move(kernel)] {
+    out.data();
+    ForBlocks(out.engine(), out.size(), bytes,
+              [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+                kernel(out, begin, static_cast<std::size_t>(end - begin));
+              });
+  });
   return out;
+}
+
+// Memory for the kernel of an op of a GPU that writes `out`; an empty array if it wants none.
+NDArray ScratchFor(const NDArray& out, std::size_t bytes) {
+  if (bytes == 0) return {};
+  const auto doubles = static_cast<std::int64_t>(bytes / sizeof(double));
+  return internal::NewArrayGuardedBy(out, Shape({doubles}), DType::kFloat64);
+}
+void* ScratchAt(const NDArray& scratch) { return scratch.empty() ? nullptr : At(scratch, 0); }
+
+std::uint8_t* BoolsAt(const NDArray& out, std::int64_t index) {
+  return reinterpret_cast<std::uint8_t*>(At(out, index));
 }
 
 NDArray Like(const NDArray& a, DType dtype) {
@@ -61,43 +87,60 @@ NDArray Like(const NDArray& a, DType dtype) {
 }
 
 NDArray UnaryOf(OpName name, ops::UnaryOp op, const NDArray& a) {
-  return Mapped(name, Like(a, a.dtype()), {a.var()}, 2 * ElementBytes(a),
-                [op, a](const NDArray& out, std::int64_t begin, std::size_t count) {
-                  ops::Unary(op, a.dtype(), ConstAt(a, begin), At(out, begin), count);
-                });
+  return Mapped(
+      name, Like(a, a.dtype()), {a.var()}, 2 * ElementBytes(a),
+      [op, a](const NDArray& out, std::int64_t begin, std::size_t count) {
+        ops::Unary(op, a.dtype(), ConstAt(a, begin), At(out, begin), count);
+      },
+      [op, a](const GpuKernels& kernels, const NDArray& out, std::size_t count, GpuStream stream) {
+        kernels.Unary(op, a.dtype(), ConstAt(a, 0), At(out, 0), count, stream);
+      });
 }
 
 NDArray PairOf(OpName name, ops::PairOp op, const NDArray& a, const NDArray& b) {
   CheckPair(name.c_str(), a, b);
-  return Mapped(name, Like(a, a.dtype()), {a.var(), b.var()}, 3 * ElementBytes(a),
-                [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
-                  ops::Pair(op, a.dtype(), ConstAt(a, begin), ConstAt(b, begin), At(out, begin),
-                            count);
-                });
-}
-
-NDArray PairOf(OpName name, ops::PairOp op, const NDArray& a, Scalar b) {
-  storage::CheckNotEmpty(name.c_str(), a);
-  storage::CheckScalar(name.c_str(), a.dtype(), b);
   return Mapped(
-      name, Like(a, a.dtype()), {a.var()}, 2 * ElementBytes(a),
-      [op, a, b = ToKernel(b)](const NDArray& out, std::int64_t begin, std::size_t count) {
-        ops::PairWithScalar(op, a.dtype(), ConstAt(a, begin), b, At(out, begin), count);
+      name, Like(a, a.dtype()), {a.var(), b.var()}, 3 * ElementBytes(a),
+      [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
+        ops::Pair(op, a.dtype(), ConstAt(a, begin), ConstAt(b, begin), At(out, begin), count);
+      },
+      [op, a, b](const GpuKernels& kernels, const NDArray& out, std::size_t count,
+                 GpuStream stream) {
+        kernels.Pair(op, a.dtype(), ConstAt(a, 0), ConstAt(b, 0), At(out, 0), count, stream);
       });
 }
-NDArray PairOf(OpName name, ops::PairOp op, Scalar a, const NDArray& b) {
+
+NDArray PairOf(OpName name, ops::PairOp op, const NDArray& a, Scalar value) {
+  storage::CheckNotEmpty(name.c_str(), a);
+  storage::CheckScalar(name.c_str(), a.dtype(), value);
+  const ops::Scalar b = ToKernel(value);
+  return Mapped(
+      name, Like(a, a.dtype()), {a.var()}, 2 * ElementBytes(a),
+      [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
+        ops::PairWithScalar(op, a.dtype(), ConstAt(a, begin), b, At(out, begin), count);
+      },
+      [op, a, b](const GpuKernels& kernels, const NDArray& out, std::size_t count,
+                 GpuStream stream) {
+        kernels.PairWithScalar(op, a.dtype(), ConstAt(a, 0), b, At(out, 0), count, stream);
+      });
+}
+NDArray PairOf(OpName name, ops::PairOp op, Scalar value, const NDArray& b) {
   storage::CheckNotEmpty(name.c_str(), b);
-  storage::CheckScalar(name.c_str(), b.dtype(), a);
+  storage::CheckScalar(name.c_str(), b.dtype(), value);
+  const ops::Scalar a = ToKernel(value);
   return Mapped(
       name, Like(b, b.dtype()), {b.var()}, 2 * ElementBytes(b),
-      [op, a = ToKernel(a), b](const NDArray& out, std::int64_t begin, std::size_t count) {
+      [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
         ops::PairWithScalar(op, b.dtype(), a, ConstAt(b, begin), At(out, begin), count);
+      },
+      [op, a, b](const GpuKernels& kernels, const NDArray& out, std::size_t count,
+                 GpuStream stream) {
+        kernels.PairWithScalar(op, b.dtype(), a, ConstAt(b, 0), At(out, 0), count, stream);
       });
 }
 
 NDArray Reduced(OpName name, const NDArray& a, std::optional<std::int64_t> axis, bool mean) {
   storage::CheckNotEmpty(name.c_str(), a);
-  storage::CheckNotOnGpu(name.c_str(), a);
   const auto axes = static_cast<std::int64_t>(a.shape().ndim());
   std::size_t outer = 1;
   std::size_t length = static_cast<std::size_t>(a.size());
@@ -119,9 +162,19 @@ NDArray Reduced(OpName name, const NDArray& a, std::optional<std::int64_t> axis,
   if (dims.empty()) dims = {1};
   NDArray out(Shape(dims), a.dtype(), a.device(), a.engine());
   const double scale = mean ? 1.0 / static_cast<double>(length) : 1.0;
-  a.engine().Push(
-      {.name = name, .reads = {a.var()}, .writes = {out.var()}, .device = a.device()},
-      [=] { ops::SumAxis(a.dtype(), a.const_data(), outer, length, inner, scale, out.data()); });
+  const OpOptions options{
+      .name = name, .reads = {a.var()}, .writes = {out.var()}, .device = a.device()};
+  if (IsOnGpu(a)) {
+    const NDArray scratch = ScratchFor(out, ops::SumAxisScratchBytes(outer, length, inner));
+    PushKernel(options, out, [=](const GpuKernels& kernels, GpuStream stream) {
+      kernels.SumAxis(a.dtype(), ConstAt(a, 0), outer, length, inner, scale, At(out, 0),
+                      ScratchAt(scratch), stream);
+    });
+    return out;
+  }
+  a.engine().Push(options, [=] {
+    ops::SumAxis(a.dtype(), a.const_data(), outer, length, inner, scale, out.data());
+  });
   return out;
 }
 
@@ -179,13 +232,17 @@ Part PartOf(const char* operation, const NDArray& array, std::span<const AxisRan
 }
 
 NDArray Gathered(OpName name, const NDArray& array, const ops::StridedPart& layout, Shape shape) {
-  storage::CheckNotOnGpu(name.c_str(), array);
   NDArray out(std::move(shape), array.dtype(), array.device(), array.engine());
-  array.engine().Push(
-      {.name = name, .reads = {array.var()}, .writes = {out.var()}, .device = array.device()},
-      [array, layout, out] {
-        ops::Gather(SizeOf(array.dtype()), array.const_data(), layout, out.data());
-      });
+  const OpOptions options{
+      .name = name, .reads = {array.var()}, .writes = {out.var()}, .device = array.device()};
+  const std::size_t bytes = SizeOf(array.dtype());
+  if (IsOnGpu(array)) {
+    PushKernel(options, out, [=](const GpuKernels& kernels, GpuStream stream) {
+      kernels.Gather(bytes, ConstAt(array, 0), layout, At(out, 0), stream);
+    });
+    return out;
+  }
+  array.engine().Push(options, [=] { ops::Gather(bytes, array.const_data(), layout, out.data()); });
   return out;
 }
 
@@ -194,21 +251,31 @@ NDArray Gathered(OpName name, const NDArray& array, const ops::StridedPart& layo
 NDArray Compare(Comparison comparison, const NDArray& a, const NDArray& b) {
   CheckPair("Compare", a, b);
   const auto op = static_cast<ops::CompareOp>(comparison);
-  return Mapped("Compare", Like(a, DType::kBool), {a.var(), b.var()}, 2 * ElementBytes(a) + 1,
-                [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
-                  ops::Compare(op, a.dtype(), ConstAt(a, begin), ConstAt(b, begin),
-                               reinterpret_cast<std::uint8_t*>(At(out, begin)), count);
-                });
+  return Mapped(
+      "Compare", Like(a, DType::kBool), {a.var(), b.var()}, 2 * ElementBytes(a) + 1,
+      [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
+        ops::Compare(op, a.dtype(), ConstAt(a, begin), ConstAt(b, begin), BoolsAt(out, begin),
+                     count);
+      },
+      [op, a, b](const GpuKernels& kernels, const NDArray& out, std::size_t count,
+                 GpuStream stream) {
+        kernels.Compare(op, a.dtype(), ConstAt(a, 0), ConstAt(b, 0), BoolsAt(out, 0), count,
+                        stream);
+      });
 }
 
-NDArray Compare(Comparison comparison, const NDArray& a, Scalar b) {
+NDArray Compare(Comparison comparison, const NDArray& a, Scalar value) {
   storage::CheckNotEmpty("Compare", a);
   const auto op = static_cast<ops::CompareOp>(comparison);
+  const ops::Scalar b = ToKernel(value);
   return Mapped(
       "Compare", Like(a, DType::kBool), {a.var()}, ElementBytes(a) + 1,
-      [op, a, b = ToKernel(b)](const NDArray& out, std::int64_t begin, std::size_t count) {
-        ops::CompareWithScalar(op, a.dtype(), ConstAt(a, begin), b,
-                               reinterpret_cast<std::uint8_t*>(At(out, begin)), count);
+      [op, a, b](const NDArray& out, std::int64_t begin, std::size_t count) {
+        ops::CompareWithScalar(op, a.dtype(), ConstAt(a, begin), b, BoolsAt(out, begin), count);
+      },
+      [op, a, b](const GpuKernels& kernels, const NDArray& out, std::size_t count,
+                 GpuStream stream) {
+        kernels.CompareWithScalar(op, a.dtype(), ConstAt(a, 0), b, BoolsAt(out, 0), count, stream);
       });
 }
 
@@ -277,19 +344,26 @@ NDArray MeanAlong(const NDArray& a, std::optional<std::int64_t> axis) {
 
 NDArray Norm(const NDArray& a) {
   CheckFloating("Norm", a);
-  storage::CheckNotOnGpu("Norm", a);
   NDArray out({1}, a.dtype(), a.device(), a.engine());
-  a.engine().Push({.name = "Norm", .reads = {a.var()}, .writes = {out.var()}, .device = a.device()},
-                  [a, out] {
-                    const auto count = static_cast<std::size_t>(a.size());
-                    std::vector<double> blocks(ops::ReductionBlocks(count));
-                    ops::SquaredNormBlocks(a.dtype(), a.const_data(), count, blocks.data());
-                    const double norm = std::sqrt(ops::AddBlocks(blocks));
-                    ops::DispatchFloating(out.dtype(), [&](auto type) {
-                      using T = typename decltype(type)::type;
-                      *out.data<T>() = ops::Convert<T>(norm);
-                    });
-                  });
+  const OpOptions options{
+      .name = "Norm", .reads = {a.var()}, .writes = {out.var()}, .device = a.device()};
+  const auto count = static_cast<std::size_t>(a.size());
+  if (IsOnGpu(a)) {
+    const NDArray scratch = ScratchFor(out, ops::NormScratchBytes(count));
+    PushKernel(options, out, [=](const GpuKernels& kernels, GpuStream stream) {
+      kernels.Norm(a.dtype(), ConstAt(a, 0), count, At(out, 0), ScratchAt(scratch), stream);
+    });
+    return out;
+  }
+  a.engine().Push(options, [=] {
+    std::vector<double> blocks(ops::ReductionBlocks(count));
+    ops::SquaredNormBlocks(a.dtype(), a.const_data(), count, blocks.data());
+    const double norm = std::sqrt(ops::AddBlocks(blocks));
+    ops::DispatchFloating(out.dtype(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      *out.data<T>() = ops::Convert<T>(norm);
+    });
+  });
   return out;
 }
 
@@ -299,7 +373,6 @@ NDArray Dot(const NDArray& a, const NDArray& b) {
   storage::CheckSameEngine("Dot", a, b);
   storage::CheckSameDType("Dot", a, b);
   storage::CheckSameDevice("Dot", a, b);
-  storage::CheckNotOnGpu("Dot", a);
   const Shape& x = a.shape();
   const Shape& y = b.shape();
   const bool ranks_fit =
@@ -317,23 +390,31 @@ NDArray Dot(const NDArray& a, const NDArray& b) {
   const auto inner = static_cast<std::size_t>(y[0]);
   const auto rows = static_cast<std::size_t>(x.ndim() == 2 ? x[0] : 1);
   const auto columns = static_cast<std::size_t>(y.ndim() == 2 ? y[1] : 1);
-  a.engine().Push(
-      {.name = "Dot", .reads = {a.var(), b.var()}, .writes = {out.var()}, .device = a.device()},
-      [=] {
-        std::byte* const product = static_cast<std::byte*>(out.data());
-        const std::size_t bytes = SizeOf(a.dtype());
-        const auto* const left = static_cast<const std::byte*>(a.const_data());
-        const void* const right = b.const_data();
-        // Blocks of rows: the bytes that one touches are those of its products.
-        const auto row_bytes = static_cast<std::int64_t>((columns + 1) * inner * bytes);
-        ForBlocks(out.engine(), static_cast<std::int64_t>(rows), row_bytes,
-                  [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
-                    const auto first = static_cast<std::size_t>(begin);
-                    ops::MatrixProduct(a.dtype(), left + first * inner * bytes, right,
-                                       static_cast<std::size_t>(end - begin), inner, columns,
-                                       product + first * columns * bytes);
-                  });
-      });
+  const OpOptions options{
+      .name = "Dot", .reads = {a.var(), b.var()}, .writes = {out.var()}, .device = a.device()};
+  if (IsOnGpu(a)) {
+    const NDArray scratch = ScratchFor(out, ops::MatrixProductScratchBytes(rows, inner, columns));
+    PushKernel(options, out, [=](const GpuKernels& kernels, GpuStream stream) {
+      kernels.MatrixProduct(a.dtype(), ConstAt(a, 0), ConstAt(b, 0), rows, inner, columns,
+                            At(out, 0), ScratchAt(scratch), stream);
+    });
+    return out;
+  }
+  a.engine().Push(options, [=] {
+    std::byte* const product = static_cast<std::byte*>(out.data());
+    const std::size_t bytes = SizeOf(a.dtype());
+    const auto* const left = static_cast<const std::byte*>(a.const_data());
+    const void* const right = b.const_data();
+    // Blocks of rows: the bytes that one touches are those of its products.
+    const auto row_bytes = static_cast<std::int64_t>((columns + 1) * inner * bytes);
+    ForBlocks(out.engine(), static_cast<std::int64_t>(rows), row_bytes,
+              [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+                const auto first = static_cast<std::size_t>(begin);
+                ops::MatrixProduct(a.dtype(), left + first * inner * bytes, right,
+                                   static_cast<std::size_t>(end - begin), inner, columns,
+                                   product + first * columns * bytes);
+              });
+  });
   return out;
 }
 
@@ -348,19 +429,27 @@ void AssignPart(const NDArray& array, std::span<const AxisRange> part, const NDA
   storage::CheckSameEngine("AssignPart", array, values);
   storage::CheckSameDType("AssignPart", array, values);
   storage::CheckSameDevice("AssignPart", array, values);
-  storage::CheckNotOnGpu("AssignPart", array);
   if (values.shape() != checked.shape) {
     storage::ThrowShape("AssignPart", checked.shape, values.shape());
   }
   const NDArray from = values.Overlaps(array) ? values.Copy() : values;
-  array.engine().Push({.name = "AssignPart",
-                       .reads = {array.var(), from.var()},
-                       .writes = {array.var()},
-                       .device = array.device()},
-                      [array, layout = checked.layout, from] {
-                        ops::Scatter(SizeOf(array.dtype()), from.const_data(), layout,
-                                     array.data());
-                      });
+  const OpOptions options{.name = "AssignPart",
+                          .reads = {array.var(), from.var()},
+                          .writes = {array.var()},
+                          .device = array.device()};
+  const std::size_t bytes = SizeOf(array.dtype());
+  if (IsOnGpu(array)) {
+    PushKernel(
+        options, array,
+        [array, bytes, layout = checked.layout, from](const GpuKernels& kernels, GpuStream stream) {
+          if (from.size() == 0) return;
+          kernels.Scatter(bytes, ConstAt(from, 0), layout, At(array, 0), stream);
+        });
+    return;
+  }
+  array.engine().Push(options, [array, bytes, layout = checked.layout, from] {
+    ops::Scatter(bytes, from.const_data(), layout, array.data());
+  });
 }
 
 NDArray Transpose(const NDArray& array, std::span<const std::int64_t> axes) {

@@ -49,9 +49,9 @@ NDArray Remainder(const NDArray& a, const NDArray& b);
 NDArray Remainder(const NDArray& a, Scalar b);
 NDArray Remainder(Scalar a, const NDArray& b);
 
-// The sum along an axis, or of all elements; floating dtypes add in float64 in index order and
-// round once. Mean divides by the number of elements first. The axis goes: (2, 3) along 0 gives
-// (3,); all of them give (1,).
+// The sum along an axis, or of all elements; floating dtypes add in float64, in blocks of 4096
+// elements in index order, and round once. Mean divides by the number of elements first. The axis
+// goes: (2, 3) along 0 gives (3,); all of them give (1,).
 NDArray SumAlong(const NDArray& a, std::optional<std::int64_t> axis);
 NDArray MeanAlong(const NDArray& a, std::optional<std::int64_t> axis);
 // The square root of the sum of all squares, shape (1,): in blocks of 4096 elements, added in index

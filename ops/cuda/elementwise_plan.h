@@ -11,6 +11,7 @@
 #include "ops/cuda/host_device.h"
 #include "ops/cuda/pack.h"
 #include "ops/cuda/run.h"
+#include "ops/cuda/side.h"
 #include "ops/cuda/table.h"
 #include "ops/dispatch.h"
 
@@ -22,26 +23,6 @@ struct BinaryBody {
   using S = StorageType<T>;
   static constexpr int kLanes = kAccessBytes / sizeof(T);
   static constexpr int kUnroll = std::min(4, 32 / kLanes);
-
-  // One side of the operation: an array, or a number for all of its elements.
-  struct Side {
-    const S* array;  // or null
-    C number;
-
-    template <int kWidth, int kVectors>
-    HEDDLE_HOST_DEVICE void Load(std::uint64_t first, std::uint64_t step,
-                                 C (&values)[kVectors][kWidth]) const {
-      HEDDLE_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        Pack<S, kWidth> pack;
-        if (array != nullptr) pack = LoadPack<kWidth>(array + first + v * step);
-        HEDDLE_UNROLL
-        for (int i = 0; i < kWidth; ++i) {
-          values[v][i] = array != nullptr ? static_cast<C>(Widen(pack.lanes[i])) : number;
-        }
-      }
-    }
-  };
 
   template <int kWidth, int kVectors>
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t first, std::uint64_t step) const {
@@ -88,8 +69,8 @@ struct BinaryBody {
   }
 
   BinaryOp op;
-  Side a;
-  Side b;
+  Side<S, C> a;
+  Side<S, C> b;
   S* out;
 };
 

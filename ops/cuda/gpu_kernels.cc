@@ -3,6 +3,7 @@
 #include "ops/cuda/cast.h"
 #include "ops/cuda/copy.h"
 #include "ops/cuda/elementwise.h"
+#include "ops/cuda/math.h"
 #include "ops/cuda/quantise.h"
 #include "ops/cuda/sum.h"
 
@@ -59,6 +60,51 @@ class AllCudaKernels final : public GpuKernels {
   void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
                  std::size_t count, GpuStream stream) const override {
     cuda::SumTwoBit(threshold, codes, dtype, out, count, ToStream(stream));
+  }
+  void Compare(CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
+               std::size_t count, GpuStream stream) const override {
+    cuda::Compare(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void CompareWithScalar(CompareOp op, DType dtype, const void* a, Scalar b, std::uint8_t* out,
+                         std::size_t count, GpuStream stream) const override {
+    cuda::CompareWithScalar(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void Unary(UnaryOp op, DType dtype, const void* a, void* out, std::size_t count,
+             GpuStream stream) const override {
+    cuda::Unary(op, dtype, a, out, count, ToStream(stream));
+  }
+  void Pair(PairOp op, DType dtype, const void* a, const void* b, void* out, std::size_t count,
+            GpuStream stream) const override {
+    cuda::Pair(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void PairWithScalar(PairOp op, DType dtype, const void* a, Scalar b, void* out, std::size_t count,
+                      GpuStream stream) const override {
+    cuda::PairWithScalar(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, std::size_t count,
+                      GpuStream stream) const override {
+    cuda::PairWithScalar(op, dtype, a, b, out, count, ToStream(stream));
+  }
+  void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
+               double scale, void* out, void* scratch, GpuStream stream) const override {
+    cuda::SumAxis(dtype, a, outer, length, inner, scale, out, scratch, ToStream(stream));
+  }
+  void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
+                     std::size_t columns, void* out, void* scratch,
+                     GpuStream stream) const override {
+    cuda::MatrixProduct(dtype, a, b, rows, inner, columns, out, scratch, ToStream(stream));
+  }
+  void Norm(DType dtype, const void* x, std::size_t count, void* out, void* scratch,
+            GpuStream stream) const override {
+    cuda::Norm(dtype, x, count, out, scratch, ToStream(stream));
+  }
+  void Gather(std::size_t element_bytes, const void* array, const StridedPart& part, void* packed,
+              GpuStream stream) const override {
+    cuda::Gather(element_bytes, array, part, packed, ToStream(stream));
+  }
+  void Scatter(std::size_t element_bytes, const void* packed, const StridedPart& part, void* array,
+               GpuStream stream) const override {
+    cuda::Scatter(element_bytes, packed, part, array, ToStream(stream));
   }
 };
 

@@ -111,6 +111,29 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   class SimStream;
   struct Shared;  // by the driver and its streams
 
+  void Compare(ops::CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
+               std::size_t count, GpuStream stream) const override;
+  void CompareWithScalar(ops::CompareOp op, DType dtype, const void* a, ops::Scalar b,
+                         std::uint8_t* out, std::size_t count, GpuStream stream) const override;
+  void Unary(ops::UnaryOp op, DType dtype, const void* a, void* out, std::size_t count,
+             GpuStream stream) const override;
+  void Pair(ops::PairOp op, DType dtype, const void* a, const void* b, void* out, std::size_t count,
+            GpuStream stream) const override;
+  void PairWithScalar(ops::PairOp op, DType dtype, const void* a, ops::Scalar b, void* out,
+                      std::size_t count, GpuStream stream) const override;
+  void PairWithScalar(ops::PairOp op, DType dtype, ops::Scalar a, const void* b, void* out,
+                      std::size_t count, GpuStream stream) const override;
+  void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
+               double scale, void* out, void* scratch, GpuStream stream) const override;
+  void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
+                     std::size_t columns, void* out, void* scratch,
+                     GpuStream stream) const override;
+  void Norm(DType dtype, const void* x, std::size_t count, void* out, void* scratch,
+            GpuStream stream) const override;
+  void Gather(std::size_t element_bytes, const void* array, const ops::StridedPart& part,
+              void* packed, GpuStream stream) const override;
+  void Scatter(std::size_t element_bytes, const void* packed, const ops::StridedPart& part,
+               void* array, GpuStream stream) const override;
   void SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype, void* out,
                 std::size_t count, GpuStream stream,
                 std::function<void(const void* code, float* values)> decode) const;

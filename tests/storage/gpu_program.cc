@@ -1,7 +1,10 @@
 #include "tests/storage/gpu_program.h"
 
+#include <heddle/math.h>
+
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -80,7 +83,7 @@ class Program {
   }
 
   void Step() {
-    switch (Below(10)) {
+    switch (Below(11)) {
       case 0:
         Any() = Fresh(Size());
         break;
@@ -133,8 +136,32 @@ class Program {
         Sum({a.expected, out.expected, a.expected}, out.expected);
         break;
       }
+      case 9: {
+        const Slot from = View(Any());
+        const std::uint64_t which = Below(5);
+        Any() = {Function(which, from.array), Function(which, from.expected)};
+        break;
+      }
       default:
         Check(View(Any()));
+    }
+  }
+
+  static NDArray Function(std::uint64_t which, const NDArray& a) {
+    const std::vector<AxisRange> turned = {
+        {.begin = a.size() - 1, .step = -2, .count = (a.size() + 1) / 2}};
+    switch (which) {
+      case 0:
+        return Square(a);
+      case 1:
+        return Maximum(a, 5);
+      case 2:
+        return SumAlong(a, std::nullopt);
+      case 3:
+        return CopyPart(a, turned);
+      default:
+        AssignPart(a, turned, Remainder(7, CopyPart(a, turned)));
+        return a;
     }
   }
 
