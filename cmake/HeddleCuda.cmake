@@ -68,6 +68,27 @@ else()
   endif()
 endif()
 
+# --- CUPTI ---------------------------------------------------------------------------------------
+
+# Part of the CUDA Toolkit, in its own folders or among the others. Its header is compiled in; the
+# library is loaded when a trace first wants it: programs start where there is none.
+if(WITH_CUDA)
+  set(cupti_hints "${CUDAToolkit_LIBRARY_ROOT}/extras/CUPTI")
+  find_path(HEDDLE_CUPTI_INCLUDE_DIR cupti.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${cupti_hints}
+            PATH_SUFFIXES include)
+  find_library(HEDDLE_CUPTI_LIBRARY cupti HINTS ${CUDAToolkit_LIBRARY_DIR} ${cupti_hints}
+               PATH_SUFFIXES lib64 lib)
+  if(HEDDLE_CUPTI_INCLUDE_DIR AND HEDDLE_CUPTI_LIBRARY)
+    add_library(heddle_cupti INTERFACE)
+    target_include_directories(heddle_cupti SYSTEM INTERFACE "${HEDDLE_CUPTI_INCLUDE_DIR}"
+                                                             ${CUDAToolkit_INCLUDE_DIRS})
+    file(REAL_PATH "${HEDDLE_CUPTI_LIBRARY}" cupti_file)
+    target_compile_definitions(heddle_cupti INTERFACE
+      HEDDLE_CUPTI_NAME="libcupti.so.${CUDAToolkit_VERSION_MAJOR}" HEDDLE_CUPTI_FILE="${cupti_file}")
+    target_link_libraries(heddle_cupti INTERFACE ${CMAKE_DL_LIBS})
+  endif()
+endif()
+
 # --- NCCL ----------------------------------------------------------------------------------------
 
 # Beside the CUDA Toolkit, in the system's folders, or from PyPI (nvidia-nccl-cu13) in build/venv.

@@ -68,6 +68,7 @@
 #include "engine/async_state.h"
 #include "engine/block_sections.h"
 #include "engine/completion_ring.h"
+#include "engine/gpu/device_recorder.h"
 #include "engine/gpu/gpu_queues.h"
 #include "engine/held_up.h"
 #include "engine/inbox.h"
@@ -606,6 +607,7 @@ class EngineCore {
   bool stopped_ GUARDED_BY(stop_mutex_) = false;
   Mutex trace_mutex_;
   std::vector<std::unique_ptr<engine::TraceWriter>> traces_ GUARDED_BY(trace_mutex_);
+  engine::DeviceRecorder device_recorder_;  // what it records goes to the writers above
   std::unique_ptr<engine::WorkerHost> host_;
   std::thread lookout_;
 };

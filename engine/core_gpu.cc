@@ -95,6 +95,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   lock_.unlock();
 
   engine::TraceWriter* trace = kTracing ? trace_.load(std::memory_order_acquire) : nullptr;
+  DeviceTrace* const device_trace = trace != nullptr ? device_recorder_.For(*trace) : nullptr;
   const std::int64_t started_ns = trace != nullptr ? SteadyNowNs() : 0;
   ThreadContext& context = tls_context;
   const ThreadContext outer = context;
@@ -104,11 +105,13 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   const auto [mark, error] =
       gpu_->Issue(queue, waits, async, skipped, [&](std::exception_ptr failed) {
         if (failed != nullptr) return failed;
+        if (device_trace != nullptr) device_trace->Begin(op->ticket);
         try {
           op->function(op->body(), BodyAction::kRun, async);
         } catch (...) {
           failed = std::current_exception();
         }
+        if (device_trace != nullptr) device_trace->End();
         return failed;
       });
   const std::int64_t children = context.children;

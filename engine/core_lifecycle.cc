@@ -81,7 +81,8 @@ EngineCore::EngineCore(EngineOptions options)
       mode_(Mode::kNap),
       ready_(options_.ageing),
       random_(options_.seed),
-      gpu_(std::make_unique<engine::GpuQueues>(options_)) {
+      gpu_(std::make_unique<engine::GpuQueues>(options_)),
+      device_recorder_(gpu_->driver()) {
   if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
   Enlist();
   try {
@@ -508,7 +509,9 @@ void EngineCore::StartTrace(const std::string& file) {
 void EngineCore::StopTrace() {
   const MutexLock lock(trace_mutex_);
   engine::TraceWriter* trace = trace_.exchange(nullptr, std::memory_order_acq_rel);
-  if (trace != nullptr) trace->Finish();
+  if (trace == nullptr) return;
+  device_recorder_.Stop(*trace);
+  trace->Finish();
 }
 
 }  // namespace heddle::internal

@@ -290,6 +290,25 @@ void TraceWriter::OnWait(TraceWait kind, std::uint64_t var_id, std::uint64_t sta
   Publish(cursor, sizeof(TraceWaitRecord));
 }
 
+void TraceWriter::OnWork(const internal::DeviceWork& work) noexcept {
+  Cursor& cursor = ThisThread();
+  if (work.name != nullptr) WriteNameIfNew(cursor, work.name);
+  std::byte* const place = Reserve(cursor, sizeof(TraceWorkRecord));
+  if (place == nullptr) return;
+  *reinterpret_cast<TraceWorkRecord*>(place) = {
+      .head = TraceRecordHead(TraceKind::kWork, sizeof(TraceWorkRecord)),
+      .kind = static_cast<std::uint32_t>(work.kind),
+      .ticket = work.op,
+      .started_ns = work.started_ns,
+      .ended_ns = work.ended_ns,
+      .name = reinterpret_cast<std::uintptr_t>(work.name),
+      .bytes = work.bytes,
+      .device = work.device,
+      .stream = work.stream,
+  };
+  Publish(cursor, sizeof(TraceWorkRecord));
+}
+
 void TraceWriter::OnText(TraceKind kind, std::uint64_t key, std::string_view text) noexcept {
   WriteText(ThisThread(), kind, key, text);
 }

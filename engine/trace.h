@@ -23,6 +23,7 @@
 #include <unordered_set>
 
 #include "base/mutex.h"
+#include "engine/gpu/device_trace.h"
 #include "engine/tls.h"
 #include "engine/trace_format.h"
 
@@ -68,6 +69,8 @@ class TraceWriter {
   // The calling thread waited; var_id 0 when not for one variable.
   void OnWait(TraceWait kind, std::uint64_t var_id, std::uint64_t started_ns,
               std::uint64_t ended_ns) noexcept;
+  // A device did a piece of what an op had issued.
+  void OnWork(const internal::DeviceWork& work) noexcept;
   // Names a variable; unnamed ones read "var<id>".
   void OnVar(std::uint64_t id, std::string_view name) noexcept;
 

@@ -16,7 +16,8 @@ static_assert(std::endian::native == std::endian::little,
               "trace files are little-endian and written as they lie in memory");
 
 inline constexpr char kTraceMagic[8] = {'H', 'E', 'D', 'D', 'L', 'T', 'R', 'C'};
-inline constexpr std::uint32_t kTraceVersion = 2;
+inline constexpr std::uint32_t kTraceVersion = 3;
+inline constexpr std::uint32_t kTraceVersionLeast = 2;  // readers take it, too: it has no kWork
 inline constexpr std::uint32_t kTraceChunkMagic = 0x4b4e4843;  // "CHNK"
 inline constexpr std::size_t kTraceHeaderBytes = 4096;         // the first chunk starts here
 inline constexpr std::size_t kTraceChunkBytes =
@@ -57,6 +58,8 @@ enum class TraceKind : std::uint32_t {
   kKey = 8,  // as TraceNameRecord
   kMessage = 9,
   kPart = 10,
+  // What devices did.
+  kWork = 11,
 };
 
 // The first word of every record: kind in the low 8 bits, size of the record in 8-byte units above.
@@ -113,8 +116,21 @@ struct TraceWaitRecord {
   std::uint64_t ended_ns;
 };
 
+struct TraceWorkRecord {  // a piece of what an op did on a device
+  std::uint32_t head;
+  std::uint32_t kind;  // DeviceWork::Kind
+  std::uint64_t ticket;
+  std::uint64_t started_ns;
+  std::uint64_t ended_ns;
+  std::uint64_t name;  // of a kernel, or 0
+  std::uint64_t bytes;
+  std::int32_t device;
+  std::uint32_t stream;
+};
+
 static_assert(sizeof(TraceNameRecord) == 16 && sizeof(TraceVarRecord) == 16);
 static_assert(sizeof(TracePushRecord) == 40 && sizeof(TraceRunRecord) == 32);
 static_assert(sizeof(TraceCompleteRecord) == 24 && sizeof(TraceWaitRecord) == 32);
+static_assert(sizeof(TraceWorkRecord) == 56);
 
 }  // namespace heddle::engine

@@ -11,6 +11,7 @@
 #include "base/cuda/check.h"
 #include "base/gpus.h"
 #include "base/mutex.h"
+#include "engine/cuda/cupti_trace.h"
 #include "engine/gpu/driver.h"
 
 namespace heddle::internal {
@@ -88,6 +89,9 @@ class CudaDriver final : public GpuDriver {
     CUDA_CHECK(cudaLaunchHostFunc(AsStream(stream), signal, context));
   }
   void CheckLaunches() override { CUDA_CHECK(cudaGetLastError()); }
+  std::unique_ptr<DeviceTrace> TraceDevices(DeviceWorkSink& sink) noexcept override {
+    return TraceByCupti(sink);
+  }
 
   void* AllocateDevice(int device, std::int64_t bytes) override {
     const DeviceGuard guard(device);

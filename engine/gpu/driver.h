@@ -10,6 +10,8 @@
 #include <memory>
 #include <string>
 
+#include "engine/gpu/device_trace.h"
+
 namespace heddle::internal {
 
 class GpuDriver {
@@ -49,6 +51,12 @@ class GpuDriver {
   virtual void Signal(Stream stream, void (*signal)(void*), void* context) = 0;
   // Throws what launches of this thread have reported since the last call.
   virtual void CheckLaunches() = 0;
+
+  // Watches what is issued on all devices from now on, for `sink`, which outlives what is returned.
+  // Null: it cannot, and has said why in the log, once.
+  virtual std::unique_ptr<DeviceTrace> TraceDevices(DeviceWorkSink& /*sink*/) noexcept {
+    return nullptr;
+  }
 
   // --- memory. Whatever device is current. ---
 

@@ -102,6 +102,7 @@ class GpuQueues {
 
   int device_count() const { return static_cast<int>(devices_.size()); }
   std::string WhyNoGpu(int id) const { return driver_->WhyNoGpu(id); }
+  const std::shared_ptr<GpuDriver>& driver() const { return driver_; }
 
   // Nothing is issued any more: gives back what it has of the driver. device_count and WhyNoGpu go
   // on, for those who push too late.

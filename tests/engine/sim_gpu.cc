@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "ops/cast.h"
 #include "ops/fill.h"
 #include "ops/quantise.h"
@@ -40,11 +41,79 @@ struct SimGpu::SimEvent {
   std::uint64_t happened = 0;
 };
 
+// Hands on what kernels have done, in any order.
+struct SimGpu::Reporter {
+  Reporter(internal::DeviceWorkSink& to, Reports how, std::uint64_t seed)
+      : sink(&to), reports(how), random(seed) {}
+
+  void Report(const internal::DeviceWork& work) {
+    const std::lock_guard lock(mutex);
+    if (sink == nullptr) return;
+    held.push_back(work);
+    while (reports == Reports::kLate && !held.empty() && random() % 2 == 0) HandOnOne();
+  }
+  void End() {
+    const std::lock_guard lock(mutex);
+    while (sink != nullptr && !held.empty()) HandOnOne();
+    sink = nullptr;
+  }
+  void HandOnOne() {
+    std::swap(held[random() % held.size()], held.back());
+    sink->OnWork(held.back());
+    held.pop_back();
+  }
+
+  std::mutex mutex;
+  internal::DeviceWorkSink* sink;
+  const Reports reports;
+  std::mt19937_64 random;
+  std::vector<internal::DeviceWork> held;
+};
+
+namespace {
+
+// The op whose body this thread runs, for those who trace it.
+template <class Reporter>
+struct TracedOp {
+  std::shared_ptr<Reporter> reporter;
+  std::uint64_t op = 0;
+};
+template <class Reporter>
+thread_local TracedOp<Reporter> traced_op;
+
+}  // namespace
+
+class SimGpu::SimTrace final : public internal::DeviceTrace {
+ public:
+  explicit SimTrace(std::shared_ptr<Reporter> reporter) : reporter_(std::move(reporter)) {}
+
+  void Begin(std::uint64_t op) noexcept override {
+    CHECK(traced_op<Reporter>.reporter == nullptr, "Begin inside of another");
+    traced_op<Reporter> = {reporter_, op};
+  }
+  void End() noexcept override {
+    CHECK(traced_op<Reporter>.reporter == reporter_, "End without its Begin");
+    traced_op<Reporter> = {};
+  }
+  void Stop() noexcept override { reporter_->End(); }
+
+ private:
+  const std::shared_ptr<Reporter> reporter_;
+};
+
+std::unique_ptr<internal::DeviceTrace> SimGpu::TraceDevices(
+    internal::DeviceWorkSink& sink) noexcept {
+  if (reports_ == Reports::kNone) return nullptr;
+  return std::make_unique<SimTrace>(
+      std::make_shared<Reporter>(sink, reports_.load(), seed_.fetch_add(1)));
+}
+
 class SimGpu::SimStream {
  public:
-  SimStream(int device, SimDevice& state, std::shared_ptr<Shared> shared, std::uint64_t turns_max,
-            std::uint64_t seed)
+  SimStream(int device, int number, SimDevice& state, std::shared_ptr<Shared> shared,
+            std::uint64_t turns_max, std::uint64_t seed)
       : device_(device),
+        number_(number),
         state_(state),
         shared_(std::move(shared)),
         turns_max_(turns_max),
@@ -55,6 +124,7 @@ class SimGpu::SimStream {
   }
 
   int device() const { return device_; }
+  int number() const { return number_; }
   SimDevice& state() { return state_; }
 
   void Add(std::function<void()> task) {
@@ -79,6 +149,7 @@ class SimGpu::SimStream {
   }
 
   const int device_;
+  const int number_;
   SimDevice& state_;
   const std::shared_ptr<Shared> shared_;
   const std::uint64_t turns_max_;
@@ -98,18 +169,28 @@ SimGpu::~SimGpu() {
         streams_left_.load(), events_left_.load());
 }
 
-void SimGpu::Launch(GpuStream stream, std::function<void()> kernel) {
+void SimGpu::Launch(GpuStream stream, std::function<void()> kernel, Kind kind, std::int64_t bytes) {
   auto* sim = static_cast<SimStream*>(stream.handle);
   CHECK(current_device == stream.device && sim->device() == stream.device,
         "a launch on gpu({}) while gpu({}) is current", stream.device, current_device);
-  sim->Add([sim, kernel = std::move(kernel)] {
-    if (sim->state().failed) return;
-    try {
-      kernel();
-    } catch (...) {
-      sim->state().failed = true;
-    }
-  });
+  internal::DeviceWork work{.op = traced_op<Reporter>.op,
+                            .kind = kind,
+                            .device = stream.device,
+                            .stream = static_cast<std::uint32_t>(sim->number()),
+                            .bytes = static_cast<std::uint64_t>(bytes),
+                            .name = kind == Kind::kKernel ? "sim_kernel" : nullptr};
+  sim->Add(
+      [sim, work, reporter = traced_op<Reporter>.reporter, kernel = std::move(kernel)]() mutable {
+        if (sim->state().failed) return;
+        work.started_ns = static_cast<std::uint64_t>(SteadyNowNs());
+        try {
+          kernel();
+        } catch (...) {
+          sim->state().failed = true;
+        }
+        work.ended_ns = static_cast<std::uint64_t>(SteadyNowNs());
+        if (reporter != nullptr) reporter->Report(work);
+      });
 }
 
 void SimGpu::FailLaunch(std::string name) { launch_error = std::move(name); }
@@ -136,10 +217,10 @@ int SimGpu::Enter(int device) {
 void SimGpu::Leave(int outer) noexcept { current_device = outer; }
 
 SimGpu::Stream SimGpu::NewStream(bool, int) {
-  ++streams_made_;
+  const int number = ++streams_made_;
   ++streams_left_;
   SimDevice& device = *devices_[static_cast<std::size_t>(current_device)];
-  return new SimStream(current_device, device, shared_, turns_max_, seed_.fetch_add(1));
+  return new SimStream(current_device, number, device, shared_, turns_max_, seed_.fetch_add(1));
 }
 
 SimGpu::Event SimGpu::NewEvent() {
@@ -232,24 +313,32 @@ bool SimGpu::EnablePeer(int device, int peer) {
 
 void SimGpu::LaunchOn(GpuStream stream, std::vector<const void*> arrays,
                       std::vector<std::int64_t> bytes,
-                      std::function<void(const std::vector<std::byte*>& at)> kernel) const {
+                      std::function<void(const std::vector<std::byte*>& at)> kernel,
+                      Kind kind) const {
   auto uses = memory_.Use(arrays);
-  Launch(stream, [this, stream, arrays = std::move(arrays), bytes = std::move(bytes),
-                  kernel = std::move(kernel), uses = std::move(uses)] {
-    std::vector<std::byte*> at;
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-      at.push_back(memory_.Find(stream.device, arrays[i], bytes[i]));
-    }
-    kernel(at);
-  });
+  const std::int64_t moved = kind == Kind::kKernel ? 0 : bytes[0];
+  Launch(
+      stream,
+      [this, stream, arrays = std::move(arrays), bytes = std::move(bytes),
+       kernel = std::move(kernel), uses = std::move(uses)] {
+        std::vector<std::byte*> at;
+        for (std::size_t i = 0; i < arrays.size(); ++i) {
+          at.push_back(memory_.Find(stream.device, arrays[i], bytes[i]));
+        }
+        kernel(at);
+      },
+      kind, moved);
 }
 
 void SimGpu::Copy(Stream stream, void* to, const void* from, std::int64_t bytes) {
   CountLaunch();
   const GpuStream on{static_cast<SimStream*>(stream)->device(), stream};
-  LaunchOn(on, {to, from}, {bytes, bytes}, [bytes](const std::vector<std::byte*>& at) {
-    std::memcpy(at[0], at[1], static_cast<std::size_t>(bytes));
-  });
+  LaunchOn(
+      on, {to, from}, {bytes, bytes},
+      [bytes](const std::vector<std::byte*>& at) {
+        std::memcpy(at[0], at[1], static_cast<std::size_t>(bytes));
+      },
+      Kind::kCopy);
 }
 
 void SimGpu::CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,

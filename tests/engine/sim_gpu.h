@@ -29,10 +29,13 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
 
   // From the body of a GPU op. A kernel that throws fails the device: nothing runs on it any more,
   // and its events report cudaErrorIllegalAddress.
-  static void Launch(GpuStream stream, std::function<void()> kernel);
+  using Kind = internal::DeviceWork::Kind;
+  static void Launch(GpuStream stream, std::function<void()> kernel, Kind kind = Kind::kKernel,
+                     std::int64_t bytes = 0);
   // A kernel over arrays of `bytes` bytes each: kernel(where they lie).
   void LaunchOn(GpuStream stream, std::vector<const void*> arrays, std::vector<std::int64_t> bytes,
-                std::function<void(const std::vector<std::byte*>& at)> kernel) const;
+                std::function<void(const std::vector<std::byte*>& at)> kernel,
+                Kind kind = Kind::kKernel) const;
   void CountLaunch() const { ++launches_; }
   // The next CheckLaunches of this thread throws CudaError with this name.
   static void FailLaunch(std::string name);
@@ -46,6 +49,11 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   std::int64_t bytes_used(Device device) const {
     return memory_.bytes_used(device.type == DeviceType::kGpu ? device.id : SimMemory::kPinned);
   }
+
+  // How traces hear of what was done: some time later, in any order, or only when they end, or
+  // never, as where there is no CUPTI. Of traces that begin from now on.
+  enum class Reports : std::uint8_t { kLate, kAtTheEnd, kNone };
+  void set_reports(Reports reports) { reports_ = reports; }
 
   // Calls so far that launch kernels, each for one array or a list, and copies within a device.
   int launches() const { return launches_; }
@@ -70,6 +78,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   State Query(Event event) noexcept override;
   void Signal(Stream stream, void (*signal)(void*), void* context) override;
   void CheckLaunches() override;
+  std::unique_ptr<internal::DeviceTrace> TraceDevices(
+      internal::DeviceWorkSink& sink) noexcept override;
   void* AllocateDevice(int device, std::int64_t bytes) override;
   void FreeDevice(int device, void* block) noexcept override;
   void TrimDevice(int) noexcept override {}
@@ -101,16 +111,6 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
                  GpuStream stream) const override;
   void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
                  std::size_t count, GpuStream stream) const override;
-
- private:
-  struct SimDevice {
-    std::atomic<bool> failed{false};
-    std::atomic<bool> entered{false};
-  };
-  struct SimEvent;
-  class SimStream;
-  struct Shared;  // by the driver and its streams
-
   void Compare(ops::CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
                std::size_t count, GpuStream stream) const override;
   void CompareWithScalar(ops::CompareOp op, DType dtype, const void* a, ops::Scalar b,
@@ -134,6 +134,18 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
               void* packed, GpuStream stream) const override;
   void Scatter(std::size_t element_bytes, const void* packed, const ops::StridedPart& part,
                void* array, GpuStream stream) const override;
+
+ private:
+  struct SimDevice {
+    std::atomic<bool> failed{false};
+    std::atomic<bool> entered{false};
+  };
+  struct SimEvent;
+  class SimStream;
+  class SimTrace;
+  struct Reporter;  // by a trace and the kernels that it has heard of
+  struct Shared;    // by the driver and its streams
+
   void SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype, void* out,
                 std::size_t count, GpuStream stream,
                 std::function<void(const void* code, float* values)> decode) const;
@@ -149,6 +161,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   std::atomic<std::int64_t> peer_bytes_{0};
   std::atomic<int> streams_made_{0}, events_made_{0};
   std::atomic<int> streams_left_{0}, events_left_{0};
+  std::atomic<Reports> reports_{Reports::kLate};
 };
 
 }  // namespace heddle::engine_test

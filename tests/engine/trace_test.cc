@@ -113,6 +113,37 @@ class TraceWriterTest : public ::testing::Test {
   const tools::TempFolder folder_;
 };
 
+TEST_F(TraceWriterTest, WorkOfDevicesHoldsWhatWasGiven) {
+  {
+    TraceWriter writer(path(), kPlenty);
+    writer.OnWork({.op = 42,
+                   .started_ns = 1000,
+                   .ended_ns = 2000,
+                   .kind = internal::DeviceWork::Kind::kCopy,
+                   .device = 3,
+                   .stream = 17,
+                   .bytes = 1ULL << 40});
+    writer.OnWork({.op = 43, .name = "kernel"});
+    writer.OnWork({.op = 44, .name = "kernel"});
+  }
+  const File file = Parse(path());
+  const std::vector<std::string> works = RecordsOf(file, TraceKind::kWork);
+  ASSERT_EQ(works.size(), 3u);
+  ASSERT_EQ(works[0].size(), 56u);
+  EXPECT_EQ(As<std::uint32_t>(works[0].substr(4)), 1u);  // a copy
+  EXPECT_EQ(Word(works[0], 8), 42u);
+  EXPECT_EQ(Word(works[0], 16), 1000u);
+  EXPECT_EQ(Word(works[0], 24), 2000u);
+  EXPECT_EQ(Word(works[0], 32), 0u);
+  EXPECT_EQ(Word(works[0], 40), 1ULL << 40);
+  EXPECT_EQ(As<std::int32_t>(works[0].substr(48)), 3);
+  EXPECT_EQ(As<std::uint32_t>(works[0].substr(52)), 17u);
+  const std::vector<std::string> names = RecordsOf(file, TraceKind::kName);
+  ASSERT_EQ(names.size(), 1u);
+  EXPECT_EQ(Word(works[1], 32), Word(names[0], 8));
+  EXPECT_EQ(Word(works[2], 32), Word(names[0], 8));
+}
+
 TEST_F(TraceWriterTest, RecordsHoldWhatWasGiven) {
   {
     TraceWriter writer(path(), kPlenty);

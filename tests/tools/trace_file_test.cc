@@ -181,7 +181,20 @@ TEST_F(TraceFileTest, FileThatIsNoTraceIsAnErrorThatNamesIt) {
   { TraceWriter writer(path_, kPlenty); }
   std::string bytes = ReadAll(path_);
   bytes[8] = 9;
-  EXPECT_NE(message(bytes).find("version 2, found 9"), std::string::npos);
+  EXPECT_NE(message(bytes).find("version 2 to 3, found 9"), std::string::npos);
+}
+
+TEST_F(TraceFileTest, FilesOfTheVersionBeforeAreRead) {
+  {
+    TraceWriter writer(path_, kPlenty);
+    Push(writer, 1, {}, "old");
+  }
+  std::string bytes = ReadAll(path_);
+  bytes[8] = 2;
+  WriteAll(path_, bytes);
+  const TraceFile trace = ReadTraceFile(path_);
+  ASSERT_EQ(trace.ops.size(), 1u);
+  EXPECT_EQ(trace.NameOf(trace.ops[0]), "old");
 }
 
 TEST_F(TraceFileTest, MissingFileAndFolderAreIoErrors) {

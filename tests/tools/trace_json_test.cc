@@ -147,6 +147,46 @@ TEST(TraceJson, OpsThatNeverFinishedLastUntilTheEnd) {
   EXPECT_DOUBLE_EQ(EventsOf(trace, "e", "pending")[0]["ts"], 50.0);
 }
 
+// Two kernels of an op that somebody else's work lies between are two slices.
+TEST(TraceJson, WorkOfDevicesHasATrackForEachStream) {
+  TraceFile trace = SmallTrace();
+  using Kind = internal::DeviceWork::Kind;
+  trace.names[700] = "_ZN6heddle3ops4cuda12_GLOBAL__N_112RunDotBlocksIfEEvT_";
+  trace.names[800] = "plain_kernel";
+  const auto add = [&](int device, std::uint64_t ticket, std::uint64_t from, std::uint64_t to,
+                       Kind kind, std::uint64_t name, std::uint64_t bytes) {
+    trace.works.push_back({{device, 7}, ticket, kStart + from, kStart + to, kind, name, bytes});
+  };
+  add(0, 0, 3000, 4000, Kind::kKernel, 700, 0);
+  add(0, 0, 4000, 4100, Kind::kKernel, 800, 0);
+  add(0, 1, 5000, 5500, Kind::kCopy, 0, 64);
+  add(0, 0, 6000, 6500, Kind::kFill, 0, 32);
+  add(1, 99, 3000, 3500, Kind::kKernel, 0, 0);
+  std::ostringstream out;
+  const TraceJsonCounts counts = WriteTraceJson(JoinTraces({trace}), {}, out);
+  EXPECT_EQ(counts.streams, 2u);
+  EXPECT_EQ(counts.device_ops, 4u);
+  const json written = json::parse(out.str());
+  const std::vector<json> ops = EventsOf(written, "X", "device");
+  ASSERT_EQ(ops.size(), 4u);
+  EXPECT_EQ(ops[0]["name"], "load");
+  EXPECT_DOUBLE_EQ(ops[0]["ts"], 3.0);
+  EXPECT_DOUBLE_EQ(ops[0]["dur"], 1.1);
+  EXPECT_EQ(ops[0]["args"]["works"], 2);
+  EXPECT_EQ(ops[1]["args"]["bytes"], 64);
+  EXPECT_EQ(ops[2]["name"], "load");
+  EXPECT_EQ(ops[3]["name"], "op 99");
+  EXPECT_EQ(ops[0]["tid"], ops[2]["tid"]);
+  EXPECT_NE(ops[0]["tid"], ops[3]["tid"]);
+  std::vector<std::string> names;
+  for (const json& work : EventsOf(written, "X", "work")) names.push_back(work["name"]);
+  const std::vector<std::string> expected = {"heddle::ops::cuda::RunDotBlocks", "plain_kernel",
+                                             "copy", "fill", "kernel"};
+  EXPECT_EQ(names, expected);
+  EXPECT_EQ(EventsOf(written, "s", "issue").size(), 3u);  // nothing is known of op 99
+  EXPECT_EQ(EventsOf(written, "f", "issue")[0]["tid"], ops[0]["tid"]);
+}
+
 TEST(TraceJson, CountsWhatItWrites) {
   std::ostringstream out;
   const TraceJsonCounts counts = WriteTraceJson(JoinTraces({SmallTrace()}), {}, out);

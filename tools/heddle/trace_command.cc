@@ -80,6 +80,9 @@ void Run(const Options& options) {
   fmt::print("{}: {} ops, {} arrows, {} waits on {} threads in {:.3f} s\n", options.output,
              counts.ops, counts.arrows, counts.waits, threads,
              static_cast<double>(ended - started) / 1e9);
+  if (counts.device_ops > 0) {
+    fmt::print("{} ops on {} streams of devices\n", counts.device_ops, counts.streams);
+  }
   if (counts.messages > 0) {
     fmt::print("{} messages of {} processes of a job\n", counts.messages, trace.files.size());
   }

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -55,6 +56,9 @@ class Reader {
     while (offset < bytes_.size()) offset += ReadChunk(offset);
     trace_.last_ns = std::max(trace_.last_ns, trace_.started_ns);
     SortOps();
+    std::ranges::sort(trace_.works, {}, [](const TracedWork& work) {
+      return std::tuple(work.stream, work.started_ns, work.ended_ns);
+    });
     return std::move(trace_);
   }
 
@@ -77,9 +81,9 @@ class Reader {
       throw InvalidArgument(
           fmt::format("trace file {}: expected a heddle trace, found another format", path_));
     }
-    if (header.version != kTraceVersion) {
-      throw InvalidArgument(fmt::format("trace file {}: expected format version {}, found {}",
-                                        path_, kTraceVersion, header.version));
+    if (header.version < kTraceVersionLeast || header.version > kTraceVersion) {
+      throw InvalidArgument(fmt::format("trace file {}: expected format version {} to {}, found {}",
+                                        path_, kTraceVersionLeast, kTraceVersion, header.version));
     }
     trace_.process = Text(header.process);
     trace_.machine = Text(header.machine);
@@ -177,6 +181,19 @@ class Reader {
         See(trace_.parts.back().ended_ns);
         return true;
       }
+      case TraceKind::kWork: {
+        if (bytes != sizeof(TraceWorkRecord)) return false;
+        const auto record = At<TraceWorkRecord>(at);
+        trace_.works.push_back({{record.device, record.stream},
+                                record.ticket,
+                                record.started_ns,
+                                record.ended_ns,
+                                static_cast<internal::DeviceWork::Kind>(record.kind),
+                                record.name,
+                                record.bytes});
+        See(record.ended_ns);
+        return true;
+      }
     }
     return false;
   }
@@ -272,6 +289,11 @@ class Reader {
 std::string TraceFile::NameOf(const TracedOp& op) const {
   const auto found = names.find(op.name);
   return op.pushed && found != names.end() ? found->second : fmt::format("op {}", op.ticket);
+}
+
+const TracedOp* TraceFile::Find(std::uint64_t ticket) const {
+  const auto found = std::ranges::lower_bound(ops, ticket, {}, &TracedOp::ticket);
+  return found != ops.end() && found->ticket == ticket ? &*found : nullptr;
 }
 
 std::string TraceFile::VarName(std::uint64_t var) const {

@@ -4,6 +4,7 @@
 
 #include <heddle/device.h>
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -56,6 +57,21 @@ struct TracedWait {
   std::uint64_t started_ns, ended_ns;
 };
 
+// What a device did, on one of its streams.
+struct TracedStream {
+  int device;
+  std::uint32_t stream;
+  auto operator<=>(const TracedStream&) const = default;
+};
+struct TracedWork {
+  TracedStream stream;
+  std::uint64_t ticket;
+  std::uint64_t started_ns, ended_ns;
+  internal::DeviceWork::Kind kind;
+  std::uint64_t name;  // of a kernel, or 0
+  std::uint64_t bytes;
+};
+
 // What a process of a job sent or received, and what a server did with a part.
 struct TracedMessage : kvstore::dist::TraceMessageRecord {
   std::uint32_t thread = 0;
@@ -76,6 +92,7 @@ struct TraceFile {
   std::vector<TracedOp> ops;        // by ticket
   std::vector<TraceAccessTo> accesses;
   std::vector<TracedWait> waits;
+  std::vector<TracedWork> works;  // by stream and when they began
   std::map<std::uint32_t, std::string> threads;
   std::unordered_map<std::uint64_t, std::string> names, vars;
 
@@ -89,11 +106,12 @@ struct TraceFile {
     return std::span(accesses).subspan(op.accesses_begin, op.accesses_end - op.accesses_begin);
   }
   std::string NameOf(const TracedOp& op) const;
+  const TracedOp* Find(std::uint64_t ticket) const;  // null: nothing is known of it
   std::string VarName(std::uint64_t var) const;
   std::string KeyName(std::uint64_t key) const;
 };
 
-// Errors: IoError (cannot be read), InvalidArgument (no trace file, or of another version); both
+// Errors: IoError (cannot be read), InvalidArgument (no trace file, or of an unknown version); both
 // name the file. Damage behind the header is skipped and counted.
 TraceFile ReadTraceFile(const std::string& path);
 

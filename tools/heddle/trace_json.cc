@@ -1,15 +1,19 @@
 #include "tools/heddle/trace_json.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <ostream>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <cxxabi.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -108,6 +112,21 @@ std::string_view ArrowName(RequestArrow::Kind kind) {
   return "unknown";
 }
 
+// What a linker calls a kernel, as its author does, without types and arguments.
+std::string ShortKernelName(const std::string& symbol) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> readable(
+      abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
+  if (status != 0 || readable == nullptr) return symbol;
+  std::string name(readable.get());
+  constexpr std::string_view kUnnamed = "(anonymous namespace)::";
+  if (const std::size_t at = name.find(kUnnamed); at != std::string::npos) {
+    name.erase(at, kUnnamed.size());
+  }
+  name.resize(std::min(name.find_first_of("<("), name.size()));
+  return name.substr(name.rfind(' ') + 1);  // behind the type that a template returns
+}
+
 // Writes the events of all files into one list.
 class Writer {
  public:
@@ -129,6 +148,7 @@ class Writer {
       WriteNames();
       for (const TracedOp& op : file().ops) WriteOp(op);
       for (const TracedWait& wait : file().waits) WriteWait(wait);
+      WriteDevices(options.arrows);
       WriteMessages();
       for (const TracedPart& part : file().parts) WritePart(part);
       if (options.arrows) WriteDependencies();
@@ -144,7 +164,8 @@ class Writer {
   }
 
  private:
-  static constexpr std::uint32_t kOtherPids = 10'000'000;  // above all that Linux gives
+  static constexpr std::uint32_t kOtherPids = 10'000'000;     // above all that Linux gives
+  static constexpr std::uint32_t kStreamTracks = kOtherPids;  // as threads
 
   const TraceFile& file() const { return joined_.files[file_]; }
 
@@ -322,16 +343,87 @@ class Writer {
     Append("}}}}");
   }
 
+  // The works of a stream in turn; those of one op that follow each other are one slice.
+  void WriteDevices(bool arrows) {
+    const std::vector<TracedWork>& works = file().works;
+    std::uint32_t track = kStreamTracks;
+    for (std::size_t begin = 0; begin < works.size();) {
+      const std::size_t first = begin;
+      while (begin < works.size() && works[begin].stream == works[first].stream) {
+        std::size_t end = begin + 1;
+        while (end < works.size() && works[end].stream == works[first].stream &&
+               works[end].ticket == works[begin].ticket) {
+          ++end;
+        }
+        WriteOpOfDevice(std::span(works).subspan(begin, end - begin), track, arrows);
+        begin = end;
+      }
+      WriteStreamName(works[first], track++);
+      ++counts_.streams;
+    }
+  }
+
+  void WriteStreamName(const TracedWork& work, std::uint32_t track) {
+    const TracedOp* const op = file().Find(work.ticket);
+    Begin('M', track);
+    Append(",\"name\":\"thread_name\",\"args\":{{\"name\":\"{} {}, stream {}\"}}}}",
+           ToString(Gpu(work.stream.device)),
+           op != nullptr && op->pushed ? LaneName(op->lane) : "unknown lane", work.stream.stream);
+    Begin('M', track);
+    Append(",\"name\":\"thread_sort_index\",\"args\":{{\"sort_index\":{}}}}}", track);
+  }
+
+  void WriteOpOfDevice(std::span<const TracedWork> works, std::uint32_t track, bool arrows) {
+    ++counts_.device_ops;
+    const std::uint64_t started_ns = works.front().started_ns;
+    std::uint64_t ended_ns = started_ns;
+    std::uint64_t bytes = 0;
+    for (const TracedWork& work : works) {
+      ended_ns = std::max(ended_ns, work.ended_ns);
+      bytes += work.bytes;
+    }
+    const TracedOp* const op = file().Find(works.front().ticket);
+    BeginSlice(
+        track, "device",
+        Quoted(op != nullptr ? file().NameOf(*op) : fmt::format("op {}", works.front().ticket)),
+        started_ns, ended_ns);
+    Append(",\"args\":{{\"ticket\":{},\"works\":{},\"bytes\":{}}}}}", works.front().ticket,
+           works.size(), bytes);
+    for (const TracedWork& work : works) {
+      BeginSlice(track, "work", Quoted(WorkName(work)), work.started_ns, work.ended_ns);
+      Append(",\"args\":{{\"bytes\":{}}}}}", work.bytes);
+    }
+    if (arrows && op != nullptr && op->run) {
+      WriteArrow("issue", "issued", {file_, op->run->thread, LastMomentOf(*op->run)},
+                 {file_, track, started_ns});
+    }
+  }
+
+  std::string WorkName(const TracedWork& work) const {
+    switch (work.kind) {
+      case internal::DeviceWork::Kind::kCopy:
+        return "copy";
+      case internal::DeviceWork::Kind::kFill:
+        return "fill";
+      case internal::DeviceWork::Kind::kKernel:
+        break;
+    }
+    const auto found = file().names.find(work.name);
+    return work.name != 0 && found != file().names.end() ? ShortKernelName(found->second)
+                                                         : "kernel";
+  }
+
+  // An arrow starts in the slice around its time: the last moment inside the body.
+  static std::uint64_t LastMomentOf(const TracedRun& run) {
+    return std::max(run.started_ns, run.ended_ns - (run.ended_ns > 0 ? 1 : 0));
+  }
+
   void WriteDependencies() {
     for (const TraceArrow& arrow : Dependencies(file())) {
       const TracedOp& from = file().ops[arrow.from];
       const TracedOp& to = file().ops[arrow.to];
       if (!from.run || !to.run) continue;
-      // An arrow starts and ends in the slice around its time: the last moment inside the body, and
-      // the start.
-      const std::uint64_t leaves_ns =
-          std::max(from.run->started_ns, from.run->ended_ns - (from.run->ended_ns > 0 ? 1 : 0));
-      WriteArrow("dependency", "before", {file_, from.run->thread, leaves_ns},
+      WriteArrow("dependency", "before", {file_, from.run->thread, LastMomentOf(*from.run)},
                  {file_, to.run->thread, to.run->started_ns});
     }
   }
