@@ -319,15 +319,24 @@ const RowSparseNDArray& RowSparseNDArray::operator+=(const RowSparseNDArray& oth
 
 const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
   CheckNotEmpty("Multiply", *this);
-  CheckNotOnGpu("Multiply", *this);
   storage::CheckScalar("Multiply", dtype(), value);
   OpOptions options = Writing("Multiply", *this, 0);
   options.reads = {var()};
-  engine().Push(options, [out = *this, value] {
+  const ops::Scalar factor = storage::ToKernel(value);
+  if (IsOnGpu(*this)) {
+    const ops::GpuKernels& kernels = storage::Gpus::Of(engine()).kernels();
+    engine().PushGpu(options, [&kernels, out = *this, factor](GpuStream stream) {
+      const RowSparseState& state = ToWrite(out);
+      const std::int64_t count = state.rows.count() * state.row_size;
+      if (count == 0) return;
+      kernels.BinaryWithScalar(ops::BinaryOp::kMultiply, state.dtype, state.rows.rows(), factor,
+                               state.rows.rows(), static_cast<std::size_t>(count), stream);
+    });
+    return *this;
+  }
+  engine().Push(options, [out = *this, factor] {
     const RowSparseState& state = ToWrite(out);
     const auto bytes = static_cast<std::int64_t>(SizeOf(state.dtype));
-    const ops::Scalar factor =
-        value.is_integer() ? ops::Scalar(value.integer()) : ops::Scalar(value.real());
     storage::ForBlocks(state.engine, state.rows.count() * state.row_size, 2 * bytes,
                        [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
                          std::byte* const part = state.rows.rows() + begin * bytes;
@@ -340,7 +349,7 @@ const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
 
 RowSparseNDArray operator+(const RowSparseNDArray& a, const RowSparseNDArray& b) {
   CheckAlike("Add", a, b);
-  CheckNotOnGpu("Add", a);
+  if (IsOnGpu(a)) return (a.Copy(PinnedNear(a)) + b.Copy(PinnedNear(a))).Copy(a.device());
   RowSparseNDArray out(a.shape(), a.dtype(), a.device(), a.engine());
   Sum({a, b}, out);
   return out;
@@ -348,7 +357,6 @@ RowSparseNDArray operator+(const RowSparseNDArray& a, const RowSparseNDArray& b)
 
 RowSparseNDArray operator*(const RowSparseNDArray& a, Scalar b) {
   CheckNotEmpty("Multiply", a);
-  CheckNotOnGpu("Multiply", a);
   storage::CheckScalar("Multiply", a.dtype(), b);
   RowSparseNDArray out = a.Copy();
   out *= b;

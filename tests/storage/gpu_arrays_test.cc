@@ -531,6 +531,26 @@ TEST_P(GpuRowSparse, RowsAreRetainedByIdsOnAnyDevice) {
   }
 }
 
+TEST_P(GpuRowSparse, AreScaledAndAdded) {
+  for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
+    for (const std::int64_t count : {0, 40, 2000}) {
+      const RowSparseNDArray a = Rows(count, Cpu(), dtype);
+      const RowSparseNDArray b = Rows(30, Cpu(), dtype);
+      const RowSparseNDArray there = a.Copy(Gpu(1));
+      const RowSparseNDArray sum = there + b.Copy(Gpu(1));
+      const RowSparseNDArray twice = 2 * there;
+      there *= 3;  // after both
+      EXPECT_EQ(sum.device(), Gpu(1));
+      ExpectEqual(sum, a + b);
+      ExpectEqual(twice, a * 2);
+      ExpectEqual(there, a * 3);
+    }
+  }
+  const RowSparseNDArray a = Rows(3, Gpu(1));
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { a + Rows(3, Gpu(0)); }), HasSubstr("gpu(0)"));
+  EXPECT_THROW(Rows(3, Gpu(1), DType::kInt32) *= 0.5, InvalidArgument);
+}
+
 TEST_P(GpuRowSparse, AreSavedAndLoaded) {
   const RowSparseNDArray value = Rows(12, Gpu(0));
   const tools::TempFolder folder;
@@ -587,10 +607,7 @@ TEST_P(GpuArrays, WhatGpusDoNotHaveIsRefusedByNameAndPushesNothing) {
   const RowSparseNDArray rows({4, 4}, DType::kFloat32, Gpu(1), *engine_);
   const std::vector<std::int64_t> ids = {1};
   refused("Add", [&] { rows += rows; });
-  refused("Add", [&] { rows + rows; });
   refused("Add", [&] { a += rows; });
-  refused("Multiply", [&] { rows *= 2; });
-  refused("Multiply", [&] { rows * 2; });
   refused("Sum", [&] { Sum({rows}, rows); });
   refused("SetRowIds", [&] { rows.SetRowIds(ids); });
   EXPECT_EQ(engine_->stats().pushed, pushed);
