@@ -3,6 +3,10 @@
 
 #include <cmath>
 #include <memory>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/math_plan.h"
@@ -31,6 +35,20 @@ class EmulatedMath : public KernelTest {
           Below(2) == 0
               ? RandomValue<T>(random_)
               : static_cast<StorageType<T>>(Convert<T>(static_cast<std::int64_t>(Below(7)) - 3));
+    }
+  }
+
+  // Floats whose sums depend on the order of their additions, and never overflow: no NaN hides what
+  // is wrong.
+  template <typename T>
+  void RandomizeToAdd(Array<T>& array) {
+    for (std::size_t i = 0; i < array.size(); ++i) {
+      if constexpr (std::is_integral_v<T>) {
+        array[i] = RandomValue<T>(random_);
+      } else {
+        const double fraction = std::uniform_real_distribution<double>(-1, 1)(random_);
+        array[i] = Convert<T>(std::ldexp(fraction, static_cast<int>(Below(8))));
+      }
     }
   }
 
@@ -142,7 +160,7 @@ TEST_F(EmulatedMath, SumsAlongAnAxisHaveTheBitsOfTheCpu) {
       SCOPED_TRACE(std::to_string(c.outer) + " x " + std::to_string(c.length) + " x " +
                    std::to_string(c.inner));
       Array<T> a(c.outer * c.length * c.inner, Below(2) * Below(16));
-      for (std::size_t i = 0; i < a.size(); ++i) a[i] = RandomValue<T>(random_);
+      RandomizeToAdd(a);
       Array<T> expected(c.outer * c.inner);
       Array<T> out(c.outer * c.inner, Below(2) * Below(16));
       Array<double> scratch(ops::SumAxisScratchBytes(c.outer, c.length, c.inner) / 8);
@@ -162,8 +180,8 @@ TEST_F(EmulatedMath, NormsHaveTheBitsOfTheCpu) {
     for (const std::size_t count : {std::size_t{0}, 1 + Below(40), 4096 + Below(10000)}) {
       Array<T> a(count, Below(16));
       Array<T> b(count, Below(16));
-      Randomize(a, random_);
-      Randomize(b, random_);
+      RandomizeToAdd(a);
+      RandomizeToAdd(b);
       const std::size_t size = ReductionBlocks(count);
       Array<double> expected(size);
       Array<double> blocks(size);
@@ -214,17 +232,17 @@ TEST_F(EmulatedMath, ProductsHaveTheBitsOfTheCpu) {
                         {3, 4096 + Below(100), 2},
                         {70, 5, 1},
                         {2, 0, 3},
-                        {64 * 17, 4096 + Below(9), 1}};  // several blocks in one thread
+                        {64 * 17, 4200 + Below(90), 1}};  // several blocks in one thread
   ForEveryDType([&](auto type) {
     using T = typename decltype(type)::type;
     for (const Case& c : cases) {
-      if (c.rows > 1000 && Below(4) > 0) continue;  // now and then: it takes long
+      if (c.rows > 1000 && kDTypeOf<T> != DType::kFloat64) continue;  // it takes long
       SCOPED_TRACE(std::to_string(c.rows) + " x " + std::to_string(c.inner) + " x " +
                    std::to_string(c.columns));
       Array<T> a(c.rows * c.inner);
       Array<T> b(c.inner * c.columns);
-      for (std::size_t i = 0; i < a.size(); ++i) a[i] = RandomValue<T>(random_);
-      for (std::size_t i = 0; i < b.size(); ++i) b[i] = RandomValue<T>(random_);
+      RandomizeToAdd(a);
+      RandomizeToAdd(b);
       Array<T> expected(c.rows * c.columns);
       Array<T> out(c.rows * c.columns);
       Array<double> scratch(ops::MatrixProductScratchBytes(c.rows, c.inner, c.columns) / 8);
