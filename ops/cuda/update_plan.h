@@ -240,6 +240,54 @@ struct AddBlocksBody {
   double* sum;
 };
 
+// An update by rows, with one number of state for each: a warp takes a row. Its threads first sum
+// the squares of the output of `Squared`, as on the CPU in blocks of kReductionBlock elements from
+// the row's first one, each as SumPassBody sums; the mean goes to Step::TakeRow, which changes the
+// state and readies the step that the elements then take.
+template <class Squared, class Step, typename T, typename S>
+struct RowPassBody {
+  using C = typename Step::Number;
+  static constexpr bool kIsRowPass = true;
+
+  HEDDLE_HOST_DEVICE std::uint64_t BlocksOfRow() const {
+    return (row_length + kReductionBlock - 1) / kReductionBlock;
+  }
+  // What a lane adds up of a block of the row.
+  HEDDLE_HOST_DEVICE double SumLane(std::uint64_t row, std::uint64_t block, unsigned lane) const {
+    const T* const gradient = step.gradient + row * row_length;
+    const std::uint64_t begin = block * kReductionBlock;
+    const std::uint64_t past = begin + kReductionBlock;
+    const std::uint64_t end = past < row_length ? past : row_length;
+    double sum = 0;
+    for (std::uint64_t i = begin + lane; i < end; i += kWarpLanes) {
+      one_lane::Element<one_lane::Lane<C>, 0, 1> e;
+      e.weight = {};
+      e.gradient = {Widen(gradient[i])};
+      squared(e);
+      const double value = static_cast<double>(e.output[0].v);
+      sum = sum + value * value;
+    }
+    return sum;
+  }
+  // The lane's elements take their step. `state`: the row's before any lane has come here;
+  // `sum`: of the whole row.
+  HEDDLE_HOST_DEVICE void Finish(std::uint64_t row, unsigned lane, S state, double sum) const {
+    UpdateBody<Step, T, S> own = step;
+    C number = Widen(state);
+    own.formula.TakeRow(sum / static_cast<double>(row_length), number);
+    if (lane == 0) states[row] = Narrow<S>(number);
+    const std::uint64_t begin = row * row_length;
+    for (std::uint64_t i = lane; i < row_length; i += kWarpLanes) {
+      own.template operator()<1, 1>(begin + i, 0);
+    }
+  }
+
+  Squared squared;
+  UpdateBody<Step, T, S> step;
+  S* states;  // one for each row
+  std::uint64_t row_length;
+};
+
 // Collects updates of arrays and hands launch(table) the launches that make them: for each formula
 // and dtype, as many arrays a launch as its table has room for. Updates of one array in one list
 // take effect in any order.
@@ -266,6 +314,20 @@ class UpdatePlanner {
     OnTypes(a, options, make, [&](const auto& formula, auto types) {
       AddSums<kSumsWeights, typename decltype(types)::T, typename decltype(types)::S>(
           formula, a, block_sums, new_sums, sums);
+    });
+  }
+
+  // An update by rows of `row_length` elements (RowPassBody), of which states[0] has one number
+  // each.
+  template <class MakeSquared, class MakeStep>
+  void ApplyRows(const UpdateArrays& a, std::uint64_t row_length, const GradientOptions& options,
+                 const MakeSquared& make_squared, const MakeStep& make_step) {
+    const auto make_both = [&](const auto& gradient) {
+      return std::pair(make_squared(gradient), make_step(gradient));
+    };
+    OnTypes(a, options, make_both, [&](const auto& both, auto types) {
+      AddRows<typename decltype(types)::T, typename decltype(types)::S>(both.first, both.second, a,
+                                                                        row_length);
     });
   }
 
@@ -366,6 +428,20 @@ class UpdatePlanner {
     }
     KindOf<Body>().packer.Add(body, {.count = a.count, .head = 0},
                               (blocks + kBlockWarps - 1) / kBlockWarps);
+  }
+
+  template <typename T, typename S, class Squared, class Step>
+  void AddRows(const Squared& squared, const Step& step, const UpdateArrays& a,
+               std::uint64_t row_length) {
+    if (a.count == 0) return;
+    using Body = RowPassBody<Squared, Step, T, S>;
+    const Body body{.squared = squared,
+                    .step = MakeBody<T, S>(step, a, 0, nullptr),
+                    .states = static_cast<S*>(a.states[0]),
+                    .row_length = row_length};
+    const std::uint64_t rows = a.count / row_length;
+    KindOf<Body>().packer.Add(body, {.count = rows, .head = 0},
+                              (rows + kBlockWarps - 1) / kBlockWarps);
   }
 
   template <class Body>

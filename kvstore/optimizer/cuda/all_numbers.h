@@ -12,6 +12,7 @@
 #include "kvstore/optimizer/dcasgd-inl.h"
 #include "kvstore/optimizer/ftml-inl.h"
 #include "kvstore/optimizer/ftrl-inl.h"
+#include "kvstore/optimizer/groupadagrad-inl.h"
 #include "kvstore/optimizer/lamb-inl.h"
 #include "kvstore/optimizer/lans-inl.h"
 #include "kvstore/optimizer/lars-inl.h"
@@ -44,8 +45,8 @@ struct NumbersList {
 // Sorted by name. Each has a Plan (plans.h), which a .cu file beside it instantiates.
 using AllNumbers =
     NumbersList<AdaBeliefNumbers, AdaDeltaNumbers, AdaGradNumbers, AdamNumbers, AdamaxNumbers,
-                AdamWNumbers, DcaSgdNumbers, FtmlNumbers, FtrlNumbers, LambNumbers, LansNumbers,
-                LarsNumbers, LbSgdNumbers, NadamNumbers, NagNumbers, RmsPropNumbers, SgdNumbers,
-                SgldNumbers, SignumNumbers, TestNumbers>;
+                AdamWNumbers, DcaSgdNumbers, FtmlNumbers, FtrlNumbers, GroupAdaGradNumbers,
+                LambNumbers, LansNumbers, LarsNumbers, LbSgdNumbers, NadamNumbers, NagNumbers,
+                RmsPropNumbers, SgdNumbers, SgldNumbers, SignumNumbers, TestNumbers>;
 
 }  // namespace heddle::kvstore::cuda

@@ -4,5 +4,6 @@ HEDDLE_KERNELS_OF(AdaDeltaNumbers);
 HEDDLE_KERNELS_OF(AdaGradNumbers);
 HEDDLE_KERNELS_OF(FtmlNumbers);
 HEDDLE_KERNELS_OF(FtrlNumbers);
+HEDDLE_KERNELS_OF(GroupAdaGradNumbers);
 HEDDLE_KERNELS_OF(RmsPropNumbers);
 HEDDLE_KERNELS_OF(SgldNumbers);

@@ -157,6 +157,35 @@ void Plan(const SgldNumbers& numbers, const UpdateRun& run, Planner& planner) {
       static_cast<std::uint64_t>(run.first));
 }
 
+// ---- By rows
+
+template <class Gradient>
+struct LateGroupAdaGradStep : one_lane::GroupAdaGradStep<Gradient> {
+  using C = typename Gradient::Number;
+
+  LateGroupAdaGradStep(Gradient gradient, const internal::KeyUpdate& update,
+                       const GroupAdaGradNumbers& numbers)
+      : one_lane::GroupAdaGradStep<Gradient>(gradient, update.learning_rate, 1),
+        epsilon(numbers.epsilon) {}
+
+  HEDDLE_FORMULA void TakeRow(double mean_square, C& history) {
+    history = history + static_cast<C>(mean_square);
+    this->root = static_cast<C>(std::sqrt(static_cast<double>(history) + epsilon));
+  }
+
+  double epsilon;
+};
+
+template <class Planner>
+void Plan(const GroupAdaGradNumbers& numbers, const UpdateRun& run, Planner& planner) {
+  planner.ApplyRows(
+      run, static_cast<std::uint64_t>(run.update->row_length), numbers.gradient,
+      [](auto gradient) { return one_lane::ScaledGradient<decltype(gradient)>(gradient); },
+      [&](auto gradient) {
+        return LateGroupAdaGradStep<decltype(gradient)>(gradient, *run.update, numbers);
+      });
+}
+
 // ---- With norms. The numbers that depend on them are made by the threads of the last pass.
 
 // The gradient as it is, for its norm.

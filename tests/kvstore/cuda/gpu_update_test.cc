@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvstore/optimizer/cuda/update.h"
+#include "kvstore/optimizer/foreign.h"
 #include "tests/kvstore/cuda/update_values.h"
 #include "tests/ops/cuda/device_array.h"
 
@@ -19,14 +20,16 @@ class GpuUpdateTest : public ops::cuda::GpuKernelTest {
   template <typename T>
   void CompareWithCpu(std::string_view optimizer, bool multi_precision) {
     const RulePtr rule = MakeRuleOf(optimizer, {{"momentum", 0.9}, {"clip_gradient", 0.5}});
-    if (!HasKernels(*rule)) return;
     SCOPED_TRACE(optimizer);
-    Value<T> value(Below(2) == 0 ? Below(200000) : RandomCount(), 0, multi_precision, random_);
+    const std::size_t row_length = rule->by_rows() ? 1 + Below(5000) : 1;
+    const std::size_t elements = Below(2) == 0 ? Below(200000) : RandomCount();
+    const std::size_t count = (elements + row_length - 1) / row_length * row_length;
+    Value<T> value(count, 0, multi_precision, random_);
     internal::KeyUpdate update = {};
     update.learning_rate = 0.1;
     update.weight_decay = 0.01;
     update.step = 2;
-    update.row_length = 1;
+    update.row_length = static_cast<std::int64_t>(row_length);
     update.numbers = {0.8, 0.1};
     const int passes = rule->Begin(update);
     internal::UpdateRun run = value.Run(*rule, update);
@@ -78,7 +81,7 @@ TEST_F(GpuUpdateTest, EqualsTheCpuForEveryOptimizer) {
 
 // Needs no GPU: nothing is launched.
 TEST(GpuUpdate, AnOptimizerWithoutKernelsIsAnError) {
-  const RulePtr rule = MakeRuleOf("groupadagrad", {});
+  const RulePtr rule = MakeForeignOptimizer("theirs", {})->plan()->rule;
   EXPECT_FALSE(HasKernels(*rule));
   const internal::UpdateRun run = {};
   EXPECT_THROW(Update(*rule, {&run, 1}, 1, nullptr, nullptr), InvalidState);
