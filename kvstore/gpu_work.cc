@@ -39,7 +39,16 @@ const GpuUpdates& GpuUpdatesOf(const Engine& engine) {
 void GpuWork::Sum(std::span<const NDArray> inputs, const NDArray& out) const {
   if (inputs.size() == 1) return CopyOut(inputs[0], {&out, 1});
   if (out.size() == 0) return;
-  pending_.sums.push_back({out.dtype(), Addresses(inputs), out.data(), Count(out)});
+  pending_.sums.push_back(
+      {out.dtype(), Addresses(inputs), out.data(), Count(out), CarryFor(inputs.size(), out)});
+}
+
+void* GpuWork::CarryFor(std::size_t inputs, const NDArray& out) const {
+  if (inputs <= kGpuInputsMax) return nullptr;
+  const NDArray carry = internal::NewArrayWith(out.var(), out.shape(), ops::CarryDType(out.dtype()),
+                                               out.device(), engine_);
+  Keep(carry);
+  return carry.data();
 }
 
 void GpuWork::CopyOut(const NDArray& from, std::span<const NDArray> out) const {
@@ -83,7 +92,7 @@ void GpuWork::IssueCopies(std::span<const Pending::Copy> copies) const {
 void GpuWork::IssueSums() const {
   std::map<DType, std::vector<ops::SumTask>> sums;
   for (const Pending::Sum& sum : pending_.sums) {
-    sums[sum.dtype].push_back({sum.inputs, sum.out, sum.count});
+    sums[sum.dtype].push_back({sum.inputs, sum.out, sum.count, sum.carry});
   }
   for (const auto& [dtype, tasks] : sums) Gpus::Of(engine_).kernels().Sum(dtype, tasks, stream_);
 }
@@ -122,7 +131,7 @@ void GpuWork::SumCodes(const Compressor& compressor, std::span<const NDArray> co
                        const NDArray& out) const {
   if (out.size() == 0) return;
   compressor.SumOnGpu(Gpus::Of(engine_).kernels(), Addresses(codes), out.dtype(), out.data(),
-                      Count(out), stream_);
+                      static_cast<float*>(CarryFor(codes.size(), out)), Count(out), stream_);
 }
 
 void GpuWork::Copy(const NDArray& from, const NDArray& to) const {

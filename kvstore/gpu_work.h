@@ -18,7 +18,7 @@
 
 namespace heddle::kvstore {
 
-// The most arrays that a sum on a GPU takes.
+// The most arrays that a sum on a GPU takes in one launch.
 inline constexpr std::size_t kGpuInputsMax = ops::kGpuSumInputsMax;
 
 // The kernels of the engine's GPUs.
@@ -39,6 +39,7 @@ class GpuWork {
       std::vector<const void*> inputs;
       void* out;
       std::size_t count;
+      void* carry;
     };
     struct Copy {
       DType from, to;
@@ -93,6 +94,8 @@ class GpuWork {
   }
 
  private:
+  // Memory for a sum of so many arrays to be put aside in; null if it need not be.
+  void* CarryFor(std::size_t inputs, const NDArray& out) const;
   void IssueCopies(std::span<const Pending::Copy> copies) const;
   void IssueSums() const;
   void IssueUpdates() const;

@@ -15,16 +15,13 @@
 
 namespace heddle::ops {
 
-// The most inputs that a sum takes: as many as one launch.
-inline constexpr std::size_t kGpuSumInputsMax = 288;
-
 // Each issues on `stream`, whose device is current and reaches all pointers, what the function of
 // its name in ops/ does at once: the same shapes and bits (of a NaN, only that it is one). Counts
 // are above 0. Aliasing: as there, but nothing overlaps the output of Cast, nor that of one task
 // what another one uses.
 //
-// Errors:  CudaError if a launch fails; sums: InvalidArgument for more than kGpuSumInputsMax
-// inputs. Threads: all methods, any thread.
+// Errors:  CudaError if a launch fails.
+// Threads: all methods, any thread.
 class GpuKernels {
  public:
   virtual ~GpuKernels() = default;
@@ -47,11 +44,11 @@ class GpuKernels {
   virtual void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
                               void* code, std::size_t count, GpuStream stream) const = 0;
   // out, float32, float16 or bfloat16: the sum of what the codes stand for, added in their order in
-  // float32 and rounded once.
-  virtual void SumOneBit(std::span<const void* const> codes, DType dtype, void* out,
+  // float32 and rounded once. `carry`: as that of a SumTask.
+  virtual void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, float* carry,
                          std::size_t count, GpuStream stream) const = 0;
   virtual void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype,
-                         void* out, std::size_t count, GpuStream stream) const = 0;
+                         void* out, float* carry, std::size_t count, GpuStream stream) const = 0;
 
   // Functions of ops/math.h; kExp, kLog and kPower of floating dtypes only within 1e-6. Scratch:
   // memory of the device of as many bytes as ops/gpu_scratch.h says, null if none.

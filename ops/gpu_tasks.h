@@ -1,6 +1,8 @@
 // What kernels of GPUs do to each array of a list.
 #pragma once
 
+#include <heddle/dtype.h>
+
 #include <cstddef>
 #include <span>
 
@@ -18,10 +20,21 @@ struct CastTask {
   std::size_t count;
 };
 
+// The most inputs that a launch adds up: a sum of more takes several, one after another.
+inline constexpr std::size_t kGpuSumInputsMax = 288;
+
+// In what such a sum is put aside from one launch to the next: no bit of it is lost.
+constexpr DType CarryDType(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+}
+
 struct SumTask {
   std::span<const void* const> inputs;  // read before the call returns
   void* out;
   std::size_t count;
+  // Memory of the GPU for `count` elements of CarryDType, apart from all others; may be null for
+  // kGpuSumInputsMax inputs or fewer.
+  void* carry = nullptr;
 };
 
 }  // namespace heddle::ops

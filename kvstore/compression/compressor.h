@@ -41,10 +41,11 @@ class Compressor {
   virtual void CompressOnGpu(const ops::GpuKernels& kernels, DType dtype, const void* gradient,
                              float* residual, void* code, std::size_t count,
                              GpuStream stream) const = 0;
-  // The same for the sum of what codes, 1 to ops::kGpuSumInputsMax, stand for: added in their order
-  // in float32, and rounded once to `dtype`.
+  // The same for the sum of what codes, one at least, stand for: added in their order in float32,
+  // and rounded once to `dtype`. `carry`: as that of an ops::SumTask.
   virtual void SumOnGpu(const ops::GpuKernels& kernels, std::span<const void* const> codes,
-                        DType dtype, void* out, std::size_t count, GpuStream stream) const = 0;
+                        DType dtype, void* out, float* carry, std::size_t count,
+                        GpuStream stream) const = 0;
 
  private:
   const CompressionOptions options_;

@@ -27,8 +27,8 @@ class OneBit final : public Compressor {
     kernels.QuantiseOneBit(threshold_, dtype, gradient, residual, code, count, stream);
   }
   void SumOnGpu(const ops::GpuKernels& kernels, std::span<const void* const> codes, DType dtype,
-                void* out, std::size_t count, GpuStream stream) const override {
-    kernels.SumOneBit(codes, dtype, out, count, stream);
+                void* out, float* carry, std::size_t count, GpuStream stream) const override {
+    kernels.SumOneBit(codes, dtype, out, carry, count, stream);
   }
 
  private:

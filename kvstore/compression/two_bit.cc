@@ -37,8 +37,8 @@ class TwoBit final : public Compressor {
     kernels.QuantiseTwoBit(threshold_, dtype, gradient, residual, code, count, stream);
   }
   void SumOnGpu(const ops::GpuKernels& kernels, std::span<const void* const> codes, DType dtype,
-                void* out, std::size_t count, GpuStream stream) const override {
-    kernels.SumTwoBit(threshold_, codes, dtype, out, count, stream);
+                void* out, float* carry, std::size_t count, GpuStream stream) const override {
+    kernels.SumTwoBit(threshold_, codes, dtype, out, carry, count, stream);
   }
 
  private:

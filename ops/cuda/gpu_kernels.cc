@@ -10,8 +10,6 @@
 namespace heddle::ops {
 namespace {
 
-static_assert(cuda::kSumInputsMax == kGpuSumInputsMax);
-
 cuda::Stream ToStream(GpuStream stream) { return static_cast<cuda::Stream>(stream.handle); }
 
 class AllCudaKernels final : public GpuKernels {
@@ -53,13 +51,13 @@ class AllCudaKernels final : public GpuKernels {
     const cuda::QuantiseTask task{gradient, residual, code, count};
     cuda::QuantiseTwoBit(threshold, dtype, {&task, 1}, ToStream(stream));
   }
-  void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, std::size_t count,
-                 GpuStream stream) const override {
-    cuda::SumOneBit(codes, dtype, out, count, ToStream(stream));
+  void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, float* carry,
+                 std::size_t count, GpuStream stream) const override {
+    cuda::SumOneBit(codes, dtype, out, carry, count, ToStream(stream));
   }
   void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
-                 std::size_t count, GpuStream stream) const override {
-    cuda::SumTwoBit(threshold, codes, dtype, out, count, ToStream(stream));
+                 float* carry, std::size_t count, GpuStream stream) const override {
+    cuda::SumTwoBit(threshold, codes, dtype, out, carry, count, ToStream(stream));
   }
   void Compare(CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
                std::size_t count, GpuStream stream) const override {

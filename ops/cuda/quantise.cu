@@ -27,14 +27,14 @@ void DequantiseOneBit(std::span<const DequantiseTask> tasks, Stream stream) {
 }
 
 void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
-               std::size_t count, Stream stream) {
-  PlanCodeSum<2>(threshold, codes, dtype, out, count,
+               float* carry, std::size_t count, Stream stream) {
+  PlanCodeSum<2>(threshold, codes, dtype, out, carry, count,
                  [&](const auto& table) { LaunchTable("sum of codes (two-bit)", table, stream); });
 }
 
-void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, std::size_t count,
-               Stream stream) {
-  PlanCodeSum<1>(0, codes, dtype, out, count,
+void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, float* carry,
+               std::size_t count, Stream stream) {
+  PlanCodeSum<1>(0, codes, dtype, out, carry, count,
                  [&](const auto& table) { LaunchTable("sum of codes (one-bit)", table, stream); });
 }
 

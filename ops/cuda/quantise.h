@@ -37,17 +37,15 @@ struct DequantiseTask {
 void DequantiseTwoBit(float threshold, std::span<const DequantiseTask> tasks, Stream stream);
 void DequantiseOneBit(std::span<const DequantiseTask> tasks, Stream stream);
 
-inline constexpr std::size_t kCodesMax = 288;
-
-// out, of `dtype`: the sum of what 1 to kCodesMax codes stand for, added in their order in float32
-// and rounded once.
+// out, of `dtype`: the sum of what the codes, one at least, stand for, added in their order in
+// float32 and rounded once. `carry`: as that of a SumTask.
 //
-// Errors: InvalidArgument for another dtype or number of codes, before any launch; CudaError if the
+// Errors: InvalidArgument for another dtype or number of codes, before any launch; CudaError if a
 //         launch fails.
-// Cost:   one launch, one pass over the codes and out.
+// Cost:   a launch for each kGpuSumInputsMax codes, one pass over the codes and out.
 void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+               float* carry, std::size_t count, Stream stream);
+void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, float* carry,
                std::size_t count, Stream stream);
-void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, std::size_t count,
-               Stream stream);
 
 }  // namespace heddle::ops::cuda

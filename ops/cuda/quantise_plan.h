@@ -13,6 +13,7 @@
 #include "ops/cuda/pack.h"
 #include "ops/cuda/quantise.h"
 #include "ops/cuda/run.h"
+#include "ops/cuda/sum_plan.h"
 #include "ops/cuda/table.h"
 #include "ops/quantise.h"
 
@@ -192,6 +193,10 @@ struct CodeSumBody {
   template <int kWidth, int kFours>
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t first, std::uint64_t step) const {
     float sum[kFours][kQuantiseLanes] = {};
+    if (taken_up != nullptr) {
+      ForElements<kFours>(first, step,
+                          [&](int f, int i, std::uint64_t at) { sum[f][i] = taken_up[at]; });
+    }
     for (std::uint32_t k = 0; k < size; ++k) {
       const auto* const code = static_cast<const std::uint8_t*>(codes[k]);
       std::uint8_t bytes[kFours];
@@ -202,9 +207,14 @@ struct CodeSumBody {
         HEDDLE_UNROLL
         for (int i = 0; i < kQuantiseLanes; ++i) {
           const float value = ValueOf<kBits>(threshold, bytes[f], first + f * step, i);
-          sum[f][i] = k == 0 ? value : sum[f][i] + value;
+          sum[f][i] = k == 0 && taken_up == nullptr ? value : sum[f][i] + value;
         }
       }
+    }
+    if (put_aside != nullptr) {
+      ForElements<kFours>(first, step,
+                          [&](int f, int i, std::uint64_t at) { put_aside[at] = sum[f][i]; });
+      return;
     }
     HEDDLE_UNROLL
     for (int f = 0; f < kFours; ++f) {
@@ -215,12 +225,26 @@ struct CodeSumBody {
     }
   }
 
+  // Calls visit(four, place in it, element) for the elements that there are.
+  template <int kFours, class Visit>
+  HEDDLE_HOST_DEVICE void ForElements(std::uint64_t first, std::uint64_t step,
+                                      const Visit& visit) const {
+    for (int f = 0; f < kFours; ++f) {
+      for (int i = 0; i < kQuantiseLanes; ++i) {
+        const std::uint64_t at = (first + f * step) * kQuantiseLanes + i;
+        if (at < count) visit(f, i, at);
+      }
+    }
+  }
+
   const void* const* codes;
   std::uint32_t size;  // at least 1
   T* out;
   std::uint64_t count;
   float threshold;
   bool vectors;
+  const float* taken_up;  // as of SumBody
+  float* put_aside;
 };
 
 // One sum in one launch.
@@ -236,12 +260,14 @@ struct CodeSumTable {
   float threshold;
   bool vectors;
   std::uint32_t num_codes;
-  const void* codes[kCodesMax];
+  const float* taken_up;
+  float* put_aside;
+  const void* codes[kGpuSumInputsMax];
 
   std::uint32_t blocks() const { return ends[0]; }
   HEDDLE_HOST_DEVICE const Run& RunOf(std::uint32_t /*task*/) const { return run; }
   HEDDLE_HOST_DEVICE Body BodyOf(std::uint32_t /*task*/) const {
-    return {codes, num_codes, out, count, threshold, vectors};
+    return {codes, num_codes, out, count, threshold, vectors, taken_up, put_aside};
   }
 };
 
@@ -290,14 +316,11 @@ void PlanDequantise(float threshold, std::span<const DequantiseTask> tasks, cons
   packer.Flush();
 }
 
-// Calls launch(table), once unless `count` is 0; throws before.
+// Calls launch(table) for the launches that add the codes, none if `count` is 0; throws before.
 template <int kBits, class Launch>
 void PlanCodeSum(float threshold, std::span<const void* const> codes, DType dtype, void* out,
-                 std::size_t count, const Launch& launch) {
-  if (codes.empty() || codes.size() > kCodesMax) {
-    throw InvalidArgument("sum of codes on a GPU: expected 1 to " + std::to_string(kCodesMax) +
-                          " codes, got " + std::to_string(codes.size()));
-  }
+                 float* carry, std::size_t count, const Launch& launch) {
+  CheckSumInputs("codes", codes.size(), carry);
   DispatchQuantised(dtype, [&](auto type) {
     using T = decltype(type);
     using Table = CodeSumTable<kBits, T>;
@@ -308,9 +331,15 @@ void PlanCodeSum(float threshold, std::span<const void* const> codes, DType dtyp
     table.count = count;
     table.threshold = threshold;
     table.vectors = MakeRun(count, kQuantiseLanes, {{out, sizeof(T)}}).head == 0;
-    table.num_codes = static_cast<std::uint32_t>(codes.size());
-    std::copy(codes.begin(), codes.end(), table.codes);
-    if (count > 0) launch(table);
+    for (std::size_t begin = 0; begin < codes.size() && count > 0; begin += kGpuSumInputsMax) {
+      const std::size_t size = std::min(kGpuSumInputsMax, codes.size() - begin);
+      const auto part = codes.subspan(begin, size);
+      std::copy(part.begin(), part.end(), table.codes);
+      table.num_codes = static_cast<std::uint32_t>(size);
+      table.taken_up = begin > 0 ? carry : nullptr;
+      table.put_aside = begin + size < codes.size() ? carry : nullptr;
+      launch(table);
+    }
   });
 }
 

@@ -47,17 +47,24 @@ struct SumOf<bool> {  // any byte but 0 is true
   static HEDDLE_HOST_DEVICE std::uint8_t Store(C sum) { return sum != 0 ? 1 : 0; }
 };
 
-// One sum. Inputs are taken in turn, each for all of the thread's elements.
+// One sum, or what one launch adds to it. Inputs are taken in turn, each for all of the thread's
+// elements.
 template <typename T>
 struct SumBody {
   using Way = SumOf<T>;
+  using C = typename Way::C;
   using S = StorageType<T>;
   static constexpr int kLanes = kAccessBytes / sizeof(T);
   static constexpr int kUnroll = std::min(4, 32 / kLanes);  // 32 sums a thread at most
 
   template <int kWidth, int kVectors>
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t first, std::uint64_t step) const {
-    typename Way::C sum[kVectors][kWidth] = {};
+    C sum[kVectors][kWidth] = {};
+    if (taken_up != nullptr) {
+      for (int v = 0; v < kVectors; ++v) {
+        for (int i = 0; i < kWidth; ++i) sum[v][i] = taken_up[first + v * step + i];
+      }
+    }
     for (std::uint32_t k = 0; k < size; ++k) {
       const S* const input = static_cast<const S*>(inputs[k]);
       Pack<S, kWidth> packs[kVectors];
@@ -68,9 +75,15 @@ struct SumBody {
         HEDDLE_UNROLL
         for (int i = 0; i < kWidth; ++i) {
           const auto value = Way::Load(packs[v].lanes[i]);
-          sum[v][i] = k == 0 ? value : Way::Add(sum[v][i], value);
+          sum[v][i] = k == 0 && taken_up == nullptr ? value : Way::Add(sum[v][i], value);
         }
       }
+    }
+    if (put_aside != nullptr) {
+      for (int v = 0; v < kVectors; ++v) {
+        for (int i = 0; i < kWidth; ++i) put_aside[first + v * step + i] = sum[v][i];
+      }
+      return;
     }
     HEDDLE_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -84,6 +97,8 @@ struct SumBody {
   const void* const* inputs;
   std::uint32_t size;  // at least 1
   void* out;
+  const C* taken_up;  // null: none, the sum begins here
+  C* put_aside;       // null: the sum ends here
 };
 
 // Several sums in one launch. The inputs of all lie in one list.
@@ -97,21 +112,54 @@ struct SumTable {
     std::uint32_t inputs_end;
   };
   static constexpr std::uint32_t kCapacity = 48;
-  static_assert(sizeof(Task) == 32 && kSumInputsMax == 288);
+  static_assert(sizeof(Task) == 32 && kGpuSumInputsMax == 288);
+  using C = typename Body::C;
 
   std::uint32_t size = 0;
   std::uint32_t ends[kCapacity];
   Task tasks[kCapacity];
-  const void* inputs[kSumInputsMax];
+  const void* inputs[kGpuSumInputsMax];
+  // Of the one task of a sum that takes several launches.
+  const C* taken_up = nullptr;
+  C* put_aside = nullptr;
 
   std::uint32_t blocks() const { return size == 0 ? 0 : ends[size - 1]; }
   std::uint32_t used_inputs() const { return size == 0 ? 0 : tasks[size - 1].inputs_end; }
   HEDDLE_HOST_DEVICE const Run& RunOf(std::uint32_t task) const { return tasks[task].run; }
   HEDDLE_HOST_DEVICE Body BodyOf(std::uint32_t task) const {
     const Task& t = tasks[task];
-    return {inputs + t.inputs_begin, t.inputs_end - t.inputs_begin, t.out};
+    return {inputs + t.inputs_begin, t.inputs_end - t.inputs_begin, t.out, taken_up, put_aside};
   }
 };
+
+// The launches of one sum of more inputs than a table takes.
+template <typename T, class Launch>
+void PlanLongSum(const SumTask& task, const Run& run, std::uint64_t blocks, const Launch& launch) {
+  SumTable<T> table;
+  table.size = 1;
+  table.ends[0] = static_cast<std::uint32_t>(blocks);
+  auto* const carry = static_cast<typename SumTable<T>::C*>(task.carry);
+  for (std::size_t begin = 0; begin < task.inputs.size(); begin += kGpuSumInputsMax) {
+    const std::size_t size = std::min(kGpuSumInputsMax, task.inputs.size() - begin);
+    const auto part = task.inputs.subspan(begin, size);
+    std::copy(part.begin(), part.end(), table.inputs);
+    table.tasks[0] = {run, task.out, 0, static_cast<std::uint32_t>(size)};
+    table.taken_up = begin > 0 ? carry : nullptr;
+    table.put_aside = begin + size < task.inputs.size() ? carry : nullptr;
+    launch(table);
+  }
+}
+
+// Throws unless a sum of so many can be made.
+inline void CheckSumInputs(const char* what, std::size_t count, const void* carry) {
+  if (count == 0) {
+    throw InvalidArgument(std::string("sum on a GPU: expected one or more ") + what + ", got none");
+  }
+  if (count > kGpuSumInputsMax && carry == nullptr) {
+    throw InvalidArgument("sum on a GPU: expected 1 to " + std::to_string(kGpuSumInputsMax) + " " +
+                          what + ", or memory to put sums aside, got " + std::to_string(count));
+  }
+}
 
 // Calls launch(table) for the launches that make the sums; throws before the first.
 template <typename T, class Launch>
@@ -126,7 +174,12 @@ void PlanSumsOf(std::span<const SumTask> tasks, const Launch& launch) {
     }
     const std::uint64_t blocks = BlocksOf<SumBody<T>>(run);
     if (blocks == 0) continue;
-    if (table.size == table.kCapacity || table.used_inputs() + task.inputs.size() > kSumInputsMax ||
+    if (task.inputs.size() > kGpuSumInputsMax) {
+      PlanLongSum<T>(task, run, blocks, launch);
+      continue;
+    }
+    if (table.size == table.kCapacity ||
+        table.used_inputs() + task.inputs.size() > kGpuSumInputsMax ||
         table.blocks() + blocks > kBlocksMax) {
       launch(table);
       table.size = 0;
@@ -144,10 +197,7 @@ void PlanSumsOf(std::span<const SumTask> tasks, const Launch& launch) {
 template <class Launch>
 void PlanSums(DType dtype, std::span<const SumTask> tasks, const Launch& launch) {
   for (const SumTask& task : tasks) {
-    if (task.inputs.empty() || task.inputs.size() > kSumInputsMax) {
-      throw InvalidArgument("sum on a GPU: expected 1 to " + std::to_string(kSumInputsMax) +
-                            " inputs, got " + std::to_string(task.inputs.size()));
-    }
+    CheckSumInputs("inputs", task.inputs.size(), task.carry);
   }
   DispatchDType(dtype, [&](auto type) {
     PlanSumsOf<WrappingType<typename decltype(type)::type>>(tasks, launch);

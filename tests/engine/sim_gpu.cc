@@ -407,9 +407,15 @@ void SimGpu::BinaryWithScalar(ops::BinaryOp op, DType dtype, ops::Scalar a, cons
   });
 }
 
+void SimGpu::UseCarry(std::size_t inputs, void* carry, std::int64_t bytes, GpuStream stream) const {
+  if (inputs <= ops::kGpuSumInputsMax) return;
+  LaunchOn(stream, {carry}, {bytes}, [](const std::vector<std::byte*>&) {});
+}
+
 void SimGpu::Sum(DType dtype, std::span<const ops::SumTask> tasks, GpuStream stream) const {
   CountLaunch();
   for (const ops::SumTask& task : tasks) {
+    UseCarry(task.inputs.size(), task.carry, Bytes(ops::CarryDType(dtype), task.count), stream);
     std::vector<const void*> arrays(task.inputs.begin(), task.inputs.end());
     arrays.push_back(task.out);
     std::vector<std::int64_t> bytes(arrays.size(), Bytes(dtype, task.count));
@@ -444,8 +450,9 @@ void SimGpu::QuantiseTwoBit(float threshold, DType dtype, const void* gradient, 
 }
 
 void SimGpu::SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype,
-                      void* out, std::size_t count, GpuStream stream,
+                      void* out, float* carry, std::size_t count, GpuStream stream,
                       std::function<void(const void* code, float* values)> decode) const {
+  UseCarry(codes.size(), carry, Bytes(DType::kFloat32, count), stream);
   std::vector<const void*> arrays(codes.begin(), codes.end());
   std::vector<std::int64_t> bytes(arrays.size(), static_cast<std::int64_t>(code_bytes));
   arrays.push_back(out);
@@ -463,15 +470,15 @@ void SimGpu::SumCodes(std::span<const void* const> codes, std::size_t code_bytes
            });
 }
 
-void SimGpu::SumOneBit(std::span<const void* const> codes, DType dtype, void* out,
+void SimGpu::SumOneBit(std::span<const void* const> codes, DType dtype, void* out, float* carry,
                        std::size_t count, GpuStream stream) const {
-  SumCodes(codes, ops::OneBitCodeBytes(count), dtype, out, count, stream,
+  SumCodes(codes, ops::OneBitCodeBytes(count), dtype, out, carry, count, stream,
            [=](const void* code, float* values) { ops::DequantiseOneBit(code, values, count); });
 }
 
 void SimGpu::SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
-                       std::size_t count, GpuStream stream) const {
-  SumCodes(codes, ops::TwoBitCodeBytes(count), dtype, out, count, stream,
+                       float* carry, std::size_t count, GpuStream stream) const {
+  SumCodes(codes, ops::TwoBitCodeBytes(count), dtype, out, carry, count, stream,
            [=](const void* code, float* values) {
              ops::DequantiseTwoBit(threshold, code, values, count);
            });

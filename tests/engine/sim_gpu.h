@@ -107,10 +107,10 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
                       void* code, std::size_t count, GpuStream stream) const override;
   void QuantiseTwoBit(float threshold, DType dtype, const void* gradient, float* residual,
                       void* code, std::size_t count, GpuStream stream) const override;
-  void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, std::size_t count,
-                 GpuStream stream) const override;
-  void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+  void SumOneBit(std::span<const void* const> codes, DType dtype, void* out, float* carry,
                  std::size_t count, GpuStream stream) const override;
+  void SumTwoBit(float threshold, std::span<const void* const> codes, DType dtype, void* out,
+                 float* carry, std::size_t count, GpuStream stream) const override;
   void Compare(ops::CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
                std::size_t count, GpuStream stream) const override;
   void CompareWithScalar(ops::CompareOp op, DType dtype, const void* a, ops::Scalar b,
@@ -146,8 +146,10 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   struct Reporter;  // by a trace and the kernels that it has heard of
   struct Shared;    // by the driver and its streams
 
+  // Of a sum of so many inputs: the memory that it is put aside in is there.
+  void UseCarry(std::size_t inputs, void* carry, std::int64_t bytes, GpuStream stream) const;
   void SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype, void* out,
-                std::size_t count, GpuStream stream,
+                float* carry, std::size_t count, GpuStream stream,
                 std::function<void(const void* code, float* values)> decode) const;
 
   mutable SimMemory memory_;

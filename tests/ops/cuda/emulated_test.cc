@@ -62,6 +62,33 @@ TEST_F(EmulatedSum, HasTheBitsOfTheCpu) {
   });
 }
 
+// In several launches, between which 16-bit sums are not rounded; in place, too.
+TEST_F(EmulatedSum, OfMoreInputsThanALaunchTakesHasTheBitsOfTheCpu) {
+  ForEveryDType([&](auto type) {
+    using T = typename decltype(type)::type;
+    for (const std::size_t size :
+         {kGpuSumInputsMax, kGpuSumInputsMax + 1, 2 * kGpuSumInputsMax + Below(9)}) {
+      const std::size_t count = 1 + Below(60);
+      const std::size_t offset = Below(16);
+      std::vector<std::unique_ptr<Array<T>>> inputs;
+      std::vector<const void*> pointers;
+      for (std::size_t k = 0; k < size; ++k) {
+        inputs.push_back(RandomArray<T>(count, offset));
+        pointers.push_back(inputs.back()->data());
+      }
+      Array<T> expected(count);
+      ops::Sum(kDTypeOf<T>, pointers, expected.data(), count);
+      Array<std::uint8_t> carry(count * SizeOf(CarryDType(kDTypeOf<T>)));
+      Array<T>& out = *inputs[Below(size)];
+      const SumTask task{pointers, out.data(), count, carry.data()};
+      launches_ = 0;
+      PlanSums(kDTypeOf<T>, {&task, 1}, launch_);
+      EXPECT_EQ(launches_, (size + kGpuSumInputsMax - 1) / kGpuSumInputsMax);
+      ExpectSame(out, expected);
+    }
+  });
+}
+
 TEST_F(EmulatedSum, ManySmallSumsTakeFewLaunches) {
   constexpr std::size_t kKeys = 161;
   for (std::size_t inputs : {1, 2, 8}) {
@@ -91,8 +118,8 @@ TEST_F(EmulatedSum, ManySmallSumsTakeFewLaunches) {
 
 TEST_F(EmulatedSum, ANumberOfInputsThatDoesNotFitIsAnErrorBeforeAnyLaunch) {
   Array<float> array(4);
-  const std::vector<const void*> fits(kSumInputsMax, array.data());
-  const std::vector<const void*> too_many(kSumInputsMax + 1, array.data());
+  const std::vector<const void*> fits(kGpuSumInputsMax, array.data());
+  const std::vector<const void*> too_many(kGpuSumInputsMax + 1, array.data());
   Array<float> out(4);
   out[0] = 7;
   const SumTask tasks[] = {{fits, out.data(), 4}, {too_many, out.data(), 4}};
@@ -100,7 +127,8 @@ TEST_F(EmulatedSum, ANumberOfInputsThatDoesNotFitIsAnErrorBeforeAnyLaunch) {
     PlanSums(DType::kFloat32, tasks, launch_);
     FAIL() << "no error";
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "sum on a GPU: expected 1 to 288 inputs, got 289");
+    EXPECT_STREQ(error.what(),
+                 "sum on a GPU: expected 1 to 288 inputs, or memory to put sums aside, got 289");
   }
   EXPECT_EQ(launches_, 0);
   EXPECT_EQ(out[0], 7);

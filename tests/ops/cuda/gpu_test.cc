@@ -155,9 +155,9 @@ class GpuQuantise : public GpuKernelTest {
     Array<T> sum(count);
     ops::Cast(DType::kFloat32, residual.data(), kDTypeOf<T>, sum.data(), count);
     if (two_bit) {
-      SumTwoBit(0.5F, codes, kDTypeOf<T>, device_gradient.data(), count, nullptr);
+      SumTwoBit(0.5F, codes, kDTypeOf<T>, device_gradient.data(), nullptr, count, nullptr);
     } else {
-      SumOneBit(codes, kDTypeOf<T>, device_gradient.data(), count, nullptr);
+      SumOneBit(codes, kDTypeOf<T>, device_gradient.data(), nullptr, count, nullptr);
     }
     device_gradient.ExpectSameAs(sum, "sum");
   }
