@@ -4,6 +4,7 @@
 #include <heddle/dtype.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace heddle::ops {
@@ -18,6 +19,24 @@ struct CastTask {
   const void* source;
   void* out;
   std::size_t count;
+};
+
+// Sorted and unique ids of rows. All pointers: memory that the GPU reaches.
+struct GpuIds {
+  const std::int64_t* ids;
+  std::size_t count;
+  // How many of `count` there are, where only the GPU knows; null: all.
+  const std::int64_t* present = nullptr;
+};
+
+// Rows, one after another in memory, each under its id.
+struct GpuRows {
+  const std::int64_t* ids;
+  std::size_t count;
+  const void* rows;
+  const std::int64_t* present = nullptr;  // as of GpuIds
+
+  GpuIds list() const { return {ids, count, present}; }
 };
 
 // The most inputs that a launch adds up: a sum of more takes several, one after another.

@@ -62,7 +62,9 @@ Gpus& GpusOf(const std::shared_ptr<GpuDriver>& driver) {
 }  // namespace
 
 Gpus::Gpus(GpuDriver& driver)
-    : driver_(driver), own_kernels_(dynamic_cast<const ops::GpuKernels*>(&driver)) {
+    : driver_(driver),
+      own_kernels_(dynamic_cast<const ops::GpuKernels*>(&driver)),
+      own_row_kernels_(dynamic_cast<const ops::GpuRowKernels*>(&driver)) {
   for (auto& pools : pools_) pools.resize(static_cast<std::size_t>(driver.device_count()));
 }
 
@@ -78,6 +80,10 @@ Gpus& Gpus::Of(const Engine& engine) {
 
 const ops::GpuKernels& Gpus::kernels() const {
   return own_kernels_ != nullptr ? *own_kernels_ : ops::CudaKernels();
+}
+
+const ops::GpuRowKernels& Gpus::row_kernels() const {
+  return own_row_kernels_ != nullptr ? *own_row_kernels_ : ops::CudaRowKernels();
 }
 
 void Gpus::Check(Device device) const {

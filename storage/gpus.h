@@ -15,6 +15,7 @@
 #include "base/mutex.h"
 #include "engine/gpu/driver.h"
 #include "ops/gpu_kernels.h"
+#include "ops/gpu_row_kernels.h"
 #include "storage/allocator.h"
 
 namespace heddle::storage {
@@ -33,6 +34,7 @@ class Gpus {
 
   internal::GpuDriver& driver() const { return driver_; }
   const ops::GpuKernels& kernels() const;
+  const ops::GpuRowKernels& row_kernels() const;
 
   // InvalidArgument, saying why, unless arrays can lie on `device`, a gpu(i) or cpu_pinned(i).
   void Check(Device device) const;
@@ -55,6 +57,7 @@ class Gpus {
 
   internal::GpuDriver& driver_;
   const ops::GpuKernels* const own_kernels_;  // of simulated devices
+  const ops::GpuRowKernels* const own_row_kernels_;
   Mutex mutex_;
   std::array<std::vector<std::unique_ptr<Allocator>>, kTypes> pools_ GUARDED_BY(mutex_);
   std::array<std::unique_ptr<const MemoryOptions>, kTypes> options_ GUARDED_BY(mutex_);

@@ -1,5 +1,8 @@
 #include <heddle/error.h>
 
+#include <algorithm>
+#include <utility>
+
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_select.cuh>
 #include <thrust/iterator/counting_iterator.h>
@@ -8,12 +11,14 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/row_sparse.h"
 #include "ops/cuda/row_sparse_plan.h"
+#include "ops/cuda/row_sum_plan.h"
 
 namespace heddle::ops::cuda {
 
 namespace {
 
 constexpr std::size_t kScratchAlignment = 256;
+constexpr int kIdBits = 63;  // no id is negative
 
 template <class Body>
 __global__ void __launch_bounds__(kBlockThreads)
@@ -32,6 +37,18 @@ void LaunchRows(const char* kernel, const Body& body, std::size_t rows, Stream s
 
 std::size_t Aligned(std::size_t bytes) {
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+// Addresses of rows are sorted as numbers.
+std::size_t SortPairsBytes(std::size_t count) {
+  std::size_t bytes = 0;
+  const std::int64_t* const ids = nullptr;
+  std::int64_t* const sorted = nullptr;
+  const std::uint64_t* const rows = nullptr;
+  std::uint64_t* const sorted_rows = nullptr;
+  CUDA_CHECK(
+      cub::DeviceRadixSort::SortPairs(nullptr, bytes, ids, sorted, rows, sorted_rows, count));
+  return bytes;
 }
 
 // What CUB wants for itself.
@@ -98,8 +115,7 @@ void SortUnique(const std::int64_t* ids, std::size_t count, std::int64_t* out,
   auto* const sorted = static_cast<std::int64_t*>(scratch);
   void* const own = static_cast<std::byte*>(scratch) + Aligned(count * sizeof(std::int64_t));
   std::size_t bytes = SortBytes(count);
-  constexpr int kBits = 63;  // no id is negative
-  CUDA_CHECK(cub::DeviceRadixSort::SortKeys(own, bytes, ids, sorted, count, 0, kBits, stream));
+  CUDA_CHECK(cub::DeviceRadixSort::SortKeys(own, bytes, ids, sorted, count, 0, kIdBits, stream));
   bytes = UniqueBytes(count);
   CUDA_CHECK(cub::DeviceSelect::Unique(own, bytes, sorted, out, out_count,
                                        static_cast<std::int64_t>(count), stream));
@@ -165,12 +181,85 @@ void SelectFlagged(const std::int64_t* ids, std::int64_t first, const std::uint8
   }
 }
 
-void GatherDenseRows(const void* dense, std::int64_t first_row, const std::int64_t* ids,
-                     std::size_t count, std::size_t row_bytes, void* out, Stream stream) {
+void GatherDenseRows(const void* dense, std::int64_t first_row, const GpuIds& ids,
+                     std::size_t row_bytes, void* out, Stream stream) {
   LaunchRows("gather dense rows",
              GatherDenseRowsBody{static_cast<const std::byte*>(dense), first_row, ids,
                                  static_cast<std::byte*>(out), RowCopy(row_bytes, dense, out)},
-             count, stream);
+             ids.count, stream);
+}
+
+namespace {
+
+// What SumRows works with, in its scratch memory.
+struct SumRowsMemory {
+  std::int64_t* listed_ids;  // after the sort: where the ids begin
+  const std::byte** listed_rows;
+  std::int64_t* ids;
+  const std::byte** rows;
+  std::uint8_t* flags;
+  void* own;  // CUB's
+
+  SumRowsMemory(void* scratch, std::size_t total) {
+    auto* next = static_cast<std::byte*>(scratch);
+    const auto take = [&](std::size_t bytes) { return std::exchange(next, next + Aligned(bytes)); };
+    listed_ids = reinterpret_cast<std::int64_t*>(take(total * sizeof(std::int64_t)));
+    listed_rows = reinterpret_cast<const std::byte**>(take(total * sizeof(const std::byte*)));
+    ids = reinterpret_cast<std::int64_t*>(take(total * sizeof(std::int64_t)));
+    rows = reinterpret_cast<const std::byte**>(take(total * sizeof(const std::byte*)));
+    flags = reinterpret_cast<std::uint8_t*>(take(total));
+    own = next;
+  }
+};
+
+template <class Body>
+void LaunchOver(const char* kernel, const Body& body, std::size_t count, Stream stream) {
+  const auto launch = [&](const auto& table) { LaunchTable(kernel, table, stream); };
+  Packer<Body, decltype(launch)> packer(launch);
+  packer.Add(body, {.count = count, .head = 0});
+  packer.Flush();
+}
+
+}  // namespace
+
+std::size_t SumRowsScratchBytes(std::size_t total) {
+  return 4 * Aligned(total * sizeof(std::int64_t)) + Aligned(total) +
+         std::max(SortPairsBytes(total), SelectFlaggedScratchBytes(total));
+}
+
+void SumRows(DType dtype, std::size_t row_elements, std::span<const GpuRows> inputs,
+             std::int64_t* out_ids, void* out_rows, std::int64_t* out_count, void* scratch,
+             Stream stream) {
+  std::size_t total = 0;
+  for (const GpuRows& input : inputs) total += input.count;
+  const SumRowsMemory memory(scratch, total);
+
+  const auto list = [&](const auto& table) { LaunchTable("list rows", table, stream); };
+  Packer<ListRowsBody, decltype(list)> packer(list);
+  std::size_t listed = 0;
+  for (const GpuRows& input : inputs) {
+    packer.Add({input.ids, static_cast<const std::byte*>(input.rows), row_elements * SizeOf(dtype),
+                memory.listed_ids + listed, memory.listed_rows + listed},
+               {.count = input.count, .head = 0});
+    listed += input.count;
+  }
+  packer.Flush();
+
+  std::size_t bytes = SortPairsBytes(total);
+  CUDA_CHECK(cub::DeviceRadixSort::SortPairs(
+      memory.own, bytes, static_cast<const std::int64_t*>(memory.listed_ids), memory.ids,
+      reinterpret_cast<const std::uint64_t*>(memory.listed_rows),
+      reinterpret_cast<std::uint64_t*>(memory.rows), total, 0, kIdBits, stream));
+  LaunchOver("flag ids", FlagFirstBody{memory.ids, memory.flags}, total, stream);
+  std::int64_t* const starts = memory.listed_ids;
+  SelectFlagged(nullptr, 0, memory.flags, total, starts, out_count, memory.own, stream);
+  DispatchDType(dtype, [&](auto type) {
+    using T = WrappingType<typename decltype(type)::type>;
+    LaunchRows("sum rows",
+               SumListedRowsBody<T>{memory.ids, memory.rows, total, starts, out_count, row_elements,
+                                    out_ids, static_cast<StorageType<T>*>(out_rows)},
+               total, stream);
+  });
 }
 
 }  // namespace heddle::ops::cuda

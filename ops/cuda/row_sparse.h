@@ -10,17 +10,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "ops/cuda/stream.h"
+#include "ops/gpu_tasks.h"
 
 namespace heddle::ops::cuda {
-
-// Rows, one after another in memory, each under its id; ids are sorted and unique.
-struct GpuRows {
-  const std::int64_t* ids;
-  std::size_t count;
-  const void* rows;
-};
 
 // out[i] = ids[i] as an int64, for `count` ids of `dtype`, each a whole number in [0, num_rows).
 // *first_bad becomes the place of the first id that is none, or `count`.
@@ -63,7 +58,16 @@ void SelectFlagged(const std::int64_t* ids, std::int64_t first, const std::uint8
                    Stream stream);
 
 // out[i] = row ids[i] - first_row of the dense array.
-void GatherDenseRows(const void* dense, std::int64_t first_row, const std::int64_t* ids,
-                     std::size_t count, std::size_t row_bytes, void* out, Stream stream);
+void GatherDenseRows(const void* dense, std::int64_t first_row, const GpuIds& ids,
+                     std::size_t row_bytes, void* out, Stream stream);
+
+// The sum of the rows of several values, `total` in all and all there, as ops/row_sparse.h's
+// SumRows makes it of merged rows: the same bits (of a NaN, only that it is one). There is room for
+// `total` ids and rows; *out_count becomes how many there are. One radix sort of the ids, and one
+// pass over the rows.
+std::size_t SumRowsScratchBytes(std::size_t total);
+void SumRows(DType dtype, std::size_t row_elements, std::span<const GpuRows> inputs,
+             std::int64_t* out_ids, void* out_rows, std::int64_t* out_count, void* scratch,
+             Stream stream);
 
 }  // namespace heddle::ops::cuda

@@ -44,6 +44,12 @@ HEDDLE_HOST_DEVICE std::int64_t PlaceOf(std::int64_t id, const std::int64_t* ids
   return low < count && ids[low] == id ? static_cast<std::int64_t>(low) : -1;
 }
 
+// How many of the ids or rows of a list there are.
+template <class List>
+HEDDLE_HOST_DEVICE std::size_t PresentOf(const List& list) {
+  return list.present == nullptr ? list.count : static_cast<std::size_t>(*list.present);
+}
+
 // How a row's bytes move: `unit` at a time, the most that all rows are multiples of, up to 16.
 struct RowCopy {
   std::size_t row_bytes;
@@ -88,7 +94,7 @@ struct GatherRowsBody {
   RowCopy copy;
 
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t row, unsigned lane) const {
-    const std::int64_t place = PlaceOf(wanted[row], value.ids, value.count);
+    const std::int64_t place = PlaceOf(wanted[row], value.ids, PresentOf(value));
     const std::byte* const rows = static_cast<const std::byte*>(value.rows);
     copy(place < 0 ? nullptr : rows + static_cast<std::size_t>(place) * copy.row_bytes,
          out + row * copy.row_bytes, lane);
@@ -101,7 +107,7 @@ struct FlagPresentBody {
   std::uint8_t* flags;
 
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t row, unsigned lane) const {
-    if (lane == 0) flags[row] = PlaceOf(wanted[row], value.ids, value.count) >= 0 ? 1 : 0;
+    if (lane == 0) flags[row] = PlaceOf(wanted[row], value.ids, PresentOf(value)) >= 0 ? 1 : 0;
   }
 };
 
@@ -112,6 +118,7 @@ struct ScatterRowsBody {
   RowCopy copy;
 
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t row, unsigned lane) const {
+    if (row >= PresentOf(value)) return;
     copy(static_cast<const std::byte*>(value.rows) + row * copy.row_bytes,
          dense + static_cast<std::size_t>(value.ids[row] - first_row) * copy.row_bytes, lane);
   }
@@ -120,12 +127,13 @@ struct ScatterRowsBody {
 struct GatherDenseRowsBody {
   const std::byte* dense;
   std::int64_t first_row;
-  const std::int64_t* ids;
+  GpuIds list;
   std::byte* out;
   RowCopy copy;
 
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t row, unsigned lane) const {
-    copy(dense + static_cast<std::size_t>(ids[row] - first_row) * copy.row_bytes,
+    if (row >= PresentOf(list)) return;
+    copy(dense + static_cast<std::size_t>(list.ids[row] - first_row) * copy.row_bytes,
          out + row * copy.row_bytes, lane);
   }
 };
@@ -140,6 +148,7 @@ struct AddRowsBody {
   std::size_t row_elements;
 
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t row, unsigned lane) const {
+    if (row >= PresentOf(value)) return;
     const S* const from = static_cast<const S*>(value.rows) + row * row_elements;
     S* const to = dense + static_cast<std::size_t>(value.ids[row] - first_row) * row_elements;
     for (std::size_t i = lane; i < row_elements; i += kWarpLanes) {

@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -16,6 +17,8 @@
 #include "ops/cast.h"
 #include "ops/fill.h"
 #include "ops/quantise.h"
+#include "ops/row_merge.h"
+#include "ops/row_sparse.h"
 #include "ops/sum.h"
 
 namespace heddle::engine_test {
@@ -481,6 +484,124 @@ void SimGpu::SumTwoBit(float threshold, std::span<const void* const> codes, DTyp
   SumCodes(codes, ops::TwoBitCodeBytes(count), dtype, out, carry, count, stream,
            [=](const void* code, float* values) {
              ops::DequantiseTwoBit(threshold, code, values, count);
+           });
+}
+
+// --- rows ----------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
+
+std::int64_t* IdsAt(std::byte* at) { return reinterpret_cast<std::int64_t*>(at); }
+
+}  // namespace
+
+void SimGpu::SumRows(DType dtype, std::size_t row_elements, std::span<const ops::GpuRows> inputs,
+                     std::int64_t* out_ids, void* out_rows, std::int64_t* out_count, void* scratch,
+                     GpuStream stream) const {
+  CountLaunch();
+  std::size_t total = 0;
+  std::vector<const void*> arrays;
+  std::vector<std::int64_t> bytes;
+  const auto use = [&](const void* array, std::int64_t size) {
+    arrays.push_back(array);
+    bytes.push_back(size);
+  };
+  std::vector<std::size_t> counts;
+  for (const ops::GpuRows& input : inputs) {
+    CHECK(input.count > 0 && input.present == nullptr);
+    use(input.ids, static_cast<std::int64_t>(input.count) * kIdBytes);
+    use(input.rows, Bytes(dtype, input.count * row_elements));
+    counts.push_back(input.count);
+    total += input.count;
+  }
+  use(out_ids, static_cast<std::int64_t>(total) * kIdBytes);
+  use(out_rows, Bytes(dtype, total * row_elements));
+  use(out_count, kIdBytes);
+  use(scratch, static_cast<std::int64_t>(SumRowsScratchBytes(total)));
+  LaunchOn(stream, std::move(arrays), std::move(bytes),
+           [dtype, row_elements, counts, total](const std::vector<std::byte*>& at) {
+             std::vector<ops::SparseRows> values;
+             for (std::size_t k = 0; k < counts.size(); ++k) {
+               values.push_back({{IdsAt(at[2 * k]), counts[k]}, at[2 * k + 1]});
+             }
+             std::vector<ops::RowEntry> entries(2 * total);
+             const auto merged = ops::MergeRows(values, row_elements * SizeOf(dtype),
+                                                entries.data(), entries.data() + total);
+             std::byte* const* const out = at.data() + 2 * counts.size();
+             ops::SumRows(dtype, row_elements, merged, IdsAt(out[0]), out[1]);
+             *IdsAt(out[2]) = static_cast<std::int64_t>(ops::CountIds(merged));
+           });
+}
+
+void SimGpu::LaunchOnRows(
+    const ops::GpuRows& value, std::size_t row_bytes, const void* other, GpuStream stream,
+    std::function<void(const ops::SparseRows& rows, std::byte* other)> kernel) const {
+  CountLaunch();
+  std::vector<const void*> arrays = {value.ids, other};
+  std::vector<std::int64_t> bytes = {static_cast<std::int64_t>(value.count) * kIdBytes, 0};
+  if (value.rows != nullptr) {
+    arrays.push_back(value.rows);
+    bytes.push_back(static_cast<std::int64_t>(value.count * row_bytes));
+  }
+  if (value.present != nullptr) {
+    arrays.push_back(value.present);
+    bytes.push_back(kIdBytes);
+  }
+  LaunchOn(stream, std::move(arrays), std::move(bytes),
+           [count = value.count, known = value.present == nullptr,
+            kernel = std::move(kernel)](const std::vector<std::byte*>& at) {
+             const std::size_t present =
+                 known ? count : static_cast<std::size_t>(*IdsAt(at.back()));
+             kernel({{IdsAt(at[0]), present}, at.size() > 2 ? at[2] : nullptr}, at[1]);
+           });
+}
+
+void SimGpu::GatherDenseRows(const void* dense, const ops::GpuIds& ids, std::size_t row_bytes,
+                             void* out, GpuStream stream) const {
+  const ops::GpuRows value = {ids.ids, ids.count, out, ids.present};
+  LaunchOnRows(value, row_bytes, dense, stream,
+               [row_bytes](const ops::SparseRows& rows, std::byte* from) {
+                 auto* to = static_cast<std::byte*>(const_cast<void*>(rows.rows));
+                 for (const std::int64_t id : rows.ids) {
+                   std::copy_n(from + static_cast<std::size_t>(id) * row_bytes, row_bytes, to);
+                   to += row_bytes;
+                 }
+               });
+}
+
+void SimGpu::ScatterRows(const ops::GpuRows& value, std::size_t row_bytes, void* dense,
+                         GpuStream stream) const {
+  LaunchOnRows(value, row_bytes, dense, stream,
+               [row_bytes](const ops::SparseRows& rows, std::byte* to) {
+                 ops::ScatterRows(rows, row_bytes, to, 0);
+               });
+}
+
+void SimGpu::AddRows(DType dtype, std::size_t row_elements, const ops::GpuRows& value, void* dense,
+                     GpuStream stream) const {
+  LaunchOnRows(value, row_elements * SizeOf(dtype), dense, stream,
+               [dtype, row_elements](const ops::SparseRows& rows, std::byte* to) {
+                 ops::AddRows(dtype, row_elements, rows, to, 0);
+               });
+}
+
+void SimGpu::NonZeroRows(DType dtype, std::size_t row_elements, const void* dense, std::size_t rows,
+                         std::int64_t* out_ids, std::int64_t* out_count, void* scratch,
+                         GpuStream stream) const {
+  CountLaunch();
+  LaunchOn(stream, {dense, out_ids, out_count, scratch},
+           {Bytes(dtype, rows * row_elements), static_cast<std::int64_t>(rows) * kIdBytes, kIdBytes,
+            static_cast<std::int64_t>(NonZeroRowsScratchBytes(rows))},
+           [dtype, row_elements, rows](const std::vector<std::byte*>& at) {
+             std::vector<std::uint8_t> flags(rows);
+             ops::FlagNonZeroRows(dtype, row_elements, at[0], flags);
+             std::int64_t count = 0;
+             for (std::size_t i = 0; i < rows; ++i) {
+               if (flags[i] != 0) IdsAt(at[1])[count++] = static_cast<std::int64_t>(i);
+             }
+             *IdsAt(at[2]) = count;
            });
 }
 

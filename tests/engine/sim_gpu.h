@@ -18,11 +18,13 @@
 
 #include "engine/gpu/driver.h"
 #include "ops/gpu_kernels.h"
+#include "ops/gpu_row_kernels.h"
+#include "ops/row_sparse.h"
 #include "tests/engine/sim_memory.h"
 
 namespace heddle::engine_test {
 
-class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
+class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::GpuRowKernels {
  public:
   SimGpu(int devices, std::uint64_t seed);
   ~SimGpu() override;  // every stream has been freed
@@ -135,7 +137,27 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels {
   void Scatter(std::size_t element_bytes, const void* packed, const ops::StridedPart& part,
                void* array, GpuStream stream) const override;
 
+  std::size_t SumRowsScratchBytes(std::size_t total) const override { return 1 + total; }
+  void SumRows(DType dtype, std::size_t row_elements, std::span<const ops::GpuRows> inputs,
+               std::int64_t* out_ids, void* out_rows, std::int64_t* out_count, void* scratch,
+               GpuStream stream) const override;
+  void GatherDenseRows(const void* dense, const ops::GpuIds& ids, std::size_t row_bytes, void* out,
+                       GpuStream stream) const override;
+  void ScatterRows(const ops::GpuRows& value, std::size_t row_bytes, void* dense,
+                   GpuStream stream) const override;
+  void AddRows(DType dtype, std::size_t row_elements, const ops::GpuRows& value, void* dense,
+               GpuStream stream) const override;
+  std::size_t NonZeroRowsScratchBytes(std::size_t rows) const override { return 1 + rows; }
+  void NonZeroRows(DType dtype, std::size_t row_elements, const void* dense, std::size_t rows,
+                   std::int64_t* out_ids, std::int64_t* out_count, void* scratch,
+                   GpuStream stream) const override;
+
  private:
+  // A kernel over the rows that are there, of which `value.rows` may be null, and another array.
+  void LaunchOnRows(
+      const ops::GpuRows& value, std::size_t row_bytes, const void* other, GpuStream stream,
+      std::function<void(const ops::SparseRows& rows, std::byte* other)> kernel) const;
+
   struct SimDevice {
     std::atomic<bool> failed{false};
     std::atomic<bool> entered{false};

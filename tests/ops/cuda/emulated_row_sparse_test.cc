@@ -7,8 +7,10 @@
 
 #include "ops/convert.h"
 #include "ops/cuda/row_sparse_plan.h"
+#include "ops/cuda/row_sum_plan.h"
 #include "ops/cuda/table.h"
 #include "ops/row_ids.h"
+#include "ops/row_merge.h"
 #include "ops/row_sparse.h"
 #include "tests/ops/cuda/emulated_launch.h"
 #include "tests/ops/ops_testing.h"
@@ -68,7 +70,8 @@ TEST_F(EmulatedRowSparse, GathersAndScattersRowsOfAnyLength) {
     ExpectSame(dense, expected_dense, "scatter");
 
     Array<std::uint8_t> back(rows.size());
-    EmulateRows(GatherDenseRowsBody{reinterpret_cast<const std::byte*>(dense.data()), 0, ids.data(),
+    EmulateRows(GatherDenseRowsBody{reinterpret_cast<const std::byte*>(dense.data()), 0,
+                                    GpuIds{ids.data(), ids.size()},
                                     reinterpret_cast<std::byte*>(back.data()),
                                     RowCopy(row_bytes, dense.data(), back.data())},
                 ids.size());
@@ -114,6 +117,117 @@ TEST_F(EmulatedRowSparse, AddsAndFlagsRowsLikeTheCpu) {
                 ids.size());
     ExpectSame(dense, expected, "add");
   });
+}
+
+// The bodies that SumRows launches, with the standard library's sort between them.
+TEST_F(EmulatedRowSparse, SumsRowsOfSeveralValuesLikeTheCpu) {
+  ForEveryDType([&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = WrappingType<T>;
+    for (int round = 0; round < 6; ++round) {
+      const std::size_t row_elements = Below(70);
+      const std::size_t row_bytes = row_elements * sizeof(T);
+      std::vector<std::vector<std::int64_t>> ids;
+      std::vector<std::unique_ptr<Array<T>>> rows;
+      std::vector<SparseRows> values;
+      std::size_t total = 0;
+      for (std::size_t k = Below(2) == 0 ? 300 : 1 + Below(5); k > 0; --k) {
+        ids.push_back(RandomIds(1 + Below(50)));
+        rows.push_back(std::make_unique<Array<T>>(ids.back().size() * row_elements));
+        Randomize(*rows.back(), random_);
+        total += ids.back().size();
+      }
+      for (std::size_t k = 0; k < ids.size(); ++k) values.push_back({ids[k], rows[k]->data()});
+      std::vector<RowEntry> entries(2 * total);
+      const auto merged = ops::MergeRows(values, row_bytes, entries.data(), entries.data() + total);
+      const std::size_t count = ops::CountIds(merged);
+      std::vector<std::int64_t> expected_ids(count);
+      Array<T> expected(count * row_elements);
+      ops::SumRows(kDTypeOf<T>, row_elements, merged, expected_ids.data(), expected.data());
+
+      std::vector<std::int64_t> listed_ids(total);
+      std::vector<const std::byte*> listed_rows(total);
+      int launches = 0;
+      const EmulatedLaunch launch{&launches};
+      Packer<ListRowsBody, EmulatedLaunch> list(launch);
+      std::size_t listed = 0;
+      for (const SparseRows& value : values) {
+        list.Add({value.ids.data(), static_cast<const std::byte*>(value.rows), row_bytes,
+                  listed_ids.data() + listed, listed_rows.data() + listed},
+                 {.count = value.ids.size(), .head = 0});
+        listed += value.ids.size();
+      }
+      list.Flush();
+      std::vector<std::size_t> order(total);
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::ranges::stable_sort(order, {}, [&](std::size_t i) { return listed_ids[i]; });
+      std::vector<std::int64_t> sorted_ids(total);
+      std::vector<const std::byte*> sorted_rows(total);
+      for (std::size_t i = 0; i < total; ++i) {
+        sorted_ids[i] = listed_ids[order[i]];
+        sorted_rows[i] = listed_rows[order[i]];
+      }
+      std::vector<std::uint8_t> flags(total, 9);
+      Packer<FlagFirstBody, EmulatedLaunch> flag(launch);
+      flag.Add({sorted_ids.data(), flags.data()}, {.count = total, .head = 0});
+      flag.Flush();
+      std::vector<std::int64_t> starts;
+      for (std::size_t i = 0; i < total; ++i) {
+        if (flags[i] == 1) starts.push_back(static_cast<std::int64_t>(i));
+      }
+      const auto present = static_cast<std::int64_t>(starts.size());
+      std::vector<std::int64_t> out_ids(count);
+      Array<T> out(count * row_elements);
+      EmulateRows(SumListedRowsBody<W>{sorted_ids.data(), sorted_rows.data(), total, starts.data(),
+                                       &present, row_elements, out_ids.data(),
+                                       reinterpret_cast<StorageType<W>*>(out.data())},
+                  total);
+      EXPECT_EQ(out_ids, expected_ids);
+      ExpectSame(out, expected, "sum");
+    }
+  });
+}
+
+// What lies behind the rows that are there is left alone.
+TEST_F(EmulatedRowSparse, RowsThatAreNotThereAreLeftAlone) {
+  const std::vector<std::int64_t> ids = {3, 7, 5, 1};  // of which two are
+  const std::int64_t present = 2;
+  Array<float> rows(4 * 6);
+  Array<float> dense(kRows * 6);
+  Randomize(rows, random_);
+  Randomize(dense, random_);
+  Array<float> scattered(dense.size());
+  Array<float> added(dense.size());
+  Array<float> gathered(rows.size());
+  Array<float> expected(dense.size());
+  Array<float> expected_rows(rows.size());
+  for (Array<float>* array : {&scattered, &added, &expected}) array->CopyFrom(dense);
+  const GpuRows value = {ids.data(), 4, rows.data(), &present};
+  const std::span<const std::int64_t> there(ids.data(), 2);
+  const std::size_t row_bytes = 6 * sizeof(float);
+
+  EmulateRows(ScatterRowsBody{value, reinterpret_cast<std::byte*>(scattered.data()), 0,
+                              RowCopy(row_bytes, rows.data(), scattered.data())},
+              4);
+  ops::ScatterRows({there, rows.data()}, row_bytes, expected.data(), 0);
+  ExpectSame(scattered, expected, "scatter");
+
+  EmulateRows(AddRowsBody<float>{value, added.data(), 0, 6}, 4);
+  expected.CopyFrom(dense);
+  ops::AddRows(DType::kFloat32, 6, {there, rows.data()}, expected.data(), 0);
+  ExpectSame(added, expected, "add");
+
+  gathered.CopyFrom(rows);
+  expected_rows.CopyFrom(rows);
+  EmulateRows(GatherDenseRowsBody{reinterpret_cast<const std::byte*>(dense.data()), 0, value.list(),
+                                  reinterpret_cast<std::byte*>(gathered.data()),
+                                  RowCopy(row_bytes, dense.data(), gathered.data())},
+              4);
+  for (std::size_t i = 0; i < 2; ++i) {
+    std::copy_n(dense.data() + static_cast<std::size_t>(ids[i]) * 6, 6,
+                expected_rows.data() + i * 6);
+  }
+  ExpectSame(gathered, expected_rows, "gather");
 }
 
 // A list is good if the CPU takes it; if not, the place of the first bad id is known.

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "ops/cuda/row_sparse.h"
 #include "ops/row_ids.h"
+#include "ops/row_merge.h"
 #include "ops/row_sparse.h"
 #include "tests/ops/cuda/device_array.h"
 
@@ -107,6 +109,57 @@ TEST_F(GpuRowSparse, MovesAndAddsRowsLikeTheCpu) {
     ops::GatherRows({some, rows.data()}, some, row_bytes, gathered.data());
     GatherRows(value, device_ids.data(), some.size(), row_bytes, device_gathered.data(), nullptr);
     device_gathered.ExpectSameAs(gathered, "gather");
+  }
+}
+
+TEST_F(GpuRowSparse, SumsRowsOfSeveralValuesLikeTheCpu) {
+  constexpr std::size_t kRowElements = 37;
+  constexpr std::size_t kRowBytes = kRowElements * sizeof(float);
+  for (const std::size_t inputs : {std::size_t{1}, std::size_t{3}, std::size_t{200}}) {
+    std::vector<std::vector<std::int64_t>> ids(inputs);
+    std::vector<std::unique_ptr<Array<float>>> rows;
+    std::vector<std::unique_ptr<DeviceArray<std::int64_t>>> device_ids;
+    std::vector<std::unique_ptr<DeviceArray<float>>> device_rows;
+    std::vector<SparseRows> values;
+    std::vector<GpuRows> gpu_values;
+    std::size_t total = 0;
+    for (std::vector<std::int64_t>& of_input : ids) {
+      for (std::int64_t id = 0; id < 2000; ++id) {
+        if (id == 0 || Below(20) == 0) of_input.push_back(id);
+      }
+      Ids listed(of_input.size());
+      std::copy(of_input.begin(), of_input.end(), listed.data());
+      rows.push_back(std::make_unique<Array<float>>(of_input.size() * kRowElements));
+      Randomize(*rows.back(), random_);
+      device_ids.push_back(std::make_unique<DeviceArray<std::int64_t>>(listed));
+      device_rows.push_back(std::make_unique<DeviceArray<float>>(*rows.back()));
+      values.push_back({of_input, rows.back()->data()});
+      gpu_values.push_back(
+          {device_ids.back()->data(), of_input.size(), device_rows.back()->data()});
+      total += of_input.size();
+    }
+    std::vector<RowEntry> entries(2 * total);
+    const auto merged = ops::MergeRows(values, kRowBytes, entries.data(), entries.data() + total);
+    const std::size_t count = ops::CountIds(merged);
+    std::vector<std::int64_t> expected_ids(count);
+    Array<float> expected(total * kRowElements);
+    ops::SumRows(DType::kFloat32, kRowElements, merged, expected_ids.data(), expected.data());
+
+    Ids no_ids(total);
+    Ids no_count(1);
+    Array<float> no_rows(total * kRowElements);
+    Array<std::uint8_t> no_scratch(SumRowsScratchBytes(total));
+    DeviceArray<std::int64_t> out_ids(no_ids);
+    DeviceArray<std::int64_t> out_count(no_count);
+    DeviceArray<float> out(no_rows);
+    DeviceArray<std::uint8_t> scratch(no_scratch);
+    SumRows(DType::kFloat32, kRowElements, gpu_values, out_ids.data(), out.data(), out_count.data(),
+            scratch.data(), nullptr);
+    EXPECT_EQ(Read(out_ids, out_count), expected_ids);
+    out.CopyTo(no_rows);
+    for (std::size_t i = 0; i < count * kRowElements; ++i) {
+      ASSERT_EQ(no_rows[i], expected[i]) << "element " << i;
+    }
   }
 }
 
