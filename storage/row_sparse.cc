@@ -366,10 +366,20 @@ RowSparseNDArray operator*(Scalar a, const RowSparseNDArray& b) { return b * a; 
 
 const NDArray& operator+=(const NDArray& a, const RowSparseNDArray& b) {
   CheckAlike("Add", a, b);
-  CheckNotOnGpu("Add", b);
-  a.engine().Push(
-      {.name = "Add", .reads = {a.var(), b.var()}, .writes = {a.var()}, .device = a.device()},
-      [a, b] { storage::AddToDense(b, a); });
+  const OpOptions options{
+      .name = "Add", .reads = {a.var(), b.var()}, .writes = {a.var()}, .device = a.device()};
+  if (!IsOnGpu(b)) {
+    a.engine().Push(options, [a, b] { storage::AddToDense(b, a); });
+    return a;
+  }
+  a.engine().PushGpu(
+      options, [&kernels = storage::Gpus::Of(a.engine()).row_kernels(), a, b](GpuStream stream) {
+        const internal::RowStorage& rows = ToRead(b).rows;
+        if (rows.count() == 0 || a.size() == 0) return;
+        kernels.AddRows(a.dtype(), static_cast<std::size_t>(b.row_size()),
+                        {rows.ids(), static_cast<std::size_t>(rows.count()), rows.rows()}, a.data(),
+                        stream);
+      });
   return a;
 }
 
