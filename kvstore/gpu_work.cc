@@ -1,5 +1,6 @@
 #include "kvstore/gpu_work.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -111,13 +112,17 @@ void GpuWork::IssueUpdates() const {
     const auto& [rule, passes] = what;
     void* scratch = nullptr;
     if (const std::size_t bytes = updates.ScratchBytes(runs, passes); bytes > 0) {
-      const NDArray memory({static_cast<std::int64_t>(bytes)}, DType::kUInt8, Gpu(stream_.device),
-                           engine_);
-      scratch = memory.data();
-      Keep(memory);
+      scratch = Temporary(bytes);
     }
     updates.Update(*rule, runs, passes, scratch, stream_);
   }
+}
+
+void* GpuWork::Temporary(std::size_t bytes) const {
+  const NDArray memory({std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes))}, DType::kUInt8,
+                       Gpu(stream_.device), engine_);
+  Keep(memory);
+  return memory.data();
 }
 
 void GpuWork::Compress(const Compressor& compressor, const NDArray& gradient,

@@ -87,6 +87,10 @@ class GpuWork {
   // From memory of the CPUs that nothing writes any more, of the same dtype.
   void Upload(const NDArray& from, const NDArray& to) const;
 
+  Engine& engine() const { return engine_; }
+  GpuStream stream() const { return stream_; }
+  // Memory of the op's GPU, aligned to 256 bytes, until the op is done.
+  void* Temporary(std::size_t bytes) const;
   // Until the op is done on the device. So is kept what ops that were issued before may still use.
   template <class T>
   void Keep(T value) const {

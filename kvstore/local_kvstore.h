@@ -131,10 +131,10 @@ class LocalKVStore final : public KVStore {
                   bool ignore_sparse);
   // Whether what is pushed, the stored value and the updaters fit each other.
   void CheckKindsLocked(std::string_view call, const KeyPush& push) const REQUIRES(mutex_);
-  // Whether a push can be carried out should the value lie on a GPU, where it lies or may come to
-  // by this call. `gpu_pushes`: an array of the call lies on one.
-  void CheckOnGpuLocked(std::string_view call, const KeyPush& push, bool gpu_pushes,
-                        const internal::UpdatePlan* plan) const REQUIRES(mutex_);
+  // Whether an update can be carried out should the value lie on a GPU, where it lies or may come
+  // to by this call. `gpu_pushes`: an array of the call lies on one.
+  void CheckUpdateOnGpuLocked(std::string_view call, const KeyPush& push, bool gpu_pushes,
+                              const internal::UpdatePlan& plan) const REQUIRES(mutex_);
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
   void CheckStatesLocked(const std::string& file, const OptimizerStates& states) const
       REQUIRES(mutex_);
@@ -153,10 +153,10 @@ class LocalKVStore final : public KVStore {
       REQUIRES(mutex_);
   const Slot* FindLocked(std::string_view call, KeyRef key) const REQUIRES(mutex_);
   Slot& InsertLocked(ValuePtr value) REQUIRES(mutex_);
+  bool MayFollowRowsLocked(const KeyPush& push) const REQUIRES(mutex_);
   std::vector<Placement> PlanPlacementLocked(std::span<const KeyPush> pushes) REQUIRES(mutex_);
   ValuePtr Find(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
-  // Checks the outputs' shapes, and whether the value can be pulled into row-sparse ones.
-  ValuePtr FindForPull(const KeyArrays& pair, bool ignore_sparse) const EXCLUDES(mutex_);
+  ValuePtr FindForPull(const KeyArrays& pair) const EXCLUDES(mutex_);      // checks the shapes
   ValuePtr FindForRowPull(const KeyRowPull& pull) const EXCLUDES(mutex_);  // checks all of it
   void TellIgnored(KeyRef key) EXCLUDES(mutex_);
   template <class Array>

@@ -59,25 +59,19 @@ void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool i
   if (pairs.size() == 1) internal::PrefetchCounts(pairs[0].arrays);
   for (const KeyArrays& pair : pairs) CheckArrays("Pull", pair, engine());
   if (pairs.size() == 1) {
-    const ValuePtr value = FindForPull(pairs[0], ignore_sparse);
+    const ValuePtr value = FindForPull(pairs[0]);
     return QueuePulls({&value, 1}, pairs, priority, ignore_sparse);
   }
   std::vector<ValuePtr> values;
   for (const KeyArrays& pair : pairs) {
-    values.push_back(FindForPull(pair, ignore_sparse));
+    values.push_back(FindForPull(pair));
   }
   QueuePulls(values, pairs, priority, ignore_sparse);
 }
 
-LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair, bool ignore_sparse) const {
+LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair) const {
   ValuePtr value = Find("Pull", pair.key);
   ForEachArray(pair, [&](const auto& array) { CheckShape("Pull", pair.key, *value, array); });
-  if (!pair.row_sparse.empty() && !ignore_sparse && IsOnGpu(value->device())) {
-    throw InvalidArgument(
-        fmt::format("Pull: key {}: expected dense arrays, as the value lies on {}, got row-sparse "
-                    "ones",
-                    ToString(pair.key), ToString(value->device())));
-  }
   return value;
 }
 

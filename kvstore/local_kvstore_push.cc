@@ -10,6 +10,7 @@
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "storage/array_state.h"
+#include "storage/row_sparse_state.h"
 
 namespace heddle::kvstore {
 
@@ -43,6 +44,12 @@ std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
   return pushes;
 }
 
+// Whether a dense value goes to the GPUs that push row-sparse arrays onto it: not if it is
+// replaced.
+bool LocalKVStore::MayFollowRowsLocked(const KeyPush& push) const {
+  return (updaters_ != nullptr || optimizer_ != nullptr) && !push.value->is_row_sparse();
+}
+
 // What the first push of a key settles: the device where its values are merged and updated. Lists
 // of values place all keys that wait for it, so that the largest come first; values alone stay
 // where they are. Row-sparse values have their device from the start. Changes nothing but
@@ -57,13 +64,16 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
 
   std::vector<Device> devices;
   for (const KeyPush& push : pushes) {
-    if (push.arrays.size() == 1) continue;
-    for (const NDArray& array : push.arrays) {
+    if (push.arrays.size() + push.row_sparse.size() == 1) continue;
+    const bool gpus_only = push.is_row_sparse();
+    if (gpus_only && !MayFollowRowsLocked(push)) continue;
+    ForEachArray(push, [&](const auto& array) {
       const Device device = array.device();
+      if (gpus_only && !IsOnGpu(device)) return;
       if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
         devices.push_back(device);
       }
-    }
+    });
   }
   if (!devices.empty()) {
     for (auto& [key, slot] : slots_) {
@@ -78,9 +88,10 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
       plan.push_back({nullptr, &push, push.arrays[0].device()});
     } else if (push.slot != nullptr && !push.slot->placed && devices.empty()) {
       const Device device = push.slot->value->device();
-      const bool follows = !push.is_row_sparse() && !IsOnGpu(device);
-      const bool gpu = follows && IsOnGpu(push.arrays[0].device());
-      plan.push_back({push.slot, &push, gpu ? push.arrays[0].device() : device});
+      const Device pushing = WithFirstArray(push, [](const auto& array) { return array.device(); });
+      const bool follows = !push.is_row_sparse() || MayFollowRowsLocked(push);
+      plan.push_back(
+          {push.slot, &push, follows && !IsOnGpu(device) && IsOnGpu(pushing) ? pushing : device});
     }
   }
 
@@ -135,28 +146,14 @@ void LocalKVStore::CheckKindsLocked(std::string_view call, const KeyPush& push) 
   }
 }
 
-void LocalKVStore::CheckOnGpuLocked(std::string_view call, const KeyPush& push, bool gpu_pushes,
-                                    const internal::UpdatePlan* plan) const {
-  if (merge_on_ == MergeOn::kCpu) return;
-  const bool may_move = push.slot == nullptr || !push.slot->placed;
-  const bool on_gpu = push.value != nullptr && IsOnGpu(push.value->device());
-  if (!on_gpu && !(may_move && gpu_pushes)) return;
-  const auto refuse = [&](const std::string& expected_and_got) {
-    throw InvalidArgument(fmt::format("{}: key {}, merged on a GPU: expected {}", call,
-                                      ToString(push.key), expected_and_got));
-  };
-  if (push.is_row_sparse()) {
-    if (push.value != nullptr && !push.value->is_row_sparse()) {
-      refuse("dense arrays, got row-sparse ones");
-    }
-    return;
-  }
-  if (push.arrays.size() > kGpuInputsMax) {
-    refuse(fmt::format("{} arrays at most, got {}", kGpuInputsMax, push.arrays.size()));
-  }
-  if (plan != nullptr && !GpuUpdatesOf(engine()).Has(*plan->rule)) {
-    refuse("an optimizer with kernels for GPUs, got " + std::string(optimizer_->name()));
-  }
+void LocalKVStore::CheckUpdateOnGpuLocked(std::string_view call, const KeyPush& push,
+                                          bool gpu_pushes, const internal::UpdatePlan& plan) const {
+  if (merge_on_ == MergeOn::kCpu || push.value->is_row_sparse()) return;
+  if (!IsOnGpu(push.value->device()) && (push.slot->placed || !gpu_pushes)) return;
+  if (GpuUpdatesOf(engine()).Has(*plan.rule)) return;
+  throw InvalidArgument(fmt::format(
+      "{}: key {}, merged on a GPU: expected an optimizer with kernels for GPUs, got {}", call,
+      ToString(push.key), optimizer_->name()));
 }
 
 // What the next update of the key goes by: that of the last one unless rule or origin are others.
@@ -177,10 +174,12 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
                    [&](const auto& array) { CheckShapeAndDType(call, push.key, first, array); });
     });
   }
-  const bool gpu_pushes = std::ranges::any_of(pushes, [](const KeyPush& push) {
-    return std::ranges::any_of(
-        push.arrays, [](const NDArray& array) { return internal::StateOf(array).is_on_gpu(); });
-  });
+  bool gpu_pushes = false;
+  for (const KeyPush& push : pushes) {
+    ForEachArray(push, [&](const auto& array) {
+      gpu_pushes = gpu_pushes || internal::StateOf(array).is_on_gpu();
+    });
+  }
   MutexLock lock(mutex_);
   std::shared_ptr<const internal::UpdatePlan> plan;
   if (optimizer_ != nullptr) plan = optimizer_->plan();
@@ -200,8 +199,9 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
           strict_init_ ? "the store was made with strict_init" : "an updater or optimizer is set"));
     }
     if (compressor_ != nullptr) CheckCompression(call, push.kind(), *compressor_);
-    if (plan != nullptr) CheckUpdate(call, push.kind(), *optimizer_, *plan);
-    CheckOnGpuLocked(call, push, gpu_pushes, plan.get());
+    if (plan == nullptr) continue;
+    CheckUpdate(call, push.kind(), *optimizer_, *plan);
+    CheckUpdateOnGpuLocked(call, push, gpu_pushes, *plan);
   }
   // All is well; now what may run out of memory.
   const std::vector<Placement> placements = PlanPlacementLocked(pushes);
@@ -213,8 +213,10 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     } else if (updaters_ == nullptr && push.slot != nullptr &&
                push.is_row_sparse() != push.value->is_row_sparse()) {
       push.old = push.value;
+      const bool to_cpu = push.is_row_sparse() && IsOnGpu(push.old->device());
       push.value = WithFirstArray(push, [&](const auto& like) {
-        return std::make_shared<StoredValue>(push.key.ToKey(), like, push.old->device(), engine());
+        return std::make_shared<StoredValue>(push.key.ToKey(), like,
+                                             to_cpu ? Cpu() : push.old->device(), engine());
       });
     }
   }

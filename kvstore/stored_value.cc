@@ -12,6 +12,7 @@
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/compression/compressed_sum.h"
+#include "kvstore/gpu_rows.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/near_arrays.h"
 #include "kvstore/row_sparse_update.h"
@@ -99,8 +100,10 @@ void StoredValue::SumReceived(std::span<const NDArray> inputs, const Compressor*
 void StoredValue::SumReceived(std::span<const RowSparseNDArray> inputs,
                               const Compressor* compressor, const RowSparseNDArray& out,
                               const GpuWork* gpu) {
-  DCHECK(compressor == nullptr && gpu == nullptr);
-  storage::SumRowSparse(inputs, out);
+  DCHECK(compressor == nullptr);
+  if (gpu == nullptr) return storage::SumRowSparse(inputs, out);
+  DCHECK(inputs.size() == 1);  // what was several is a sum by now: QueueSumOfRows
+  CopyRows(inputs[0], out, *gpu);
 }
 
 void StoredValue::Assign(std::span<const NDArray> inputs, const Compressor* compressor,
@@ -116,10 +119,12 @@ void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compres
   has_value_ = true;
 }
 
-void StoredValue::Convert(const StoredValue& other) {
+void StoredValue::Convert(const StoredValue& other, const NDArray& copy) {
   has_value_ = other.has_value_;
   if (!has_value_) return;
-  if (is_row_sparse()) {
+  if (!copy.empty()) {
+    storage::DenseToRowSparse(copy, rows_);
+  } else if (is_row_sparse()) {
     other.UseCurrent([this](const NDArray& dense) { storage::DenseToRowSparse(dense, rows_); });
   } else {
     storage::RowSparseToDense(other.rows_, array_);
@@ -191,9 +196,16 @@ void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor*
 void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
                               const Compressor* compressor, const Update& update,
                               const GpuWork* gpu) {
-  DCHECK(compressor == nullptr && gpu == nullptr);
+  DCHECK(compressor == nullptr);
   std::unique_ptr<UpdateState> outdated;
   UpdateState& state = StateOf(*update.basis->origin, &outdated, gpu);
+  if (gpu != nullptr) {
+    UpdateArray(state.Begin(*update.basis->rule, key_, array_, update.learning_rate,
+                            update.weight_decay, gpu),
+                inputs, array_, *gpu);
+    if (outdated != nullptr) gpu->Keep(std::move(outdated));
+    return;
+  }
   const auto apply = [&](const auto& value) {
     UpdateArray(
         state.Begin(*update.basis->rule, key_, value, update.learning_rate, update.weight_decay),

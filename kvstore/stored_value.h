@@ -142,6 +142,7 @@ class StoredValue {
   struct PullOp;
   struct PushesOp;
   struct PullsOp;
+  struct RowsOp;
   struct RowPullOp;
   template <class Array>
   struct ResetOp;
@@ -176,6 +177,9 @@ class StoredValue {
   // One op for values on one GPU.
   static void QueuePushOp(std::span<const KeyGradients> keys, int priority);
   static void QueuePullOp(std::span<const KeyOutputs> keys, int priority);
+  // Of a dense value on a GPU.
+  static void QueueRowsPull(const std::shared_ptr<StoredValue>& self,
+                            std::span<const RowSparseNDArray> out, int priority);
   // QueuePush of what reaches the value.
   template <class Array>
   static void QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
@@ -195,7 +199,8 @@ class StoredValue {
   void Assign(std::span<const NDArray> inputs, const Compressor* compressor, const GpuWork* gpu);
   void Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
               const GpuWork* gpu);
-  void Convert(const StoredValue& other);
+  // `copy`: of a dense value that lies on a GPU, which this one does not; else empty.
+  void Convert(const StoredValue& other, const NDArray& copy);
   void CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const;
   void CopyTo(std::span<const RowSparseNDArray> out, const GpuWork* gpu) const;
   void ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,

@@ -1,6 +1,4 @@
 // The ops on a value, and how they are queued.
-#include <heddle/error.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,20 +7,18 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "base/check.h"
 #include "engine/fail_write.h"
 #include "engine/held_up.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/gpu_batches.h"
+#include "kvstore/gpu_rows.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/held_arrays.h"
 #include "kvstore/near_arrays.h"
 #include "kvstore/queue_op.h"
 #include "kvstore/stored_value.h"
 #include "storage/array_state.h"
-#include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore {
 
@@ -68,6 +64,7 @@ template <class Inputs>
 struct StoredValue::ReplaceOp {
   std::shared_ptr<StoredValue> value;
   std::shared_ptr<StoredValue> old;
+  NDArray old_copy;  // see Convert
   Inputs inputs;
   std::shared_ptr<const Compressor> compressor;
 
@@ -75,7 +72,7 @@ struct StoredValue::ReplaceOp {
     StoredValue& v = *value;
     old->RethrowIfPoisoned();
     if (std::exception_ptr error = ErrorOfInputs(View(inputs))) {
-      v.Convert(*old);
+      v.Convert(*old, old_copy);
       v.input_error_ = std::move(error);
       return;
     }
@@ -124,27 +121,6 @@ struct StoredValue::PullsOp {
           engine::FailWrite(array.var(), std::current_exception());
         }
       }
-    }
-  }
-};
-
-struct StoredValue::RowPullOp {
-  std::shared_ptr<StoredValue> value;
-  std::vector<RowSparseNDArray> out;
-  NDArray row_ids;
-
-  void operator()() const {
-    const StoredValue& v = *value;
-    v.RethrowUnlessReadable();
-    storage::GatherRowSparse(v.rows_, SortedRowIds(), out);
-  }
-
-  std::vector<std::int64_t> SortedRowIds() const {
-    try {
-      return storage::SortedRowIds(row_ids, value->shape()[0]);
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument(
-          fmt::format("RowSparsePull: key {}: {}", ToString(value->key_), error.what()));
     }
   }
 };
@@ -288,6 +264,11 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
   values = near.view();
   std::vector<VarRef> reads = VarsOf(values);
   reads.push_back(old->var());
+  NDArray old_copy;
+  if (IsOnGpu(old->device())) {
+    old_copy = old->array_.Copy(CpuPinned(old->device().id), priority);
+    reads.push_back(old_copy.var());
+  }
   Queue(self->engine(),
         {.name = "kvstore.push",
          .reads = reads,
@@ -295,13 +276,17 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
          .device = self->device(),
          .priority = priority,
          .run_when_poisoned = true},
-        ReplaceOp<HeldArrays<Array>>{self, old, HeldArrays<Array>(values), std::move(compressor)});
+        ReplaceOp<HeldArrays<Array>>{self, old, std::move(old_copy), HeldArrays<Array>(values),
+                                     std::move(compressor)});
 }
 
 template <class Array>
 void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                             int priority) {
   self->QueueFetch();
+  if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
+    if (IsOnGpu(self->device())) return QueueRowsPull(self, out, priority);
+  }
   if (!AreNear(out, self->device())) {
     const RelayedOutputs<Array> outputs(out, self->device());
     QueuePull(self, outputs.near(), priority);
@@ -424,24 +409,6 @@ void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
   for (const RelayedOutputs<NDArray>& relayed : outputs) relayed.Forward(priority);
 }
 
-void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
-                               std::span<const RowSparseNDArray> out, const NDArray& row_ids,
-                               int priority) {
-  const NearInputs near(View(row_ids), self->device(), priority);
-  const NDArray& ids = near.view()[0];
-  const RelayedOutputs<RowSparseNDArray> outputs(out, self->device());
-  const std::span<const RowSparseNDArray> near_out = outputs.near();
-  Queue(self->engine(),
-        {.name = "kvstore.row_sparse_pull",
-         .reads = {self->var(), ids.var()},
-         .writes = VarListOf(near_out),
-         .device = near_out[0].device(),
-         .lane = Lane::kCopy,
-         .priority = priority},
-        RowPullOp{self, {near_out.begin(), near_out.end()}, ids});
-  outputs.Forward(priority);
-}
-
 template <class Array>
 void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
                              std::uint64_t origin_number) {
@@ -504,14 +471,22 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
   const auto queue_merge = [&](std::span<const Array> inputs) {
     const NearInputs near(inputs, device, priority);
+    std::span<const Array> summands = near.view();
+    Array sum;
+    if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
+      if (IsOnGpu(device) && summands.size() > 1) {
+        sum = QueueSumOfRows(summands, priority);
+        summands = View(sum);
+      }
+    }
     Queue(engine,
           {.name = "kvstore.merge",
-           .reads = VarListOf(near.view()),
+           .reads = VarListOf(summands),
            .writes = {merged.var(), v.var()},
            .device = device,
            .priority = priority,
            .run_when_poisoned = true},
-          MergeOp<Array>{self, HeldArrays<Array>(near.view()), compressor, merged});
+          MergeOp<Array>{self, HeldArrays<Array>(summands), compressor, merged});
   };
   if (v.IsSentCodes(compressor.get())) {
     if constexpr (std::is_same_v<Array, NDArray>) {

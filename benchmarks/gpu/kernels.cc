@@ -92,11 +92,11 @@ void MeasureGpuKernels(BarReport& report, bool quick) {
        }},
       {"sgd with momentum", 5 * one,
        [&](auto s) {
-         kvstore::cuda::Update(*sgd, {&sgd_run, 1}, 1, nullptr, s);
+         kvstore::cuda::Update(*sgd, {&sgd_run, 1}, {1, 0, 1}, nullptr, s);
        }},
       {"adam", 7 * one,
        [&](auto s) {
-         kvstore::cuda::Update(*adam, {&run, 1}, 1, nullptr, s);
+         kvstore::cuda::Update(*adam, {&run, 1}, {1, 0, 1}, nullptr, s);
        }},
       {"two-bit codes", 3 * one + codes,
        [&](auto s) {

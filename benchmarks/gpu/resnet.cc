@@ -92,7 +92,7 @@ void MeasureGpuResNet(BarReport& report, bool quick) {
   }
   const auto rule = Sgd()->plan()->rule;
   const auto step = [&](cudaStream_t stream) {
-    kvstore::cuda::Update(*rule, runs, 1, nullptr, stream);
+    kvstore::cuda::Update(*rule, runs, {1, 0, 1}, nullptr, stream);
     ops::cuda::Copy(copies, stream);
   };
   const auto copy = [&](cudaStream_t stream) {

@@ -29,6 +29,17 @@ class GpuUpdates {
   // Errors: InvalidState if Has is false; CudaError if a launch fails.
   virtual void Update(const internal::UpdateRule& rule, std::span<const internal::UpdateRun> runs,
                       int passes, void* scratch, GpuStream stream) const = 0;
+
+  // Some of the passes of one update. What they sum stays in `scratch`, the same for all of them
+  // and of the size for the whole value. Of a lazy rule the last pass may have some rows alone,
+  // one after another in arrays of their own, per-row states too.
+  struct Passes {
+    int all;
+    int begin;
+    int end;
+  };
+  virtual void UpdatePasses(const internal::UpdateRule& rule, const internal::UpdateRun& run,
+                            const Passes& passes, void* scratch, GpuStream stream) const = 0;
 };
 
 // Those of cuda/. Without CUDA there is no device to call them for.

@@ -342,7 +342,6 @@ TEST_P(ConformanceTest, SavedStatesAreThoseOfTheMomentOfSaving) {
 }
 
 TEST_P(ConformanceTest, CompressionKeepsWhatItCouldNotSend) {
-  if (MergesOnGpus()) GTEST_SKIP() << "refused: GpuStoreTest";
   const auto array = [&](const std::vector<float>& values) {
     return NDArray::FromVector(values, {4}, DType::kFloat32, On(Cpu()), engine);
   };
@@ -415,7 +414,6 @@ TEST_P(ConformanceTest, OperationsPushedBeforeRemoveComplete) {
 
 // Of an array that a job cuts over its servers, the first part of which ends within row 54.
 TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
-  if (MergesOnGpus()) GTEST_SKIP() << "refused: GpuStoreTest";
   const Shape whole{600, 300};
   const auto rows = [&](const std::vector<std::int64_t>& ids, float value) {
     return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size() * 300, value),
@@ -456,7 +454,6 @@ TEST_P(ConformanceTest, RowSparseGradientsOfDenseValues) {
 }
 
 TEST_P(ConformanceTest, TheDefaultUpdaterTakesRowsForDenseValuesAndTheOtherWayRound) {
-  if (MergesOnGpus()) GTEST_SKIP() << "refused: GpuStoreTest";
   const Shape whole{100, 2};
   const auto rows = RowSparseNDArray::FromVectors<float>({3, 99}, {1, 2, 3, 4}, whole,
                                                          DType::kFloat32, On(Cpu()), engine);

@@ -99,7 +99,6 @@ const std::vector<std::pair<DType, bool>> kPrecisions = {
 
 TEST_P(OptimizerStatesTest, TrainingGoesOnWithTheSameBits) {
   for (std::string_view name : OptimizerNames()) {
-    if (MergesOnGpus() && name == "groupadagrad") continue;  // refused
     for (const auto& [dtype, multi_precision] : kPrecisions) {
       SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)) +
                    (multi_precision ? " with a master copy" : ""));
@@ -142,7 +141,6 @@ TEST_P(OptimizerStatesTest, TrainingByRowSparseGradientsGoesOnWithTheSameBits) {
       const DType dtype = precision.first;
       const bool multi_precision = precision.second;
       for (const bool row_sparse_value : {false, true}) {
-        if (MergesOnGpus() && !row_sparse_value) continue;  // refused
         for (const bool lazy : {false, true}) {
           SCOPED_TRACE(std::string(name) + " " + std::string(Name(dtype)) +
                        (multi_precision ? " with a master copy" : "") +

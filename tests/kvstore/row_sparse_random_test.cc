@@ -268,9 +268,7 @@ TEST_P(RowSparseRandomStoreTest, AddingUpdaters) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseRandomStoreTest, testing::ValuesIn(AllSetups()), SetupName);
-// Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
-INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseRandomStoreTest, testing::ValuesIn(GpuSetupsOf("local")),
-                         SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseRandomStoreTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -65,6 +65,8 @@ class TestRule final : public UpdateRule {
       }
     });
   }
+  // Simulated GPUs take it, too.
+  internal::RuleNumbers numbers() const override { return internal::NumbersOf(features_); }
 
  private:
   template <class T, class S>
@@ -417,8 +419,7 @@ TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseUpdateTest, testing::ValuesIn(AllSetups()), SetupName);
 // Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
-INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseUpdateTest, testing::ValuesIn(GpuSetupsOf("local")),
-                         SetupName);
+INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseUpdateTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
 }  // namespace heddle::kvstore_test

@@ -13,7 +13,12 @@ class AllCudaUpdates final : public GpuUpdates {
   }
   void Update(const internal::UpdateRule& rule, std::span<const internal::UpdateRun> runs,
               int passes, void* scratch, GpuStream stream) const override {
-    cuda::Update(rule, runs, passes, scratch, static_cast<ops::cuda::Stream>(stream.handle));
+    cuda::Update(rule, runs, {passes, 0, passes}, scratch,
+                 static_cast<ops::cuda::Stream>(stream.handle));
+  }
+  void UpdatePasses(const internal::UpdateRule& rule, const internal::UpdateRun& run,
+                    const Passes& passes, void* scratch, GpuStream stream) const override {
+    cuda::Update(rule, {&run, 1}, passes, scratch, static_cast<ops::cuda::Stream>(stream.handle));
   }
 };
 

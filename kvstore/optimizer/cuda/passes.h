@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "kvstore/optimizer/gpu_updates.h"
 #include "kvstore/optimizer/update_rule.h"
 #include "ops/reduce.h"
 
@@ -32,18 +33,19 @@ inline std::size_t SumsBytes(std::span<const UpdateRun> runs, int passes) {
   return doubles * sizeof(double);
 }
 
-// Calls plan(run, planner) for each run in each pass, and launches what it planned, pass by pass.
+// Calls plan(run, planner) for each run in each of these passes, and launches what it planned, pass
+// by pass.
 template <class Planner, class PlanRun>
-void PlanPasses(std::span<const UpdateRun> runs, int passes, void* scratch, Planner& planner,
-                const PlanRun& plan) {
-  for (int pass = 0; pass < passes; ++pass) {
+void PlanPasses(std::span<const UpdateRun> runs, const GpuUpdates::Passes& passes, void* scratch,
+                Planner& planner, const PlanRun& plan) {
+  for (int pass = passes.begin; pass < passes.end; ++pass) {
     auto* free = static_cast<double*>(scratch);
     for (const UpdateRun& run : runs) {
       internal::KeyUpdate update = *run.update;
       update.pass = pass;
       GpuRun gpu_run = {run, nullptr};
       gpu_run.update = &update;
-      if (passes > 1) {
+      if (passes.all > 1) {
         gpu_run.sums = free;
         free += (internal::kUpdatePassesMax - 1) * internal::kUpdateSumsMax;
         for (double*& block_sums : gpu_run.block_sums) {

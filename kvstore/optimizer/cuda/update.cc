@@ -16,8 +16,8 @@ std::size_t ScratchBytes(std::span<const internal::UpdateRun> runs, int passes) 
   return SumsBytes(runs, passes);
 }
 
-void Update(const internal::UpdateRule& rule, std::span<const internal::UpdateRun> runs, int passes,
-            void* scratch, ops::cuda::Stream stream) {
+void Update(const internal::UpdateRule& rule, std::span<const internal::UpdateRun> runs,
+            const GpuUpdates::Passes& passes, void* scratch, ops::cuda::Stream stream) {
   const UpdateLaunch launch{stream};
   GpuPlanner planner(launch);
   const bool known = AllNumbers::VisitOne(rule.numbers(), [&](const auto& numbers) {

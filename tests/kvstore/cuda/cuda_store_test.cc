@@ -4,6 +4,7 @@
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 
 #include <cstdint>
 #include <memory>
@@ -98,6 +99,49 @@ TEST_P(CudaStores, ListsOfKeysGiveTheBitsOfTheCpus) {
         ASSERT_EQ(found[key].ToVector<float>(), expected[key].ToVector<float>())
             << compression << ", key " << key << ", step " << step;
       }
+    }
+  }
+}
+
+// Lazy updates and others, one with norms and one by rows, of a dense value by the rows of several
+// gradients, and the rows that are pulled.
+TEST_P(CudaStores, RowSparseGradientsGiveTheBitsOfTheCpus) {
+  const Shape shape{1000, 77};
+  const Device last = Gpu(GpuCount() - 1);
+  const auto rows_of = [&](unsigned one_in, Device device) {
+    std::vector<std::int64_t> ids;
+    std::vector<float> rows;
+    for (std::int64_t id = 0; id < shape[0]; ++id) {
+      if (random_() % one_in != 0) continue;
+      ids.push_back(id);
+      for (std::int64_t i = 0; i < shape[1]; ++i) {
+        rows.push_back(std::uniform_real_distribution<float>(-1, 1)(random_));
+      }
+    }
+    return RowSparseNDArray::FromVectors<float>(ids, rows, shape, DType::kFloat32, device, engine_);
+  };
+  for (const std::string_view name : {"sgd", "adam", "adagrad", "lars", "lamb", "groupadagrad"}) {
+    const auto on_gpus = KVStore::Create(GetParam(), engine_);
+    const auto on_cpus = KVStore::Create(GetParam(), engine_);
+    const NDArray start = NDArray::Full(shape, 0.5, DType::kFloat32, Cpu(), engine_);
+    on_gpus->Init("w", start.Copy(last));
+    on_cpus->Init("w", start);
+    on_gpus->SetOptimizer(MakeOptimizer(name));
+    on_cpus->SetOptimizer(MakeOptimizer(name));
+    for (int step = 0; step < 4; ++step) {
+      const std::vector<RowSparseNDArray> gpu_side = {rows_of(3, Gpu(0)), rows_of(9, last),
+                                                      rows_of(1, Cpu())};
+      std::vector<RowSparseNDArray> cpu_side;
+      for (const RowSparseNDArray& array : gpu_side) cpu_side.push_back(array.Copy(Cpu()));
+      on_gpus->Push("w", gpu_side);
+      on_cpus->Push("w", cpu_side);
+      on_gpus->Push("w", gpu_side[0]);
+      on_cpus->Push("w", cpu_side[0]);
+      const RowSparseNDArray found(shape, DType::kFloat32, last, engine_);
+      const RowSparseNDArray expected(shape, DType::kFloat32, Cpu(), engine_);
+      on_gpus->Pull("w", found, 0, /*ignore_sparse=*/false);
+      on_cpus->Pull("w", expected, 0, /*ignore_sparse=*/false);
+      ASSERT_EQ(found.ToVector<float>(), expected.ToVector<float>()) << name << ", step " << step;
     }
   }
 }

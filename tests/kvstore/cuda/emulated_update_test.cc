@@ -134,7 +134,7 @@ class EmulatedUpdate : public ops::KernelTest {
     Planner planner(launch);
     std::vector<double> scratch(SumsBytes(runs, passes) / sizeof(double), -1.0);
     ASSERT_TRUE(AllNumbers::VisitOne(rule.numbers(), [&](const auto& numbers) {
-      PlanPasses(runs, passes, scratch.data(), planner,
+      PlanPasses(runs, {passes, 0, passes}, scratch.data(), planner,
                  [&](const GpuRun& run, Planner& to) { Plan(numbers, run, to); });
     }));
   }

@@ -52,7 +52,7 @@ class GpuUpdateTest : public ops::cuda::GpuKernelTest {
     }
     ops::Array<double> scratch(ScratchBytes({&gpu_run, 1}, passes) / sizeof(double));
     ops::cuda::DeviceArray<double> gpu_scratch(scratch);
-    Update(*rule, {&gpu_run, 1}, passes, gpu_scratch.data(), nullptr);
+    Update(*rule, {&gpu_run, 1}, {passes, 0, passes}, gpu_scratch.data(), nullptr);
     UpdateOnCpu(*rule, run, update, passes);
     ops::Array<T> actual(value.weight.size());
     weight.CopyTo(actual);
@@ -84,7 +84,7 @@ TEST(GpuUpdate, AnOptimizerWithoutKernelsIsAnError) {
   const RulePtr rule = MakeForeignOptimizer("theirs", {})->plan()->rule;
   EXPECT_FALSE(HasKernels(*rule));
   const internal::UpdateRun run = {};
-  EXPECT_THROW(Update(*rule, {&run, 1}, 1, nullptr, nullptr), InvalidState);
+  EXPECT_THROW(Update(*rule, {&run, 1}, {1, 0, 1}, nullptr, nullptr), InvalidState);
 }
 
 }  // namespace

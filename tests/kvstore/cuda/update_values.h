@@ -3,6 +3,7 @@
 
 #include <heddle/optimizer.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvstore/optimizer/gpu_updates.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "ops/reduce.h"
 #include "tests/ops/ops_testing.h"
@@ -87,14 +89,21 @@ struct Value {
   bool has_master;
 };
 
-// All passes of one update of a whole value.
-inline void UpdateOnCpu(const internal::UpdateRule& rule, internal::UpdateRun run,
-                        internal::KeyUpdate update, int passes) {
+// What the passes of one update have summed.
+using PassSums =
+    std::array<std::array<double, internal::kUpdateSumsMax>, internal::kUpdatePassesMax - 1>;
+
+// Passes of one update: those that sum of a whole value.
+inline void PassesOnCpu(const internal::UpdateRule& rule, internal::UpdateRun run,
+                        internal::KeyUpdate update, const GpuUpdates::Passes& passes,
+                        PassSums* kept) {
   run.update = &update;
+  update.pass = passes.begin;
+  update.sums = *kept;
   const std::size_t blocks = ops::ReductionBlocks(run.count);
   std::vector<double> sums(internal::kUpdateSumsMax * blocks);
-  for (; update.pass < passes; ++update.pass) {
-    const bool last = update.pass + 1 == passes;
+  for (; update.pass < passes.end; ++update.pass) {
+    const bool last = update.pass + 1 == passes.all;
     for (std::size_t k = 0; k < internal::kUpdateSumsMax; ++k) {
       run.block_sums[k] = last ? nullptr : sums.data() + k * blocks;
     }
@@ -105,6 +114,14 @@ inline void UpdateOnCpu(const internal::UpdateRule& rule, internal::UpdateRun ru
           ops::AddBlocks({sums.data() + k * blocks, blocks});
     }
   }
+  *kept = update.sums;
+}
+
+// All passes of one update of a whole value.
+inline void UpdateOnCpu(const internal::UpdateRule& rule, const internal::UpdateRun& run,
+                        const internal::KeyUpdate& update, int passes) {
+  PassSums sums = update.sums;
+  PassesOnCpu(rule, run, update, {passes, 0, passes}, &sums);
 }
 
 }  // namespace heddle::kvstore::cuda
