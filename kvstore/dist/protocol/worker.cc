@@ -18,6 +18,16 @@ void WorkerMachine::OnRoster(Time /*now*/, const RosterBody& roster, Outputs& /*
   servers_ = std::vector<Server>(static_cast<std::size_t>(roster.num_servers));
 }
 
+void SetValue(PushValue&& value, Request* request) {
+  request->awaits_value = false;
+  if (!value.failure) {
+    request->payload = std::move(value.payload);
+    return;
+  }
+  request->flags = static_cast<std::uint8_t>((request->flags & ~kFlagRates) | kFlagFailed);
+  request->meta = Encode(*value.failure);
+}
+
 // Sending.
 
 void WorkerMachine::Submit(Time now, Request&& request, Outputs& out) {
@@ -47,6 +57,21 @@ void WorkerMachine::Submit(Time now, Request&& request, Outputs& out) {
   ++state_.requests;
   state_.bytes += request.payload.bytes();
   Enqueue(now, std::move(request), out);
+}
+
+void WorkerMachine::Supply(Time now, std::int32_t server, const PartId& id, std::uint64_t token,
+                           PushValue&& value, Outputs& out) {
+  Part* const part = FindPart(server, id);
+  if (part == nullptr) return;
+  for (std::size_t i = part->sent; i < part->open.size(); ++i) {
+    Open& open = part->open[i];
+    if (open.request.token != token || !open.request.awaits_value) continue;
+    SetValue(std::move(value), &open.request);
+    open.bytes = open.request.payload.bytes();
+    state_.bytes += open.bytes;
+    Pump(now, *part, out);
+    return;
+  }
 }
 
 StateBody WorkerMachine::State() const {
@@ -109,9 +134,10 @@ void WorkerMachine::Pump(Time now, Part& part, Outputs& out) {
   }
 }
 
-// W2.
+// W2 and W6.
 bool WorkerMachine::MaySend(Time now, Part& part, Open& open, Outputs& out) {
   if (part.sent >= (part.id.part == kControlPart ? 1 : kRequestsAheadMax)) return false;
+  if (open.request.awaits_value) return false;
   if (!IsPush(open.request.kind)) return true;
   if (part.pushes - part.complete >= kPushesAheadMax) {
     // Where messages are lost, one that would have told of complete rounds may be among them.

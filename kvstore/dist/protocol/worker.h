@@ -15,6 +15,8 @@
 //   (W4) Every token is answered once.
 //   (W5) After a failure (a peer is lost, the job has failed) everything open is answered with that
 //        failure, and everything later at once.
+//   (W6) A push that awaits its value has its place among the requests of its part, and holds up
+//        those behind it there, as one without credit does. It has no bytes until Supply.
 #pragma once
 
 #include <heddle/dtype.h>
@@ -89,8 +91,17 @@ struct Request {
   std::uint64_t token = 0;
   Time deadline{0};  // when it ends with a TimeoutError; 0: never
   RequestName what = {};
-  std::uint64_t op = 0;  // as Message::op
+  std::uint64_t op = 0;       // as Message::op
+  bool awaits_value = false;  // of pushes: payload, or failure, come by Supply
 };
+
+// The value of a push that has awaited it: its bytes, or why there are none.
+struct PushValue {
+  Payload payload = {};
+  std::optional<ErrorBody> failure = {};
+};
+// Makes it that of the push.
+void SetValue(PushValue&& value, Request* request);
 
 // Threads: one call at a time. OnRoster comes before everything else.
 class WorkerMachine {
@@ -103,6 +114,9 @@ class WorkerMachine {
   // InitBody), kAcks to pushes (empty), kDone to the others; or with the server's error, a
   // TimeoutError at the deadline, a NetworkError after a failure, an InvalidState after Leave.
   void Submit(Time now, Request&& request, Outputs& out);
+  // The value of the push of this token and part, once. Nothing happens if that has ended.
+  void Supply(Time now, std::int32_t server, const PartId& id, std::uint64_t token,
+              PushValue&& value, Outputs& out);
   // Ends when all workers that have not left have come to their barrier of the same number; they do
   // once it is open and all pushes that they submitted before that are acknowledged. False: it has
   // ended with an error already, and is not to be opened.
@@ -150,6 +164,7 @@ class WorkerMachine {
     std::uint64_t bytes = 0;     // of the push
     std::uint64_t barriers = 0;  // that were called before it
     bool granted = false;        // may be sent whatever W3 says
+    bool stays = false;          // has ended unsent, and still takes its place
     bool asked_why = false;      // the server was asked for the facts of a TimeoutError
     bool counted = false;        // among Part::pushes
     bool ended = false;          // the program has its answer

@@ -28,8 +28,10 @@ void WorkerMachine::OnTime(Time now, Outputs& out) {
 }
 
 void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
+  bool held_up = false;  // by a push whose value has not come
   for (std::size_t i = 0; i < part.open.size(); ++i) {
     Open& open = part.open[i];
+    held_up |= open.request.awaits_value || (open.stays && i >= part.sent);
     if (open.ended) continue;
     if (now >= open.warn_at) {
       open.warn_at = now + options_.warn_after;
@@ -40,6 +42,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     if (deadline == Time{0}) continue;
     const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
     if (now >= deadline) {
+      open.stays = held_up && IsPush(open.request.kind);
       GiveUp(now, part, open, i < part.sent, out);
     } else if (now >= ask_at) {
       if (!open.asked_why) AskWhy(part, out);
@@ -50,19 +53,21 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     }
   }
   DropTimedOut(part);
+  if (held_up) Pump(now, part, out);
 }
 
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
 // should it have to go once more, it goes without them: a push as one that failed, another request
-// as one that changes nothing.
+// as one that changes nothing. A push whose value has not come, and those that it holds up, keep
+// their places too: they are parts of arrays other parts of which have gone.
 void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;
-  if (sent && !open.acked && !request.payload.empty()) {
+  if (open.stays || (sent && !open.acked && !request.payload.empty())) {
     request.payload = {};
     if (IsPush(request.kind)) {
-      request.flags = static_cast<std::uint8_t>((request.flags & ~kFlagRates) | kFlagFailed);
-      request.meta = Encode(ToErrorBody(error));
+      SetValue({.failure = ToErrorBody(error)}, &request);
+      if (!sent) open.bytes = 0;
     } else {
       request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
       request.flags = 0;
@@ -80,11 +85,13 @@ void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64
   if (open != nullptr && !open->answered) SendRequest(*part, *open, out);
 }
 
-// What was never sent needs no answer; what was sent keeps its place until it is answered.
+// What was never sent needs no answer, unless it stays; what was sent keeps its place until it is
+// answered.
 void WorkerMachine::DropTimedOut(Part& part) {
   part.open.RemoveFrom(part.sent, [&](const Open& open) {
-    if (open.ended && IsPush(open.request.kind)) --unacknowledged_[open.barriers - barriers_sent_];
-    return open.ended;
+    if (!open.ended || open.stays) return false;
+    if (IsPush(open.request.kind)) --unacknowledged_[open.barriers - barriers_sent_];
+    return true;
   });
   if (part.sent == part.open.size()) StopWaitingForBytes(part);
 }
@@ -94,6 +101,12 @@ void WorkerMachine::Warn(Time now, Part& part, Outputs& out) {
   Server& server = servers_[static_cast<std::size_t>(part.server)];
   if (server.warned && now - *server.warned < options_.warn_after) return;
   server.warned = now;
+  if (const Open& front = part.open.front(); front.request.awaits_value) {
+    out.log.emplace_back(LogLevel::kWarning,
+                         fmt::format("{} has waited {} for the copy of its values from the GPU",
+                                     front.request.what.text(), InSeconds(now - front.submitted)));
+    return;
+  }
   if (part.warned) {
     out.log.emplace_back(LogLevel::kWarning,
                          fmt::format("{} has waited {} for {}, which does not say why: {}",
@@ -129,6 +142,11 @@ std::exception_ptr WorkerMachine::TimedOut(Time now, const Part& part, const Ope
     return std::make_exception_ptr(TimeoutError(
         fmt::format("{}: what it waited for in this process was there only {} after its deadline",
                     open.request.what.text(), InSeconds(open.submitted - open.request.deadline))));
+  }
+  if (open.request.awaits_value) {
+    return std::make_exception_ptr(TimeoutError(
+        fmt::format("{}: the copy of its values from the GPU was not done within {}",
+                    open.request.what.text(), InSeconds(open.request.deadline - open.submitted))));
   }
   return std::make_exception_ptr(TimeoutError(fmt::format(
       "{}: no answer from {} within {}: {}", open.request.what.text(),
@@ -295,9 +313,10 @@ std::string WorkerMachine::DescribeState(Time now) const {
     const Open& first = part->open.front();
     text += fmt::format(
         "\n  {} (part {}): since {}, {} of {} requests sent to {}, {} pushes, {} rounds known "
-        "complete{}{}",
+        "complete{}{}{}",
         first.request.what.text(), part->id.part, InSeconds(now - first.submitted), part->sent,
         part->open.size(), ToString(TheServer(part->server)), part->pushes, part->complete,
+        first.request.awaits_value ? "; its values are being copied from the GPU" : "",
         part->facts.empty() ? "" : ": ", part->facts);
   }
   return text;

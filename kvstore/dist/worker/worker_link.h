@@ -54,6 +54,10 @@ class WorkerLink {
   void Submit(std::span<Request> requests, Outputs* out) { Submit({&requests, 1}, out); }
   // The same of several calls.
   virtual void Submit(std::span<const std::span<Request>> calls, Outputs* out) = 0;
+  // The value of a push that has been submitted without one, see WorkerMachine::Supply. The sink of
+  // its token lives.
+  virtual void Supply(std::int32_t server, const PartId& part, std::uint64_t token,
+                      PushValue&& value, Outputs* out) = 0;
   // It waits until it is open. False: it has ended with an error already.
   [[nodiscard]] virtual bool Barrier(AnswerSink& sink, Outputs* out) = 0;
   // The first that is not: all pushes called before it have been submitted, see pushes().

@@ -195,6 +195,15 @@ void WorkerNode::Submit(std::span<const std::span<Request>> calls, Outputs* out)
   NoteTimeLocked();
 }
 
+void WorkerNode::Supply(std::int32_t server, const PartId& part, std::uint64_t token,
+                        PushValue&& value, Outputs* out) {
+  const SpinningLock lock(mutex_);
+  const std::size_t before = out->messages.size();
+  machine_.Supply(Now(), server, part, token, std::move(value), *out);
+  RegisterSends(*out, before);
+  NoteTimeLocked();
+}
+
 void WorkerNode::TakeAnswers(std::size_t requests) {
   // relaxed: only a count
   if (untaken_.fetch_add(requests, std::memory_order_relaxed) + requests < kTakeAnswersEvery) {

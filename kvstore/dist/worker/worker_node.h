@@ -59,6 +59,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   Time deadline() const override;
   using WorkerLink::Submit;
   void Submit(std::span<const std::span<Request>> calls, Outputs* out) override;
+  void Supply(std::int32_t server, const PartId& part, std::uint64_t token, PushValue&& value,
+              Outputs* out) override;
   bool Barrier(AnswerSink& sink, Outputs* out) override;
   void OpenBarrier(Outputs* out) override;
   void Carry(Outputs& out) override { Perform(out); }

@@ -64,6 +64,7 @@ struct Plan {
   std::uint64_t bytes_max = kUnfinishedBytesMax;
   std::uint32_t barrier_per_1000 = 0;
   std::uint32_t wait_per_1000 = 0;
+  std::uint32_t late_per_1000 = 0;  // pushes whose values come when their places are taken
 
   int CountFaults() const {
     int failed = 0;
@@ -125,6 +126,7 @@ Plan MakePlan(std::uint64_t seed) {
     plan.cuts = random.Chance(400) ? random.Between(1, 4) : 0;
     plan.ghosts = random.Chance(300) ? random.Between(1, 10) : 0;
   } while (plan.CountFaults() == 0);
+  if (random.Chance(300)) plan.late_per_1000 = static_cast<std::uint32_t>(random.Between(100, 900));
   return plan;
 }
 
@@ -132,14 +134,15 @@ std::string TextOf(const Plan& plan) {
   std::string text = fmt::format(
       "{}: {} workers, {} servers, {} keys, {}{}; drops {}/1000, doubles {}/1000, {} cuts, {} "
       "stale "
-      "messages, delays up to {} us, updates {}, at most {} bytes unfinished, pushes",
+      "messages, delays up to {} us, updates {}, at most {} bytes unfinished, {}/1000 values late, "
+      "pushes",
       plan.async ? "dist_async" : "dist_sync", plan.workers, plan.servers, plan.keys,
       plan.whole       ? "values grow, whole arrays together"
       : plan.optimizer ? "values grow"
                        : "values are replaced",
       plan.removes ? ", and are removed" : "", plan.faults.drop_per_1000,
       plan.faults.duplicate_per_1000, plan.cuts, plan.ghosts, plan.faults.delay_max.count() / 1000,
-      plan.defer_updates ? "take time" : "at once", plan.bytes_max);
+      plan.defer_updates ? "take time" : "at once", plan.bytes_max, plan.late_per_1000);
   for (const auto& of_worker : plan.pushes) text += fmt::format(" {}", of_worker[0]);
   return text;
 }
@@ -258,7 +261,11 @@ class Schedule {
  public:
   Schedule(std::uint64_t seed, const MakeServer& make_server,
            const std::function<void(const std::string&)>& trace)
-      : plan_(MakePlan(seed)), model_(plan_), network_(seed + 1, plan_.faults), random_(seed + 2) {
+      : plan_(MakePlan(seed)),
+        model_(plan_),
+        network_(seed + 1, plan_.faults),
+        random_(seed + 2),
+        late_random_(seed + 3) {
     network_.trace = trace;
     const bool lossy = plan_.faults.drop_per_1000 > 0;
     for (std::int32_t rank = 0; rank < plan_.servers; ++rank) {
@@ -317,6 +324,8 @@ class Schedule {
   static constexpr std::uint64_t kTimeTimer = 1;
   static constexpr std::uint64_t kLinkTimer = 100;  // and of links to other servers
   static constexpr std::uint64_t kUpdatedTimer = 1000;
+  // Timers of a worker: OnTime (kTimeTimer), and values that come.
+  static constexpr std::uint64_t kSupplyTimer = 1000;
   // Timers of the hub: faults to come.
   static constexpr std::uint64_t kCutTimer = 0;
   static constexpr std::uint64_t kGhostTimer = 1;
@@ -330,6 +339,12 @@ class Schedule {
   struct Deferred {
     PartId id;
     bool pass;  // of an array, else the update of a part
+  };
+  struct Late {  // a value to come
+    std::int32_t server;
+    PartId part;
+    std::uint64_t token;
+    PushValue value;
   };
   struct Asked {  // a request of the program
     Step step;
@@ -537,9 +552,25 @@ class Schedule {
     worker.asked.push_back({step});
     ++worker.open;
     if (step.kind == Step::Kind::kPush) ++worker.open_pushes;
+    if (IsPush(request.kind) && late_random_.Chance(plan_.late_per_1000)) DelayValue(rank, request);
     OnWorker(rank, [&](WorkerMachine& machine, Outputs& out) {
       machine.Submit(network_.now(), std::move(request), out);
     });
+  }
+
+  void DelayValue(std::int32_t rank, Request& request) {
+    Late& late = late_.emplace_back(
+        Late{.server = request.server, .part = request.part, .token = request.token, .value = {}});
+    if ((request.flags & kFlagFailed) != 0) {
+      late.value.failure = ErrorBody{.message = "planned"};
+    } else {
+      late.value.payload = std::exchange(request.payload, {});
+    }
+    request.flags = 0;
+    request.meta.clear();
+    request.awaits_value = true;
+    const Time comes = network_.now() + microseconds(late_random_.Between(1, 3000));
+    network_.SetTimer(WorkerNode(rank), comes, kSupplyTimer + late_.size() - 1);
   }
 
   // Nodes.
@@ -614,6 +645,11 @@ class Schedule {
     if (node == kHub) {
       if (timer == kCutTimer) Cut();
       if (timer == kGhostTimer) SendGhost();
+    } else if (node.role == Role::kWorker && timer >= kSupplyTimer) {
+      Late& late = late_[timer - kSupplyTimer];
+      OnWorker(node.rank, [&](WorkerMachine& worker, Outputs& out) {
+        worker.Supply(now, late.server, late.part, late.token, std::move(late.value), out);
+      });
     } else if (node.role == Role::kWorker) {
       workers_[static_cast<std::size_t>(node.rank)]->timer.reset();
       OnWorker(node.rank, [&](WorkerMachine& worker, Outputs& out) { worker.OnTime(now, out); });
@@ -847,9 +883,11 @@ class Schedule {
   const Model model_;
   SimNetwork network_;
   SimRandom random_;
+  SimRandom late_random_;
   std::vector<std::unique_ptr<Server>> servers_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<Deferred> deferred_;
+  std::vector<Late> late_;
   std::vector<std::uint64_t> hub_;  // barriers that each worker has come to
   std::uint64_t hub_done_ = 0;
   std::int32_t left_ = 0;

@@ -139,6 +139,17 @@ class SmallJob {
                          .version = version,
                          .payload = PayloadOf(std::move(values))});
   }
+  // A push whose value follows by Supply.
+  std::uint64_t AwaitingPush(std::int32_t rank, std::uint32_t part, Time deadline = Time{0}) {
+    return Submit(
+        rank,
+        {.kind = Kind::kPush, .part = IdOf(part), .deadline = deadline, .awaits_value = true});
+  }
+  void Supply(std::int32_t rank, std::uint32_t part, std::uint64_t token, PushValue value) {
+    Do(WorkerNodeOf(rank), [&](Outputs& out) {
+      workers_[rank]->Supply(now, 0, IdOf(part), token, std::move(value), out);
+    });
+  }
   std::uint64_t PushPull(std::int32_t rank, std::uint32_t part, std::vector<std::int64_t> values) {
     return Submit(
         rank,

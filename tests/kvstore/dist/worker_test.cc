@@ -461,6 +461,118 @@ TEST(WorkerMachine, BeyondTheByteCapItAsksAndTheLowestMissingRankIsLetIn) {
   for (const std::uint64_t pull : pulls) EXPECT_EQ(job.ValueOf(pull), Values(4, 18));
 }
 
+// ---- Pushes that await their values
+
+PushValue ValueOf(std::vector<std::int64_t> values) {
+  return {.payload = PayloadOf(std::move(values)), .failure = {}};
+}
+
+TEST(WorkerMachine, APushThatAwaitsItsValueHoldsUpItsPartAndNoOther) {
+  SmallJob job(1);
+  for (std::uint32_t part = 0; part < 2; ++part) job.Init(0, part, {0});
+  job.Run();
+  const auto first = job.AwaitingPush(0, 0);
+  const auto second = job.Push(0, 0, {7});
+  const auto pull = job.Pull(0, 0);
+  const auto other = job.AwaitingPush(0, 1);
+  job.Supply(0, 1, other, ValueOf({5}));
+  job.Barrier(0);
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(other), "");
+  for (const auto waiting : {first, second, pull}) EXPECT_FALSE(job.Answered(waiting));
+  EXPECT_TRUE(job.to_scheduler.empty()) << "the barrier waits for it";
+  EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("being copied from the GPU"));
+  job.Supply(0, 0, first, ValueOf({6}));
+  EXPECT_EQ(CountOf(job, Kind::kPush), 2u);
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(first), "");
+  EXPECT_EQ(job.ValueOf(pull), Values({7}));
+  EXPECT_EQ(job.to_scheduler.size(), 1u);
+  job.Supply(0, 0, first, ValueOf({100}));  // it has ended
+  EXPECT_TRUE(job.queue.empty());
+}
+
+TEST(WorkerMachine, AValueThatCannotBeHadIsAFailedPush) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {3});
+  job.Run();
+  const auto push = job.AwaitingPush(0, 0);
+  const auto pull = job.PushPull(1, 0, {1});
+  job.Run();
+  job.Supply(0, 0, push, {.payload = {}, .failure = ErrorBody{.message = "no gradient"}});
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(pull), HasSubstr("no gradient"));
+  job.Push(0, 0, {1});
+  const auto next = job.PushPull(1, 0, {1});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(next), Values({2}));
+}
+
+TEST(WorkerMachine, TheBytesOfAValueCountWhenItComes) {
+  WorkerOptions worker;
+  worker.unfinished_bytes_max = 20;
+  SmallJob job(2, 1, {}, worker);
+  for (std::uint32_t part = 0; part < 2; ++part) {
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, {0, 0});
+  }
+  job.Run();
+  const auto late = job.AwaitingPush(0, 0);
+  job.Push(0, 1, {1, 1});  // 16 bytes
+  job.Supply(0, 0, late, ValueOf({2, 2}));
+  EXPECT_EQ(CountOf(job, Kind::kPush), 1u) << "16 more are too many";
+  EXPECT_EQ(CountOf(job, Kind::kAsk), 1u);
+  job.Push(1, 1, {1, 1});
+  const auto pull = job.PushPull(1, 0, {1, 1});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({3, 3}));
+}
+
+// Other parts of the array may have gone: this one, and what it held up, keep their places, as
+// pushes that failed. The round after these is like any other.
+TEST(WorkerMachine, AValueThatTimesOutKeepsItsPlace) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  const Time deadline = job.now + seconds(1);
+  const auto late = job.AwaitingPush(0, 0, deadline);
+  const auto behind = job.Submit(0, {.kind = Kind::kPush,
+                                     .part = SmallJob::IdOf(0),
+                                     .payload = PayloadOf({50}),
+                                     .deadline = deadline});
+  const auto pull =
+      job.Submit(0, {.kind = Kind::kPull, .part = SmallJob::IdOf(0), .deadline = deadline});
+  std::vector<std::uint64_t> rounds;
+  for (int round = 0; round < 2; ++round) rounds.push_back(job.PushPull(1, 0, {1}));
+  job.Run();
+  job.Advance(seconds(2));
+  EXPECT_THAT(job.ErrorOf(late), HasSubstr("copy of its values"));
+  for (const auto token : {late, behind, pull}) {
+    EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(token)), TimeoutError);
+  }
+  EXPECT_THAT(job.ErrorOf(rounds[0]), HasSubstr("copy of its values"));
+  EXPECT_THAT(job.ErrorOf(rounds[1]), HasSubstr("within 1.0 s"));
+  job.Supply(0, 0, late, ValueOf({100}));  // too late
+  job.Push(0, 0, {3});
+  const auto next = job.PushPull(1, 0, {4});
+  const auto barrier = job.Barrier(0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(next), Values({7}));
+  EXPECT_EQ(job.to_scheduler.size(), 1u) << "barrier " << barrier;
+}
+
+TEST(WorkerMachine, AfterAFailureValuesAreDropped) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto push = job.AwaitingPush(0, 0);
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) {
+    job.worker(0).OnLost(job.now, ServerNodeOf(0), "host:900", "gone", out);
+  });
+  EXPECT_THAT(job.ErrorOf(push), HasSubstr("gone"));
+  job.Supply(0, 0, push, ValueOf({1}));
+  EXPECT_TRUE(job.queue.empty());
+}
+
 TEST(WorkerMachine, FindNamesTheOpenRequestOfAnAnswer) {
   SmallJob job(1, 2);
   job.Init(0, 0, {0});
