@@ -35,6 +35,11 @@ inline std::vector<StoreSetup> DistGpuSetups() {
        {"dist_sync", "dist_async", "dist_device_sync", "dist_device_async"}) {
     setups.push_back({type, "threaded", 2, "sim", &FourGpus});
   }
+  // Arrays that are cut into five parts and more.
+  constexpr std::int64_t kColumns = 9000;
+  setups.push_back({"dist_device_sync", "threaded", 2, "sim", &FourGpus, kColumns});
+  setups.push_back({"dist_sync", "threaded", 2, "tcp", &FourGpus, kColumns});
+  setups.push_back({"dist_device_async", "threaded", 2, "tcp", &FourGpus, kColumns});
   return setups;
 }
 

@@ -32,12 +32,13 @@ struct StoreSetup {
   std::string network = {};  // of a dist type: "sim", "tcp"
   // Makes simulated GPUs, on which the tests' arrays lie then. Null: on the CPUs.
   std::shared_ptr<internal::GpuDriver> (*gpus)() = nullptr;
+  std::int64_t columns = 3;  // of the tests' arrays, which have two rows
 };
 
 inline std::string SetupName(const testing::TestParamInfo<StoreSetup>& info) {
   const StoreSetup& setup = info.param;
   return setup.store + setup.network + "_" + setup.engine + std::to_string(setup.workers) +
-         (setup.gpus != nullptr ? "_gpus" : "");
+         (setup.gpus != nullptr ? "_gpus" : "") + (setup.columns > 3 ? "_large" : "");
 }
 
 // `store` on every engine.
@@ -201,7 +202,7 @@ class StoreTest : public testing::TestWithParam<StoreSetup> {
     return std::vector<float>(static_cast<std::size_t>(shape.size()), value);
   }
 
-  const Shape shape{2, 3};
+  const Shape shape{2, GetParam().columns};
   Engine engine{OptionsOf(GetParam())};
   std::unique_ptr<KVStore> store;
 };

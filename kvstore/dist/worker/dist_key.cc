@@ -82,6 +82,21 @@ void DistKey::Ready(PartsCall& call) {
   link_->TakeAnswers(requests);
 }
 
+void DistKey::Drop(PartsCall& call) {
+  {
+    MutexLock lock(mutex_);
+    call.requests_.clear();
+  }
+  Ready(call);
+}
+
+bool DistKey::SetUnsent(PartsCall& call, std::size_t part, PushValue* value) {
+  MutexLock lock(mutex_);
+  if (call.submitted_) return false;
+  if (!call.requests_.empty()) SetValue(std::move(*value), &call.requests_[part]);
+  return true;
+}
+
 std::size_t DistKey::SendReady(PartsCall& call) {
   ReusedOutputs out;
   // Let go of without locks: barriers may begin.
@@ -97,6 +112,7 @@ std::size_t DistKey::SendReady(PartsCall& call) {
       requests += next->requests_.size();
       link_->Submit(next->requests(), &*out);
       next->requests_.clear();
+      next->submitted_ = true;
     }
   }
   link_->Carry(*out);

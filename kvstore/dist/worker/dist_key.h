@@ -52,6 +52,10 @@ class DistKey {
   void Enter(const std::shared_ptr<PartsCall>& call) EXCLUDES(mutex_);
   // The call has its requests, or will have none: sends those of all that are ready at the front.
   void Ready(PartsCall& call) EXCLUDES(mutex_);
+  // The call will have no requests.
+  void Drop(PartsCall& call) EXCLUDES(mutex_);
+  // Gives a part of a push its value, if its requests have not been submitted: else false.
+  bool SetUnsent(PartsCall& call, std::size_t part, PushValue* value) EXCLUDES(mutex_);
   // The requests of the call at the front, which is in a batch, have been submitted. Returns the
   // call behind it if that is ready: it is in the batch from here on.
   std::shared_ptr<PartsCall> Submitted(PartsCall& call, std::vector<PushGate::Entry>* submitted)

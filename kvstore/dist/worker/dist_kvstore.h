@@ -3,8 +3,9 @@
 // Every call becomes ops: one that reads the pushed array until the servers have acknowledged it,
 // or writes the pulled one when its parts have come; lists are summed by an op before. The ops are
 // asynchronous and hold no thread. The order of a key's requests is that of the calls (DistKey).
-// Arrays on GPUs are sent from copies in pinned memory and received into such (near_arrays.h); the
-// types with "device" in their name sum lists on a GPU before.
+// Arrays on GPUs are sent from copies in pinned memory and received into such, those of several
+// parts one part after another (staged_parts.h), others whole (near_arrays.h); the types with
+// "device" in their name sum lists on a GPU before.
 #pragma once
 
 #include <heddle/kvstore.h>
@@ -121,10 +122,13 @@ class DistKVStore final : public KVStore {
   void TellIgnored(DistKey& key) EXCLUDES(mutex_);
 
   void QueuePush(const KeyPush& push, int priority);
+  void QueueStagedPush(const KeyPush& push, const NDArray& value, int priority);
   void QueueCompressedPush(const KeyPush& push, const NDArray& value, int priority);
   void QueuePull(const KeyPtr& key, std::span<const NDArray> out, int priority);
   void QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray> out, int priority);
+  void QueueStagedPull(const KeyPtr& key, std::span<const NDArray> out, int priority);
   void QueuePushPull(const KeyPush& push, const NDArray& out, int priority);
+  void QueueStagedPushPull(const KeyPush& push, const NDArray& out, int priority);
   void QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArray> out, const NDArray& ids,
                     int priority);
   bool CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> out) const;

@@ -7,6 +7,7 @@
 #include "kvstore/checks.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/dist/worker/staged_parts.h"
 #include "kvstore/near_arrays.h"
 #include "storage/row_sparse_kernels.h"
 
@@ -35,7 +36,45 @@ DType TravelDType(DType stored, DType wanted) {
 
 }  // namespace
 
+// What the first output is, of the parts that travel: they go to outputs like it as they come.
+void DistKVStore::QueueStagedPull(const KeyPtr& key, std::span<const NDArray> out, int priority) {
+  const IncomingParts incoming(key, out[0]);
+  CallOptions options = OptionsOf(Kind::kPull, *key, priority);
+  options.dtype = out[0].dtype();
+  CallStarter starter(PartsCall::Make(calls_, key, options));
+  starter->TellArrivals(incoming.arrivals());
+  engine().PushAsync({.name = "kvstore.pull",
+                      .writes = {incoming.pinned().var()},
+                      .lane = Lane::kComm,
+                      .priority = priority,
+                      .start_inline = true},
+                     [starter = std::move(starter), into = incoming.pinned()](Completion done) {
+                       starter->SendNothing();
+                       starter->ReceiveElements(into);
+                       starter->Start(std::move(done));
+                     });
+  incoming.QueueArrivals(priority);
+  std::vector<NDArray> others;
+  for (const NDArray& array : out) {
+    if (IsOnGpu(array.device()) && array.dtype() == options.dtype) {
+      incoming.CopyTo(array, priority);
+    } else {
+      others.push_back(array);
+    }
+  }
+  if (!others.empty()) {
+    const RelayedOutputs<NDArray> outputs(others, Cpu());
+    for (const NDArray& array : outputs.near()) incoming.pinned().CopyTo(array, priority);
+    outputs.Forward(priority);
+  }
+  pulled_bytes_.fetch_add(incoming.pinned().bytes(), std::memory_order_relaxed);
+}
+
 void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int priority) {
+  if (StagedParts::Suits(*key, out[0]) &&
+      out[0].dtype() == TravelDType(key->dtype(), out[0].dtype())) {
+    return QueueStagedPull(key, out, priority);
+  }
   if (!AreNear(out, Cpu())) {
     const RelayedOutputs<NDArray> outputs(out, Cpu());
     QueuePull(key, outputs.near(), priority);

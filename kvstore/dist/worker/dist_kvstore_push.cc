@@ -13,6 +13,7 @@
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/dist/worker/staged_parts.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/near_arrays.h"
 
@@ -93,37 +94,42 @@ DistKVStore::KeyPushes DistKVStore::PreparePush(std::string_view call,
 
 namespace {
 
-// Why the running op, which runs in any case, has no value to send; nothing if it has.
-std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
-  const std::exception_ptr error = engine.ErrorOf(var);
-  if (error == nullptr) return std::nullopt;
-  ErrorBody body = ToErrorBody(error);
-  if (const std::optional<Failure> failure = engine.FailureOf(var)) {
-    body.message = fmt::format("{}: {}", failure->op, failure->message);
-  }
-  return body;
-}
-
 // Where the sum of a list is made: on the first GPU in it, if there is one and `on_gpus`.
 Device SumsOn(std::span<const NDArray> arrays, bool on_gpus) {
-  if (!on_gpus || arrays.size() == 1 || arrays.size() > kGpuInputsMax) return Cpu();
+  if (!on_gpus || arrays.size() > kGpuInputsMax) return Cpu();
   const auto on_gpu =
       std::ranges::find_if(arrays, [](const NDArray& array) { return IsOnGpu(array.device()); });
   return on_gpu != arrays.end() ? on_gpu->device() : Cpu();
 }
 Device SumsOn(std::span<const RowSparseNDArray> /*arrays*/, bool /*on_gpus*/) { return Cpu(); }
 
-// The sum of a list in memory of the CPUs, from which it is sent.
+// The sum of a list where it is made; a single array is itself.
 template <class Array>
 Array SumOf(std::span<const Array> arrays, bool on_gpus, int priority) {
+  if (arrays.size() == 1) return arrays[0];
   const NearInputs near(arrays, SumsOn(arrays, on_gpus), priority);
   const std::span<const Array> inputs = near.view();
-  Array sum = inputs[0];
-  if (inputs.size() > 1) {
-    sum = Array(sum.shape(), sum.dtype(), sum.device(), sum.engine());
-    Sum(inputs, sum, priority);
+  const Array sum(inputs[0].shape(), inputs[0].dtype(), inputs[0].device(), inputs[0].engine());
+  Sum(inputs, sum, priority);
+  return sum;
+}
+
+// `array` in memory of the CPUs, from which it is sent.
+template <class Array>
+Array OnCpus(const Array& array, int priority) {
+  return NearInputs<Array>({&array, 1}, Cpu(), priority).view()[0];
+}
+
+// From an op that reads `value` and runs in any case.
+template <class Array>
+void SendValue(PartsCall& call, const Array& value) {
+  if (auto failure = FailureOfInput(value.engine(), value.var())) {
+    call.SendFailure(*failure);
+  } else if constexpr (std::is_same_v<Array, NDArray>) {
+    call.SendElements(value);
+  } else {
+    call.SendRows(value);
   }
-  return NearInputs<Array>({&sum, 1}, Cpu(), priority).view()[0];
 }
 
 }  // namespace
@@ -131,32 +137,46 @@ Array SumOf(std::span<const Array> arrays, bool on_gpus, int priority) {
 void DistKVStore::QueuePush(const KeyPush& push, int priority) {
   const auto queue = [&](const auto& value) {
     CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
-    engine().PushAsync(
-        {.name = "kvstore.push",
-         .reads = {value.var()},
-         .lane = Lane::kComm,
-         .priority = priority,
-         .run_when_poisoned = true,
-         .start_inline = true},
-        [starter = std::move(starter), value](Completion done) {
-          if (auto failure = FailureOfInput(value.engine(), value.var())) {
-            starter->SendFailure(*failure);
-          } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, NDArray>) {
-            starter->SendElements(value);
-          } else {
-            starter->SendRows(value);
-          }
-          starter->Start(std::move(done));
-        });
+    engine().PushAsync({.name = "kvstore.push",
+                        .reads = {value.var()},
+                        .lane = Lane::kComm,
+                        .priority = priority,
+                        .run_when_poisoned = true,
+                        .start_inline = true},
+                       [starter = std::move(starter), value](Completion done) {
+                         SendValue(*starter, value);
+                         starter->Start(std::move(done));
+                       });
   };
   if (!push.row_sparse.empty()) {
-    return queue(SumOf<RowSparseNDArray>(push.row_sparse, sums_on_gpus_, priority));
+    return queue(
+        OnCpus(SumOf<RowSparseNDArray>(push.row_sparse, sums_on_gpus_, priority), priority));
   }
-  const NDArray value =
+  const NDArray sum =
       SumOf<NDArray>({push.arrays.data(), push.arrays.size()}, sums_on_gpus_, priority);
+  if (push.compressor == nullptr && StagedParts::Suits(*push.key, sum)) {
+    return QueueStagedPush(push, sum, priority);
+  }
+  const NDArray value = OnCpus(sum, priority);
   if (push.compressor != nullptr) return QueueCompressedPush(push, value, priority);
   if (push.key->is_row_sparse()) return queue(RowSparseNDArray::FromDense(value, priority));
   queue(value);
+}
+
+void DistKVStore::QueueStagedPush(const KeyPush& push, const NDArray& value, int priority) {
+  CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
+  starter->AwaitElements();
+  const OutgoingParts outgoing(push.key, value, priority);
+  const std::shared_ptr<PartsCall> call = starter.call();
+  engine().PushAsync(
+      {.name = "kvstore.push",
+       .reads = {outgoing.first()},
+       .lane = Lane::kComm,
+       .priority = priority,
+       .run_when_poisoned = true,
+       .start_inline = true},
+      [starter = std::move(starter)](Completion done) { starter->Start(std::move(done)); });
+  outgoing.SupplyTo(call, priority);
 }
 
 // The codes are made by an op of their own, in the order of the pushes, which write the residual.
@@ -235,7 +255,51 @@ bool DistKVStore::CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> ou
   return true;
 }
 
+// Either array, or both, lie on a GPU and are copied part by part.
+void DistKVStore::QueueStagedPushPull(const KeyPush& push, const NDArray& out, int priority) {
+  CallOptions options = push.options;
+  options.kind = Kind::kPushPull;
+  CallStarter starter(PartsCall::Make(calls_, push.key, options));
+  const std::shared_ptr<PartsCall> call = starter.call();
+  std::optional<OutgoingParts> outgoing;
+  NDArray value;  // if it is not outgoing
+  if (StagedParts::Suits(*push.key, push.arrays[0])) {
+    call->AwaitElements();
+    outgoing.emplace(push.key, push.arrays[0], priority);
+  } else {
+    value = OnCpus(push.arrays[0], priority);
+  }
+  std::optional<IncomingParts> incoming;
+  NDArray into = out;
+  if (StagedParts::Suits(*push.key, out)) {
+    incoming.emplace(push.key, out);
+    into = incoming->pinned();
+    call->TellArrivals(incoming->arrivals());
+  }
+  engine().PushAsync({.name = "kvstore.pushpull",
+                      .reads = {outgoing ? outgoing->first() : value.var()},
+                      .writes = {into.var()},
+                      .lane = Lane::kComm,
+                      .priority = priority,
+                      .run_when_poisoned = true,
+                      .start_inline = true},
+                     [starter = std::move(starter), value, into](Completion done) {
+                       if (!value.empty()) SendValue(*starter, value);
+                       starter->ReceiveElements(into);
+                       starter->Start(std::move(done));
+                     });
+  if (outgoing) outgoing->SupplyTo(call, priority);
+  if (incoming) {
+    incoming->QueueArrivals(priority);
+    incoming->CopyTo(out, priority);
+  }
+  pulled_bytes_.fetch_add(out.bytes(), std::memory_order_relaxed);
+}
+
 void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int priority) {
+  if (StagedParts::Suits(*push.key, push.arrays[0]) || StagedParts::Suits(*push.key, out)) {
+    return QueueStagedPushPull(push, out, priority);
+  }
   if (const std::span<const NDArray> list(&out, 1); !AreNear(list, Cpu())) {
     const RelayedOutputs<NDArray> outputs(list, Cpu());
     QueuePushPull(push, outputs.near()[0], priority);
@@ -255,11 +319,7 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
                       .run_when_poisoned = true,
                       .start_inline = true},
                      [starter = std::move(starter), value, out](Completion done) {
-                       if (auto failure = FailureOfInput(value.engine(), value.var())) {
-                         starter->SendFailure(*failure);
-                       } else {
-                         starter->SendElements(value);
-                       }
+                       SendValue(*starter, value);
                        starter->ReceiveElements(out);
                        starter->Start(std::move(done));
                      });

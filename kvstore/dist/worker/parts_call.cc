@@ -84,6 +84,16 @@ void CopyOut(const Payload& payload, std::byte* to) {
 
 }  // namespace
 
+std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
+  const std::exception_ptr error = engine.ErrorOf(var);
+  if (error == nullptr) return std::nullopt;
+  ErrorBody body = ToErrorBody(error);
+  if (const std::optional<Failure> failure = engine.FailureOf(var)) {
+    body.message = fmt::format("{}: {}", failure->op, failure->message);
+  }
+  return body;
+}
+
 // ---- What is sent
 
 Request& PartsCall::AddRequest(const PlacedPart& part) {
@@ -96,7 +106,6 @@ Request& PartsCall::AddRequest(const PlacedPart& part) {
   request.flags = options_.flags;
   request.version = options_.version;
   request.deadline = options_.deadline;
-  request.op = engine::TracedOpOfThread();
   request.what = {NameOf(options_.kind), key_->name()};
   if (options_.rates) {
     request.flags |= kFlagRates;
@@ -193,6 +202,19 @@ void PartsCall::SendFailure(const ErrorBody& error) {
   }
 }
 
+void PartsCall::AwaitElements() {
+  for (const PlacedPart& part : key_->parts()) AddRequest(part).awaits_value = true;
+}
+
+void PartsCall::Supply(std::size_t part, PushValue&& value) {
+  const Slot& slot = slots_[part];
+  if (key_->SetUnsent(*this, part, &value)) return;
+  ReusedOutputs out;
+  key_->link().Supply(slot.part->server, key_->IdOf(*slot.part), TokenOf(slots_[part]),
+                      std::move(value), &*out);
+  key_->link().Carry(*out);
+}
+
 void PartsCall::ReceiveElements(const NDArray& out) {
   out_ = out;
   out_data_ = static_cast<std::byte*>(out.data());
@@ -202,6 +224,7 @@ void PartsCall::Start(Completion done) {
   DCHECK(!started_);
   started_ = true;
   done_ = std::move(done);
+  for (Request& request : requests_) request.op = engine::TracedOpOfThread();
   missing_.store(slots_.size(), std::memory_order_relaxed);  // before Ready, which publishes it
   const bool empty = slots_.empty();
   if (!empty) self_ = shared_from_this();
@@ -211,8 +234,8 @@ void PartsCall::Start(Completion done) {
 
 void PartsCall::Cancel() {
   if (std::exchange(started_, true)) return;
-  requests_.clear();
-  key_->Ready(*this);
+  key_->Drop(*this);
+  if (arrivals_ != nullptr) arrivals_->End();
 }
 
 CallStarter::CallStarter(std::shared_ptr<PartsCall> call) : call_(std::move(call)) {
@@ -249,13 +272,14 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
       const std::span<std::byte> destination = DestinationOf(*slot.part);
       if (answer.message.payload.bytes() == destination.size()) {
         CopyOut(answer.message.payload, destination.data());
+        if (arrivals_ != nullptr) arrivals_->Arrived(IndexOf(slot));
       } else {
         error = std::make_exception_ptr(NetworkError(fmt::format(
             "{} key {}: expected {} bytes from server {}, got {}", NameOf(options_.kind),
             *key_->name(), destination.size(), slot.part->server, answer.message.payload.bytes())));
       }
     } else if (!rows_.empty()) {
-      rows_[static_cast<std::size_t>(&slot - slots_.data())] = std::move(answer.message.payload);
+      rows_[IndexOf(slot)] = std::move(answer.message.payload);
     }
   }
   if (error != nullptr) {
@@ -271,6 +295,7 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
 
 void PartsCall::Finish() {
   const std::shared_ptr<PartsCall> self = std::move(self_);  // its end, at the end of this call
+  if (arrivals_ != nullptr) arrivals_->End();
   std::exception_ptr error = TakeError();
   if (error == nullptr && rows_out_) {
     try {

@@ -22,6 +22,7 @@
 #include "engine/block_pool.h"
 #include "kvstore/compression/compressor.h"
 #include "kvstore/dist/worker/dist_key.h"
+#include "kvstore/dist/worker/staged_parts.h"
 #include "kvstore/dist/worker/worker_link.h"
 
 namespace heddle::kvstore::dist {
@@ -73,6 +74,9 @@ class CallCount {
   CondVar none_;
 };
 
+// Why the running op, which runs in any case, has no value to send; nothing if it has.
+std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var);
+
 // What the requests of a call have in common.
 struct CallOptions {
   Kind kind{};
@@ -111,8 +115,14 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   void SendRows(const RowSparseNDArray& array);  // to each part the windows of its rows
   void SendRowIds(std::span<const std::int64_t> sorted_ids);  // to the parts that have some of them
   void SendFailure(const ErrorBody& error);                   // instead of a value
+  // Or each part has its value, dense elements, later, by Supply: once each, from any thread.
+  // Called before any op of the call is pushed.
+  void AwaitElements();
+  void Supply(std::size_t part, PushValue&& value);
   // Where values are received: the elements of `out`, of options().dtype and the key's shape.
   void ReceiveElements(const NDArray& out);
+  // These hear of each part of it, and of the end. Before any op of the call is pushed.
+  void TellArrivals(std::shared_ptr<PartArrivals> arrivals) { arrivals_ = std::move(arrivals); }
   // Or `out` gets all rows that come. After the requests are there.
   void ReceiveRows(const RowSparseNDArray& out) {
     rows_out_ = out;
@@ -140,6 +150,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
 
   Request& AddRequest(const PlacedPart& part);
   void OnAnswer(Slot& slot, Answer&& answer);
+  std::size_t IndexOf(const Slot& slot) const {
+    return static_cast<std::size_t>(&slot - slots_.data());
+  }
   void Finish();
   // Of the last answer: no other thread touches it any more.
   std::exception_ptr TakeError() NO_THREAD_SAFETY_ANALYSIS { return std::move(error_); }
@@ -154,6 +167,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   boost::container::small_vector<Slot, 1> slots_;  // one for each request; they do not move
   NDArray out_;
   std::byte* out_data_ = nullptr;
+  std::shared_ptr<PartArrivals> arrivals_;
   RowSparseNDArray rows_out_;
   std::vector<Payload> rows_;  // received, by slot
   std::optional<Completion> done_;
@@ -161,6 +175,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   // Guarded by the key's lock.
   bool ready_ = false;
   bool in_batch_ = false;              // B1
+  bool submitted_ = false;             // of a call that awaits values
   PushGate::Entry not_submitted_;      // of a push
   std::shared_ptr<PartsCall> behind_;  // in the key's queue
   std::shared_ptr<PartsCall> self_;    // while answers are missing
@@ -182,6 +197,7 @@ class CallStarter {
   }
   PartsCall& operator*() const { return *call_; }
   PartsCall* operator->() const { return call_.get(); }
+  const std::shared_ptr<PartsCall>& call() const { return call_; }
 
  private:
   std::shared_ptr<PartsCall> call_;

@@ -35,12 +35,14 @@ struct JobOptions {
   std::chrono::milliseconds op_deadline{0};
   ServerProgram program = {};
   std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
-  // What becomes of each transport but the simulated ones; empty: nothing.
+  // What becomes of each transport; empty: nothing.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
   // Of TCP; 0: what follows from the options.
   std::chrono::milliseconds confirm_limit{0};
   // Whether the job's scheduler and servers end by an error.
   bool fails = false;
+  // Of each worker's engine; empty: as the environment says.
+  std::function<EngineOptions()> engine = {};
 };
 
 class Job {
@@ -77,7 +79,7 @@ class Job {
         try {
           const auto node = Join(i);
           {
-            Engine engine(EngineOptions::FromEnvironment());
+            Engine engine(options_.engine ? options_.engine() : EngineOptions::FromEnvironment());
             {
               const auto store = MakeDistStore(engine, type, node, node->NewStore());
               body(i, *store, engine);
@@ -119,18 +121,20 @@ class Job {
         TcpOptions tcp = TcpOptionsOf(options);
         tcp.incarnation = incarnation;
         if (options_.confirm_limit.count() > 0) tcp.confirm_limit = options_.confirm_limit;
-        std::unique_ptr<Transport> transport = TcpTransport::Create(std::move(tcp), events);
-        return options_.wrap ? options_.wrap(std::move(transport)) : std::move(transport);
+        return Wrapped(TcpTransport::Create(std::move(tcp), events));
       };
     }
     const NodeId self{static_cast<Role>(role), role == DistRole::kScheduler ? 0 : -1};
     return [this, self](TransportEvents& events, Incarnation incarnation) {
-      return hub_.MakeTransport({.self = self,
-                                 .incarnation = incarnation,
-                                 .address = "",
-                                 .peers_are_provisional = self.role == Role::kScheduler},
-                                events);
+      return Wrapped(hub_.MakeTransport({.self = self,
+                                         .incarnation = incarnation,
+                                         .address = "",
+                                         .peers_are_provisional = self.role == Role::kScheduler},
+                                        events));
     };
+  }
+  std::unique_ptr<Transport> Wrapped(std::unique_ptr<Transport> transport) const {
+    return options_.wrap ? options_.wrap(std::move(transport)) : std::move(transport);
   }
   template <class Body>
   void Run(const Body& body) {
