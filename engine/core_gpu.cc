@@ -84,6 +84,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   GpuQueue& queue = *async->gpu_queue;
   const FailureRecord* poison = tracker_.PoisonAtIssue(op);
   const std::exception_ptr skipped = poison != nullptr ? poison->error : nullptr;
+  tracker_.NotePoison(op);
   thread_local std::vector<GpuMark> waits;  // keeps its memory; bodies issue nothing themselves
   waits.clear();
   engine::Tracker::CollectMarks(op, &queue, &waits);
@@ -184,8 +185,8 @@ void EngineCore::FinishGpuLocked(Op* op) {
   gpu_in_flight_.pop_back();
   GpuQueue& queue = *async->gpu_queue;
   // What it read may have failed after it was issued.
-  FailureRecord* failure =
-      async->error != nullptr ? RecordFailureLocked(op, async->error) : tracker_.PoisonOf(op);
+  FailureRecord* failure = async->error != nullptr ? RecordFailureLocked(op, async->error)
+                                                   : tracker_.PoisonSinceIssue(op);
   FinishLocked(nullptr, op, failure);
   ReleasePlaceLocked(queue);
 }

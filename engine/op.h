@@ -68,6 +68,9 @@ class Access {
   // Of a GPU op: its body has said so of this variable, see Tracker::FailAlone.
   bool fails_alone() const { return (word_ & kFailsAlone) != 0; }
   void set_fails_alone() { word_ |= kFailsAlone; }
+  // Of a GPU op that runs when poisoned: the variable was, when the body looked.
+  bool poison_known() const { return (word_ & kPoisonKnown) != 0; }
+  void set_poison_known() { word_ |= kPoisonKnown; }
 
   AccessRef next;  // in the variable's queue, while waiting
 
@@ -75,6 +78,7 @@ class Access {
   static constexpr std::uintptr_t kGranted = 4;
   static constexpr std::uintptr_t kNamesFailure = 8;
   static constexpr std::uintptr_t kFailsAlone = 16;
+  static constexpr std::uintptr_t kPoisonKnown = 32;
   std::uintptr_t word_;
 };
 

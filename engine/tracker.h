@@ -68,6 +68,27 @@ class Tracker {
     }
     return nullptr;
   }
+  // Of a GPU op that is about to be issued and runs when poisoned: what poisons its inputs now its
+  // body can see, and answer for.
+  void NotePoison(Op* op) const {
+    if (!op->run_when_poisoned || (poisoned_vars_ == 0 && frontiers_ == 0)) return;
+    for (std::uint32_t i = 0; i < op->access_count; ++i) {
+      Access& access = op->access(i);
+      if (FailureAtIssue(access.var()) != nullptr) access.set_poison_known();
+    }
+  }
+  // What a GPU op that has been issued fails by although all went well: an input of it has failed
+  // since. Null: none has.
+  FailureRecord* PoisonSinceIssue(Op* op) const {
+    if (poisoned_vars_ == 0) return nullptr;
+    for (std::uint32_t i = 0; i < op->access_count; ++i) {
+      const Access& access = op->access(i);
+      if (access.mode() == AccessMode::kWrite || access.mode() == AccessMode::kFence) continue;
+      if (access.poison_known() || access.var()->failure == nullptr) continue;
+      return access.var()->failure;
+    }
+    return nullptr;
+  }
   // What poisons `var` once all ops that are issued have finished, as far as is known.
   static FailureRecord* FailureAtIssue(const VarState* var) {
     const GpuVar* gpu = var->gpu.get();
