@@ -38,6 +38,7 @@ class CountingDriver final : public GpuDriver {
 
   int device_count() const override { return driver_.device_count(); }
   std::string WhyNoGpu(int id) const override { return driver_.WhyNoGpu(id); }
+  std::string UniqueName(int device) const override { return driver_.UniqueName(device); }
   int Enter(int device) override { return driver_.Enter(device); }
   void Leave(int outer) noexcept override { driver_.Leave(outer); }
   Stream NewStream(bool urgent, int priority) override {

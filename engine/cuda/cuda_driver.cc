@@ -35,6 +35,16 @@ class CudaDriver final : public GpuDriver {
  public:
   int device_count() const override { return GpuCount(); }
   std::string WhyNoGpu(int id) const override { return heddle::WhyNoGpu(id); }
+  std::string UniqueName(int device) const override {
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    std::string name = "GPU-";  // as nvidia-smi -L shows it
+    for (std::size_t i = 0; i < sizeof(properties.uuid.bytes); ++i) {
+      if (i >= 4 && i <= 10 && i % 2 == 0) name += '-';
+      name += fmt::format("{:02x}", static_cast<unsigned char>(properties.uuid.bytes[i]));
+    }
+    return name;
+  }
 
   int Enter(int device) override {
     int outer = device;

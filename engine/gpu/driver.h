@@ -30,6 +30,9 @@ class GpuDriver {
   // gpu(0) to gpu(count - 1) may be named. Makes no context on any.
   virtual int device_count() const = 0;
   virtual std::string WhyNoGpu(int id) const = 0;
+  // Of the GPU behind gpu(device), which is there: the same in all processes that have it, and no
+  // other GPU's, on whatever host.
+  virtual std::string UniqueName(int device) const = 0;
 
   // Makes `device` the calling thread's current one; returns the outer one, for Leave.
   virtual int Enter(int device) = 0;

@@ -10,6 +10,7 @@ class NoDriver final : public GpuDriver {
  public:
   int device_count() const override { return 0; }
   std::string WhyNoGpu(int id) const override { return heddle::WhyNoGpu(id); }
+  std::string UniqueName(int) const override { Unreachable(); }
   int Enter(int) override { Unreachable(); }
   void Leave(int) noexcept override { Unreachable(); }
   Stream NewStream(bool, int) override { Unreachable(); }

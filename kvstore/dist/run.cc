@@ -120,6 +120,11 @@ class ProcessWorker {
     if (node != nullptr) node->Fail(why);
   }
 
+  std::optional<std::string> failure() EXCLUDES(mutex_) {
+    const std::shared_ptr<WorkerNode> node = Present();
+    return node != nullptr ? node->failure() : std::nullopt;
+  }
+
   // As one more store, which goes then.
   void LeaveAtExit() EXCLUDES(mutex_) {
     const std::shared_ptr<WorkerNode> node = Present();
@@ -168,6 +173,7 @@ ProcessWorker& TheWorker() {
 }  // namespace
 
 void FailProcessWorker(const std::string& why) { TheWorker().Fail(why); }
+std::optional<std::string> FailureOfProcessJob() { return TheWorker().failure(); }
 void LeaveAtProcessExit() { TheWorker().LeaveAtExit(); }
 
 std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine) {

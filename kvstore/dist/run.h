@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kvstore/dist/protocol/ids.h"
@@ -28,6 +29,8 @@ std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engin
 // The worker that this process is, if it is one, has failed, and the process ends now: the job is
 // told `why`. Returns when the message has gone.
 void FailProcessWorker(const std::string& why);
+// Why the job of that worker cannot go on, see WorkerNode::failure.
+std::optional<std::string> FailureOfProcessJob();
 // The worker that this process is, if it is one with stores, leaves the job when the process exits
 // with status 0, not when its last store goes.
 void LeaveAtProcessExit();

@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -50,14 +51,44 @@ DeviceGroupOptions DeviceGroupOptions::FromEnvironment() {
   return options;
 }
 
+std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine) {
+  const std::shared_ptr<internal::GpuDriver>& driver = engine.options().gpu_driver;
+  return driver != nullptr ? driver : internal::DefaultGpuDriver();
+}
+
+std::shared_ptr<const Var> NcclOrderOf(Engine& engine) {
+  static Mutex mutex;
+  static auto* const orders = new std::map<const Engine*, std::weak_ptr<const Var>>;
+  const MutexLock lock(mutex);
+  std::weak_ptr<const Var>& known = (*orders)[&engine];
+  std::shared_ptr<const Var> order = known.lock();
+  if (order == nullptr) known = order = std::make_shared<const Var>(engine.NewVar("nccl.order"));
+  return order;
+}
+
 // --- set-up --------------------------------------------------------------------------------------
 
 DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
-                         std::vector<int> devices, const DeviceGroupOptions& options)
+                         std::vector<int> devices, const DeviceGroupOptions& options,
+                         std::optional<GroupPlace> place)
     : nccl_(std::move(nccl)),
       driver_(std::move(driver)),
       devices_(std::move(devices)),
-      options_(options) {
+      options_(options),
+      place_(std::move(place)) {
+  CheckDevices();
+  try {
+    Open();
+  } catch (const std::exception& error) {
+    TakeDown(&Nccl::Abort);
+    FreeStreams();
+    if (place_ && place_->meeting != nullptr) place_->meeting->Fail(error.what());
+    throw;
+  }
+  watchdog_ = std::thread([this] { Watch(); });
+}
+
+void DeviceGroup::CheckDevices() const {
   for (const int device : devices_) {
     if (device < 0 || device >= driver_->device_count()) {
       throw InvalidArgument(
@@ -69,14 +100,6 @@ DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::G
           fmt::format("NCCL: expected distinct devices, got gpu({}) twice", device));
     }
   }
-  try {
-    Open();
-  } catch (...) {
-    TakeDown(&Nccl::Abort);
-    FreeStreams();
-    throw;
-  }
-  watchdog_ = std::thread([this] { Watch(); });
 }
 
 void DeviceGroup::Open() {
@@ -86,14 +109,16 @@ void DeviceGroup::Open() {
     member.stream = driver_->NewStream(/*urgent=*/false, options_.stream_priority);
   }
   const MutexLock lock(issue_mutex_);
-  const Nccl::Id id = nccl_->NewId();
+  const Nccl::Id id = place_ ? place_->id : nccl_->NewId();
+  const int ranks = place_ ? place_->ranks : static_cast<int>(members_.size());
   nccl_->GroupStart();
   std::exception_ptr error;
-  for (std::size_t rank = 0; rank < members_.size() && error == nullptr; ++rank) {
-    Member& member = members_[rank];
+  for (std::size_t i = 0; i < members_.size() && error == nullptr; ++i) {
+    Member& member = members_[i];
+    const int rank = static_cast<int>(i) + (place_ ? place_->first_rank : 0);
     try {
       const EnteredDevice entered(*driver_, member.device);
-      nccl_->Init(&member.comm, static_cast<int>(members_.size()), id, static_cast<int>(rank));
+      nccl_->Init(&member.comm, ranks, id, rank);
     } catch (...) {
       error = std::current_exception();
     }
@@ -113,7 +138,10 @@ DeviceGroup::~DeviceGroup() {
     watchdog_.join();
   }
   const MutexLock lock(mutex_);
-  if (failure_ == nullptr) TakeDown(&Nccl::Destroy);
+  // Without those that are gone nothing may end.
+  if (failure_ == nullptr) {
+    TakeDown(JobFailed(nullptr) != nullptr ? &Nccl::Abort : &Nccl::Destroy);
+  }
   for (const std::unique_ptr<Call>& call : spare_calls_) FreeCall(*call);
   FreeStreams();
 }
@@ -148,11 +176,15 @@ struct DeviceGroup::CollectiveOp {
   std::shared_ptr<DeviceGroup> group;
   OpName name;
   std::vector<Collective> collectives;
-  CallPtr call;
+  CallPtr call = nullptr;
+  std::unique_ptr<DeviceGroup, GiveUpCall> open = nullptr;  // the group, if of several processes
 
   void operator()(GpuStream stream) { group->Issue(stream, name.c_str(), collectives, &call); }
   // What an aborted communicator has left in the arrays is no result.
-  void Finish() const { group->RethrowFailure(); }
+  void Finish() {
+    group->ThrowIfFailed();
+    static_cast<void>(open.release());
+  }
 };
 
 void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
@@ -167,7 +199,10 @@ void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
   for (const Collective& collective : collectives) {
     const NDArray& root = collective.arrays[collective.root];
     Accesses own{.device = root.device()};
-    if (collective.is_broadcast()) {
+    if (!collective.sums.empty()) {
+      for (const NDArray& array : collective.arrays) own.reads.emplace_back(array.var());
+      for (const NDArray& sum : collective.sums) own.writes.emplace_back(sum.var());
+    } else if (collective.is_broadcast()) {
       own.reads.emplace_back(root.var());
       for (std::size_t i = 0; i < collective.arrays.size(); ++i) {
         if (i == collective.root) continue;
@@ -184,21 +219,29 @@ void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
     each.push_back(std::move(own));
   }
   Engine& engine = collectives[0].arrays[0].engine();
+  const bool between_processes = group->place_.has_value();
   const bool several = collectives.size() > 1;
+  if (between_processes) all.writes.emplace_back(group->place_->order);
   OpOptions options{.name = name,
                     .reads = all.reads,
                     .writes = all.writes,
                     .device = each[0].device,
                     .lane = Lane::kComm,
                     .priority = priority,
-                    .run_when_poisoned = several};
+                    .run_when_poisoned = several || between_processes};
+  if (between_processes) {
+    CollectiveOp op{group, name, std::move(collectives)};
+    op.open.reset(group.get());
+    engine.PushGpu(options, std::move(op));
+    return;
+  }
   if (!several) {
-    engine.PushGpu(options, CollectiveOp{group, name, std::move(collectives), nullptr});
+    engine.PushGpu(options, CollectiveOp{group, name, std::move(collectives)});
     return;
   }
   // It may end, and let go of its arrays, at once: those of `collectives` keep the variables that
   // `each` refers to.
-  engine.PushGpu(options, CollectiveOp{group, name, collectives, nullptr});
+  engine.PushGpu(options, CollectiveOp{group, name, collectives});
   // The group has summed or copied whatever was there. These ops issue nothing: they tell those who
   // wait for the output of a poisoned input.
   for (Accesses& own : each) {
@@ -263,7 +306,7 @@ void DeviceGroup::End(Call* call) noexcept {
   spare_calls_.emplace_back(call);
 }
 
-void DeviceGroup::RethrowFailure() const {
+void DeviceGroup::ThrowIfFailed() const {
   const MutexLock lock(mutex_);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
@@ -271,7 +314,8 @@ void DeviceGroup::RethrowFailure() const {
 void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
                         CallPtr* call) {
   const MutexLock issue_lock(issue_mutex_);
-  RethrowFailure();
+  ThrowIfFailed();
+  if (place_) FailIfPoisonedLocked(name, collectives);
   *call = Begin(stream.device, name, collectives);
   driver_->Record((*call)->fork, stream.handle);
   for (const Member& member : members_) driver_->Wait(member.stream, (*call)->fork);
@@ -308,7 +352,10 @@ void DeviceGroup::IssueLocked(const Collective& collective) {
     const auto count = static_cast<std::size_t>(array.size());
     if (count == 0) continue;
     const Member& member = members_[i];
-    if (collective.is_broadcast()) {
+    if (!collective.sums.empty()) {
+      nccl_->AllReduce(storage::ConstAt(array, 0), storage::At(collective.sums[i], 0), count,
+                       array.dtype(), member.comm, member.stream);
+    } else if (collective.is_broadcast()) {
       // The root is only read, but NCCL has one name for both.
       void* const data = i == collective.root ? const_cast<std::byte*>(storage::ConstAt(array, 0))
                                               : storage::At(array, 0);
@@ -321,17 +368,31 @@ void DeviceGroup::IssueLocked(const Collective& collective) {
   }
 }
 
+std::string DeviceGroup::Who() const {
+  std::string text = fmt::format("NCCL between gpu({})", fmt::join(devices_, "), gpu("));
+  if (place_) text += fmt::format(" of process {} of {}", place_->process, place_->processes);
+  return text;
+}
+
+std::string DeviceGroup::Describe(const char* name, std::span<const Collective> collectives) const {
+  if (name == nullptr) return Who() + ": the set-up";
+  std::string text = fmt::format("{}: {} of key {}", Who(), name, ToString(collectives[0].key));
+  if (collectives.size() > 1) text += fmt::format(" and {} more", collectives.size() - 1);
+  return text;
+}
+
 std::exception_ptr DeviceGroup::TimedOut(const Call* call) const {
-  std::string what = "the set-up";
-  if (call != nullptr) {
-    what = fmt::format("{} of key {}", call->name, ToString(call->collectives[0].key));
-    if (call->collectives.size() > 1) {
-      what += fmt::format(" and {} more", call->collectives.size() - 1);
-    }
-  }
-  return std::make_exception_ptr(TimeoutError(
-      fmt::format("NCCL between gpu({}): {} was not over after {} ms (HEDDLE_NCCL_DEADLINE_MS)",
-                  fmt::join(devices_, "), gpu("), what, options_.deadline.count())));
+  return std::make_exception_ptr(
+      TimeoutError(fmt::format("{} was not over after {} ms (HEDDLE_NCCL_DEADLINE_MS)",
+                               Describe(call), options_.deadline.count())));
+}
+
+std::exception_ptr DeviceGroup::JobFailed(const Call* call) const {
+  if (!place_ || place_->meeting == nullptr) return nullptr;
+  const std::optional<std::string> why = place_->meeting->failure();
+  if (!why) return nullptr;
+  return std::make_exception_ptr(
+      NetworkError(fmt::format("{} cannot end: {}", Describe(call), *why)));
 }
 
 // Until no communicator is busy with the call that has just been made.
@@ -348,6 +409,7 @@ void DeviceGroup::AwaitLocked(const Call* call) {
     if (options_.deadline.count() > 0 && options_.now() - since > options_.deadline) {
       std::rethrow_exception(TimedOut(call));
     }
+    if (std::exception_ptr error = JobFailed(call)) std::rethrow_exception(error);
     std::this_thread::sleep_for(kAskEvery);
   }
 }
@@ -360,12 +422,42 @@ void DeviceGroup::FailLocked(std::exception_ptr error) {
     if (failure_ != nullptr) return;
     failure_ = error;
   }
+  std::string why;
   try {
     std::rethrow_exception(std::move(error));
   } catch (const std::exception& reason) {
-    Log(LogLevel::kError, "NCCL's communicators are aborted: {}", reason.what());
+    why = reason.what();
   }
+  Log(LogLevel::kError, "NCCL's communicators are aborted: {}", why);
   TakeDown(&Nccl::Abort);
+  if (place_ && place_->meeting != nullptr) place_->meeting->Fail(why);
+}
+
+// What this process does not issue the others would wait for.
+void DeviceGroup::FailIfPoisonedLocked(const char* name, std::span<const Collective> collectives) {
+  for (const Collective& collective : collectives) {
+    for (const NDArray& array : collective.arrays) {
+      const std::exception_ptr poison = array.engine().ErrorOf(array.var());
+      if (poison == nullptr) continue;
+      std::string why = "an unknown exception";
+      try {
+        std::rethrow_exception(poison);
+      } catch (const std::exception& error) {
+        why = error.what();
+      } catch (...) {
+      }
+      FailLocked(std::make_exception_ptr(InvalidState(fmt::format(
+          "{}: what process {} gives for key {} has failed: {}", Describe(name, collectives),
+          place_->process, ToString(collective.key), why))));
+      std::rethrow_exception(poison);
+    }
+  }
+}
+
+// Of a call that has not come to its end: its device has failed, before or after it was issued.
+void DeviceGroup::GiveUp() noexcept {
+  const MutexLock issue_lock(issue_mutex_);
+  FailLocked(std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device")));
 }
 
 std::exception_ptr DeviceGroup::ErrorOfCommsLocked() {
@@ -409,6 +501,7 @@ void DeviceGroup::Look() {
         now - *first.running_since > options_.deadline) {
       error = TimedOut(&first);
     }
+    if (std::exception_ptr failed = JobFailed(&first)) error = failed;
   }
   if (std::exception_ptr reported = ErrorOfCommsLocked()) error = reported;
   if (error != nullptr) FailLocked(error);

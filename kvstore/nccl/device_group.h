@@ -1,4 +1,5 @@
-// Collectives between the GPUs of this process: a communicator of NCCL and a stream a device.
+// Collectives between the GPUs of this process, or of all processes of a job: a communicator of
+// NCCL and a stream a device.
 //
 // DESIGN. All that several devices do together is one GPU op of the engine, on the comm stream of
 // one of them, the carrier: what it has waited for there, the group's own streams wait for by an
@@ -11,6 +12,20 @@
 // running. On an error, or beyond the deadline, the group fails: every communicator is aborted,
 // which ends what runs on its device, and only after all of them anything is freed. Calls in flight
 // fail then at their end, later ones at once, with the same error.
+//
+// Several processes. NCCL knows the collectives of different ranks to belong together by nothing
+// but their order. Engines issue ops in an order of their own, by priorities and as inputs come; so
+// these ops are chained here, by a variable of the engine that each of them writes:
+//   (P1) They are issued in the order of the calls of Queue, whatever their priorities; with those
+//   of
+//        all other groups between processes, as collectives of several communicators on one GPU
+//        wait for each other, too.
+//   (P2) Each of them issues its collectives, or the group fails. An op whose input is poisoned is
+//        not skipped, as others would wait for it: the group fails with the input's error.
+//   (P3) A group that has failed here tells the other processes, by the meeting, if that can; and
+//        one that hears of it, or of a process that is gone, fails itself. So what a process does
+//        not come to, because its group has failed, no other waits for.
+// Where the meeting cannot tell, the others' deadlines do.
 #pragma once
 
 #include <heddle/engine.h>
@@ -31,6 +46,7 @@
 
 #include "base/mutex.h"
 #include "engine/gpu/driver.h"
+#include "kvstore/nccl/meeting.h"
 #include "kvstore/nccl/nccl_api.h"
 
 namespace heddle::kvstore {
@@ -41,9 +57,27 @@ struct Collective {
   std::size_t root = 0;              // a place among them
   // On the root's device, becomes their sum. Empty: the root's array is copied to the others.
   NDArray sum = {};
+  // On each device, becomes the sum over the devices of all processes. Not empty if there are
+  // several processes: they have this kind alone. `root` is a device of this process, then.
+  std::vector<NDArray> sums = {};
   Key key = {};  // for messages
 
-  bool is_broadcast() const { return sum.empty(); }
+  bool is_broadcast() const { return sum.empty() && sums.empty(); }
+};
+
+// What all collectives between processes are chained by. One an engine, as long as somebody has it.
+std::shared_ptr<const Var> NcclOrderOf(Engine& engine);
+
+// Where the devices of this process are among those of all. The processes make a group with the
+// same id, and then queue the same collectives in the same order.
+struct GroupPlace {
+  Nccl::Id id{};
+  int ranks = 0;       // devices of all processes
+  int first_rank = 0;  // that of this process's first device
+  Var order;           // NcclOrderOf the engine
+  int process = 0;
+  int processes = 1;
+  std::shared_ptr<Meeting> meeting = nullptr;  // null: nobody to tell
 };
 
 struct DeviceGroupOptions {
@@ -55,6 +89,8 @@ struct DeviceGroupOptions {
   static DeviceGroupOptions FromEnvironment();
 };
 
+std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine);
+
 // Threads: all methods, any thread. Lives until the last op that was queued on it is done.
 class DeviceGroup {
  public:
@@ -62,8 +98,10 @@ class DeviceGroup {
 
   // Waits until NCCL has set up all devices. InvalidArgument for a device that is not there, or is
   // named twice, before NCCL is called; TimeoutError; NcclError.
+  // Several processes: NetworkError, too, where one of them is gone.
   DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
-              std::vector<int> devices, const DeviceGroupOptions& options);
+              std::vector<int> devices, const DeviceGroupOptions& options,
+              std::optional<GroupPlace> place = std::nullopt);
   ~DeviceGroup();
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -71,10 +109,15 @@ class DeviceGroup {
   const std::vector<int>& devices() const { return devices_; }
 
   // Queues all of `collectives` as one group of NCCL's. What one of them writes, no other touches.
-  // If an input of one is poisoned, what that one writes will be, and nothing else.
-  // Errors, at the waits: NcclError; TimeoutError with the name of the op and its devices.
+  // If an input of one is poisoned, what that one writes will be, and nothing else; of several
+  // processes, all of this group.
+  // Errors, at the waits: NcclError; TimeoutError with the name of the op and its devices; of
+  // several processes NetworkError, if one is gone or has failed.
   static void Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                     std::vector<Collective> collectives, int priority);
+
+  // Throws what the group has failed by.
+  void ThrowIfFailed() const EXCLUDES(mutex_);
 
  private:
   using Event = internal::GpuDriver::Event;
@@ -101,7 +144,12 @@ class DeviceGroup {
     void operator()(Call* call) const { call->group.End(call); }
   };
   using CallPtr = std::unique_ptr<Call, EndCall>;
+  // Of a call between processes that has not come to its end.
+  struct GiveUpCall {
+    void operator()(DeviceGroup* group) const { group->GiveUp(); }
+  };
 
+  void CheckDevices() const;
   void Open();
   void AwaitLocked(const Call* call) REQUIRES(issue_mutex_);
   // Sets *call first, which has to live until the device is done, also when this throws.
@@ -113,12 +161,21 @@ class DeviceGroup {
   std::unique_ptr<Call> NewCall(std::size_t carrier);
   void FreeCall(const Call& call) noexcept;
   void End(Call* call) noexcept EXCLUDES(mutex_);
-  void RethrowFailure() const EXCLUDES(mutex_);
+  void FailIfPoisonedLocked(const char* name, std::span<const Collective> collectives)
+      REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void FailLocked(std::exception_ptr error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
+  void GiveUp() noexcept EXCLUDES(issue_mutex_, mutex_);
   // The two ways in which communicators go.
   void TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept;
   void FreeStreams() noexcept;
-  std::exception_ptr TimedOut(const Call* call) const;  // null: of the set-up
+  std::string Who() const;  // "NCCL between gpu(0), gpu(1)"
+  // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up".
+  std::string Describe(const char* name, std::span<const Collective> collectives) const;
+  std::string Describe(const Call* call) const {
+    return call == nullptr ? Describe(nullptr, {}) : Describe(call->name, call->collectives);
+  }
+  std::exception_ptr TimedOut(const Call* call) const;
+  std::exception_ptr JobFailed(const Call* call) const;  // null: it has not
   std::exception_ptr ErrorOfCommsLocked() REQUIRES(issue_mutex_);
 
   void Watch() EXCLUDES(issue_mutex_, mutex_);
@@ -129,7 +186,8 @@ class DeviceGroup {
   const std::shared_ptr<internal::GpuDriver> driver_;
   const std::vector<int> devices_;
   const DeviceGroupOptions options_;
-  std::vector<Member> members_;  // written by the constructor and the destructor alone
+  const std::optional<GroupPlace> place_;  // none: this process is alone
+  std::vector<Member> members_;            // written by the constructor and the destructor alone
 
   // One thread at a time is in NCCL. Taken before mutex_.
   Mutex issue_mutex_;

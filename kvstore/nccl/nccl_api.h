@@ -47,6 +47,9 @@ class Nccl {
   // Elements are of a dtype that Sums takes. `out` counts on the root alone.
   virtual void Reduce(const void* in, void* out, std::size_t count, DType dtype, int root,
                       Comm comm, Stream stream) = 0;
+  // The same on every rank. `in` may be `out`.
+  virtual void AllReduce(const void* in, void* out, std::size_t count, DType dtype, Comm comm,
+                         Stream stream) = 0;
   // The root's `data` comes to the others'.
   virtual void Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) = 0;
 

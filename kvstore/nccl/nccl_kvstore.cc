@@ -3,6 +3,8 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <exception>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -10,6 +12,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/log.h"
 #include "kvstore/checks.h"
 #include "kvstore/registry.h"
 #include "storage/array_state.h"
@@ -64,12 +67,41 @@ TransferStats NcclKVStore::transfers() const {
           pulled_bytes_.load(std::memory_order_relaxed)};
 }
 
+NcclKVStore::NcclKVStore(Engine& engine, std::shared_ptr<Nccl> nccl,
+                         std::unique_ptr<KVStore> values, const DeviceGroupOptions& options,
+                         std::shared_ptr<Meeting> meeting)
+    : KVStore(engine),
+      nccl_(std::move(nccl)),
+      options_(options),
+      values_(std::move(values)),
+      meeting_(std::move(meeting)),
+      order_(NcclOrderOf(engine)) {}
+
+// The place in the job goes with the meeting: what is under way completes before.
+NcclKVStore::~NcclKVStore() {
+  if (meeting_ == nullptr) return;
+  try {
+    engine().WaitForVar(*order_);
+  } catch (const std::exception& error) {
+    Log(LogLevel::kWarning, "a store of type nccl was dropped after a push failed: {}",
+        error.what());
+  }
+}
+
 void NcclKVStore::DoInit(std::span<const KeyArrays> pairs) {
-  for (const KeyArrays& pair : pairs) CheckDense("Init", pair);
-  values_->Init(KeyList(KeysOf(pairs)), ListsOf(pairs));
+  const auto check = [&] {
+    for (const KeyArrays& pair : pairs) CheckDense("Init", pair);
+    CheckInit(pairs, engine());
+    for (const KeyArrays& pair : pairs) {
+      if (values_->Contains(pair.key)) ThrowNotNew("Init", pair.key);
+    }
+  };
+  PutIn("Init", pairs, check,
+        [&](const ArrayLists& values) { values_->Init(KeyList(KeysOf(pairs)), values); });
   const MutexLock lock(mutex_);
   for (const KeyArrays& pair : pairs) {
-    slots_[pair.key.ToKey()] = {pair.arrays[0].device(), {}};
+    const NDArray& value = pair.arrays[0];
+    slots_[pair.key.ToKey()] = {value.device(), value.shape(), value.dtype()};
   }
 }
 
@@ -80,7 +112,7 @@ std::vector<NcclKVStore::Pushed> NcclKVStore::JoinRepeatedKeys(std::span<const K
   std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
   for (const KeyArrays& pair : pairs) {
     const auto [place, is_new] = places.emplace(pair.key, pushes.size());
-    if (is_new) pushes.push_back({pair.key, {}});
+    if (is_new) pushes.push_back({pair.key, {}, {}});
     std::vector<NDArray>& values = pushes[place->second].values;
     values.insert(values.end(), pair.arrays.begin(), pair.arrays.end());
   }
@@ -92,6 +124,7 @@ void NcclKVStore::CheckList(std::string_view call, const Pushed& pushed,
   const auto refuse = [&](const std::string& what) {
     throw InvalidArgument(fmt::format("{}: key {}: {}", call, ToString(pushed.key), what));
   };
+  if (meeting_ != nullptr) CheckKnown(call, pushed);
   for (const NDArray& array : pushed.values) {
     CheckShapeAndDType(call, pushed.key, pushed.values[0], array);
     if (const Device device = array.device(); device.type != DeviceType::kGpu) {
@@ -113,25 +146,47 @@ void NcclKVStore::CheckList(std::string_view call, const Pushed& pushed,
   }
 }
 
+// Every process has it, with the same shape and dtype.
+void NcclKVStore::CheckKnown(std::string_view call, const Pushed& pushed) const {
+  const MutexLock lock(mutex_);
+  const auto slot = slots_.find(pushed.key);
+  if (slot == slots_.end()) ThrowUnknownKey(call, pushed.key);
+  const NDArray& value = pushed.values[0];
+  if (value.shape() != slot->second.shape) {
+    ThrowShape(call, pushed.key, slot->second.shape, value.shape());
+  }
+  if (value.dtype() != slot->second.dtype) {
+    ThrowDType(call, pushed.key, slot->second.dtype, value.dtype());
+  }
+}
+
 NcclKVStore::GroupPtr NcclKVStore::group() const {
   const MutexLock lock(mutex_);
   return group_;
 }
 
+NcclKVStore::GroupPtr NcclKVStore::NewGroup(const std::vector<int>& devices,
+                                            std::optional<GroupPlace> place) const {
+  return std::make_shared<DeviceGroup>(nccl_, GpuDriverOf(engine()), devices, options_,
+                                       std::move(place));
+}
+
 NcclKVStore::GroupPtr NcclKVStore::GroupOf(std::string_view call, std::span<const Pushed> pushes) {
   const auto first =
-      std::ranges::find_if(pushes, [](const Pushed& pushed) { return pushed.values.size() > 1; });
+      std::ranges::find_if(pushes, [&](const Pushed& pushed) { return UsesNccl(pushed); });
   if (first == pushes.end()) return nullptr;
   const MutexLock set_up_lock(set_up_mutex_);
   GroupPtr group = this->group();
-  const std::vector<int> devices = group != nullptr ? group->devices() : first->devices();
-  for (const Pushed& pushed : pushes) {
-    if (pushed.values.size() > 1) CheckList(call, pushed, devices);
+  if (group == nullptr && meeting_ != nullptr) {
+    group = MeetForGroup(call, pushes);
+  } else {
+    const std::vector<int> devices = group != nullptr ? group->devices() : first->devices();
+    for (const Pushed& pushed : pushes) {
+      if (UsesNccl(pushed)) CheckList(call, pushed, devices);
+    }
+    if (group != nullptr) return group;
+    group = NewGroup(devices, std::nullopt);
   }
-  if (group != nullptr) return group;
-  const std::shared_ptr<internal::GpuDriver>& driver = engine().options().gpu_driver;
-  group = std::make_shared<DeviceGroup>(
-      nccl_, driver != nullptr ? driver : internal::DefaultGpuDriver(), devices, options_);
   const MutexLock lock(mutex_);
   group_ = group;
   return group;
@@ -153,22 +208,35 @@ Collective NcclKVStore::InOrder(const DeviceGroup& group, KeyRef key,
   return collective;
 }
 
-Collective NcclKVStore::Reduction(const DeviceGroup& group, const Pushed& pushed) {
-  Collective collective = InOrder(group, pushed.key, pushed.values);
-  const NDArray& like = collective.arrays[collective.root];
+NDArray NcclKVStore::TakeSum(KeyRef key, const NDArray& like) {
   {
     const MutexLock lock(mutex_);
-    const auto slot = slots_.find(pushed.key);
-    while (slot != slots_.end() && !slot->second.spare_sums.empty() && collective.sum.empty()) {
-      NDArray spare = std::move(slot->second.spare_sums.back());
-      slot->second.spare_sums.pop_back();
-      const bool fits = spare.shape() == like.shape() && spare.dtype() == like.dtype() &&
-                        spare.device() == like.device();
-      if (fits) collective.sum = std::move(spare);
+    const auto slot = slots_.find(key);
+    if (slot != slots_.end()) {
+      std::vector<NDArray>& spares = slot->second.spare_sums;
+      const auto spare = std::ranges::find_if(spares, [&](const NDArray& sum) {
+        return sum.shape() == like.shape() && sum.dtype() == like.dtype() &&
+               sum.device() == like.device();
+      });
+      if (spare != spares.end()) {
+        std::swap(*spare, spares.back());
+        NDArray sum = std::move(spares.back());
+        spares.pop_back();
+        return sum;
+      }
     }
   }
-  if (collective.sum.empty()) {
-    collective.sum = NDArray(like.shape(), like.dtype(), like.device(), engine());
+  return NDArray(like.shape(), like.dtype(), like.device(), engine());
+}
+
+Collective NcclKVStore::Reduction(const DeviceGroup& group, const Pushed& pushed) {
+  Collective collective = InOrder(group, pushed.key, pushed.values);
+  if (meeting_ == nullptr) {
+    collective.sum = TakeSum(pushed.key, collective.arrays[collective.root]);
+  } else {
+    for (const NDArray& array : collective.arrays) {
+      collective.sums.push_back(TakeSum(pushed.key, array));
+    }
   }
   return collective;
 }
@@ -183,10 +251,14 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   if (const GroupPtr group = GroupOf(call, pushes)) {
     std::vector<Collective> reductions;
     for (Pushed& pushed : pushes) {
-      if (pushed.values.size() == 1) continue;
+      if (!UsesNccl(pushed)) continue;
       Collective reduction = Reduction(*group, pushed);
-      pushed.values = {reduction.sum};
-      pushed.summed = true;
+      if (meeting_ == nullptr) {
+        pushed.sums = pushed.values = {reduction.sum};
+      } else {
+        pushed.sums = reduction.sums;
+        pushed.values = {reduction.sums[reduction.root]};
+      }
       reductions.push_back(std::move(reduction));
     }
     DeviceGroup::Queue(group, "kvstore.nccl.reduce", std::move(reductions), priority);
@@ -204,8 +276,8 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   for (Pushed& pushed : pushes) {
     // A key that the push has made lies where its first value lay.
     Slot& slot =
-        slots_.try_emplace(pushed.key.ToKey(), Slot{pushed.values[0].device(), {}}).first->second;
-    if (pushed.summed) slot.spare_sums.push_back(std::move(pushed.values[0]));
+        slots_.try_emplace(pushed.key.ToKey(), Slot{pushed.values[0].device()}).first->second;
+    std::ranges::move(pushed.sums, std::back_inserter(slot.spare_sums));
   }
 }
 
@@ -232,7 +304,7 @@ void NcclKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ig
     const auto same_dtype = [&](const NDArray& array) {
       return array.dtype() == pair.arrays[0].dtype();
     };
-    if (group == nullptr || GpusOf(pair.arrays) != group->devices() ||
+    if (group == nullptr || meeting_ != nullptr || GpusOf(pair.arrays) != group->devices() ||
         !std::ranges::all_of(pair.arrays, same_dtype)) {
       direct.push_back(pair);
       continue;
@@ -269,24 +341,19 @@ void NcclKVStore::DoBroadcast(std::span<const KeyArrays> values, std::span<const
 }
 
 void NcclKVStore::DoReset(const KeyArrays& value) {
-  CheckDense("Reset", value);
-  CheckOneArray("Reset", value, engine());
-  values_->Reset(value.key, value.arrays);
+  const auto check = [&] {
+    CheckDense("Reset", value);
+    CheckOneArray("Reset", value, engine());
+    if (meeting_ != nullptr && !values_->Contains(value.key)) ThrowUnknownKey("Reset", value.key);
+  };
+  PutIn("Reset", {&value, 1}, check,
+        [&](const ArrayLists& values) { values_->Reset(value.key, values.lists()[0]); });
 }
 
 void NcclKVStore::DoRemove(KeyRef key) {
   values_->Remove(key);
   const MutexLock lock(mutex_);
   if (const auto slot = slots_.find(key); slot != slots_.end()) slots_.erase(slot);
-}
-
-std::unique_ptr<KVStore> MakeDeviceStore(Engine&, const KVStoreOptions&);  // local_kvstore.cc
-
-std::unique_ptr<KVStore> MakeNcclStore(Engine& engine, const KVStoreOptions& options) {
-  DeviceGroupOptions group = DeviceGroupOptions::FromEnvironment();
-  group.stream_priority =
-      engine.options().gpu.lanes[static_cast<std::size_t>(Lane::kComm)].priority;
-  return std::make_unique<NcclKVStore>(engine, LoadNccl(), MakeDeviceStore(engine, options), group);
 }
 
 }  // namespace heddle::kvstore

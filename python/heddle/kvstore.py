@@ -22,7 +22,7 @@ from typing import Any, Callable, Literal, TypeVar, overload
 from . import _core
 from .error import InvalidArgument, InvalidState, InvalidType
 
-__all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "types"]
+__all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "new_nccl_id", "types"]
 
 
 _Class = TypeVar("_Class", bound=type)
@@ -343,7 +343,13 @@ def types() -> list:
     return sorted({*_core.kvstore_types(), *KVStoreBase.kv_registry})
 
 
-_dist_stores: list = []  # weak references
+def new_nccl_id() -> str:
+    """The value of HEDDLE_NCCL_ID for one store 'nccl' of each process that has no scheduler. The process with
+    HEDDLE_NCCL_RANK 0 calls it, lives on, and hands it to the others."""
+    return _core.new_nccl_id()
+
+
+_dist_stores: list = []  # weak references; of a job
 
 
 def _live_dist_stores() -> "list[KVStore]":
@@ -435,6 +441,7 @@ def create(name: str = "local", strict_init: bool = False) -> Any:
 
     local      sums and updates on the CPU
     device     sums and updates on the devices that hold the values
+    nccl       the same on GPUs, by NCCL: of this process, of all workers of a job, or of those with one HEDDLE_NCCL_ID
     teststore  keeps nothing and sums what it gets
     dist_sync, dist_async, dist_device_sync, dist_device_async
                over the servers of a job; in a process whose role is server or scheduler this call serves until the
@@ -449,7 +456,7 @@ def create(name: str = "local", strict_init: bool = False) -> Any:
         return klass()
     if name.lower() not in _core.kvstore_types():
         raise InvalidArgument(f"unknown type of store {name!r}: expected one of {', '.join(types())}")
-    if not name.lower().startswith("dist"):
+    if not (name.lower().startswith("dist") or name.lower() == "nccl" and _core.nccl_spans_job()):
         return KVStore(name, strict_init)
     _serve_unless_worker()
     _end_in_order()

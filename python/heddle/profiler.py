@@ -43,7 +43,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     if profile_process == "worker":
         _set_own_state(state)
         return
-    stores = _kvstore._live_dist_stores()
+    stores = [store for store in _kvstore._live_dist_stores() if store.type.startswith("dist")]
     if not stores:
         raise InvalidState("set_state: expected a dist store, whose servers to record, got none")
     stores[-1]._send_command_to_servers(_core.trace_command(), _files["server"] if state == "run" else "")

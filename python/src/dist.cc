@@ -1,5 +1,6 @@
 // The roles of a distributed job that are no workers, and how a worker ends.
 #include <heddle/dist.h>
+#include <heddle/nccl.h>
 
 #include <future>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/run.h"
+#include "kvstore/nccl/nccl_meeting.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
 
@@ -123,6 +125,11 @@ struct PyServerOptimizers {
 
 void BindDist(nb::module_& m) {
   m.def("dist_role", [] { return std::string(DistRoleName(DistOptions::FromEnvironment().role)); });
+  m.def("nccl_spans_job", &kvstore::NcclSpansJob);
+  m.def("new_nccl_id", [] {
+    const Unlocked unlocked;
+    return NewNcclId();
+  });
   m.def("trace_command", [] { return kvstore::dist::kTraceCommand; });
   m.def(
       "fail_worker",

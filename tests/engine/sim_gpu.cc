@@ -164,7 +164,10 @@ class SimGpu::SimStream {
 };
 
 SimGpu::SimGpu(int devices, std::uint64_t seed) : shared_(std::make_shared<Shared>()), seed_(seed) {
-  for (int i = 0; i < devices; ++i) devices_.push_back(std::make_unique<SimDevice>());
+  for (int i = 0; i < devices; ++i) {
+    devices_.push_back(std::make_unique<SimDevice>());
+    names_.emplace(i, fmt::format("simulated GPU {}", i));
+  }
 }
 
 SimGpu::~SimGpu() {

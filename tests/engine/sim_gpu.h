@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -42,6 +43,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   // The next CheckLaunches of this thread throws CudaError with this name.
   static void FailLaunch(std::string name);
 
+  // gpu(device) is another name of the GPU behind gpu(of).
+  void MakeAlias(int device, int of) { names_.at(device) = names_.at(of); }
   // Before the first copy: no two devices are linked.
   void Unlink() { linked_ = false; }
   // Streams made from now on let other threads run so often at most before a task.
@@ -69,6 +72,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
 
   int device_count() const override { return static_cast<int>(devices_.size()); }
   std::string WhyNoGpu(int id) const override;
+  std::string UniqueName(int device) const override { return names_.at(device); }
   int Enter(int device) override;
   void Leave(int outer) noexcept override;
   Stream NewStream(bool urgent, int priority) override;
@@ -179,6 +183,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   std::uint64_t turns_max_ = 7;
   std::atomic<std::int64_t> device_bytes_{std::int64_t{1} << 40};
   std::vector<std::unique_ptr<SimDevice>> devices_;
+  std::map<int, std::string> names_;
   const std::shared_ptr<Shared> shared_;
   std::atomic<std::uint64_t> seed_;
   mutable std::atomic<int> launches_{0};

@@ -28,6 +28,7 @@
 #include "kvstore/dist/config.h"
 #include "kvstore/nccl/device_group.h"
 #include "kvstore/nccl/nccl_api.h"
+#include "kvstore/nccl/nccl_meeting.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/doctor_job.h"
 #include "tools/heddle/program_path.h"
@@ -37,7 +38,7 @@ namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
 // distributed jobs.
-constexpr std::array<std::string_view, 19> kVariables = {"HEDDLE_AGEING",
+constexpr std::array<std::string_view, 22> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_CHECK_ACCESS",
                                                          "HEDDLE_CPU_ALLOCATOR",
                                                          "HEDDLE_CPU_MEMORY_MAX",
@@ -48,6 +49,9 @@ constexpr std::array<std::string_view, 19> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_MAX_PENDING_BYTES",
                                                          "HEDDLE_MAX_PENDING_OPS",
                                                          "HEDDLE_NCCL_DEADLINE_MS",
+                                                         "HEDDLE_NCCL_ID",
+                                                         "HEDDLE_NCCL_PROCESSES",
+                                                         "HEDDLE_NCCL_RANK",
                                                          "HEDDLE_NUM_WORKERS",
                                                          "HEDDLE_PINNED_ALLOCATOR",
                                                          "HEDDLE_PINNED_MEMORY_MAX",
@@ -115,6 +119,12 @@ void CheckNccl(int& problems) {
     Line("no NCCL", error.what());
   }
   Checked(problems, [] { kvstore::DeviceGroupOptions::FromEnvironment(); });
+  Checked(problems, [] {
+    if (const auto process = kvstore::NcclProcess::FromEnvironment()) {
+      Line("stores of type nccl",
+           fmt::format("are those of {} processes, this is {}", process->processes, process->rank));
+    }
+  });
 }
 
 bool IsKnown(std::string_view name) {

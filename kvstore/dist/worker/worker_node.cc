@@ -146,6 +146,14 @@ void WorkerNode::Fail(const std::string& why) {
   transport_->Flush();
 }
 
+std::optional<std::string> WorkerNode::failure() {
+  MutexLock lock(mutex_);
+  const std::optional<FailureBody>& failure =
+      member_->failure() ? member_->failure() : machine_.failure();
+  if (!failure) return std::nullopt;
+  return TextOf(*failure);
+}
+
 void WorkerNode::Serve(Engine& engine) {
   {
     MutexLock lock(mutex_);

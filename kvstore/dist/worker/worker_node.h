@@ -47,6 +47,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   // This worker has failed, also if it has left in order, and its process ends: the job is told
   // why. Returns when the message has gone; what the stores wait for ends with an error.
   void Fail(const std::string& why);
+  // Who has failed, and why, if somebody has: nothing of this job can go on.
+  std::optional<std::string> failure();
 
   // For one engine at a time; threads that wait in others get their answers from the transport's
   // own thread.

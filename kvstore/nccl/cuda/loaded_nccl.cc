@@ -121,6 +121,11 @@ class LoadedNccl final : public Nccl {
     Check(reduce_(in, out, count, TypeOf(dtype), ncclSum, root, As(comm), On(stream)), "ncclReduce",
           As(comm));
   }
+  void AllReduce(const void* in, void* out, std::size_t count, DType dtype, Comm comm,
+                 Stream stream) override {
+    Check(all_reduce_(in, out, count, TypeOf(dtype), ncclSum, As(comm), On(stream)),
+          "ncclAllReduce", As(comm));
+  }
   void Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) override {
     Check(broadcast_(data, data, bytes, ncclUint8, root, As(comm), On(stream)), "ncclBroadcast",
           As(comm));
@@ -173,6 +178,7 @@ class LoadedNccl final : public Nccl {
   decltype(&ncclCommInitRankConfig) init_ = HEDDLE_NCCL(ncclCommInitRankConfig);
   decltype(&ncclCommGetAsyncError) get_async_error_ = HEDDLE_NCCL(ncclCommGetAsyncError);
   decltype(&ncclReduce) reduce_ = HEDDLE_NCCL(ncclReduce);
+  decltype(&ncclAllReduce) all_reduce_ = HEDDLE_NCCL(ncclAllReduce);
   decltype(&ncclBroadcast) broadcast_ = HEDDLE_NCCL(ncclBroadcast);
   decltype(&ncclCommAbort) abort_ = HEDDLE_NCCL(ncclCommAbort);
   decltype(&ncclCommDestroy) destroy_ = HEDDLE_NCCL(ncclCommDestroy);

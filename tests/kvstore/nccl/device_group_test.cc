@@ -3,7 +3,6 @@
 
 #include <heddle/error.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <latch>
@@ -21,6 +20,7 @@
 
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/kvstore/nccl/fake_clock.h"
 #include "tests/kvstore/nccl/sim_nccl.h"
 
 namespace heddle::kvstore_test {
@@ -38,25 +38,6 @@ using ::testing::HasSubstr;
 
 constexpr int kDevices = 4;
 const DeviceGroupOptions kNoDeadline{.deadline = milliseconds(0)};
-
-// A clock that stands still, or goes on by a minute whenever somebody looks.
-class Clock {
- public:
-  DeviceGroupOptions WithDeadline() {
-    return {.deadline = milliseconds(50), .now = [this] {
-              const int minutes = runs_ ? ++minutes_ : minutes_.load();
-              return DeviceGroup::Clock::time_point() + std::chrono::minutes(minutes);
-            }};
-  }
-  void Run(bool run = true) { runs_ = run; }
-  void AwaitLooks(int looks) const {
-    for (const int from = minutes_; minutes_ < from + looks;) std::this_thread::yield();
-  }
-
- private:
-  std::atomic<bool> runs_{false};
-  std::atomic<int> minutes_{0};
-};
 
 // One of each kind is enough: what differs between them is the engine's.
 std::vector<engine_test::Config> Configs() {
@@ -235,7 +216,7 @@ TEST_P(DeviceGroupTest, DevicesThatAreNotThereOrNamedTwiceAreRefusedBeforeNcclIs
 
 TEST_P(DeviceGroupTest, ASetUpThatDoesNotEndIsGivenUp) {
   nccl->NeverReady();
-  Clock clock;
+  FakeClock clock;
   clock.Run();
   EXPECT_THAT(MessageOf<TimeoutError>([&] {
                 Group({0, 1}, clock.WithDeadline());
@@ -245,7 +226,7 @@ TEST_P(DeviceGroupTest, ASetUpThatDoesNotEndIsGivenUp) {
 }
 
 TEST_P(DeviceGroupTest, ADeviceThatNeverComesEndsTheGroupAtItsDeadline) {
-  Clock clock;
+  FakeClock clock;
   auto group = Group({0, 1, 2}, clock.WithDeadline());
   nccl->LoseDevice(1, [&] { clock.Run(); });
   const Collective lost = Sum({0, 1, 2});
@@ -267,7 +248,7 @@ TEST_P(DeviceGroupTest, ADeviceThatNeverComesEndsTheGroupAtItsDeadline) {
 }
 
 TEST_P(DeviceGroupTest, WaitingForInputsIsNotRunning) {
-  Clock clock;
+  FakeClock clock;
   const auto group = Group({0, 1}, clock.WithDeadline());
   const Collective sum = Sum({0, 1});
   std::latch started(1), open(1);

@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <random>
 #include <utility>
 
 #include "base/check.h"
@@ -14,8 +16,18 @@ namespace heddle::kvstore_test {
 
 namespace {
 
-// Where the kernels of one collective meet.
+// What a collective does; those of all ranks have to be alike.
+struct Form {
+  enum Kind { kReduce, kAllReduce, kBroadcast } kind;
+  std::size_t bytes;
+  std::size_t root;
+  DType dtype;
+  bool operator==(const Form&) const = default;
+};
+
+// Where the kernels of one collective meet. One of another form than the first never does.
 struct Meeting {
+  std::optional<Form> form;
   std::vector<std::vector<std::byte>> inputs;
   std::size_t arrived = 0;
 };
@@ -32,14 +44,46 @@ struct SimNccl::World {
   const std::size_t ranks;
   std::mutex mutex;
   std::condition_variable changed;
-  std::atomic<int> in_call{0};
-  std::size_t joined = 0, leaving = 0;
-  bool aborted = false;
+  std::size_t joined = 0;
   std::map<int, Meeting> meetings;  // by the number of the collective
+};
+
+// Whoever has an id finds its communicator here.
+class SimNccl::Network {
+ public:
+  Id NewId() {
+    const std::lock_guard lock(mutex_);
+    ++ids_;
+    Id id{};
+    std::memcpy(id.data(), &ids_, sizeof(ids_));
+    std::memcpy(id.data() + sizeof(ids_), &salt_, sizeof(salt_));
+    return id;
+  }
+  std::shared_ptr<World> Find(const Id& id, int ranks) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<World>& world = worlds_[id];
+    if (world == nullptr) world = std::make_shared<World>(static_cast<std::size_t>(ranks));
+    CHECK(world->ranks == static_cast<std::size_t>(ranks));
+    return world;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::uint64_t ids_ = 0;
+  const std::uint32_t salt_ = std::random_device()();  // other test programs have other ids
+  std::map<Id, std::shared_ptr<World>> worlds_;
+};
+
+// The ranks of one process. Guarded by the world's mutex.
+struct SimNccl::Process {
+  std::atomic<int> in_call{0};
+  std::size_t ranks = 0, leaving = 0;
+  bool aborted = false;
 };
 
 struct SimNccl::SimComm {
   std::shared_ptr<World> world;
+  std::shared_ptr<Process> process;
   std::size_t rank;
   int device;
   int collectives = 0;
@@ -51,16 +95,12 @@ struct SimNccl::Kernel {
   Stream stream;
   const void* in;
   void* out;
-  std::size_t bytes;
-  std::size_t root;
-  bool sums;
-  DType dtype;
+  Form form;
 };
 
-// One at a time on communicators that belong together.
+// One at a time on the communicators of a process that belong together.
 struct SimNccl::OneCall {
-  explicit OneCall(World& world) : OneCall(world.in_call) {}
-  explicit OneCall(std::atomic<int>& calls) : in_call(calls) {
+  explicit OneCall(Process& process) : in_call(process.in_call) {
     CHECK(in_call.fetch_add(1) == 0, "two calls of NCCL at a time");
   }
   ~OneCall() { --in_call; }
@@ -71,13 +111,13 @@ namespace {
 thread_local int group_depth = 0;
 }  // namespace
 
-SimNccl::SimNccl(std::shared_ptr<engine_test::SimGpu> gpu) : gpu_(std::move(gpu)) {}
+SimNccl::SimNccl(std::shared_ptr<engine_test::SimGpu> gpu, std::shared_ptr<Network> network)
+    : gpu_(std::move(gpu)), network_(std::move(network)) {}
 SimNccl::~SimNccl() { CHECK(comms_left_ == 0, "{} communicators were left", comms_left_.load()); }
 
-SimNccl::Id SimNccl::NewId() {
-  newest_ = nullptr;
-  return {};
-}
+std::shared_ptr<SimNccl::Network> SimNccl::NewNetwork() { return std::make_shared<Network>(); }
+
+SimNccl::Id SimNccl::NewId() { return network_->NewId(); }
 
 void SimNccl::GroupStart() { ++group_depth; }
 
@@ -93,32 +133,41 @@ std::vector<Kernel>& Pending() {
 bool SimNccl::GroupEnd() {
   CHECK(--group_depth == 0, "groups do not nest here");
   const std::vector<Kernel> kernels = std::exchange(Pending<Kernel>(), {});
-  std::map<World*, std::size_t> calls;
+  std::map<Process*, std::size_t> calls;
   for (const Kernel& kernel : kernels) {
-    const OneCall one(*kernel.comm->world);
-    ++calls[kernel.comm->world.get()];
+    const OneCall one(*kernel.comm->process);
+    ++calls[kernel.comm->process.get()];
     Launch(kernel);
   }
-  for (const auto& [world, count] : calls) {
-    CHECK(count % world->ranks == 0, "a group with {} calls of {} ranks", count, world->ranks);
+  for (const auto& [process, count] : calls) {
+    CHECK(count % process->ranks == 0, "a group with {} calls of {} ranks", count, process->ranks);
   }
   groups_ += static_cast<int>(!kernels.empty());
   return !kernels.empty();
 }
 
-void SimNccl::Init(Comm* comm, int ranks, const Id&, int rank) {
+void SimNccl::Init(Comm* comm, int ranks, const Id& id, int rank) {
   CHECK(group_depth == 1, "several ranks of one thread need a group");
-  if (newest_ == nullptr) newest_ = std::make_shared<World>(static_cast<std::size_t>(ranks));
-  const OneCall one(*newest_);
-  ++newest_->joined;
+  const std::shared_ptr<World> world = network_->Find(id, ranks);
+  const std::scoped_lock lock(processes_mutex_, world->mutex);
+  std::shared_ptr<Process> process = processes_[world.get()].lock();
+  if (process == nullptr) {
+    process = std::make_shared<Process>();
+    processes_[world.get()] = process;
+  }
+  const OneCall one(*process);
+  ++world->joined;
+  ++process->ranks;
+  world->changed.notify_all();
   ++inits_;
   ++comms_left_;
-  *comm = new SimComm{newest_, static_cast<std::size_t>(rank), engine_test::SimGpu::current()};
+  *comm =
+      new SimComm{world, process, static_cast<std::size_t>(rank), engine_test::SimGpu::current()};
 }
 
 SimNccl::State SimNccl::Ask(Comm comm) noexcept {
   auto* sim = static_cast<SimComm*>(comm);
-  const OneCall one(*sim->world);
+  const OneCall one(*sim->process);
   if (report_error_) {
     return {.error = std::make_exception_ptr(
                 NcclError("simulated: ncclInternalError (reported later)", kInternalError))};
@@ -130,74 +179,96 @@ SimNccl::State SimNccl::Ask(Comm comm) noexcept {
 
 void SimNccl::Add(Kernel kernel) {
   CHECK(group_depth == 1, "a collective of several devices of one thread needs a group");
-  CHECK(kernel.root < kernel.comm->world->ranks);
+  CHECK(kernel.form.root < kernel.comm->world->ranks);
   Pending<Kernel>().push_back(kernel);
+}
+
+void SimNccl::AddSum(SimComm* comm, Kernel kernel) {
+  const OneCall one(*comm->process);
+  if (fail_next_reduce_.exchange(false)) {
+    throw NcclError("simulated: ncclInternalError (out of luck)", kInternalError);
+  }
+  Add(kernel);
 }
 
 void SimNccl::Reduce(const void* in, void* out, std::size_t count, DType dtype, int root, Comm comm,
                      Stream stream) {
-  const OneCall one(*static_cast<SimComm*>(comm)->world);
-  if (fail_next_reduce_.exchange(false)) {
-    throw NcclError("simulated: ncclInternalError (out of luck)", kInternalError);
-  }
+  auto* const sim = static_cast<SimComm*>(comm);
+  AddSum(sim, {sim,
+               stream,
+               in,
+               out,
+               {Form::kReduce, count * SizeOf(dtype), static_cast<std::size_t>(root), dtype}});
   ++reductions_;
-  Add({static_cast<SimComm*>(comm), stream, in, out, count * SizeOf(dtype),
-       static_cast<std::size_t>(root), true, dtype});
+}
+
+void SimNccl::AllReduce(const void* in, void* out, std::size_t count, DType dtype, Comm comm,
+                        Stream stream) {
+  auto* const sim = static_cast<SimComm*>(comm);
+  AddSum(sim, {sim, stream, in, out, {Form::kAllReduce, count * SizeOf(dtype), 0, dtype}});
+  ++all_reductions_;
 }
 
 void SimNccl::Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) {
-  const OneCall one(*static_cast<SimComm*>(comm)->world);
+  auto* const sim = static_cast<SimComm*>(comm);
+  const OneCall one(*sim->process);
   ++broadcasts_;
-  Add({static_cast<SimComm*>(comm), stream, data, data, bytes, static_cast<std::size_t>(root),
-       false, DType::kUInt8});
+  Add({sim,
+       stream,
+       data,
+       data,
+       {Form::kBroadcast, bytes, static_cast<std::size_t>(root), DType::kUInt8}});
 }
 
 void SimNccl::Launch(const Kernel& kernel) {
   SimComm& comm = *kernel.comm;
+  const Form form = kernel.form;
   const int number = comm.collectives++;
-  const bool writes = kernel.sums == (comm.rank == kernel.root);
+  const bool is_root = comm.rank == form.root;
+  const bool writes = form.kind == Form::kAllReduce || (form.kind == Form::kReduce) == is_root;
   std::vector<const void*> arrays = {kernel.in};
   if (writes) arrays.push_back(kernel.out);
-  std::vector<std::int64_t> bytes(arrays.size(), static_cast<std::int64_t>(kernel.bytes));
+  std::vector<std::int64_t> bytes(arrays.size(), static_cast<std::int64_t>(form.bytes));
   const bool lost = lost_device_ == comm.device;
-  const auto run = [this, kernel, number, lost, writes, rank = comm.rank,
-                    world = comm.world](const std::vector<std::byte*>& at) {
+  const auto run = [this, form, number, lost, writes, rank = comm.rank, world = comm.world,
+                    process = comm.process](const std::vector<std::byte*>& at) {
     if (lost && running_ != nullptr) running_();
     std::unique_lock lock(world->mutex);
     Meeting& meeting = world->meetings[number];
+    if (!meeting.form) meeting.form = form;
     meeting.inputs.resize(world->ranks);
-    meeting.inputs[rank].assign(at[0], at[0] + kernel.bytes);
-    if (!lost) ++meeting.arrived;
+    if (!lost && *meeting.form == form) {
+      meeting.inputs[rank].assign(at[0], at[0] + form.bytes);
+      ++meeting.arrived;
+    }
     world->changed.notify_all();
-    world->changed.wait(lock, [&] { return meeting.arrived == world->ranks || world->aborted; });
+    world->changed.wait(lock, [&] { return meeting.arrived == world->ranks || process->aborted; });
     if (!writes) return;
     if (meeting.arrived < world->ranks) {
-      std::memset(at[1], static_cast<int>(kGarbage), kernel.bytes);
+      std::memset(at[1], static_cast<int>(kGarbage), form.bytes);
       return;
     }
-    if (!kernel.sums) {
-      std::memcpy(at[1], meeting.inputs[kernel.root].data(), kernel.bytes);
+    if (form.kind == Form::kBroadcast) {
+      std::memcpy(at[1], meeting.inputs[form.root].data(), form.bytes);
       return;
     }
     std::vector<const void*> inputs;
-    for (const std::vector<std::byte>& input : meeting.inputs) {
-      CHECK(input.size() == kernel.bytes);
-      inputs.push_back(input.data());
-    }
-    ops::Sum(kernel.dtype, inputs, at[1], kernel.bytes / SizeOf(kernel.dtype));
+    for (const std::vector<std::byte>& input : meeting.inputs) inputs.push_back(input.data());
+    ops::Sum(form.dtype, inputs, at[1], form.bytes / SizeOf(form.dtype));
   };
   const int outer = gpu_->Enter(comm.device);
   gpu_->LaunchOn({comm.device, kernel.stream}, std::move(arrays), std::move(bytes), run);
   gpu_->Leave(outer);
 }
 
-// Waits for the others, as NCCL may.
+// Waits for the others of this process, as NCCL may.
 void SimNccl::Leave(SimComm* comm) {
   const std::shared_ptr<World> world = comm->world;
+  const std::shared_ptr<Process> process = comm->process;
   std::unique_lock lock(world->mutex);
-  ++world->leaving;
+  ++process->leaving;
   world->changed.notify_all();
-  world->changed.wait(lock, [&] { return world->leaving == world->joined; });
+  world->changed.wait(lock, [&] { return process->leaving == process->ranks; });
   delete comm;
   --comms_left_;
 }
@@ -206,7 +277,7 @@ void SimNccl::Abort(Comm comm) noexcept {
   auto* sim = static_cast<SimComm*>(comm);
   {
     const std::lock_guard lock(sim->world->mutex);
-    sim->world->aborted = true;
+    sim->process->aborted = true;
     sim->world->changed.notify_all();
   }
   ++aborts_;
@@ -217,7 +288,7 @@ void SimNccl::Destroy(Comm comm) noexcept {
   auto* sim = static_cast<SimComm*>(comm);
   {
     const std::lock_guard lock(sim->world->mutex);
-    CHECK(!sim->world->aborted);
+    CHECK(!sim->process->aborted);
   }
   Leave(sim);
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,9 +22,16 @@ namespace heddle::kvstore_test {
 // Checks, and ends the process otherwise, what NCCL asks of its callers: groups for several
 // devices, one call at a time, an end for every communicator; and that all of a group are ended at
 // a time.
+//
+// One for each simulated process. Those of a job share a network.
 class SimNccl final : public kvstore::Nccl {
  public:
-  explicit SimNccl(std::shared_ptr<engine_test::SimGpu> gpu);
+  class Network;
+
+  explicit SimNccl(std::shared_ptr<engine_test::SimGpu> gpu)
+      : SimNccl(std::move(gpu), NewNetwork()) {}
+  SimNccl(std::shared_ptr<engine_test::SimGpu> gpu, std::shared_ptr<Network> network);
+  static std::shared_ptr<Network> NewNetwork();
   ~SimNccl() override;
 
   // What goes wrong.
@@ -39,6 +47,7 @@ class SimNccl final : public kvstore::Nccl {
   int inits() const { return inits_; }
   int groups() const { return groups_; }  // with collectives in them
   int reductions() const { return reductions_; }
+  int all_reductions() const { return all_reductions_; }
   int broadcasts() const { return broadcasts_; }
   int aborts() const { return aborts_; }
 
@@ -50,6 +59,8 @@ class SimNccl final : public kvstore::Nccl {
   State Ask(Comm comm) noexcept override;
   void Reduce(const void* in, void* out, std::size_t count, DType dtype, int root, Comm comm,
               Stream stream) override;
+  void AllReduce(const void* in, void* out, std::size_t count, DType dtype, Comm comm,
+                 Stream stream) override;
   void Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) override;
   void Abort(Comm comm) noexcept override;
   void Destroy(Comm comm) noexcept override;
@@ -57,9 +68,11 @@ class SimNccl final : public kvstore::Nccl {
  private:
   struct SimComm;
   struct World;
+  struct Process;
   struct Kernel;
   struct OneCall;
 
+  void AddSum(SimComm* comm, Kernel kernel);
   void Add(Kernel kernel);
   void Launch(const Kernel& kernel);
   void Leave(SimComm* comm);
@@ -68,9 +81,11 @@ class SimNccl final : public kvstore::Nccl {
   std::atomic<int> lost_device_{-1};
   std::function<void()> running_;
   std::atomic<bool> fail_next_reduce_{false}, report_error_{false}, never_ready_{false};
-  std::atomic<int> inits_{0}, groups_{0}, reductions_{0}, broadcasts_{0}, aborts_{0};
-  std::atomic<int> comms_left_{0};
-  std::shared_ptr<World> newest_;
+  std::atomic<int> inits_{0}, groups_{0}, reductions_{0}, all_reductions_{0}, broadcasts_{0};
+  std::atomic<int> aborts_{0}, comms_left_{0};
+  const std::shared_ptr<Network> network_;
+  std::mutex processes_mutex_;
+  std::map<World*, std::weak_ptr<Process>> processes_;  // this one's part in each
 };
 
 }  // namespace heddle::kvstore_test

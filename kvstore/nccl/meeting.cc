@@ -1,0 +1,53 @@
+#include "kvstore/nccl/meeting.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+namespace heddle::kvstore {
+
+std::vector<std::string> Meeting::Exchange(const std::string& text) {
+  using Size = std::uint64_t;
+  const auto count = static_cast<std::size_t>(processes());
+  const auto self = static_cast<std::size_t>(rank());
+  // Each process fills its own place and leaves the others' at 0: the sum is all of them.
+  Bytes bytes(count * sizeof(Size));
+  const Size own = text.size();
+  std::memcpy(&bytes[self * sizeof(Size)], &own, sizeof(own));
+  bytes = Add(bytes);
+  std::vector<Size> begins(count + 1, 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    Size size = 0;
+    std::memcpy(&size, &bytes[i * sizeof(Size)], sizeof(size));
+    begins[i + 1] = begins[i] + size;
+  }
+  bytes.assign(begins[count], 0);
+  std::ranges::copy(text, bytes.begin() + static_cast<std::ptrdiff_t>(begins[self]));
+  bytes = Add(bytes);
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < count; ++i) {
+    texts.emplace_back(bytes.begin() + static_cast<std::ptrdiff_t>(begins[i]),
+                       bytes.begin() + static_cast<std::ptrdiff_t>(begins[i + 1]));
+  }
+  return texts;
+}
+
+std::vector<NDArray> Meeting::Share(const std::vector<NDArray>& values) {
+  std::vector<NDArray> shared;
+  for (const NDArray& value : values) {
+    NDArray host = value.Copy(Cpu());
+    host.WaitToWrite();
+    const std::span<std::uint8_t> place(static_cast<std::uint8_t*>(host.data()),
+                                        static_cast<std::size_t>(host.bytes()));
+    if (!place.empty()) {
+      Bytes bytes(place.size(), 0);
+      if (rank() == 0) std::ranges::copy(place, bytes.begin());
+      std::ranges::copy(Add(bytes), place.begin());
+    }
+    shared.push_back(host.Copy(value.device()));
+  }
+  return shared;
+}
+
+}  // namespace heddle::kvstore
