@@ -170,6 +170,7 @@ void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor*
   std::unique_ptr<UpdateState> outdated;
   UpdateState& state = StateOf(*update.basis->origin, &outdated, gpu);
   if (gpu != nullptr) {
+    if (outdated != nullptr) gpu->Keep(std::move(outdated));
     NDArray gradient = inputs[0];
     if (inputs.size() > 1 || compressor != nullptr) {
       gradient = NewGuardedArray(dtype());
@@ -178,7 +179,6 @@ void StoredValue::ApplyUpdate(std::span<const NDArray> inputs, const Compressor*
     }
     const ArrayUpdate begun = state.Begin(*update.basis->rule, key_, array_, update.learning_rate,
                                           update.weight_decay, gpu);
-    if (outdated != nullptr) gpu->Keep(std::move(outdated));
     gpu->Update(begun, gradient);
     return;
   }
@@ -200,10 +200,10 @@ void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
   std::unique_ptr<UpdateState> outdated;
   UpdateState& state = StateOf(*update.basis->origin, &outdated, gpu);
   if (gpu != nullptr) {
+    if (outdated != nullptr) gpu->Keep(std::move(outdated));
     UpdateArray(state.Begin(*update.basis->rule, key_, array_, update.learning_rate,
                             update.weight_decay, gpu),
                 inputs, array_, *gpu);
-    if (outdated != nullptr) gpu->Keep(std::move(outdated));
     return;
   }
   const auto apply = [&](const auto& value) {

@@ -72,6 +72,9 @@ struct StoredValue::ReplaceOp {
     StoredValue& v = *value;
     old->RethrowIfPoisoned();
     if (std::exception_ptr error = ErrorOfInputs(View(inputs))) {
+      if (!old_copy.empty()) {
+        if (std::exception_ptr lost = ErrorOfInputs(View(old_copy))) std::rethrow_exception(lost);
+      }
       v.Convert(*old, old_copy);
       v.input_error_ = std::move(error);
       return;

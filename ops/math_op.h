@@ -6,7 +6,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "ops/convert.h"
 #include "ops/cuda/host_device.h"
+#include "ops/dispatch.h"
 #include "ops/math.h"
 
 namespace heddle::ops {

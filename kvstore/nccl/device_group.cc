@@ -80,9 +80,9 @@ DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::G
   try {
     Open();
   } catch (const std::exception& error) {
+    TellOthers(error.what());
     TakeDown(&Nccl::Abort);
     FreeStreams();
-    if (place_ && place_->meeting != nullptr) place_->meeting->Fail(error.what());
     throw;
   }
   watchdog_ = std::thread([this] { Watch(); });
@@ -422,14 +422,20 @@ void DeviceGroup::FailLocked(std::exception_ptr error) {
     if (failure_ != nullptr) return;
     failure_ = error;
   }
-  std::string why;
+  std::string why = "an unknown exception";
   try {
     std::rethrow_exception(std::move(error));
   } catch (const std::exception& reason) {
     why = reason.what();
+  } catch (...) {
   }
   Log(LogLevel::kError, "NCCL's communicators are aborted: {}", why);
+  TellOthers(why);
   TakeDown(&Nccl::Abort);
+}
+
+// Before this process aborts, which may have to wait until the others of its host do.
+void DeviceGroup::TellOthers(const std::string& why) {
   if (place_ && place_->meeting != nullptr) place_->meeting->Fail(why);
 }
 

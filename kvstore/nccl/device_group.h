@@ -164,6 +164,7 @@ class DeviceGroup {
   void FailIfPoisonedLocked(const char* name, std::span<const Collective> collectives)
       REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void FailLocked(std::exception_ptr error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
+  void TellOthers(const std::string& why);
   void GiveUp() noexcept EXCLUDES(issue_mutex_, mutex_);
   // The two ways in which communicators go.
   void TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept;

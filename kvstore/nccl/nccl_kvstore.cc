@@ -85,6 +85,8 @@ NcclKVStore::~NcclKVStore() {
   } catch (const std::exception& error) {
     Log(LogLevel::kWarning, "a store of type nccl was dropped after a push failed: {}",
         error.what());
+  } catch (...) {
+    Log(LogLevel::kWarning, "a store of type nccl was dropped after a push failed");
   }
 }
 

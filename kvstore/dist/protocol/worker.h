@@ -93,6 +93,8 @@ struct Request {
   RequestName what = {};
   std::uint64_t op = 0;       // as Message::op
   bool awaits_value = false;  // of pushes: payload, or failure, come by Supply
+  // Of pushes: other parts of the array have places of the same number, so this one keeps its own.
+  bool one_of_several = false;
 };
 
 // The value of a push that has awaited it: its bytes, or why there are none.

@@ -29,6 +29,7 @@ void WorkerMachine::OnTime(Time now, Outputs& out) {
 
 void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
   bool held_up = false;  // by a push whose value has not come
+  bool kept = false;     // the place of one that has ended
   for (std::size_t i = 0; i < part.open.size(); ++i) {
     Open& open = part.open[i];
     held_up |= open.request.awaits_value || (open.stays && i >= part.sent);
@@ -42,7 +43,9 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     if (deadline == Time{0}) continue;
     const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
     if (now >= deadline) {
-      open.stays = held_up && IsPush(open.request.kind);
+      open.stays =
+          i >= part.sent && IsPush(open.request.kind) && (held_up || open.request.one_of_several);
+      kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
     } else if (now >= ask_at) {
       if (!open.asked_why) AskWhy(part, out);
@@ -53,13 +56,13 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     }
   }
   DropTimedOut(part);
-  if (held_up) Pump(now, part, out);
+  if (held_up || kept) Pump(now, part, out);
 }
 
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
 // should it have to go once more, it goes without them: a push as one that failed, another request
-// as one that changes nothing. A push whose value has not come, and those that it holds up, keep
-// their places too: they are parts of arrays other parts of which have gone.
+// as one that changes nothing. A push of one part of several keeps its place unsent, too, as does
+// one whose value has not come, and those that it holds up: other parts of the array may have gone.
 void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;

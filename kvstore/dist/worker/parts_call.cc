@@ -82,6 +82,9 @@ void CopyOut(const Payload& payload, std::byte* to) {
   }
 }
 
+// What an op has to say goes with a request, whose words are limited.
+constexpr std::size_t kMessageBytesMax = std::size_t{64} << 10;
+
 }  // namespace
 
 std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
@@ -91,6 +94,7 @@ std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
   if (const std::optional<Failure> failure = engine.FailureOf(var)) {
     body.message = fmt::format("{}: {}", failure->op, failure->message);
   }
+  body.message.resize(std::min(body.message.size(), kMessageBytesMax));
   return body;
 }
 
@@ -107,6 +111,7 @@ Request& PartsCall::AddRequest(const PlacedPart& part) {
   request.version = options_.version;
   request.deadline = options_.deadline;
   request.what = {NameOf(options_.kind), key_->name()};
+  request.one_of_several = key_->parts().size() > 1;
   if (options_.rates) {
     request.flags |= kFlagRates;
     request.meta = Encode(RatesBody{*options_.rates});

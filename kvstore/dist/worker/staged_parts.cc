@@ -112,23 +112,33 @@ OutgoingParts::OutgoingParts(KeyPtr key, const NDArray& array, int priority)
 }
 
 void OutgoingParts::SupplyTo(const std::shared_ptr<PartsCall>& call, int priority) const {
-  Engine& engine = pinned_.engine();
-  for (const std::size_t part : order_) {
-    OpOptions options{.name = "kvstore.supply", .reads = {vars_[part]}};
-    options.lane = Lane::kComm;
-    options.priority = priority;
-    options.run_when_poisoned = true;
-    engine.Push(options, [call, pinned = pinned_, part, var = vars_[part], first = FirstByte(part),
-                          bytes = Bytes(part)] {
-      PushValue value;
-      value.failure = FailureOfInput(pinned.engine(), var);
-      if (!value.failure) {
-        value.payload = Payload(std::make_shared<const NDArray>(pinned),
-                                {PartOf(pinned, first), static_cast<std::size_t>(bytes)});
-      }
-      call->Supply(part, std::move(value));
-    });
+  std::size_t queued = 0;
+  try {
+    for (; queued < order_.size(); ++queued) QueueSupply(call, order_[queued], priority);
+  } catch (...) {
+    // The engine has been stopped, say. The requests have their places, and end by their values.
+    const ErrorBody failure = ToErrorBody(std::current_exception());
+    for (; queued < order_.size(); ++queued) call->Supply(order_[queued], {.failure = failure});
+    throw;
   }
+}
+
+void OutgoingParts::QueueSupply(const std::shared_ptr<PartsCall>& call, std::size_t part,
+                                int priority) const {
+  OpOptions options{.name = "kvstore.supply", .reads = {vars_[part]}};
+  options.lane = Lane::kComm;
+  options.priority = priority;
+  options.run_when_poisoned = true;
+  pinned_.engine().Push(options, [call, pinned = pinned_, part, var = vars_[part],
+                                  first = FirstByte(part), bytes = Bytes(part)] {
+    PushValue value;
+    value.failure = FailureOfInput(pinned.engine(), var);
+    if (!value.failure) {
+      value.payload = Payload(std::make_shared<const NDArray>(pinned),
+                              {PartOf(pinned, first), static_cast<std::size_t>(bytes)});
+    }
+    call->Supply(part, std::move(value));
+  });
 }
 
 // ---- IncomingParts

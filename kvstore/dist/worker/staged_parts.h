@@ -119,6 +119,9 @@ class OutgoingParts : public StagedParts {
   const Var& first() const { return vars_[order_.front()]; }
   // Queues what gives the requests of `call`, which awaits them, their values.
   void SupplyTo(const std::shared_ptr<PartsCall>& call, int priority) const;
+
+ private:
+  void QueueSupply(const std::shared_ptr<PartsCall>& call, std::size_t part, int priority) const;
 };
 
 // An array whose parts are received.

@@ -483,7 +483,7 @@ TEST_P(StagedPartsTest, ACopyThatFailsMidwayFailsThePushFromThereOn) {
 TEST_P(StagedPartsTest, ACopyOutThatTakesTooLongEndsWithADeadline) {
   if (!IsSync()) GTEST_SKIP() << "rounds";
   JobOptions options = Options(2);
-  options.op_deadline = std::chrono::seconds(2);
+  options.op_deadline = std::chrono::seconds(6);
   RunJob(options, [&](int rank, KVStore& store, Engine& engine, CopyingGpu& gpu) {
     store.Init("w", Full(engine, 0, Cpu()));
     const NDArray gradient = Full(engine, 1);
@@ -514,7 +514,7 @@ TEST_P(StagedPartsTest, ACopyOutThatTakesTooLongEndsWithADeadline) {
 // What comes later is dropped: nothing of it is in the next pull's array.
 TEST_P(StagedPartsTest, APartThatComesTooLateIsDropped) {
   JobOptions options = Options();
-  options.op_deadline = std::chrono::seconds(2);
+  options.op_deadline = std::chrono::seconds(6);
   RunJob(options, [&](int, KVStore& store, Engine& engine, CopyingGpu& gpu) {
     store.Init("w", Full(engine, 1, Cpu()));
     const NDArray out = Full(engine, -1);

@@ -333,6 +333,33 @@ TEST(WorkerMachine, WhatTimesOutBeforeItIsSentIsNotSent) {
   EXPECT_EQ(job.ValueOf(pull), Values({1}));
 }
 
+// Otherwise the rounds of its array's parts would be out of step from then on.
+TEST(WorkerMachine, APartOfSeveralThatTimesOutBeforeItIsSentKeepsItsRound) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  job.Push(0, 0, {1});
+  job.Push(0, 0, {2});
+  const auto third = job.Submit(0, {.kind = Kind::kPush,
+                                    .part = SmallJob::IdOf(0),
+                                    .payload = PayloadOf({100}),
+                                    .deadline = job.now + seconds(1),
+                                    .one_of_several = true});
+  job.Run();
+  job.Advance(seconds(2));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(third)), TimeoutError);
+  job.Push(0, 0, {3});
+  std::vector<std::uint64_t> rounds;
+  for (int round = 0; round < 4; ++round) {
+    rounds.push_back(job.PushPull(1, 0, {10}));
+    job.Run();
+  }
+  EXPECT_EQ(job.ValueOf(rounds[0]), Values({11}));
+  EXPECT_EQ(job.ValueOf(rounds[1]), Values({12}));
+  EXPECT_THAT(job.ErrorOf(rounds[2]), HasSubstr("within 1.0 s"));
+  EXPECT_EQ(job.ValueOf(rounds[3]), Values({13}));
+}
+
 TEST(WorkerMachine, WarnsWithWhatTheServerSays) {
   SmallJob job(2);
   job.Init(0, 0, {0});

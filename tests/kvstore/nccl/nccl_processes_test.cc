@@ -355,8 +355,10 @@ TEST(NcclProcessesFailures, AProcessThatDiesMidwayIsNamedAndNothingHangs) {
 
 TEST(NcclProcessesFailures, AProcessThatDiesBeforeTheFirstPushIsNamed) {
   SimProcesses processes({.processes = 2, .devices = 1, .fails = true});
+  std::latch initialised(2);
   processes.Run([&](SimProcess& process) {
     process.store->Init("k", process.Full(1, process.devices[0]));
+    initialised.arrive_and_wait();
     if (process.rank == 1) {
       process.Die();
       return;
@@ -396,11 +398,13 @@ TEST(NcclProcessesFailures, AProcessThatNeverPushesEndsTheOthersAtTheirDeadline)
 
 TEST(NcclProcessesFailures, AFailedInputOfOneProcessEndsTheStoresOfAll) {
   SimProcesses processes({.processes = 2, .devices = 2, .fails = true});
-  processes.Run([](SimProcess& process) {
+  std::latch pulled(2);
+  processes.Run([&](SimProcess& process) {
     process.store->Init({"k", "l"},
                         {process.Full(1, process.devices[0]), process.Full(1, process.devices[0])});
     process.store->Push("k", process.OnDevices(1));
     EXPECT_EQ(process.Pulled("k"), Six(6));
+    pulled.arrive_and_wait();
     std::vector<NDArray> gradients = process.OnDevices(1);
     if (process.rank == 1) gradients[1] = process.Poisoned(process.devices[1], "no gradient");
     process.store->Push({"l", "k"}, {process.OnDevices(1), gradients});
@@ -419,8 +423,12 @@ TEST(NcclProcessesFailures, AFailedInputOfOneProcessEndsTheStoresOfAll) {
 
 TEST(NcclProcessesFailures, ACallOfNcclThatFailsIsToldToTheOthers) {
   SimProcesses processes({.processes = 2, .devices = 1, .fails = true});
-  processes.Run([](SimProcess& process) {
+  std::latch pulled(2);
+  processes.Run([&](SimProcess& process) {
     process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(2));
+    pulled.arrive_and_wait();
     if (process.rank == 0) process.nccl->FailNextReduce();
     process.store->Push("k", process.OnDevices(1));
     const NDArray out = process.Full(0, process.devices[0]);
