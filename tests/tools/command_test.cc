@@ -290,7 +290,7 @@ TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
   // Used to become "-1".
   const ProgramResult large = RunProgram({kHeddle, "bench", "--sizes", "99999999999999999999"});
   EXPECT_NE(large.status, 0);
-  EXPECT_THAT(large.output, HasSubstr("not in range [4 - 1099511627776]"));
+  EXPECT_THAT(large.output, HasSubstr("99999999999999999999 not in range"));
   const ProgramResult store = RunProgram({kHeddle, "bench", "--store", "cloud"});
   EXPECT_EQ(store.status, 1);
   EXPECT_THAT(store.output, HasSubstr("cloud"));
