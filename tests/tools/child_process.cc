@@ -1,10 +1,12 @@
 #include "tests/tools/child_process.h"
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
+#include <string_view>
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -18,6 +20,25 @@ struct Child {
   int output;  // stdout and stderr
 };
 
+// This process' environment with `changes`, each NAME=value. Made before the fork: the child of a
+// program of several threads may take no memory, since a sanitizer's allocator may be locked in it.
+std::vector<char*> EnvironmentWith(const std::vector<std::string>& changes) {
+  std::vector<char*> variables;
+  // Of two of a name the last counts.
+  for (auto change = changes.rbegin(); change != changes.rend(); ++change) {
+    variables.push_back(const_cast<char*>(change->c_str()));
+  }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const std::string_view name_and_sign = text.substr(0, text.find('=') + 1);
+    const bool changed = std::ranges::any_of(
+        changes, [&](const std::string& change) { return change.starts_with(name_and_sign); });
+    if (!changed) variables.push_back(*variable);
+  }
+  variables.push_back(nullptr);
+  return variables;
+}
+
 Child Start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
             const std::string& output_file) {
   std::vector<char*> arguments;
@@ -25,6 +46,7 @@ Child Start(const std::vector<std::string>& command, const std::vector<std::stri
     arguments.push_back(const_cast<char*>(argument.c_str()));
   }
   arguments.push_back(nullptr);
+  std::vector<char*> variables = EnvironmentWith(environment);
   std::array<int, 2> pipe_ends;
   if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe failed");
   if (!output_file.empty()) {
@@ -37,8 +59,7 @@ Child Start(const std::vector<std::string>& command, const std::vector<std::stri
   if (pid == 0) {
     dup2(pipe_ends[1], STDOUT_FILENO);
     dup2(pipe_ends[1], STDERR_FILENO);
-    for (const std::string& entry : environment) putenv(const_cast<char*>(entry.c_str()));
-    execvp(arguments[0], arguments.data());
+    execvpe(arguments[0], arguments.data(), variables.data());
     std::perror(arguments[0]);
     _exit(127);
   }
