@@ -354,18 +354,16 @@ void ReadToken(const VariableLookup& variables, DistOptions& options) {
   options.sources["token"] = fmt::format("HEDDLE_TOKEN_FILE '{}'", *path);
 }
 
-void ReadVariables(const VariableLookup& variables, DistOptions& options) {
-  for (const Row& row : kRows) {
-    if (std::string_view(row.field) == "token") {
-      ReadToken(variables, options);
-      continue;
-    }
-    for (const char* const name : row.variables) {
-      const std::optional<std::string> text = name ? variables(name) : std::nullopt;
-      if (!text) continue;
-      Set(row, *text, name, options);
-      break;
-    }
+void ReadVariable(const Row& row, const VariableLookup& variables, DistOptions& options) {
+  if (std::string_view(row.field) == "token") {
+    ReadToken(variables, options);
+    return;
+  }
+  for (const char* const name : row.variables) {
+    const std::optional<std::string> text = name ? variables(name) : std::nullopt;
+    if (!text) continue;
+    Set(row, *text, name, options);
+    return;
   }
 }
 
@@ -415,6 +413,18 @@ std::string VariableNames(const Row& row) {
   std::string names = row.variables[0];
   if (row.variables[1] != nullptr) names += fmt::format(" or {}", row.variables[1]);
   return names;
+}
+
+// That the value of `row` is there, and in its range.
+void CheckValue(const DistOptions& options, const Row& row) {
+  if (IsMissing(options, row)) {
+    throw InvalidArgument(fmt::format("{}: {} is missing: set {}", DistRoleName(options.role),
+                                      row.field, VariableNames(row)));
+  }
+  if (InRange(options, row)) return;
+  const auto source = options.sources.find(row.field);
+  ThrowBadValue(row, Text(options, row),
+                source != options.sources.end() ? source->second : "set by the program");
 }
 
 [[noreturn]] void ThrowContradiction(const DistOptions& options, std::string_view one,
@@ -489,14 +499,18 @@ std::vector<LaunchedProcess> LaunchedProcesses(const VariableLookup& variables) 
 
 DistOptions ReadDistOptions(const VariableLookup& variables, const std::vector<GivenValue>& given) {
   DistOptions options;
-  ReadVariables(variables, options);
+  EnvReader reader;
+  for (const Row& row : kRows) {
+    reader.Read([&] { ReadVariable(row, variables, options); });
+  }
   const DistRole role = options.role;
   const auto role_source = options.sources.find("role");
   const std::string role_variable =
       role_source != options.sources.end() ? role_source->second : std::string();
   for (const GivenValue& value : given) {
-    Set(FindRow(value.field), value.text, value.source, options);
+    reader.Read([&] { Set(FindRow(value.field), value.text, value.source, options); });
   }
+  reader.ThrowIfAnyIsWrong();
   if (!role_variable.empty() && options.role != role) {
     throw InvalidArgument(fmt::format("{} contradicts role {} ({})", options.Describe("role"),
                                       DistRoleName(role), role_variable));
@@ -527,17 +541,11 @@ DistOptions DistOptions::FromEnvironment() {
 
 void DistOptions::Validate() const {
   using namespace kvstore::dist;  // NOLINT(google-build-using-namespace): the table above
+  EnvReader reader;
   for (const Row& row : kRows) {
-    if (IsMissing(*this, row)) {
-      throw InvalidArgument(fmt::format("{}: {} is missing: set {}", DistRoleName(role), row.field,
-                                        VariableNames(row)));
-    }
-    if (!InRange(*this, row)) {
-      const auto source = sources.find(row.field);
-      ThrowBadValue(row, Text(*this, row),
-                    source != sources.end() ? source->second : "set by the program");
-    }
+    reader.Read([&] { CheckValue(*this, row); });
   }
+  reader.ThrowIfAnyIsWrong();
   CheckContradictions(*this);
 }
 

@@ -359,6 +359,19 @@ TEST(DistConfig, ValuesThatDoNotParseOrAreOutOfRangeNameFieldExpectedGivenAndSou
   }
 }
 
+TEST(DistConfig, OneErrorNamesAllThatIsWrong) {
+  const std::string unreadable = MessageOf([] {
+    Read(Complete({{"HEDDLE_ROOT_PORT", "harbour"}, {"HEDDLE_ROLE", "cook"}}),
+         {{"num_servers", "-3", "--servers"}});
+  });
+  for (const char* const part :
+       {"HEDDLE_ROOT_PORT", "harbour", "HEDDLE_ROLE", "cook", "--servers", "'-3'"}) {
+    EXPECT_THAT(unreadable, HasSubstr(part));
+  }
+  const std::string missing = MessageOf([] { Read({}).Validate(); });
+  EXPECT_THAT(missing, AllOf(HasSubstr("HEDDLE_ROOT_HOST"), HasSubstr("HEDDLE_JOB_WORKERS")));
+}
+
 TEST(DistConfig, WhatIsLeftOutHasItsDefault) {
   const DistOptions read = Read({}), plain;
   for (const FieldCase& field : Fields()) {
