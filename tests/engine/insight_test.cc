@@ -1,6 +1,7 @@
 // Insight: dumps, the watchdog, statistics, versions.
 #include <heddle/engine.h>
 
+#include <atomic>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -61,9 +62,10 @@ TEST_P(InsightTest, DumpStateMayBeCalledWhileEverythingMoves) {
     for (int i = 0; i < 50; ++i) (void)engine.DumpState();
   });
   const Var x = engine.NewVar("x");
+  std::atomic<int> runs = 0;
   for (int i = 0; i < 2000; ++i) {
     engine.Push({.name = "op", .reads = {x}, .writes = {engine.NewVar()}}, [&] {
-      if (engine.stats().pushed % 500 == 0) (void)engine.DumpState();
+      if (++runs % 100 == 0) (void)engine.DumpState();
     });
   }
   dumper.join();

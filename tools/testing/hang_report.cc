@@ -2,8 +2,9 @@
 // ended by ctest without a word. Before that, this prints its name and where each thread is.
 //
 // A timer of the process, not a thread: programs that fork, or count their threads, see nothing of
-// it. The reporting thread asks one thread after the other, and waits for none for ever: what hangs
-// may hold locks that a stack trace takes.
+// it. The signal may interrupt anything, so nothing here takes memory or a lock, but what prints
+// stacks under a sanitizer. The interrupted thread asks one thread after the other and waits for
+// none for ever.
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -13,6 +14,7 @@
 
 #include <dirent.h>
 #include <execinfo.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -44,27 +46,36 @@ void PrintStack(int /*signal*/) {
   answered.store(true);
 }
 
-void PrintStackOf(int thread) {
-  dprintf(STDERR_FILENO, "thread %d:\n", thread);
+void PrintNumber(const char* before, long number, const char* after) {
+  std::array<char, 400> text;
+  const int length = std::snprintf(text.data(), text.size(), "%s%ld%s\n", before, number, after);
+  if (write(STDERR_FILENO, text.data(), static_cast<std::size_t>(length)) < 0) return;
+}
+
+void PrintStackOf(long thread) {
+  PrintNumber("thread ", thread, ":");
   answered.store(false);
   if (syscall(SYS_tgkill, getpid(), thread, StackSignal()) != 0) return;
   for (int i = 0; i < 300 && !answered.load(); ++i) {
     const timespec ten_ms{0, 10'000'000};
     nanosleep(&ten_ms, nullptr);
   }
-  if (!answered.load()) dprintf(STDERR_FILENO, "  does not answer\n");
+  if (!answered.load()) PrintNumber("thread ", thread, " does not answer");
 }
 
 void Report(int /*signal*/) {
-  dprintf(STDERR_FILENO, "%s has been running for %ld s:\n", running.data(), kPatienceSeconds);
-  PrintStackOf(static_cast<int>(syscall(SYS_gettid)));
-  DIR* const threads = opendir("/proc/self/task");
-  if (threads == nullptr) return;
-  while (const dirent* entry = readdir(threads)) {
-    const int thread = std::atoi(entry->d_name);
-    if (thread != 0 && thread != static_cast<int>(syscall(SYS_gettid))) PrintStackOf(thread);
+  PrintNumber(running.data(), kPatienceSeconds, " s and still running");
+  const int threads = open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  alignas(dirent64) std::array<char, 4096> entries;
+  long bytes = 0;
+  while ((bytes = syscall(SYS_getdents64, threads, entries.data(), entries.size())) > 0) {
+    for (long at = 0; at < bytes;) {
+      const auto* const entry = reinterpret_cast<const dirent64*>(entries.data() + at);
+      if (const long thread = std::atol(entry->d_name); thread != 0) PrintStackOf(thread);
+      at += entry->d_reclen;
+    }
   }
-  closedir(threads);
+  close(threads);
 }
 
 class HangReport : public testing::EmptyTestEventListener {
@@ -81,7 +92,7 @@ class HangReport : public testing::EmptyTestEventListener {
   }
 
   void OnTestStart(const testing::TestInfo& test) override {
-    std::snprintf(running.data(), running.size(), "%s.%s", test.test_suite_name(), test.name());
+    std::snprintf(running.data(), running.size(), "%s.%s: ", test.test_suite_name(), test.name());
     SetTimer(kPatienceSeconds);
   }
   void OnTestEnd(const testing::TestInfo& /*test*/) override { SetTimer(0); }
