@@ -53,8 +53,9 @@ if [[ -x "$build/benchmarks/gpu/bench_gpu" ]]; then cp "$build/benchmarks/gpu/be
 if [[ -e "$build/gpu_tests.txt" ]]; then xargs cp -t "$folder/tests" <"$build/gpu_tests.txt"; fi
 cp "$root/tools/gpu.sh" "$root/LICENSE" "$folder/"
 
-# NCCL is not linked but loaded; the doctor says from where.
+# NCCL is not linked but loaded; the doctor says from where. CUPTI too, by the name that its file says.
 nccl="$("$folder/bin/heddle" doctor 2>/dev/null | sed -nE 's/^  NCCL +[0-9.]+, (.*)$/\1/p' || true)"
+cupti="$(sed -n 's/^HEDDLE_CUPTI_LIBRARY:FILEPATH=//p' "$build/CMakeCache.txt")"
 
 # What the programs need, and what that needs. The C library belongs to the machine, as the driver does.
 ours='^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia.*)\.so'
@@ -63,6 +64,10 @@ ours='^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|libutil
   if [[ -n "$nccl" ]]; then
     ldd "$nccl"
     echo "libnccl.so.2 => $nccl (0)"
+  fi
+  if [[ -e "$cupti" ]]; then
+    ldd "$cupti"
+    echo "$(patchelf --print-soname "$cupti") => $cupti (0)"
   fi
 } | awk '$2 == "=>" && $3 == "not" { print $1, "-" } $2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u |
   while read -r name file; do

@@ -45,6 +45,10 @@ def main(root, build, work):
             check(SYSTEM.match(name) or str(moved) in str(pathlib.Path(file).resolve()),
                   f"{program.name} takes {name} from {file}, expected the bundle")
 
+    cache = (pathlib.Path(build) / "CMakeCache.txt").read_text(encoding="utf-8")
+    if re.search(r"^HEDDLE_CUPTI_LIBRARY:FILEPATH=/", cache, re.MULTILINE):
+        check(list((moved / "lib").glob("libcupti.so.*")), "expected CUPTI in the bundle")
+
     status, version = run(moved / "bin" / "heddle", "--version")
     check(status == 0, f"heddle --version ended with status {status}: {version}")
     status, _ = run(moved / "gpu.sh", "dance")
