@@ -184,9 +184,12 @@ void EngineCore::FinishGpuLocked(Op* op) {
   gpu_in_flight_[index]->extension()->in_flight_index = index;
   gpu_in_flight_.pop_back();
   GpuQueue& queue = *async->gpu_queue;
-  // What it read may have failed after it was issued.
-  FailureRecord* failure = async->error != nullptr ? RecordFailureLocked(op, async->error)
-                                                   : tracker_.PoisonSinceIssue(op);
+  // What it read may have failed after it was issued. That came first, even if its own launch has
+  // failed: those behind it, which know of the launch, must hear of the other.
+  FailureRecord* failure = tracker_.PoisonSinceIssue(op);
+  if (failure == nullptr && async->error != nullptr) {
+    failure = RecordFailureLocked(op, async->error);
+  }
   FinishLocked(nullptr, op, failure);
   ReleasePlaceLocked(queue);
 }

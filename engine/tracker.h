@@ -36,9 +36,7 @@ class Tracker {
     if (poisoned_vars_ == 0 || op->run_when_poisoned) return nullptr;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      const bool needs_value =
-          access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite;
-      if (needs_value && access.var()->failure != nullptr) return access.var()->failure;
+      if (NeedsValue(access) && access.var()->failure != nullptr) return access.var()->failure;
     }
     return nullptr;
   }
@@ -63,29 +61,34 @@ class Tracker {
     if ((poisoned_vars_ == 0 && frontiers_ == 0) || op->run_when_poisoned) return nullptr;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      if (access.mode() == AccessMode::kWrite) continue;
+      if (!NeedsValue(access)) continue;
       if (FailureRecord* poison = FailureAtIssue(access.var())) return poison;
     }
     return nullptr;
   }
   // Of a GPU op that is about to be issued and runs when poisoned: what poisons its inputs now its
   // body can see, and answer for.
-  void NotePoison(Op* op) const {
+  void NotePoison(Op* op) {
     if (!op->run_when_poisoned || (poisoned_vars_ == 0 && frontiers_ == 0)) return;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       Access& access = op->access(i);
-      if (FailureAtIssue(access.var()) != nullptr) access.set_poison_known();
+      if (!NeedsValue(access)) continue;
+      FailureRecord* const poison = FailureAtIssue(access.var());
+      if (poison == nullptr) continue;
+      access.set_poison_known();
+      Keep(&known_poison_, op, access, poison);
     }
   }
-  // What a GPU op that has been issued fails by although all went well: an input of it has failed
-  // since. Null: none has.
+  // What a GPU op that has been issued fails by, whatever became of it: an input of it has failed
+  // since, or by something else than its body could see. Null: none has.
   FailureRecord* PoisonSinceIssue(Op* op) const {
     if (poisoned_vars_ == 0) return nullptr;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      if (access.mode() == AccessMode::kWrite || access.mode() == AccessMode::kFence) continue;
-      if (access.poison_known() || access.var()->failure == nullptr) continue;
-      return access.var()->failure;
+      FailureRecord* const poison = access.var()->failure;
+      if (!NeedsValue(access) || poison == nullptr) continue;
+      if (access.poison_known() && Find(known_poison_, op, access) == poison) continue;
+      return poison;
     }
     return nullptr;
   }
@@ -142,8 +145,8 @@ class Tracker {
       if (access.is_write() && var->waiters > 0) on_write(var);
       if (var->dropped && var->Idle()) on_idle(var);
     }
-    if (!own_failures_.empty()) [[unlikely]]
-      DropOwnFailures(op);
+    if (!own_failures_.empty() || !known_poison_.empty()) [[unlikely]]
+      DropKept(op);
   }
   // Of a GPU op whose body runs: `failure` will poison one variable that it writes. Once for each.
   void FailAlone(const Op* op, Access& access, FailureRecord* failure);
@@ -210,6 +213,10 @@ class Tracker {
  private:
   // A writer with 100 000 readers behind it would hold the lock for milliseconds.
   static constexpr int kGrantsAtOnce = 256;
+
+  static bool NeedsValue(const Access& access) {
+    return access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite;
+  }
 
   // True: granted at once.
   static bool Append(Op* op, std::uint32_t index) {
@@ -295,7 +302,6 @@ class Tracker {
 
   // What `access` of a GPU op poisons; `failure`: what all do if the op as a whole has failed.
   FailureRecord* FailureFor(const Op* op, const Access& access, FailureRecord* failure) const;
-  void DropOwnFailures(const Op* op);
   void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure);
   void UnmarkIssued(const Access& access);
   void SetFrontier(GpuVar* gpu, FailureRecord* failure);
@@ -303,12 +309,18 @@ class Tracker {
   std::size_t poisoned_vars_ = 0;
   std::size_t frontiers_ = 0;  // GpuVar::frontier that are not null
   std::vector<VarState*> granting_;
-  struct OwnFailure {
+  // Of a GPU op that has not finished, and one of its variables; rare.
+  struct KeptFailure {
     const Op* op;
     const VarState* var;
     FailureRecord* failure;
   };
-  std::vector<OwnFailure> own_failures_;  // of GPU ops that have not finished; rare
+  using KeptFailures = std::vector<KeptFailure>;
+  static void Keep(KeptFailures* kept, const Op* op, const Access& access, FailureRecord* failure);
+  static FailureRecord* Find(const KeptFailures& kept, const Op* op, const Access& access);
+  void DropKept(const Op* op);
+  KeptFailures own_failures_;  // see FailAlone
+  KeptFailures known_poison_;  // see NotePoison
 };
 
 }  // namespace heddle::engine

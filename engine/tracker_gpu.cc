@@ -81,28 +81,38 @@ std::uint64_t Tracker::HeldUpBy(const VarState* var, bool write) {
   return alone ? NumberOf(var->reader_hint) : kSeveralOps;
 }
 
+void Tracker::Keep(KeptFailures* kept, const Op* op, const Access& access, FailureRecord* failure) {
+  kept->push_back({op, access.var(), failure});
+  ++failure->refs;
+}
+
+FailureRecord* Tracker::Find(const KeptFailures& kept, const Op* op, const Access& access) {
+  return std::ranges::find_if(
+             kept,
+             [&](const KeptFailure& known) { return known.op == op && known.var == access.var(); })
+      ->failure;
+}
+
+void Tracker::DropKept(const Op* op) {
+  for (KeptFailures* kept : {&own_failures_, &known_poison_}) {
+    std::erase_if(*kept, [op](const KeptFailure& known) {
+      if (known.op != op) return false;
+      Unref(known.failure);
+      return true;
+    });
+  }
+}
+
 void Tracker::FailAlone(const Op* op, Access& access, FailureRecord* failure) {
   DCHECK(!access.fails_alone());
-  own_failures_.push_back({op, access.var(), failure});
-  ++failure->refs;
+  Keep(&own_failures_, op, access, failure);
   access.set_fails_alone();
 }
 
 FailureRecord* Tracker::FailureFor(const Op* op, const Access& access,
                                    FailureRecord* failure) const {
   if (failure != nullptr || !access.fails_alone()) return failure;
-  const auto own = std::ranges::find_if(own_failures_, [&](const OwnFailure& known) {
-    return known.op == op && known.var == access.var();
-  });
-  return own->failure;
-}
-
-void Tracker::DropOwnFailures(const Op* op) {
-  std::erase_if(own_failures_, [op](const OwnFailure& known) {
-    if (known.op != op) return false;
-    Unref(known.failure);
-    return true;
-  });
+  return Find(own_failures_, op, access);
 }
 
 void Tracker::MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure) {

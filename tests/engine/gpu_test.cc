@@ -347,37 +347,6 @@ TEST_F(GpuTest, AFailedLaunchPoisonsBeforeItsDependentsAreIssued) {
   engine.WaitForAll(kSoon);  // once
 }
 
-// What it has read is no result, and its body could not know.
-TEST_F(GpuTest, AnInputThatFailsAfterTheIssueFailsAlsoWhatRunsWhenPoisoned) {
-  struct FailsLate {
-    std::latch* end;
-    void operator()(GpuStream stream) const {
-      SimGpu::Launch(stream, [end = end] { end->wait(); });
-    }
-    void Finish() const { throw std::runtime_error("late"); }
-  };
-  Engine engine(Options());
-  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
-  std::latch end{1}, issued{1};
-  engine.PushGpu({.name = "first", .writes = {x}, .device = Gpu(0)}, FailsLate{&end});
-  engine.PushGpu(
-      {.name = "behind", .reads = {x}, .writes = {y}, .device = Gpu(1), .run_when_poisoned = true},
-      [&](GpuStream) {
-        EXPECT_EQ(engine.ErrorOf(x), nullptr);
-        issued.count_down();
-      });
-  issued.wait();
-  end.count_down();
-  EXPECT_THAT([&] { engine.WaitForVar(y, kSoon); },
-              testing::ThrowsMessage<std::runtime_error>("late"));
-  // It is there to be seen now: the body answers for it.
-  engine.PushGpu(
-      {.name = "later", .reads = {x}, .writes = {z}, .device = Gpu(1), .run_when_poisoned = true},
-      [&](GpuStream) { EXPECT_NE(engine.ErrorOf(x), nullptr); });
-  engine.WaitForVar(z, kSoon);
-  EXPECT_THROW(engine.WaitForAll(kSoon), std::runtime_error);
-}
-
 // All of it is issued while the device has not begun with the first op.
 TEST_F(GpuTest, ABodySeesTheFailuresOfWhatIsIssuedAndOfNothingThatIsCured) {
   Engine engine(Options());
