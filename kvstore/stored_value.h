@@ -42,8 +42,10 @@ namespace heddle::kvstore {
 //
 // GPUs. The ops on a value on a GPU are ops of that GPU. Their bodies run in the order of their
 // issue, so (V) guards the same fields, as if what was issued before had happened; only what the
-// device may still use must not be dropped (GpuWork::Keep). A row-sparse value lies on a CPU.
-// Gradients are compressed where they lie, by ops that read the value, and reach it as codes.
+// device may still use must not be dropped (GpuWork::Keep). What fails after its issue, an input or
+// the op itself, poisons the value as in E1, and fails all that were issued behind it but Reset:
+// they name the value in `reads`, too. A row-sparse value lies on a CPU. Gradients are compressed
+// where they lie, by ops that read the value, and reach it as codes.
 class StoredValue {
  public:
   // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
@@ -155,6 +157,8 @@ class StoredValue {
   const Var& var() const { return is_row_sparse() ? rows_.var() : array_.var(); }
   Engine& engine() const { return is_row_sparse() ? rows_.engine() : array_.engine(); }
 
+  template <class Array>
+  VarList ReadsOf(std::span<const Array> inputs) const;
   void RethrowIfPoisoned() const;      // E1
   void RethrowUnlessReadable() const;  // E2, and a value that is not there yet
   const NDArray& Current() const { return source_.empty() ? array_ : source_; }

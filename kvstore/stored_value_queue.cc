@@ -228,17 +228,27 @@ void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<
   QueueSum(self, values, std::move(compressor), std::move(update), priority);
 }
 
+// Of an op that also writes the value. A value on a CPU is only among what the op writes, although
+// the op may go on from it: the body looks at poison itself. To the body of a GPU op all before it
+// has happened; what fails after that must fail the op.
+template <class Array>
+VarList StoredValue::ReadsOf(std::span<const Array> inputs) const {
+  if (!IsOnGpu(device())) return VarListOf(inputs);
+  std::vector<VarRef> reads = VarsOf(inputs);
+  reads.emplace_back(var());
+  return reads;
+}
+
 template <class Array>
 void StoredValue::QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                            std::shared_ptr<const Compressor> compressor, Update update,
                            int priority) {
   const NearInputs near(values, self->device(), priority);
   values = near.view();
-  // The value is only in `writes`, although an update reads it: its body looks at poison itself.
   if (values.size() == 1) {
     Queue(self->engine(),
           {.name = "kvstore.push",
-           .reads = {values[0].var()},
+           .reads = self->ReadsOf(values),
            .writes = {self->var()},
            .device = self->device(),
            .priority = priority,
@@ -248,7 +258,7 @@ void StoredValue::QueueSum(const std::shared_ptr<StoredValue>& self, std::span<c
   }
   Queue(self->engine(),
         {.name = "kvstore.push",
-         .reads = VarListOf(values),
+         .reads = self->ReadsOf(values),
          .writes = {self->var()},
          .device = self->device(),
          .priority = priority,
@@ -359,6 +369,7 @@ void StoredValue::QueuePushOp(std::span<const KeyGradients> keys, int priority) 
     value->QueueFetch();
     const NearInputs near(gradients, device, priority);
     for (const NDArray& array : near.view()) reads.emplace_back(array.var());
+    reads.emplace_back(value->var());  // as ReadsOf
     writes.emplace_back(value->var());
     op.pushes.push_back({value, HeldArrays<NDArray>(near.view()), nullptr, update});
   }
@@ -484,7 +495,7 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
     }
     Queue(engine,
           {.name = "kvstore.merge",
-           .reads = VarListOf(summands),
+           .reads = v.ReadsOf(summands),
            .writes = {merged.var(), v.var()},
            .device = device,
            .priority = priority,
@@ -510,6 +521,7 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   if (error != nullptr) no_wait.emplace();
   Queue(engine,
         {.name = "kvstore.settle",
+         .reads = v.ReadsOf(std::span<const Array>()),
          .writes = {v.var()},
          .device = device,
          .priority = priority,

@@ -353,6 +353,39 @@ TEST(NcclProcessesFailures, AProcessThatDiesMidwayIsNamedAndNothingHangs) {
   });
 }
 
+// The sum that an aborted NCCL leaves was added to the value, which then looked as good as any.
+TEST(NcclProcessesFailures, AnUpdatersValueIsSpoiltByAPushThatAProcessDiesIn) {
+  SimProcesses processes({.processes = 2, .devices = 2, .fails = true});
+  std::latch pulled(2), issued(1);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->SetUpdater(
+        [](KeyRef, const NDArray& input, const NDArray& stored) { stored += input; });
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(7));
+    pulled.arrive_and_wait();
+    if (process.rank == 1) {
+      issued.wait();
+      process.Die();
+      return;
+    }
+    const NDArray out = process.Full(0, process.devices[0]);
+    process.store->Push("k", process.OnDevices(1));
+    process.store->Push("k", process.OnDevices(1));
+    process.store->Pull("k", out);
+    process.engine->PushGpu({.name = "issued",
+                             .reads = {out.var()},
+                             .writes = {process.engine->NewVar()},
+                             .device = Gpu(process.devices[0]),
+                             .run_when_poisoned = true},
+                            [&](GpuStream) { issued.count_down(); });
+    EXPECT_THAT(MessageOf<NetworkError>([&] { out.WaitToRead(); }), HasSubstr("worker 1"));
+    process.store->Push("k", process.OnDevices(1));
+    process.store->Pull("k", out);
+    EXPECT_THROW(out.WaitToRead(), NetworkError);
+  });
+}
+
 TEST(NcclProcessesFailures, AProcessThatDiesBeforeTheFirstPushIsNamed) {
   SimProcesses processes({.processes = 2, .devices = 1, .fails = true});
   std::latch initialised(2);
