@@ -584,6 +584,9 @@ class EngineCore {
   const std::unique_ptr<engine::GpuQueues> gpu_;
   // GPU ops on their way into the inbox: nobody could issue them once the streams are gone.
   std::atomic<int> gpu_pushers_{0};
+  // The streams go: ops of CPUs that still run were pushed too late, and push none for GPUs. Set
+  // under lock_, while no body runs.
+  std::atomic<bool> gpu_closed_{false};
 
   Mutex lookout_mutex_;
   CondVar lookout_wake_;

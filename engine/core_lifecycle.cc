@@ -153,6 +153,9 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
       if (inbox_.tail() == inbox_head_) break;
       mode_.store(Mode::kNap, std::memory_order_relaxed);
     }
+    // All ops are done, so no body runs, and one that runs later takes the lock before: an op of a
+    // CPU whose push had looked before closed_ was set. See docs/thread_model.md, Stopping.
+    gpu_closed_.store(true, std::memory_order_relaxed);
   }
   {
     const MutexLock lock(lookout_mutex_);

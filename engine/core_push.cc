@@ -159,7 +159,12 @@ NewOp EngineCore::BeginGpuPush(const OpOptions& options, std::size_t body_bytes,
   gpu_pushers_.fetch_add(1, std::memory_order_seq_cst);
   NewOp fresh{nullptr, nullptr};
   try {
-    if (closed_.load(std::memory_order_seq_cst) && tls_context.core != this) ThrowStopped(options);
+    // Stop waits for the bodies that it finds, too; the lock orders gpu_closed_ before the others.
+    const bool is_child = tls_context.core == this;
+    if (is_child ? gpu_closed_.load(std::memory_order_relaxed)
+                 : closed_.load(std::memory_order_seq_cst)) {
+      ThrowStopped(options);
+    }
     Validate(options);
     CheckGpu(options);
     fresh = EnterAndMake(options, body_bytes, function, /*async=*/true, mode);

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <exception>
 #include <vector>
 
 #include "ops/cast.h"
@@ -119,10 +120,15 @@ void PushSliced(const NDArray& src, const NDArray& dst, DType dtype, int near,
     ElementsOf(src);
     ElementsOf(dst);
     for (const NDArray& slot : slots) ElementsOf(slot);
-    for (std::int64_t i = 0; i < plan.slices; ++i) {
-      const NDArray& slot = slots[static_cast<std::size_t>(i % kStagingSlots)];
-      PushStage({src, slot, plan.begin(i), plan.size(i), /*into_slot=*/true, priority});
-      PushStage({dst, slot, plan.begin(i), plan.size(i), /*into_slot=*/false, priority});
+    std::exception_ptr cut_short;  // the engine has been stopped, say
+    try {
+      for (std::int64_t i = 0; i < plan.slices; ++i) {
+        const NDArray& slot = slots[static_cast<std::size_t>(i % kStagingSlots)];
+        PushStage({src, slot, plan.begin(i), plan.size(i), /*into_slot=*/true, priority});
+        PushStage({dst, slot, plan.begin(i), plan.size(i), /*into_slot=*/false, priority});
+      }
+    } catch (...) {
+      cut_short = std::current_exception();
     }
     OpOptions last{.name = "CopyTo", .run_when_poisoned = true};
     std::vector<VarRef> all;
@@ -130,14 +136,13 @@ void PushSliced(const NDArray& src, const NDArray& dst, DType dtype, int near,
     last.reads = all;
     last.priority = priority;
     last.lane = Lane::kCopy;
-    own.Push(last, [src, dst, slots, done] {
+    // Those that were pushed use `src` and `dst` until then.
+    own.Push(last, [src, dst, slots, done, cut_short] {
+      std::exception_ptr error;
       for (const NDArray& slot : slots) {
-        if (const std::exception_ptr error = slot.engine().ErrorOf(slot.var())) {
-          done(error);
-          return;
-        }
+        if (error == nullptr) error = slot.engine().ErrorOf(slot.var());
       }
-      done();
+      done(error != nullptr ? error : cut_short);
     });
   });
 }

@@ -31,6 +31,7 @@ GpuQueues::GpuQueues(const EngineOptions& options)
 }
 
 void GpuQueues::End() {
+  ended_.store(true, std::memory_order_relaxed);
   if (!reaper_.joinable()) return;
   {
     const MutexLock lock(reaper_mutex_);
@@ -45,8 +46,9 @@ void GpuQueues::End() {
     while (SignalComes(queue) && std::chrono::steady_clock::now() < patience) {
       std::this_thread::yield();
     }
-    if (queue.stream_ != nullptr) driver_->Free(queue.device_, queue.stream_);
-    if (queue.signal_stream_ != nullptr) driver_->Free(queue.device_, queue.signal_stream_);
+    for (Stream* const stream : {&queue.stream_, &queue.signal_stream_}) {
+      if (*stream != nullptr) driver_->Free(queue.device_, std::exchange(*stream, nullptr));
+    }
   });
   // After all streams: those of a device that has failed may still wait for events.
   ForEach([this](GpuQueue& queue) {
@@ -72,6 +74,8 @@ void GpuQueues::Open(int id) {
 }
 
 GpuQueue& GpuQueues::QueueOf(const internal::Op& op) {
+  CHECK(!ended_.load(std::memory_order_relaxed), "op '{}' of gpu({}), whose streams are gone",
+        op.name, op.device_id);
   DeviceQueues& device = *devices_[static_cast<std::size_t>(op.device_id)];
   if (device.queues.empty()) Open(op.device_id);
   const auto lane = static_cast<std::size_t>(op.lane);

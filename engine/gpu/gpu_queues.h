@@ -105,7 +105,7 @@ class GpuQueues {
   const std::shared_ptr<GpuDriver>& driver() const { return driver_; }
 
   // Nothing is issued any more: gives back what it has of the driver. device_count and WhyNoGpu go
-  // on, for those who push too late.
+  // on, for those who push too late. QueueOf ends the process.
   void End();
 
   // The stream for `op`: of those of its lane and urgency the one with the fewest ops ahead. Under
@@ -178,6 +178,7 @@ class GpuQueues {
   const std::shared_ptr<GpuDriver> driver_;
   std::vector<std::unique_ptr<DeviceQueues>> devices_;
 
+  std::atomic<bool> ended_{false};
   std::atomic<std::int64_t> unfinished_{0};
   enum class ReaperState : std::uint8_t {
     kAwake,
