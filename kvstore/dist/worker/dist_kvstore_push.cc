@@ -285,7 +285,7 @@ void DistKVStore::QueueStagedPushPull(const KeyPush& push, const NDArray& out, i
                       .start_inline = true},
                      [starter = std::move(starter), value, into](Completion done) {
                        if (!value.empty()) SendValue(*starter, value);
-                       starter->ReceiveElements(into);
+                       starter->ReceiveElementsOrFail(into);
                        starter->Start(std::move(done));
                      });
   if (outgoing) outgoing->SupplyTo(call, priority);
@@ -320,7 +320,7 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
                       .start_inline = true},
                      [starter = std::move(starter), value, out](Completion done) {
                        SendValue(*starter, value);
-                       starter->ReceiveElements(out);
+                       starter->ReceiveElementsOrFail(out);
                        starter->Start(std::move(done));
                      });
   pulled_bytes_.fetch_add(out.bytes(), std::memory_order_relaxed);

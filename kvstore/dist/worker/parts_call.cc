@@ -227,6 +227,16 @@ void PartsCall::ReceiveElements(const NDArray& out) {
 
 void PartsCall::Start(Completion done) {
   DCHECK(!started_);
+void PartsCall::ReceiveElementsOrFail(const NDArray& out) {
+  try {
+    ReceiveElements(out);
+  } catch (...) {
+    out_ = NDArray();
+    MutexLock lock(mutex_);
+    error_ = std::current_exception();  // of part 0, as it were: it stays the first
+  }
+}
+
   started_ = true;
   done_ = std::move(done);
   for (Request& request : requests_) request.op = engine::TracedOpOfThread();

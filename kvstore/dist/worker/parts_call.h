@@ -128,6 +128,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
     rows_out_ = out;
     rows_.resize(slots_.size());
   }
+  // The same of a call that sends a value, too. If there is no memory for `out` the value goes all
+  // the same, since the other workers count on it, and the call fails with that error at its end.
+  void ReceiveElementsOrFail(const NDArray& out);
 
   // From the op's body: requests may go as soon as the key's order allows. `done` is called when
   // all is answered, or with the error of the first part that has one.

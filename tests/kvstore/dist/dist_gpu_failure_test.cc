@@ -1,0 +1,117 @@
+// Pushes of arrays on GPUs that cannot end as they should: the memory for what comes back is short.
+// Rounds go on in step all the same.
+#include <heddle/engine.h>
+#include <heddle/error.h>
+#include <heddle/kvstore.h>
+#include <heddle/memory.h>
+#include <heddle/ndarray.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "storage/gpus.h"
+#include "tests/engine/sim_gpu.h"
+#include "tests/kvstore/dist/job.h"
+#include "tests/kvstore/support.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+using kvstore_test::MessageOf;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kPartElements = 4096;
+
+EngineOptions GpuEngine() {
+  EngineOptions options = EngineOptions::FromEnvironment();
+  auto gpu = std::make_shared<engine_test::SimGpu>(1, kvstore_test::TestSeed());
+  gpu->set_turns_max(1);
+  options.gpu_driver = std::move(gpu);
+  options.num_workers = 2;
+  return options;
+}
+
+JobOptions TwoWorkers() {
+  return {.network = Network::kSim,
+          .num_workers = 2,
+          .op_deadline = std::chrono::seconds(60),  // of what would hang
+          .engine = &GpuEngine};
+}
+
+// The errors of ops that nothing else reports.
+void Forget(Engine& engine) {
+  for (bool more = true; more;) {
+    more = false;
+    try {
+      engine.WaitForAll();
+    } catch (const Error&) {
+      more = true;
+    }
+  }
+}
+
+// ---- Memory
+
+struct Case {
+  const char* name;
+  std::int64_t parts;
+  Device from;
+};
+
+class PushPullMemoryTest : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, PushPullMemoryTest,
+                         ::testing::Values(Case{"OnePart", 1, Cpu()},
+                                           Case{"OnePartOfTheGpu", 1, Gpu(0)},
+                                           Case{"Parts", 5, Cpu()},
+                                           Case{"PartsOfTheGpu", 5, Gpu(0)}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// The push was dropped with the pull, and from then on the worker was a round behind the others.
+TEST_P(PushPullMemoryTest, APushIsSentThoughThereIsNoMemoryForWhatComesBack) {
+  const std::int64_t count = GetParam().parts * kPartElements;
+  Job job(TwoWorkers());
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    const auto full = [&](double value, Device device) {
+      return NDArray::Full({count}, value, DType::kFloat32, device, engine);
+    };
+    store.Init("w", full(0, Cpu()));
+    const NDArray out = full(-1, Gpu(0));
+    for (int round = 1; round <= 4; ++round) {
+      const NDArray gradient = full(10 * round + rank, GetParam().from);
+      engine.WaitForAll();
+      storage::Gpus& gpus = storage::Gpus::Of(engine);
+      const bool is_short = rank == 1 && round == 2;
+      NDArray others;
+      if (is_short) {
+        gpus.Trim(DeviceType::kCpuPinned);
+        // Only for what a GPU pushes.
+        const std::int64_t bytes = GetParam().from == Gpu(0) ? 4 * count : 0;
+        gpus.Configure(DeviceType::kCpuPinned, {.bytes_max = 4 * count + bytes + 1000});
+        others = full(0, CpuPinned(0));
+        engine.WaitForAll();
+      }
+      store.PushPull("w", gradient, out);
+      if (is_short) {
+        EXPECT_THAT(MessageOf<OutOfMemory>([&] { out.WaitToRead(); }), HasSubstr("pinned"));
+        gpus.Configure(DeviceType::kCpuPinned, {});
+        Forget(engine);
+        const NDArray pulled = full(-1, Cpu());
+        store.Pull("w", pulled);
+        EXPECT_EQ(pulled.ToVector<float>()[0], 41);
+      } else {
+        const std::vector<float> sum(static_cast<std::size_t>(count),
+                                     static_cast<float>(20 * round + 1));
+        EXPECT_EQ(out.ToVector<float>(), sum);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist
