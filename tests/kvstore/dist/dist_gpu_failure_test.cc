@@ -1,5 +1,5 @@
-// Pushes of arrays on GPUs that cannot end as they should: the memory for what comes back is short.
-// Rounds go on in step all the same.
+// Pushes of arrays on GPUs that cannot end as they should: the memory for what comes back is short,
+// or the engine stops while they are queued. Rounds go on in step all the same.
 #include <heddle/engine.h>
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvstore/dist/worker/parts_call.h"
+#include "kvstore/dist/worker/staged_parts.h"
 #include "storage/gpus.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/kvstore/dist/job.h"
@@ -24,6 +27,7 @@ namespace heddle::kvstore::dist {
 namespace {
 
 using kvstore_test::MessageOf;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kPartElements = 4096;
@@ -111,6 +115,66 @@ TEST_P(PushPullMemoryTest, APushIsSentThoughThereIsNoMemoryForWhatComesBack) {
       }
     }
   });
+}
+
+// ---- An engine that stops
+
+bool IsStopping(Engine& engine) {
+  try {
+    engine.NewVar();
+  } catch (const InvalidState&) {
+    return true;
+  }
+  return false;
+}
+
+// The requests have their places by then, and await their values: Stop waits for them, as do the
+// other workers.
+TEST(StagedPushTest, EndsOnAnEngineThatIsBeingStopped) {
+  const Shape shape{5 * kPartElements};
+  Job job(TwoWorkers());
+  std::thread other([&] {
+    const auto node = job.Join(1);
+    {
+      Engine engine(GpuEngine());
+      const auto store = MakeDistStore(engine, "dist_sync", node, node->NewStore());
+      store->Init("w", NDArray::Zeros(shape, DType::kFloat32, Cpu(), engine));
+      const NDArray out = NDArray::Zeros(shape, DType::kFloat32, Cpu(), engine);
+      store->PushPull("w", NDArray::Full(shape, 1, DType::kFloat32, Cpu(), engine), out);
+      EXPECT_THAT(MessageOf<Error>([&] { out.WaitToRead(); }),
+                  AllOf(HasSubstr("worker 0"), HasSubstr("'kvstore.supply'"),
+                        HasSubstr("the engine has been stopped")));
+      EXPECT_THROW(engine.WaitForAll(), Error);
+    }
+    node->Close();
+  });
+  const auto node = job.Join(0);
+  {
+    Engine engine(GpuEngine());
+    const std::uint32_t number = node->NewStore();
+    const auto store = MakeDistStore(engine, "dist_sync", node, number);
+    store->Init("w", NDArray::Zeros(shape, DType::kFloat32, Cpu(), engine));
+    // As the store does it, up to where it queues the values.
+    const auto key = std::make_shared<DistKey>(node, number, Key("w"), shape, DType::kFloat32,
+                                               /*row_sparse=*/false);
+    ASSERT_EQ(key->parts().size(), 5u);
+    const auto calls = std::make_shared<CallCount>();
+    CallOptions options;
+    options.kind = Kind::kPush;
+    CallStarter starter(PartsCall::Make(calls, key, options));
+    starter->AwaitElements();
+    const OutgoingParts outgoing(key, NDArray::Full(shape, 1, DType::kFloat32, Gpu(0), engine), 0);
+    const std::shared_ptr<PartsCall> call = starter.call();
+    engine.PushAsync(
+        {.name = "kvstore.push", .reads = {outgoing.first()}, .run_when_poisoned = true},
+        [starter = std::move(starter)](Completion done) { starter->Start(std::move(done)); });
+    std::thread stopper([&] { EXPECT_NO_THROW(engine.Stop(std::chrono::seconds(60))); });
+    while (!IsStopping(engine)) std::this_thread::yield();
+    EXPECT_THROW(outgoing.SupplyTo(call, 0), InvalidState);
+    stopper.join();
+  }
+  node->Close();
+  other.join();
 }
 
 }  // namespace
