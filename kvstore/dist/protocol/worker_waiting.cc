@@ -43,8 +43,9 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     if (deadline == Time{0}) continue;
     const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
     if (now >= deadline) {
-      open.stays =
-          i >= part.sent && IsPush(open.request.kind) && (held_up || open.request.one_of_several);
+      const bool keeps_round =
+          IsPush(open.request.kind) && (held_up || open.request.one_of_several);
+      open.stays = i >= part.sent && (keeps_round || open.request.kind == Kind::kRemove);
       kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
     } else if (now >= ask_at) {
@@ -63,6 +64,8 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
 // should it have to go once more, it goes without them: a push as one that failed, another request
 // as one that changes nothing. A push of one part of several keeps its place unsent, too, as does
 // one whose value has not come, and those that it holds up: other parts of the array may have gone.
+// So does a removal, as it is: the program has forgotten the key, and the others would wait for its
+// pushes.
 void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;
@@ -71,7 +74,7 @@ void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Ou
     if (IsPush(request.kind)) {
       SetValue({.failure = ToErrorBody(error)}, &request);
       if (!sent) open.bytes = 0;
-    } else {
+    } else if (request.kind != Kind::kRemove) {
       request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
       request.flags = 0;
       request.meta.clear();
@@ -152,9 +155,10 @@ std::exception_ptr WorkerMachine::TimedOut(Time now, const Part& part, const Ope
                     open.request.what.text(), InSeconds(open.request.deadline - open.submitted))));
   }
   return std::make_exception_ptr(TimeoutError(fmt::format(
-      "{}: no answer from {} within {}: {}", open.request.what.text(),
+      "{}: no answer from {} within {}: {}{}", open.request.what.text(),
       NameOf(TheServer(part.server)), InSeconds(open.request.deadline - open.submitted),
-      part.facts.empty() ? "it has not said why: " + OwnFacts(now, part) : part.facts)));
+      part.facts.empty() ? "it has not said why: " + OwnFacts(now, part) : part.facts,
+      open.request.kind == Kind::kRemove ? "; the key goes from there as soon as it can" : "")));
 }
 
 // What the worker knows without being told why the part's requests wait.

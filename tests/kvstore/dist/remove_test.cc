@@ -1,4 +1,9 @@
 // The last request of a rank about a part: who goes on, and when the value goes.
+#include <heddle/error.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -55,6 +60,37 @@ TEST(RemoveMachine, ARoundThatWaitsForTheRankAloneIsCompletedByItsRemoval) {
   Remove(job, 1);
   job.Run();
   EXPECT_EQ(job.ValueOf(pulled), (Values{7}));
+}
+
+// The program has forgotten the key by then; the others would wait for its pushes for ever.
+TEST(RemoveMachine, ARemovalThatTimesOutBeforeItIsSentIsSentAllTheSame) {
+  SmallJob job(2);
+  InitAll(job, 2);
+  for (int round = 0; round < 3; ++round) {  // the third waits for rank 1's first
+    job.Submit(0, {.kind = Kind::kPush,
+                   .part = SmallJob::IdOf(0),
+                   .payload = PayloadOf({1}),
+                   .deadline = job.now + std::chrono::seconds(1)});
+  }
+  const auto removed = job.Submit(0, {.kind = Kind::kRemove,
+                                      .part = SmallJob::IdOf(0),
+                                      .deadline = job.now + std::chrono::seconds(1)});
+  job.Run();
+  EXPECT_FALSE(job.Answered(removed));
+  job.Advance(std::chrono::seconds(2));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(removed)), TimeoutError);
+  std::vector<std::uint64_t> rounds;
+  for (int round = 0; round < 4; ++round) {
+    rounds.push_back(job.PushPull(1, 0, {10}));
+    job.Run();
+  }
+  EXPECT_EQ(job.ValueOf(rounds[0]), Values({11}));
+  EXPECT_EQ(job.ValueOf(rounds[1]), Values({11}));
+  EXPECT_EQ(job.ValueOf(rounds[2]), Values({10}));
+  EXPECT_EQ(job.ValueOf(rounds[3]), Values({10}));
+  Remove(job, 1);
+  job.Run();
+  EXPECT_FALSE(job.parts().Has(SmallJob::IdOf(0)));
 }
 
 TEST(RemoveMachine, TheValueGoesWhenAllHaveRemovedItOrLeft) {
