@@ -133,10 +133,15 @@ class DistKVStore final : public KVStore {
                     int priority);
   bool CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> out) const;
   template <class Array>
-  Var QueueValue(const KeyPtr& key, Kind kind, const Array& value);
+  Var QueueValue(const KeyPtr& key, Kind kind, const Array& value,
+                 std::shared_ptr<PartNumbers> missing = nullptr);
   Var QueueAwait(const KeyPtr& key, bool first_part);
   void AwaitValues(std::span<const KeyPtr> keys);
+  void SendFirstValues(std::span<const KeyPtr> keys, std::span<const KeyArrays> pairs,
+                       const Initialising& initialising);
   void InitChecked(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
+  // Rank 0 has begun to initialise it, and failed.
+  bool IsUnfinished(KeyRef key) const EXCLUDES(mutex_);
 
   std::shared_ptr<Optimizer> OptimizerFor(std::string_view call) const EXCLUDES(mutex_);
   void WaitForOwnPushes(std::string_view call) EXCLUDES(mutex_);
@@ -163,6 +168,7 @@ class DistKVStore final : public KVStore {
   KeyTable<KeyPtr> keys_ GUARDED_BY(mutex_);
   KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);      // of keys that were removed: how often
   std::set<std::uint64_t> initialising_ GUARDED_BY(mutex_);  // numbers of keys, see KeyId
+  std::set<std::uint64_t> unfinished_ GUARDED_BY(mutex_);    // the same, see IsUnfinished
   std::optional<bool> string_keys_ GUARDED_BY(mutex_);       // set by the first key
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);

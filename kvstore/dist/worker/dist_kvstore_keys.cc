@@ -1,8 +1,11 @@
 // The keys of a dist store: which there are, and their first values.
 #include <heddle/error.h>
 
+#include <exception>
+#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -98,10 +101,21 @@ bool DistKVStore::AllPartsAreThere(std::string_view call, const Described& descr
   return true;
 }
 
+bool DistKVStore::IsUnfinished(KeyRef key) const {
+  MutexLock lock(mutex_);
+  return !unfinished_.empty() && unfinished_.contains(KeyId(key, RemovalsLocked(key)));
+}
+
 // A rank that has not initialised the key asks for its shape and dtype at its first use.
 KeyPtr DistKVStore::Find(std::string_view call, KeyRef key) {
   for (;;) {
     if (KeyPtr known = FindKnown(call, key)) return known;
+    if (IsUnfinished(key)) {
+      throw InvalidState(fmt::format(
+          "{}: key {}: its Init has failed, and some servers may have the value: expected an Init "
+          "that succeeds first",
+          call, ToString(key)));
+    }
     const std::optional<Described> described = Describe(call, key);
     if (!described) ThrowUnknownKey(call, key);
     if (!AllPartsAreThere(call, *described)) continue;
@@ -148,20 +162,24 @@ std::vector<Key> DistKVStore::Keys() const {
     if (!Decode(answer.meta, &body)) throw NetworkError("keys: an answer cannot be read");
     keys.insert(body.keys.begin(), body.keys.end());
   }
+  std::erase_if(keys, [this](const Key& key) { return IsUnfinished(key); });
   return {keys.begin(), keys.end()};
 }
 
 bool DistKVStore::DoContains(KeyRef key) const {
-  return FindKnown("Contains", key) != nullptr || Describe("Contains", key).has_value();
+  if (FindKnown("Contains", key) != nullptr) return true;
+  return !IsUnfinished(key) && Describe("Contains", key).has_value();
 }
 
 // Queues the requests that take a value to the servers. The op writes the Var returned.
 template <class Array>
-Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value) {
+Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value,
+                            std::shared_ptr<PartNumbers> missing) {
   if (const std::span<const Array> list(&value, 1); !AreNear(list, Cpu())) {
-    return QueueValue(key, kind, CopiesNear(list, Cpu(), /*priority=*/0)[0]);
+    return QueueValue(key, kind, CopiesNear(list, Cpu(), /*priority=*/0)[0], std::move(missing));
   }
   CallStarter starter(PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0)));
+  starter->MakeWhole(std::move(missing));
   Var ended = engine().NewVar("dist.ended");
   engine().PushAsync({.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
                       .reads = {value.var()},
@@ -229,6 +247,7 @@ class DistKVStore::Initialising {
       }
       removals_.push_back(removals);
       ids_.push_back(id);
+      is_again_.push_back(store_.unfinished_.contains(id));
     }
     whole_ = store_.whole_keys_;
     store_.initialising_.insert(ids_.begin(), ids_.end());
@@ -241,14 +260,70 @@ class DistKVStore::Initialising {
   Initialising& operator=(const Initialising&) = delete;
 
   std::uint64_t removals(std::size_t i) const { return removals_[i]; }
+  std::span<const std::uint64_t> ids() const { return ids_; }
+  // An earlier Init of the key has failed.
+  bool is_again(std::size_t i) const { return is_again_[i]; }
   bool whole() const { return whole_; }
 
  private:
   DistKVStore& store_;
   std::vector<std::uint64_t> removals_;
   std::vector<std::uint64_t> ids_;
+  std::vector<bool> is_again_;
   bool whole_ = false;
 };
+
+namespace {
+
+// For all of them, whatever becomes of the first.
+void WaitForEach(Engine& engine, std::span<const Var> vars) {
+  std::exception_ptr error;
+  for (const Var& var : vars) {
+    try {
+      engine.WaitForVar(var);
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+// Parts that an Init which failed has left get the new value before the last one is there, so that
+// nobody sees parts of both.
+void DistKVStore::SendFirstValues(std::span<const KeyPtr> keys, std::span<const KeyArrays> pairs,
+                                  const Initialising& initialising) {
+  std::vector<std::shared_ptr<PartNumbers>> missing(pairs.size());
+  const auto queue = [&](Kind kind) {
+    std::vector<Var> queued;
+    {
+      const CallBatch together(*link_, pairs.size());
+      for (std::size_t i = 0; i < pairs.size(); ++i) {
+        if (kind == Kind::kReset && missing[i] == nullptr) continue;
+        WithFirstArray(pairs[i], [&](const auto& value) {
+          queued.push_back(QueueValue(keys[i], kind, value, missing[i]));
+        });
+      }
+    }
+    WaitForEach(engine(), queued);
+  };
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    if (initialising.is_again(i)) missing[i] = std::make_shared<PartNumbers>();
+  }
+  try {
+    queue(Kind::kReset);
+    queue(Kind::kInit);
+  } catch (const InvalidArgument&) {  // refused
+    throw;
+  } catch (...) {
+    MutexLock lock(mutex_);
+    unfinished_.insert(initialising.ids().begin(), initialising.ids().end());
+    throw;
+  }
+  MutexLock lock(mutex_);
+  for (const std::uint64_t id : initialising.ids()) unfinished_.erase(id);
+}
 
 void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
   engine::CheckMayWait(call);
@@ -266,16 +341,7 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
     for (const KeyArrays& pair : pairs) {
       WithFirstArray(pair, [](const auto& value) { value.WaitToRead(); });
     }
-    std::vector<Var> queued;
-    {
-      const CallBatch together(*link_, pairs.size());
-      for (const KeyArrays& pair : pairs) {
-        WithFirstArray(pair, [&](const auto& value) {
-          queued.push_back(QueueValue(keys[queued.size()], Kind::kInit, value));
-        });
-      }
-    }
-    for (const Var& ended : queued) engine().WaitForVar(ended);
+    SendFirstValues(keys, pairs, initialising);
   } else {
     AwaitValues(keys);
   }

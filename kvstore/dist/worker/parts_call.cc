@@ -138,6 +138,7 @@ void PartsCall::SendElements(const NDArray& array) {
   const auto* const data = static_cast<const std::byte*>(array.const_data());
   const std::size_t size = SizeOf(array.dtype());
   for (const PlacedPart& part : key_->parts()) {
+    if (!Concerns(part)) continue;
     AddRequest(part).payload =
         Payload(owner, {data + static_cast<std::size_t>(part.begin) * size,
                         static_cast<std::size_t>(part.end - part.begin) * size});
@@ -177,11 +178,12 @@ void PartsCall::SendRows(const RowSparseNDArray& array) {
                           static_cast<std::size_t>(here.width()) * element_bytes);
       }
     }
+    // The next part may begin within the last of these rows.
+    if (end > begin) begin = end - 1;
+    if (!Concerns(part)) continue;
     Request& request = AddRequest(part);
     request.flags |= kFlagRowSparse;
     request.payload = Payload(owner, std::move(runs));
-    // The next part may begin within the last of these rows.
-    if (end > begin) begin = end - 1;
   }
 }
 
@@ -225,8 +227,6 @@ void PartsCall::ReceiveElements(const NDArray& out) {
   out_data_ = static_cast<std::byte*>(out.data());
 }
 
-void PartsCall::Start(Completion done) {
-  DCHECK(!started_);
 void PartsCall::ReceiveElementsOrFail(const NDArray& out) {
   try {
     ReceiveElements(out);
@@ -237,6 +237,8 @@ void PartsCall::ReceiveElementsOrFail(const NDArray& out) {
   }
 }
 
+void PartsCall::Start(Completion done) {
+  DCHECK(!started_);
   started_ = true;
   done_ = std::move(done);
   for (Request& request : requests_) request.op = engine::TracedOpOfThread();
@@ -297,8 +299,15 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
       rows_[IndexOf(slot)] = std::move(answer.message.payload);
     }
   }
+  if (error != nullptr && missing_parts_ != nullptr && options_.kind == Kind::kReset &&
+      ToErrorBody(error).code == ErrorBody::Code::kUnknownKey) {
+    error = nullptr;
+    MutexLock lock(mutex_);
+    missing_parts_->insert(slot.part->part);
+  }
   if (error != nullptr) {
     MutexLock lock(mutex_);
+    ++failed_;
     if (error_ == nullptr || slot.part->part < error_part_) {
       error_ = std::move(error);
       error_part_ = slot.part->part;
@@ -306,6 +315,22 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
   }
   // acq_rel: the last one sees what all others have received
   if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish();
+}
+
+// A value that some parts have and others not is said to be one.
+std::exception_ptr PartsCall::TakeError() {
+  std::exception_ptr error = std::move(error_);
+  const bool writes = options_.kind == Kind::kReset ||
+                      (options_.kind == Kind::kInit && (options_.flags & kFlagNoValue) == 0);
+  const std::size_t parts = key_->parts().size();
+  if (error == nullptr || !writes || parts == 1) return error;
+  ErrorBody body = ToErrorBody(error);
+  const std::size_t done = parts - failed_;
+  if (done == 0 && body.code != ErrorBody::Code::kTimeout) return error;
+  body.message += fmt::format("; {} of {} parts {}: the key is of no use until {} succeeds", done,
+                              parts, options_.kind == Kind::kReset ? "are reset" : "have the value",
+                              options_.kind == Kind::kReset ? "a Reset" : "an Init");
+  return ToException(body);
 }
 
 void PartsCall::Finish() {

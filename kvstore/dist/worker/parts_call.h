@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -88,6 +89,8 @@ struct CallOptions {
   Time deadline{0};
 };
 
+using PartNumbers = std::set<std::uint32_t>;
+
 // Life: DistKey::Enter and then Start or Cancel once, all by a CallStarter; then the answers; when
 // the last one is there, the completion is called. The queue of the key holds the call until it has
 // sent its requests, and the call holds itself until its last answer.
@@ -106,6 +109,10 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   const CallOptions& options() const { return options_; }
   std::span<Request> requests() { return {requests_.data(), requests_.size()}; }
 
+  // Of the calls that make an Init whole which has failed: a reset of what there is, which notes in
+  // `missing` the parts that are not there, and an init of these. Before its requests are there.
+  void MakeWhole(std::shared_ptr<PartNumbers> missing) { missing_parts_ = std::move(missing); }
+
   // What the requests to the parts have with them; one of these is called, before Start. The arrays
   // are those that the running op may read.
   void SendNothing();
@@ -121,6 +128,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   void Supply(std::size_t part, PushValue&& value);
   // Where values are received: the elements of `out`, of options().dtype and the key's shape.
   void ReceiveElements(const NDArray& out);
+  // The same of a call that sends a value, too. If there is no memory for `out` the value goes all
+  // the same, since the other workers count on it, and the call fails with that error at its end.
+  void ReceiveElementsOrFail(const NDArray& out);
   // These hear of each part of it, and of the end. Before any op of the call is pushed.
   void TellArrivals(std::shared_ptr<PartArrivals> arrivals) { arrivals_ = std::move(arrivals); }
   // Or `out` gets all rows that come. After the requests are there.
@@ -128,9 +138,6 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
     rows_out_ = out;
     rows_.resize(slots_.size());
   }
-  // The same of a call that sends a value, too. If there is no memory for `out` the value goes all
-  // the same, since the other workers count on it, and the call fails with that error at its end.
-  void ReceiveElementsOrFail(const NDArray& out);
 
   // From the op's body: requests may go as soon as the key's order allows. `done` is called when
   // all is answered, or with the error of the first part that has one.
@@ -151,6 +158,10 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
     std::shared_ptr<Landing> landing;  // guarded by the node's lock until the answer
   };
 
+  bool Concerns(const PlacedPart& part) const {
+    return missing_parts_ == nullptr || options_.kind == Kind::kReset ||
+           missing_parts_->contains(part.part);
+  }
   Request& AddRequest(const PlacedPart& part);
   void OnAnswer(Slot& slot, Answer&& answer);
   std::size_t IndexOf(const Slot& slot) const {
@@ -158,7 +169,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   }
   void Finish();
   // Of the last answer: no other thread touches it any more.
-  std::exception_ptr TakeError() NO_THREAD_SAFETY_ANALYSIS { return std::move(error_); }
+  std::exception_ptr TakeError() NO_THREAD_SAFETY_ANALYSIS;
   void AssembleRows();
   std::span<std::byte> DestinationOf(const PlacedPart& part) const;
 
@@ -171,6 +182,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   NDArray out_;
   std::byte* out_data_ = nullptr;
   std::shared_ptr<PartArrivals> arrivals_;
+  std::shared_ptr<PartNumbers> missing_parts_;  // of a reset: written under mutex_
   RowSparseNDArray rows_out_;
   std::vector<Payload> rows_;  // received, by slot
   std::optional<Completion> done_;
@@ -186,6 +198,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   Mutex mutex_;
   std::exception_ptr error_ GUARDED_BY(mutex_);
   std::uint32_t error_part_ GUARDED_BY(mutex_) = 0;
+  std::size_t failed_ GUARDED_BY(mutex_) = 0;  // answers
 };
 
 // Enters a call into the queue of its key, and starts it from the body of its op, or sets the queue

@@ -1,0 +1,215 @@
+// Goal: what has reached some servers of a key's parts and not the others, because the deadline
+// passed, is said, and can be made whole.
+// Method: on its way out of the worker one message is kept back until its request has timed out.
+// Then the network has not taken it at all, or it arrives after all.
+#include <heddle/error.h>
+#include <heddle/kvstore.h>
+#include <heddle/row_sparse.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kvstore/dist/transport/transport.h"
+#include "tests/kvstore/dist/forwarding_transport.h"
+#include "tests/kvstore/dist/job.h"
+#include "tests/kvstore/support.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+using kvstore_test::MessageOf;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kCount = 50'000;  // in 13 parts, on two servers
+
+class KeptMessage {
+ public:
+  // The next request of that kind to that server.
+  void Keep(Kind kind, std::int32_t server) {
+    const std::lock_guard lock(mutex_);
+    kind_ = kind;
+    server_ = server;
+  }
+  // It arrives now, unless it was given up.
+  void Release() {
+    std::function<void()> send;
+    {
+      const std::lock_guard lock(mutex_);
+      send = std::exchange(kept_, nullptr);
+    }
+    if (send) send();
+  }
+  // Whether the network has taken it, so that it cannot be given up any more.
+  bool is_taken = false;
+
+  std::unique_ptr<Transport> Wrap(std::unique_ptr<Transport> transport) {
+    return std::make_unique<Keeping>(std::move(transport), *this);
+  }
+
+ private:
+  static constexpr Transport::SendId kKept = ~Transport::SendId{0};
+
+  class Keeping final : public ForwardingTransport {
+   public:
+    Keeping(std::unique_ptr<Transport> transport, KeptMessage& kept)
+        : ForwardingTransport(std::move(transport)), kept_(kept) {}
+    SendId Send(NodeId to, Message message, std::function<void()> sent) override {
+      if (!kept_.Takes(transport(), to, message)) {
+        return transport().Send(to, std::move(message), std::move(sent));
+      }
+      if (kept_.is_taken && sent) sent();
+      return kKept;
+    }
+    Revoked Revoke(NodeId to, SendId id) override {
+      return id == kKept ? kept_.GiveUp() : transport().Revoke(to, id);
+    }
+
+   private:
+    KeptMessage& kept_;
+  };
+
+  bool Takes(Transport& transport, NodeId to, Message& message) {
+    const std::lock_guard lock(mutex_);
+    if (to.role != Role::kServer || to.rank != server_ || message.kind != kind_) return false;
+    server_ = -1;
+    kept_ = [&transport, to, held = std::make_shared<Message>(std::move(message))] {
+      transport.Send(to, std::move(*held));
+      transport.Flush();
+    };
+    return true;
+  }
+  Revoked GiveUp() {
+    const std::lock_guard lock(mutex_);
+    if (is_taken) return Revoked::kSent;
+    kept_ = nullptr;
+    return Revoked::kDropped;
+  }
+
+  std::mutex mutex_;
+  Kind kind_{};
+  std::int32_t server_ = -1;
+  std::function<void()> kept_;
+};
+
+class DistPartialTest : public ::testing::TestWithParam<bool> {
+ protected:
+  DistPartialTest() { kept_.is_taken = GetParam(); }
+
+  void RunJob(int workers, const std::function<void(int, KVStore&, Engine&)>& body) {
+    Job job({.network = Network::kTcp,
+             .num_workers = workers,
+             .num_servers = 2,
+             .op_deadline = std::chrono::seconds(4),
+             .wrap = [this](auto transport) { return kept_.Wrap(std::move(transport)); }});
+    job.RunWorkers("dist_sync", body);
+  }
+  static NDArray Filled(Engine& engine, double value) {
+    return NDArray::Full({kCount}, value, DType::kFloat32, Cpu(), engine);
+  }
+  static std::vector<float> Pulled(KVStore& store, Engine& engine) {
+    const NDArray out = Filled(engine, -1);
+    store.Pull("k", out);
+    return out.ToVector<float>();
+  }
+  static std::vector<float> All(float value) {
+    return std::vector<float>(static_cast<std::size_t>(kCount), value);
+  }
+  // The errors of ops that nothing else reports.
+  static void Forget(Engine& engine) {
+    for (bool more = true; more;) {
+      more = false;
+      try {
+        engine.WaitForAll();
+      } catch (const Error&) {
+        more = true;
+      }
+    }
+  }
+
+  KeptMessage kept_;
+};
+INSTANTIATE_TEST_SUITE_P(All, DistPartialTest, ::testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "ArrivesLate" : "IsGivenUp");
+});
+
+TEST_P(DistPartialTest, AResetOfSomePartsSaysSoAndTheNextOneIsWhole) {
+  RunJob(1, [&](int, KVStore& store, Engine& engine) {
+    store.Init("k", Filled(engine, 1));
+    kept_.Keep(Kind::kReset, 1);
+    EXPECT_THAT(MessageOf<TimeoutError>([&] { store.Reset("k", Filled(engine, 2)); }),
+                AllOf(HasSubstr("reset key 'k'"), HasSubstr("server 1"),
+                      HasSubstr("12 of 13 parts are reset"), HasSubstr("until a Reset succeeds")));
+    kept_.Release();
+    store.Reset("k", Filled(engine, 3));
+    EXPECT_EQ(Pulled(store, engine), All(3));
+    store.Push("k", Filled(engine, 4));
+    EXPECT_EQ(Pulled(store, engine), All(4));
+    Forget(engine);
+  });
+}
+
+// Nobody sees a value of which some parts are of the first Init and some of the second.
+TEST_P(DistPartialTest, AnInitOfSomePartsSaysSoAndTheNextOneIsWhole) {
+  for (const std::int32_t server : {0, 1}) {
+    std::latch again{2};
+    RunJob(2, [&](int rank, KVStore& store, Engine& engine) {
+      if (rank == 0) {
+        kept_.Keep(Kind::kInit, server);
+        EXPECT_THAT(
+            MessageOf<TimeoutError>([&] { store.Init("k", Filled(engine, 1)); }),
+            AllOf(HasSubstr("init key 'k'"), HasSubstr("server " + std::to_string(server)),
+                  HasSubstr("12 of 13 parts have the value"), HasSubstr("until an Init succeeds")));
+        kept_.Release();
+        EXPECT_FALSE(store.Contains("k"));
+        EXPECT_TRUE(store.Keys().empty());
+        const auto expect_unfinished = [](const std::function<void()>& call) {
+          EXPECT_THAT(MessageOf<InvalidState>(call),
+                      AllOf(HasSubstr("key 'k'"), HasSubstr("Init has failed")));
+        };
+        expect_unfinished([&] { store.Push("k", Filled(engine, 1)); });
+        expect_unfinished([&] { store.Reset("k", Filled(engine, 1)); });
+        expect_unfinished([&] { store.Remove("k"); });
+      }
+      again.arrive_and_wait();
+      store.Init("k", Filled(engine, 2 + rank));
+      EXPECT_EQ(Pulled(store, engine), All(2));
+      EXPECT_TRUE(store.Contains("k"));
+      EXPECT_THROW(store.Init("k", Filled(engine, 5)), InvalidArgument);
+      store.Push("k", Filled(engine, 1));
+      EXPECT_EQ(Pulled(store, engine), All(2));
+      Forget(engine);
+    });
+  }
+}
+
+TEST_P(DistPartialTest, AnInitOfRowsIsMadeWhole) {
+  RunJob(1, [&](int, KVStore& store, Engine& engine) {
+    const auto rows = [&](float value) {
+      const NDArray dense = NDArray::Full({1000, 50}, value, DType::kFloat32, Cpu(), engine);
+      return RowSparseNDArray::FromDense(dense);
+    };
+    kept_.Keep(Kind::kInit, 1);
+    EXPECT_THAT(MessageOf<TimeoutError>([&] { store.Init("k", rows(1)); }),
+                HasSubstr("1 of 2 parts have the value"));
+    kept_.Release();
+    store.Init("k", rows(2));
+    const RowSparseNDArray out({1000, 50}, DType::kFloat32, Cpu(), engine);
+    store.Pull("k", out, 0, /*ignore_sparse=*/false);
+    EXPECT_EQ(out.ToDense().ToVector<float>(), All(2));
+    Forget(engine);
+  });
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist
