@@ -212,7 +212,10 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
                       .run_when_poisoned = true,
                       .start_inline = true},
                      [starter = std::move(starter), value, codes, compressor](Completion done) {
-                       if (auto failure = FailureOfInput(value.engine(), value.var())) {
+                       auto failure = FailureOfInput(value.engine(), value.var());
+                       // There was no memory for them.
+                       if (!failure) failure = FailureOfInput(codes.engine(), codes.var());
+                       if (failure) {
                          starter->SendFailure(*failure);
                        } else {
                          starter->SendCodes(codes, *compressor);
