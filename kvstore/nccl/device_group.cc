@@ -24,20 +24,6 @@ constexpr milliseconds kLookEvery{100};
 // Between two questions whether NCCL has set something up.
 constexpr std::chrono::microseconds kAskEvery{50};
 
-// The device is the thread's current one for a scope.
-class EnteredDevice {
- public:
-  EnteredDevice(internal::GpuDriver& driver, int device)
-      : driver_(driver), outer_(driver.Enter(device)) {}
-  ~EnteredDevice() { driver_.Leave(outer_); }
-  EnteredDevice(const EnteredDevice&) = delete;
-  EnteredDevice& operator=(const EnteredDevice&) = delete;
-
- private:
-  internal::GpuDriver& driver_;
-  const int outer_;
-};
-
 std::size_t PlaceOf(int device, const std::vector<int>& devices) {
   return static_cast<std::size_t>(std::ranges::find(devices, device) - devices.begin());
 }
@@ -75,17 +61,16 @@ DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::G
       driver_(std::move(driver)),
       devices_(std::move(devices)),
       options_(options),
-      place_(std::move(place)) {
+      place_(std::move(place)),
+      comms_(nccl_, driver_) {
   CheckDevices();
   try {
     Open();
-  } catch (const std::exception& error) {
-    TellOthers(error.what());
-    TakeDown(&Nccl::Abort);
-    FreeStreams();
+    watchdog_ = std::thread([this] { Watch(); });
+  } catch (...) {
+    TellOthers(WhatOf(std::current_exception()));
     throw;
   }
-  watchdog_ = std::thread([this] { Watch(); });
 }
 
 void DeviceGroup::CheckDevices() const {
@@ -103,29 +88,13 @@ void DeviceGroup::CheckDevices() const {
 }
 
 void DeviceGroup::Open() {
-  for (const int device : devices_) members_.push_back({.device = device});
-  for (Member& member : members_) {
-    const EnteredDevice entered(*driver_, member.device);
-    member.stream = driver_->NewStream(/*urgent=*/false, options_.stream_priority);
-  }
   const MutexLock lock(issue_mutex_);
   const Nccl::Id id = place_ ? place_->id : nccl_->NewId();
-  const int ranks = place_ ? place_->ranks : static_cast<int>(members_.size());
-  nccl_->GroupStart();
-  std::exception_ptr error;
-  for (std::size_t i = 0; i < members_.size() && error == nullptr; ++i) {
-    Member& member = members_[i];
-    const int rank = static_cast<int>(i) + (place_ ? place_->first_rank : 0);
-    try {
-      const EnteredDevice entered(*driver_, member.device);
-      nccl_->Init(&member.comm, ranks, id, rank);
-    } catch (...) {
-      error = std::current_exception();
-    }
+  const int ranks = place_ ? place_->ranks : static_cast<int>(devices_.size());
+  if (!comms_.Open(devices_, options_.stream_priority, id, ranks,
+                   place_ ? place_->first_rank : 0)) {
+    AwaitLocked(nullptr);
   }
-  const bool done = nccl_->GroupEnd();
-  if (error != nullptr) std::rethrow_exception(error);
-  if (!done) AwaitLocked(nullptr);
 }
 
 DeviceGroup::~DeviceGroup() {
@@ -137,36 +106,15 @@ DeviceGroup::~DeviceGroup() {
     wake_.NotifyAll();
     watchdog_.join();
   }
-  const MutexLock lock(mutex_);
   // Without those that are gone nothing may end.
-  if (failure_ == nullptr) {
-    TakeDown(JobFailed(nullptr) != nullptr ? &Nccl::Abort : &Nccl::Destroy);
+  const MutexLock issue_lock(issue_mutex_);
+  if (JobFailed(nullptr) == nullptr) {
+    comms_.Destroy();
+  } else {
+    comms_.Abort();
   }
+  const MutexLock lock(mutex_);
   for (const std::unique_ptr<Call>& call : spare_calls_) FreeCall(*call);
-  FreeStreams();
-}
-
-void DeviceGroup::FreeStreams() noexcept {
-  for (const Member& member : members_) {
-    if (member.stream != nullptr) driver_->Free(member.device, member.stream);
-  }
-}
-
-// Of all communicators at a time: each may wait for the others.
-void DeviceGroup::TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept {
-  std::vector<std::thread> threads;
-  for (const Member& member : members_) {
-    if (member.comm == nullptr) continue;
-    threads.emplace_back([this, how, &member] {
-      try {
-        driver_->Enter(member.device);  // for good: no context is made on the thread's first device
-      } catch (const CudaError& error) {
-        Log(LogLevel::kError, "gpu({}): {}", member.device, error.what());
-      }
-      (*nccl_.*how)(member.comm);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 // --- issuing -------------------------------------------------------------------------------------
@@ -318,7 +266,7 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
   if (place_) FailIfPoisonedLocked(name, collectives);
   *call = Begin(stream.device, name, collectives);
   driver_->Record((*call)->fork, stream.handle);
-  for (const Member& member : members_) driver_->Wait(member.stream, (*call)->fork);
+  for (const Member& member : comms_.members()) driver_->Wait(member.stream, (*call)->fork);
   {
     const MutexLock lock(mutex_);
     calls_.push_back(call->get());
@@ -338,8 +286,8 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
   }
   if (error != nullptr) FailLocked(error);
   // Also of a group that failed: parts of it may run.
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    driver_->Record((*call)->joins[i], members_[i].stream);
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    driver_->Record((*call)->joins[i], comms_.members()[i].stream);
     driver_->Wait(stream.handle, (*call)->joins[i]);
   }
   if (error != nullptr) std::rethrow_exception(error);
@@ -347,11 +295,11 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
 
 void DeviceGroup::IssueLocked(const Collective& collective) {
   const auto root = static_cast<int>(collective.root);
-  for (std::size_t i = 0; i < members_.size(); ++i) {
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
     const NDArray& array = collective.arrays[i];
     const auto count = static_cast<std::size_t>(array.size());
     if (count == 0) continue;
-    const Member& member = members_[i];
+    const Member& member = comms_.members()[i];
     if (!collective.sums.empty()) {
       nccl_->AllReduce(storage::ConstAt(array, 0), storage::At(collective.sums[i], 0), count,
                        array.dtype(), member.comm, member.stream);
@@ -399,13 +347,9 @@ std::exception_ptr DeviceGroup::JobFailed(const Call* call) const {
 void DeviceGroup::AwaitLocked(const Call* call) {
   const Clock::time_point since = options_.now();
   while (true) {
-    bool in_progress = false;
-    for (const Member& member : members_) {
-      const Nccl::State state = nccl_->Ask(member.comm);
-      if (state.error != nullptr) std::rethrow_exception(state.error);
-      in_progress |= state.in_progress;
-    }
-    if (!in_progress) return;
+    const Nccl::State state = comms_.Ask();
+    if (state.error != nullptr) std::rethrow_exception(state.error);
+    if (!state.in_progress) return;
     if (options_.deadline.count() > 0 && options_.now() - since > options_.deadline) {
       std::rethrow_exception(TimedOut(call));
     }
@@ -416,22 +360,16 @@ void DeviceGroup::AwaitLocked(const Call* call) {
 
 // --- failing -------------------------------------------------------------------------------------
 
-void DeviceGroup::FailLocked(std::exception_ptr error) {
+void DeviceGroup::FailLocked(const std::exception_ptr& error) {
   {
     const MutexLock lock(mutex_);
     if (failure_ != nullptr) return;
     failure_ = error;
   }
-  std::string why = "an unknown exception";
-  try {
-    std::rethrow_exception(std::move(error));
-  } catch (const std::exception& reason) {
-    why = reason.what();
-  } catch (...) {
-  }
+  const std::string why = WhatOf(error);
   Log(LogLevel::kError, "NCCL's communicators are aborted: {}", why);
   TellOthers(why);
-  TakeDown(&Nccl::Abort);
+  comms_.Abort();
 }
 
 // Before this process aborts, which may have to wait until the others of its host do.
@@ -445,16 +383,9 @@ void DeviceGroup::FailIfPoisonedLocked(const char* name, std::span<const Collect
     for (const NDArray& array : collective.arrays) {
       const std::exception_ptr poison = array.engine().ErrorOf(array.var());
       if (poison == nullptr) continue;
-      std::string why = "an unknown exception";
-      try {
-        std::rethrow_exception(poison);
-      } catch (const std::exception& error) {
-        why = error.what();
-      } catch (...) {
-      }
       FailLocked(std::make_exception_ptr(InvalidState(fmt::format(
           "{}: what process {} gives for key {} has failed: {}", Describe(name, collectives),
-          place_->process, ToString(collective.key), why))));
+          place_->process, ToString(collective.key), WhatOf(poison)))));
       std::rethrow_exception(poison);
     }
   }
@@ -464,13 +395,6 @@ void DeviceGroup::FailIfPoisonedLocked(const char* name, std::span<const Collect
 void DeviceGroup::GiveUp() noexcept {
   const MutexLock issue_lock(issue_mutex_);
   FailLocked(std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device")));
-}
-
-std::exception_ptr DeviceGroup::ErrorOfCommsLocked() {
-  for (const Member& member : members_) {
-    if (std::exception_ptr error = nccl_->Ask(member.comm).error) return error;
-  }
-  return nullptr;
 }
 
 void DeviceGroup::Watch() {
@@ -509,7 +433,7 @@ void DeviceGroup::Look() {
     }
     if (std::exception_ptr failed = JobFailed(&first)) error = failed;
   }
-  if (std::exception_ptr reported = ErrorOfCommsLocked()) error = reported;
+  if (std::exception_ptr reported = comms_.Ask().error) error = reported;
   if (error != nullptr) FailLocked(error);
 }
 

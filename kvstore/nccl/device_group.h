@@ -46,6 +46,7 @@
 
 #include "base/mutex.h"
 #include "engine/gpu/driver.h"
+#include "kvstore/nccl/communicators.h"
 #include "kvstore/nccl/meeting.h"
 #include "kvstore/nccl/nccl_api.h"
 
@@ -121,14 +122,8 @@ class DeviceGroup {
 
  private:
   using Event = internal::GpuDriver::Event;
-  using Stream = internal::GpuDriver::Stream;
+  using Member = Communicators::Member;
   struct CollectiveOp;
-
-  struct Member {  // of a device
-    int device;
-    Stream stream = nullptr;
-    Nccl::Comm comm = nullptr;
-  };
 
   // A group of NCCL's from its issue to its end. Used again, and its events with it.
   struct Call {
@@ -163,12 +158,9 @@ class DeviceGroup {
   void End(Call* call) noexcept EXCLUDES(mutex_);
   void FailIfPoisonedLocked(const char* name, std::span<const Collective> collectives)
       REQUIRES(issue_mutex_) EXCLUDES(mutex_);
-  void FailLocked(std::exception_ptr error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
+  void FailLocked(const std::exception_ptr& error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void TellOthers(const std::string& why);
   void GiveUp() noexcept EXCLUDES(issue_mutex_, mutex_);
-  // The two ways in which communicators go.
-  void TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept;
-  void FreeStreams() noexcept;
   std::string Who() const;  // "NCCL between gpu(0), gpu(1)"
   // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up".
   std::string Describe(const char* name, std::span<const Collective> collectives) const;
@@ -177,7 +169,6 @@ class DeviceGroup {
   }
   std::exception_ptr TimedOut(const Call* call) const;
   std::exception_ptr JobFailed(const Call* call) const;  // null: it has not
-  std::exception_ptr ErrorOfCommsLocked() REQUIRES(issue_mutex_);
 
   void Watch() EXCLUDES(issue_mutex_, mutex_);
   bool AwaitCalls() EXCLUDES(mutex_);
@@ -188,10 +179,10 @@ class DeviceGroup {
   const std::vector<int> devices_;
   const DeviceGroupOptions options_;
   const std::optional<GroupPlace> place_;  // none: this process is alone
-  std::vector<Member> members_;            // written by the constructor and the destructor alone
 
   // One thread at a time is in NCCL. Taken before mutex_.
   Mutex issue_mutex_;
+  Communicators comms_ GUARDED_BY(issue_mutex_);
   mutable Mutex mutex_;
   CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;

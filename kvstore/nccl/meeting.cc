@@ -7,6 +7,16 @@
 
 namespace heddle::kvstore {
 
+std::string WhatOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+}
+
 std::vector<std::string> Meeting::Exchange(const std::string& text) {
   using Size = std::uint64_t;
   const auto count = static_cast<std::size_t>(processes());

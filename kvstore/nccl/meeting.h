@@ -9,11 +9,15 @@
 #include <heddle/ndarray.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace heddle::kvstore {
+
+// What others are told of an error.
+std::string WhatOf(const std::exception_ptr& error);
 
 class Meeting {
  public:

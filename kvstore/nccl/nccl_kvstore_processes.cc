@@ -29,12 +29,9 @@ std::vector<std::string> NcclKVStore::Agree(std::string_view call,
   std::string text;
   try {
     text = "+" + say();
-  } catch (const std::exception& error) {
-    refused = std::current_exception();
-    text = fmt::format("-{}", error.what());
   } catch (...) {
     refused = std::current_exception();
-    text = "-an unknown exception";
+    text = "-" + WhatOf(refused);
   }
   if (refused != nullptr && !meeting_->ready()) std::rethrow_exception(refused);
   std::vector<std::string> all = meeting_->Exchange(text);

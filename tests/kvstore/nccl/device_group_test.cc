@@ -225,6 +225,20 @@ TEST_P(DeviceGroupTest, ASetUpThatDoesNotEndIsGivenUp) {
   EXPECT_EQ(nccl->aborts(), 2);
 }
 
+// Whatever is thrown, also what is no std::exception. The simulated NCCL and GPUs miss what is
+// left.
+TEST_P(DeviceGroupTest, ASetUpThatIsLeftByAnyExceptionLeavesNothingBehind) {
+  nccl->CallInInits([](int number) {
+    if (number == 2) throw number;
+  });
+  EXPECT_THROW(Group({0, 1, 2, 3}), int);
+  EXPECT_EQ(nccl->aborts(), 2);
+  nccl->CallInInits(nullptr);
+  const Collective sum = Sum({0, 1});
+  DeviceGroup::Queue(Group({0, 1}), "sum", {sum}, 0);
+  EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3));
+}
+
 TEST_P(DeviceGroupTest, ADeviceThatNeverComesEndsTheGroupAtItsDeadline) {
   FakeClock clock;
   auto group = Group({0, 1, 2}, clock.WithDeadline());

@@ -148,6 +148,7 @@ bool SimNccl::GroupEnd() {
 
 void SimNccl::Init(Comm* comm, int ranks, const Id& id, int rank) {
   CHECK(group_depth == 1, "several ranks of one thread need a group");
+  if (in_inits_ != nullptr) in_inits_(inits_);
   const std::shared_ptr<World> world = network_->Find(id, ranks);
   const std::scoped_lock lock(processes_mutex_, world->mutex);
   std::shared_ptr<Process> process = processes_[world.get()].lock();

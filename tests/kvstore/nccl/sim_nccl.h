@@ -43,6 +43,8 @@ class SimNccl final : public kvstore::Nccl {
   void FailNextReduce() { fail_next_reduce_ = true; }
   void ReportError() { report_error_ = true; }  // when communicators are asked
   void NeverReady() { never_ready_ = true; }    // new communicators
+  // Called, with the number of the communicator, by each set-up of one; may throw.
+  void CallInInits(std::function<void(int number)> in_inits) { in_inits_ = std::move(in_inits); }
 
   int inits() const { return inits_; }
   int groups() const { return groups_; }  // with collectives in them
@@ -80,6 +82,7 @@ class SimNccl final : public kvstore::Nccl {
   const std::shared_ptr<engine_test::SimGpu> gpu_;
   std::atomic<int> lost_device_{-1};
   std::function<void()> running_;
+  std::function<void(int number)> in_inits_;
   std::atomic<bool> fail_next_reduce_{false}, report_error_{false}, never_ready_{false};
   std::atomic<int> inits_{0}, groups_{0}, reductions_{0}, all_reductions_{0}, broadcasts_{0};
   std::atomic<int> aborts_{0}, comms_left_{0};
