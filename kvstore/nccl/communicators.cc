@@ -50,6 +50,16 @@ Nccl::State Communicators::Ask() noexcept {
   return all;
 }
 
+bool Communicators::Finalize() {
+  bool done = true;
+  for (const Member& member : members_) {
+    if (member.comm == nullptr) continue;
+    const EnteredDevice entered(*driver_, member.device);
+    done &= nccl_->Finalize(member.comm);
+  }
+  return done;
+}
+
 // Of all communicators at a time: each may wait for the others.
 void Communicators::TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept {
   std::vector<std::thread> threads;

@@ -50,6 +50,8 @@ class Communicators {
                           int ranks, int first_rank);
   // Of all of them: something goes on in one; the first error.
   Nccl::State Ask() noexcept;
+  // The orderly end; what is said of Nccl's counts here, too.
+  [[nodiscard]] bool Finalize();
   void Destroy() noexcept { TakeDown(&Nccl::Destroy); }
   void Abort() noexcept { TakeDown(&Nccl::Abort); }
 

@@ -106,15 +106,28 @@ DeviceGroup::~DeviceGroup() {
     wake_.NotifyAll();
     watchdog_.join();
   }
-  // Without those that are gone nothing may end.
   const MutexLock issue_lock(issue_mutex_);
-  if (JobFailed(nullptr) == nullptr) {
-    comms_.Destroy();
-  } else {
-    comms_.Abort();
-  }
+  CloseLocked();
   const MutexLock lock(mutex_);
   for (const std::unique_ptr<Call>& call : spare_calls_) FreeCall(*call);
+}
+
+// In order, if all others come to it in time: without those that are gone it would not end.
+void DeviceGroup::CloseLocked() noexcept {
+  {
+    const MutexLock lock(mutex_);
+    if (failure_ != nullptr) return;  // they have been aborted
+  }
+  phase_ = "the shutdown";
+  try {
+    if (std::exception_ptr error = JobFailed(nullptr)) std::rethrow_exception(error);
+    if (!comms_.Finalize()) AwaitLocked(nullptr);
+    comms_.Destroy();
+  } catch (...) {
+    Log(LogLevel::kWarning, "NCCL's communicators are aborted: {}",
+        WhatOf(std::current_exception()));
+    comms_.Abort();
+  }
 }
 
 // --- issuing -------------------------------------------------------------------------------------
@@ -323,7 +336,7 @@ std::string DeviceGroup::Who() const {
 }
 
 std::string DeviceGroup::Describe(const char* name, std::span<const Collective> collectives) const {
-  if (name == nullptr) return Who() + ": the set-up";
+  if (name == nullptr) return fmt::format("{}: {}", Who(), phase_);
   std::string text = fmt::format("{}: {} of key {}", Who(), name, ToString(collectives[0].key));
   if (collectives.size() > 1) text += fmt::format(" and {} more", collectives.size() - 1);
   return text;

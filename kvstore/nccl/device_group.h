@@ -11,7 +11,8 @@
 // long the first of them has been running; calls that wait for their inputs do not count as
 // running. On an error, or beyond the deadline, the group fails: every communicator is aborted,
 // which ends what runs on its device, and only after all of them anything is freed. Calls in flight
-// fail then at their end, later ones at once, with the same error.
+// fail then at their end, later ones at once, with the same error. Set-up and end have the same
+// deadline: each may wait for ranks that do not come.
 //
 // Several processes. NCCL knows the collectives of different ranks to belong together by nothing
 // but their order. Engines issue ops in an order of their own, by priorities and as inputs come; so
@@ -146,6 +147,7 @@ class DeviceGroup {
 
   void CheckDevices() const;
   void Open();
+  void CloseLocked() noexcept REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void AwaitLocked(const Call* call) REQUIRES(issue_mutex_);
   // Sets *call first, which has to live until the device is done, also when this throws.
   void Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
@@ -162,7 +164,7 @@ class DeviceGroup {
   void TellOthers(const std::string& why);
   void GiveUp() noexcept EXCLUDES(issue_mutex_, mutex_);
   std::string Who() const;  // "NCCL between gpu(0), gpu(1)"
-  // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up".
+  // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up", ...
   std::string Describe(const char* name, std::span<const Collective> collectives) const;
   std::string Describe(const Call* call) const {
     return call == nullptr ? Describe(nullptr, {}) : Describe(call->name, call->collectives);
@@ -183,6 +185,8 @@ class DeviceGroup {
   // One thread at a time is in NCCL. Taken before mutex_.
   Mutex issue_mutex_;
   Communicators comms_ GUARDED_BY(issue_mutex_);
+  // What goes on while no call does. Written by the constructor and the destructor alone.
+  const char* phase_ = "the set-up";
   mutable Mutex mutex_;
   CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;

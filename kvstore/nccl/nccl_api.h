@@ -56,7 +56,12 @@ class Nccl {
   // Ends what runs, however long it would wait for others, and takes the communicator down. Both
   // calls may wait until all communicators of this process that belong together have had theirs.
   virtual void Abort(Comm comm) noexcept = 0;
-  // After all that was issued has ended.
+  // The orderly end, after all that was issued has ended. False: it goes on, and Ask says when it
+  // is over; it may wait until the ranks of other processes have come to theirs. Abort may end it,
+  // too.
+  [[nodiscard]] virtual bool Finalize(Comm comm) = 0;
+  // Of a communicator whose Finalize is over; of another one it would wait for the others, without
+  // a deadline.
   virtual void Destroy(Comm comm) noexcept = 0;
 
   // Can NCCL add elements of this dtype?

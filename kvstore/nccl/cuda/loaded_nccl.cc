@@ -131,6 +131,9 @@ class LoadedNccl final : public Nccl {
           As(comm));
   }
   void Abort(Comm comm) noexcept override { LogIfFailed(abort_(As(comm)), "ncclCommAbort"); }
+  bool Finalize(Comm comm) override {
+    return Check(finalize_(As(comm)), "ncclCommFinalize", As(comm));
+  }
   void Destroy(Comm comm) noexcept override { LogIfFailed(destroy_(As(comm)), "ncclCommDestroy"); }
 
  private:
@@ -181,6 +184,7 @@ class LoadedNccl final : public Nccl {
   decltype(&ncclAllReduce) all_reduce_ = HEDDLE_NCCL(ncclAllReduce);
   decltype(&ncclBroadcast) broadcast_ = HEDDLE_NCCL(ncclBroadcast);
   decltype(&ncclCommAbort) abort_ = HEDDLE_NCCL(ncclCommAbort);
+  decltype(&ncclCommFinalize) finalize_ = HEDDLE_NCCL(ncclCommFinalize);
   decltype(&ncclCommDestroy) destroy_ = HEDDLE_NCCL(ncclCommDestroy);
 #undef HEDDLE_NCCL
 };

@@ -343,6 +343,30 @@ TEST_P(DeviceGroupTest, ArraysMayBeDroppedOnceTheyAreQueued) {
   }
 }
 
+TEST_P(DeviceGroupTest, EndsInOrder) {
+  auto group = Group({0, 1});
+  const Collective sum = Sum({0, 1});
+  DeviceGroup::Queue(group, "sum", {sum}, 0);
+  sum.sum.WaitToRead();
+  engine->WaitForAll();
+  group.reset();
+  EXPECT_EQ(nccl->finalizes(), 2);
+  EXPECT_EQ(nccl->destroys(), 2);
+  EXPECT_EQ(nccl->aborts(), 0);
+}
+
+// ncclCommDestroy alone would wait for ever.
+TEST_P(DeviceGroupTest, AnEndThatDoesNotComeIsGivenUpAtTheDeadline) {
+  FakeClock clock;
+  auto group = Group({0, 1}, clock.WithDeadline());
+  nccl->NeverEnds();
+  clock.Run();
+  group.reset();
+  EXPECT_EQ(nccl->finalizes(), 2);
+  EXPECT_EQ(nccl->destroys(), 0);
+  EXPECT_EQ(nccl->aborts(), 2);
+}
+
 TEST_P(DeviceGroupTest, MayBeDroppedWithOpsPending) {
   const Collective sum = Sum({0, 1});
   {

@@ -8,6 +8,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -474,6 +475,29 @@ TEST(NcclProcessesFailures, ACallOfNcclThatFailsIsToldToTheOthers) {
   });
 }
 
+// Only then: what it had heard of before, it would not have begun.
+TEST(NcclProcessesFailures, AProcessThatDiesWhileOthersDropTheirStoresHoldsNobodyUp) {
+  SimProcesses processes({.processes = 2, .devices = 2, .fails = true});
+  std::latch ends(1);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(6));
+    if (process.rank == 1) {
+      ends.wait();
+      process.Die();
+      return;
+    }
+    std::thread watcher([&] {
+      while (process.nccl->finalizes() < 2) std::this_thread::yield();
+      ends.count_down();
+    });
+    process.store.reset();
+    watcher.join();
+    EXPECT_EQ(process.nccl->aborts(), 2);
+  });
+}
+
 // --- without a scheduler -------------------------------------------------------------------------
 
 TEST(NcclProcessesFailures, WithoutASchedulerAGpuThatAnotherProcessUsesIsRefused) {
@@ -498,6 +522,28 @@ TEST(NcclProcessesFailures, WithoutASchedulerAProcessThatNeverComesEndsTheSetUp)
                     [&] { process.store->Init("k", process.Full(1, process.devices[0])); }),
                 AllOf(HasSubstr("process 0 of 2"), HasSubstr("the set-up")));
     EXPECT_EQ(process.nccl->aborts(), 1);
+  });
+}
+
+// Process 1 keeps its store.
+TEST(NcclProcessesFailures, WithoutASchedulerAStoreIsDroppedAtTheDeadline) {
+  FakeClock clock;
+  SimProcesses processes(
+      {.means = Means::kNccl, .processes = 2, .devices = 1, .group = clock.WithDeadline()});
+  std::latch pulled(2), dropped(1);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(2));
+    pulled.arrive_and_wait();
+    if (process.rank == 1) {
+      dropped.wait();
+      return;
+    }
+    clock.Run();
+    process.store.reset();
+    EXPECT_EQ(process.nccl->aborts(), 2);  // of the store and of its meeting
+    dropped.count_down();
   });
 }
 

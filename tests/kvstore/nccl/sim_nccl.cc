@@ -44,7 +44,7 @@ struct SimNccl::World {
   const std::size_t ranks;
   std::mutex mutex;
   std::condition_variable changed;
-  std::size_t joined = 0;
+  std::size_t joined = 0, finalized = 0;
   std::map<int, Meeting> meetings;  // by the number of the collective
 };
 
@@ -87,6 +87,7 @@ struct SimNccl::SimComm {
   std::size_t rank;
   int device;
   int collectives = 0;
+  bool finalizing = false;
   std::atomic<int> asks_to_ready{2};  // it takes a while
 };
 
@@ -175,7 +176,7 @@ SimNccl::State SimNccl::Ask(Comm comm) noexcept {
   }
   const std::lock_guard lock(sim->world->mutex);
   return {.in_progress = never_ready_ || sim->world->joined < sim->world->ranks ||
-                         sim->asks_to_ready.fetch_sub(1) > 0};
+                         sim->asks_to_ready.fetch_sub(1) > 0 || (sim->finalizing && !IsOver(*sim))};
 }
 
 void SimNccl::Add(Kernel kernel) {
@@ -285,12 +286,35 @@ void SimNccl::Abort(Comm comm) noexcept {
   Leave(sim);
 }
 
+// Is its end over? Guarded by the world's mutex. As with NCCL, all ranks have to come to theirs.
+bool SimNccl::IsOver(const SimComm& comm) const {
+  return crashed_ || comm.world->finalized == comm.world->ranks;
+}
+
+bool SimNccl::Finalize(Comm comm) {
+  auto* sim = static_cast<SimComm*>(comm);
+  const OneCall one(*sim->process);
+  const std::lock_guard lock(sim->world->mutex);
+  CHECK(!sim->process->aborted && !std::exchange(sim->finalizing, true));
+  if (!never_ends_ && !crashed_) ++sim->world->finalized;
+  sim->world->changed.notify_all();
+  ++finalizes_;
+  return IsOver(*sim);
+}
+
+// NCCL finalizes what has not been, and waits for that without end.
 void SimNccl::Destroy(Comm comm) noexcept {
   auto* sim = static_cast<SimComm*>(comm);
   {
-    const std::lock_guard lock(sim->world->mutex);
+    std::unique_lock lock(sim->world->mutex);
     CHECK(!sim->process->aborted);
+    if (!std::exchange(sim->finalizing, true) && !never_ends_ && !crashed_) {
+      ++sim->world->finalized;
+      sim->world->changed.notify_all();
+    }
+    sim->world->changed.wait(lock, [&] { return IsOver(*sim); });
   }
+  ++destroys_;
   Leave(sim);
 }
 

@@ -43,6 +43,9 @@ class SimNccl final : public kvstore::Nccl {
   void FailNextReduce() { fail_next_reduce_ = true; }
   void ReportError() { report_error_ = true; }  // when communicators are asked
   void NeverReady() { never_ready_ = true; }    // new communicators
+  void NeverEnds() { never_ends_ = true; }      // what is finalized
+  // This process is gone: its ends wait for nobody, and nobody hears of them.
+  void Crash() { crashed_ = true; }
   // Called, with the number of the communicator, by each set-up of one; may throw.
   void CallInInits(std::function<void(int number)> in_inits) { in_inits_ = std::move(in_inits); }
 
@@ -51,6 +54,8 @@ class SimNccl final : public kvstore::Nccl {
   int reductions() const { return reductions_; }
   int all_reductions() const { return all_reductions_; }
   int broadcasts() const { return broadcasts_; }
+  int finalizes() const { return finalizes_; }
+  int destroys() const { return destroys_; }
   int aborts() const { return aborts_; }
 
   std::string Describe() const override { return "simulated"; }
@@ -65,6 +70,7 @@ class SimNccl final : public kvstore::Nccl {
                  Stream stream) override;
   void Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) override;
   void Abort(Comm comm) noexcept override;
+  bool Finalize(Comm comm) override;
   void Destroy(Comm comm) noexcept override;
 
  private:
@@ -77,6 +83,7 @@ class SimNccl final : public kvstore::Nccl {
   void AddSum(SimComm* comm, Kernel kernel);
   void Add(Kernel kernel);
   void Launch(const Kernel& kernel);
+  bool IsOver(const SimComm& comm) const;
   void Leave(SimComm* comm);
 
   const std::shared_ptr<engine_test::SimGpu> gpu_;
@@ -84,8 +91,9 @@ class SimNccl final : public kvstore::Nccl {
   std::function<void()> running_;
   std::function<void(int number)> in_inits_;
   std::atomic<bool> fail_next_reduce_{false}, report_error_{false}, never_ready_{false};
+  std::atomic<bool> never_ends_{false}, crashed_{false};
   std::atomic<int> inits_{0}, groups_{0}, reductions_{0}, all_reductions_{0}, broadcasts_{0};
-  std::atomic<int> aborts_{0}, comms_left_{0};
+  std::atomic<int> finalizes_{0}, destroys_{0}, aborts_{0}, comms_left_{0};
   const std::shared_ptr<Network> network_;
   std::mutex processes_mutex_;
   std::map<World*, std::weak_ptr<Process>> processes_;  // this one's part in each

@@ -152,6 +152,7 @@ inline SimProcess::~SimProcess() {
 }
 
 inline void SimProcess::Die() {
+  nccl->Crash();
   store.reset();
   engine.reset();
   node_.reset();
