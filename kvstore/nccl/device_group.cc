@@ -66,6 +66,7 @@ DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::G
   CheckDevices();
   try {
     Open();
+    phase_ = nullptr;
     watchdog_ = std::thread([this] { Watch(); });
   } catch (...) {
     TellOthers(WhatOf(std::current_exception()));
@@ -336,7 +337,7 @@ std::string DeviceGroup::Who() const {
 }
 
 std::string DeviceGroup::Describe(const char* name, std::span<const Collective> collectives) const {
-  if (name == nullptr) return fmt::format("{}: {}", Who(), phase_);
+  if (name == nullptr) return phase_ != nullptr ? fmt::format("{}: {}", Who(), phase_) : Who();
   std::string text = fmt::format("{}: {} of key {}", Who(), name, ToString(collectives[0].key));
   if (collectives.size() > 1) text += fmt::format(" and {} more", collectives.size() - 1);
   return text;
@@ -353,7 +354,8 @@ std::exception_ptr DeviceGroup::JobFailed(const Call* call) const {
   const std::optional<std::string> why = place_->meeting->failure();
   if (!why) return nullptr;
   return std::make_exception_ptr(
-      NetworkError(fmt::format("{} cannot end: {}", Describe(call), *why)));
+      NetworkError(fmt::format("{} cannot {}: {}", Describe(call),
+                               call != nullptr || phase_ != nullptr ? "end" : "go on", *why)));
 }
 
 // Until no communicator is busy with the call that has just been made.
@@ -414,7 +416,8 @@ void DeviceGroup::Watch() {
   while (AwaitCalls()) Look();
 }
 
-// Returns when it is time to look at the calls in flight. False: to stop.
+// Returns when it is time to look: at the calls in flight, and between processes also at the
+// others, for whom this one would be the last to know. False: to stop.
 bool DeviceGroup::AwaitCalls() {
   milliseconds every = kLookEvery;
   if (options_.deadline.count() > 0) {
@@ -422,11 +425,22 @@ bool DeviceGroup::AwaitCalls() {
   }
   const MutexLock lock(mutex_);
   watchdog_sleeps_ = true;
-  while (!stop_ && (calls_.empty() || failure_ != nullptr)) wake_.Wait(mutex_);
+  while (!stop_ && (failure_ != nullptr || (calls_.empty() && !place_))) wake_.Wait(mutex_);
   watchdog_sleeps_ = false;
   const Clock::time_point next = Clock::now() + every;
   while (!stop_ && wake_.WaitUntil(mutex_, next)) continue;
   return !stop_;
+}
+
+// Of the first call in flight, as far as its device and the clock say.
+std::exception_ptr DeviceGroup::ErrorOfLocked(Call& first, Clock::time_point now) {
+  const internal::GpuDriver::State inputs = driver_->Query(first.fork);
+  if (inputs.happened && !first.running_since) first.running_since = now;
+  if (options_.deadline.count() > 0 && first.running_since &&
+      now - *first.running_since > options_.deadline) {
+    return TimedOut(&first);
+  }
+  return inputs.error;
 }
 
 void DeviceGroup::Look() {
@@ -435,16 +449,10 @@ void DeviceGroup::Look() {
   std::exception_ptr error;
   {
     const MutexLock lock(mutex_);
-    if (calls_.empty() || failure_ != nullptr) return;
-    Call& first = *calls_.front();
-    const internal::GpuDriver::State inputs = driver_->Query(first.fork);
-    error = inputs.error;
-    if (inputs.happened && !first.running_since) first.running_since = now;
-    if (options_.deadline.count() > 0 && first.running_since &&
-        now - *first.running_since > options_.deadline) {
-      error = TimedOut(&first);
-    }
-    if (std::exception_ptr failed = JobFailed(&first)) error = failed;
+    if (failure_ != nullptr) return;
+    Call* const first = calls_.empty() ? nullptr : calls_.front();
+    if (first != nullptr) error = ErrorOfLocked(*first, now);
+    if (std::exception_ptr failed = JobFailed(first)) error = failed;
   }
   if (std::exception_ptr reported = comms_.Ask().error) error = reported;
   if (error != nullptr) FailLocked(error);

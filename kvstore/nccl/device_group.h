@@ -24,8 +24,9 @@
 //   (P2) Each of them issues its collectives, or the group fails. An op whose input is poisoned is
 //        not skipped, as others would wait for it: the group fails with the input's error.
 //   (P3) A group that has failed here tells the other processes, by the meeting, if that can; and
-//        one that hears of it, or of a process that is gone, fails itself. So what a process does
-//        not come to, because its group has failed, no other waits for.
+//        one that hears of it, or of a process that is gone, fails itself, also while no call of it
+//        is in flight. So what a process does not come to, because its group has failed, no other
+//        waits for.
 // Where the meeting cannot tell, the others' deadlines do.
 #pragma once
 
@@ -164,7 +165,8 @@ class DeviceGroup {
   void TellOthers(const std::string& why);
   void GiveUp() noexcept EXCLUDES(issue_mutex_, mutex_);
   std::string Who() const;  // "NCCL between gpu(0), gpu(1)"
-  // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up", ...
+  // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up", or
+  // "... gpu(1)" alone.
   std::string Describe(const char* name, std::span<const Collective> collectives) const;
   std::string Describe(const Call* call) const {
     return call == nullptr ? Describe(nullptr, {}) : Describe(call->name, call->collectives);
@@ -174,6 +176,8 @@ class DeviceGroup {
 
   void Watch() EXCLUDES(issue_mutex_, mutex_);
   bool AwaitCalls() EXCLUDES(mutex_);
+  std::exception_ptr ErrorOfLocked(Call& first, Clock::time_point now)
+      REQUIRES(issue_mutex_, mutex_);
   void Look() EXCLUDES(issue_mutex_, mutex_);
 
   const std::shared_ptr<Nccl> nccl_;
@@ -185,12 +189,13 @@ class DeviceGroup {
   // One thread at a time is in NCCL. Taken before mutex_.
   Mutex issue_mutex_;
   Communicators comms_ GUARDED_BY(issue_mutex_);
-  // What goes on while no call does. Written by the constructor and the destructor alone.
+  // What goes on while no call does; null: nothing. Written by the constructor, before there is a
+  // watchdog, and by the destructor.
   const char* phase_ = "the set-up";
   mutable Mutex mutex_;
   CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;
-  bool watchdog_sleeps_ GUARDED_BY(mutex_) = false;  // until a call is in flight
+  bool watchdog_sleeps_ GUARDED_BY(mutex_) = false;  // until there is something to look at
   std::exception_ptr failure_ GUARDED_BY(mutex_);
   std::deque<Call*> calls_ GUARDED_BY(mutex_);  // in flight, in the order of their issue
   std::vector<std::unique_ptr<Call>> spare_calls_ GUARDED_BY(mutex_);

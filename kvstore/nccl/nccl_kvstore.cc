@@ -251,6 +251,7 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   CheckOneKind(call, pairs);
   std::vector<Pushed> pushes = JoinRepeatedKeys(pairs);
   if (const GroupPtr group = GroupOf(call, pushes)) {
+    group->ThrowIfFailed();
     std::vector<Collective> reductions;
     for (Pushed& pushed : pushes) {
       if (!UsesNccl(pushed)) continue;

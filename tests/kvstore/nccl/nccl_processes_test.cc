@@ -3,6 +3,7 @@
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
 
+#include <chrono>
 #include <functional>
 #include <latch>
 #include <map>
@@ -27,6 +28,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::vector<float> Six(double value) { return std::vector<float>(6, static_cast<float>(value)); }
+
+// Waits for what needs no call; false: it did not come.
+bool Comes(const std::function<bool()>& has_come) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!has_come() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return has_come();
+}
 
 class NcclProcessesTest : public testing::TestWithParam<ProcessesOptions> {
  protected:
@@ -328,6 +336,41 @@ TEST(NcclProcessesFailures, TheSameGpuInTwoProcessesIsRefusedBeforeNcclIsCalled)
 
 TEST(NcclProcessesFailures, AProcessThatDiesMidwayIsNamedAndNothingHangs) {
   SimProcesses processes({.processes = 3, .devices = 2, .fails = true});
+  std::latch pulled(3), in_flight(2);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(9));
+    pulled.arrive_and_wait();
+    if (process.rank == 1) {
+      in_flight.wait();
+      process.Die();
+      return;
+    }
+    const int groups = process.nccl->groups();
+    process.store->Push("k", process.OnDevices(1));
+    const NDArray out = process.Full(0, process.devices[0]);
+    process.store->Pull("k", out);
+    std::thread watcher([&] {
+      while (process.nccl->groups() == groups) std::this_thread::yield();
+      in_flight.count_down();
+    });
+    EXPECT_THAT(MessageOf<NetworkError>([&] { out.WaitToRead(); }),
+                AllOf(HasSubstr("worker 1"), HasSubstr("kvstore.nccl.reduce of key 'k'"),
+                      HasSubstr(fmt::format("process {} of 3", process.rank))));
+    watcher.join();
+    EXPECT_EQ(process.nccl->aborts(), 2);
+    // Later ones at once.
+    EXPECT_THROW(process.store->Push("k", process.OnDevices(1)), NetworkError);
+    EXPECT_THROW(process.store->Barrier(), NetworkError);
+    EXPECT_EQ(process.store->NumDeadNodes(), 1);
+    EXPECT_EQ((process.Full(1, process.devices[0]) + 1).ToVector<float>(), Six(2));
+  });
+}
+
+// Whose next call is long in coming: its GPUs do not wait for the others' until then.
+TEST(NcclProcessesFailures, AnIdleProcessNoticesThatAnotherIsGone) {
+  SimProcesses processes({.processes = 3, .devices = 2, .fails = true});
   std::latch pulled(3);
   processes.Run([&](SimProcess& process) {
     process.store->Init("k", process.Full(1, process.devices[0]));
@@ -338,19 +381,10 @@ TEST(NcclProcessesFailures, AProcessThatDiesMidwayIsNamedAndNothingHangs) {
       process.Die();
       return;
     }
-    process.store->Push("k", process.OnDevices(1));
-    const NDArray out = process.Full(0, process.devices[0]);
-    process.store->Pull("k", out);
-    EXPECT_THAT(MessageOf<NetworkError>([&] { out.WaitToRead(); }),
-                AllOf(HasSubstr("worker 1"), HasSubstr("kvstore.nccl.reduce of key 'k'"),
-                      HasSubstr(fmt::format("process {} of 3", process.rank))));
-    EXPECT_EQ(process.nccl->aborts(), 2);
-    process.store->Push("k", process.OnDevices(1));  // later ones at once
-    process.store->Pull("k", out);
-    EXPECT_THROW(out.WaitToRead(), NetworkError);
-    EXPECT_THROW(process.store->Barrier(), NetworkError);
-    EXPECT_EQ(process.store->NumDeadNodes(), 1);
-    EXPECT_EQ((process.Full(1, process.devices[0]) + 1).ToVector<float>(), Six(2));
+    EXPECT_TRUE(Comes([&] { return process.nccl->aborts() == 2; }));
+    EXPECT_THAT(
+        MessageOf<NetworkError>([&] { process.store->Push("k", process.OnDevices(1)); }),
+        AllOf(HasSubstr("worker 1"), HasSubstr(fmt::format("process {} of 3", process.rank))));
   });
 }
 
@@ -419,11 +453,8 @@ TEST(NcclProcessesFailures, AProcessThatNeverPushesEndsTheOthersAtTheirDeadline)
       EXPECT_THROW(process.store->Barrier(), NetworkError);  // it has been told
       return;
     }
-    process.store->Push("k", process.OnDevices(1));
-    const NDArray out = process.Full(0, process.devices[0]);
-    process.store->Pull("k", out);
     // The first to give up tells the other one.
-    EXPECT_THAT(MessageOf<Error>([&] { out.WaitToRead(); }),
+    EXPECT_THAT(process.MessageOfPush<Error>("k", process.OnDevices(1)),
                 AllOf(HasSubstr("kvstore.nccl.reduce of key 'k'"), HasSubstr("50 ms"),
                       HasSubstr(fmt::format("process {} of 3", process.rank))));
     failed.count_down();
@@ -441,14 +472,16 @@ TEST(NcclProcessesFailures, AFailedInputOfOneProcessEndsTheStoresOfAll) {
     pulled.arrive_and_wait();
     std::vector<NDArray> gradients = process.OnDevices(1);
     if (process.rank == 1) gradients[1] = process.Poisoned(process.devices[1], "no gradient");
-    process.store->Push({"l", "k"}, {process.OnDevices(1), gradients});
     const NDArray out = process.Full(0, process.devices[0]);
-    process.store->Pull("k", out);
+    const auto push = [&] {
+      process.store->Push({"l", "k"}, {process.OnDevices(1), gradients});
+      process.store->Pull("k", out);
+      out.WaitToRead();
+    };
     if (process.rank == 1) {
-      EXPECT_THAT(MessageOf<std::runtime_error>([&] { out.WaitToRead(); }),
-                  HasSubstr("no gradient"));
+      EXPECT_THAT(MessageOf<std::runtime_error>(push), HasSubstr("no gradient"));
     } else {
-      EXPECT_THAT(MessageOf<NetworkError>([&] { out.WaitToRead(); }),
+      EXPECT_THAT(MessageOf<NetworkError>(push),
                   AllOf(HasSubstr("worker 1"), HasSubstr("key 'k'"), HasSubstr("no gradient")));
     }
     EXPECT_ANY_THROW(process.store->Barrier());
@@ -464,10 +497,7 @@ TEST(NcclProcessesFailures, ACallOfNcclThatFailsIsToldToTheOthers) {
     EXPECT_EQ(process.Pulled("k"), Six(2));
     pulled.arrive_and_wait();
     if (process.rank == 0) process.nccl->FailNextReduce();
-    process.store->Push("k", process.OnDevices(1));
-    const NDArray out = process.Full(0, process.devices[0]);
-    process.store->Pull("k", out);
-    const std::string message = MessageOf<Error>([&] { out.WaitToRead(); });
+    const std::string message = process.MessageOfPush<Error>("k", process.OnDevices(1));
     EXPECT_THAT(message, HasSubstr("out of luck"));
     if (process.rank == 1) {
       EXPECT_THAT(message, HasSubstr("worker 0"));

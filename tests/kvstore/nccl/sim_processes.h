@@ -68,6 +68,17 @@ class SimProcess {
     store->Pull(key, out);
     return out.ToVector<float>();
   }
+  // Pushes and pulls, and returns the message of the error of the kind E that the push throws, if
+  // it is made after the failure, or else the wait for what has been pulled.
+  template <class E>
+  std::string MessageOfPush(KeyRef key, const std::vector<NDArray>& values) {
+    const NDArray out = Full(0, devices[0]);
+    return MessageOf<E>([&] {
+      store->Push(key, values);
+      store->Pull(key, out);
+      out.WaitToRead();
+    });
+  }
   // It is gone, all at once, as far as the others can see.
   void Die();
 
