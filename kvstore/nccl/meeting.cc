@@ -1,9 +1,15 @@
 #include "kvstore/nccl/meeting.h"
 
+#include <heddle/error.h>
+
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <system_error>
+
+#include <fmt/format.h>
 
 namespace heddle::kvstore {
 
@@ -15,6 +21,31 @@ std::string WhatOf(const std::exception_ptr& error) {
   } catch (...) {
     return "an unknown exception";
   }
+}
+
+std::string PackWords(const Words& words) {
+  std::string text;
+  for (const std::string& word : words) text += fmt::format("{}:{}", word.size(), word);
+  return text;
+}
+
+Words UnpackWords(std::string_view text) {
+  Words words;
+  for (std::string_view rest = text; !rest.empty();) {
+    std::size_t size = 0;
+    const char* const end = rest.data() + rest.size();
+    const auto [colon, error] = std::from_chars(rest.data(), end, size);
+    if (error != std::errc() || colon == end || *colon != ':' ||
+        size > static_cast<std::size_t>(end - colon - 1)) {
+      throw InvalidState(fmt::format(
+          "NCCL: expected words of another process, each behind its length, got a text of {} bytes "
+          "with something else at {}",
+          text.size(), text.size() - rest.size()));
+    }
+    words.emplace_back(colon + 1, size);
+    rest = {colon + 1 + size, end};
+  }
+  return words;
 }
 
 std::vector<std::string> Meeting::Exchange(const std::string& text) {

@@ -12,12 +12,20 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace heddle::kvstore {
 
 // What others are told of an error.
 std::string WhatOf(const std::exception_ptr& error);
+
+// What a process says of one thing: words of any bytes.
+using Words = std::vector<std::string>;
+// As one text: of each word its length in decimal digits, a ':', and its bytes.
+std::string PackWords(const Words& words);
+// InvalidState for a text that is none of these.
+Words UnpackWords(std::string_view text);
 
 class Meeting {
  public:

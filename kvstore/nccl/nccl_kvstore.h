@@ -116,12 +116,12 @@ class NcclKVStore final : public KVStore {
   NDArray TakeSum(KeyRef key, const NDArray& like) EXCLUDES(mutex_);
 
   // All processes make this call. `say` checks what can be checked here, and says what the call is
-  // about, in a first line that has to be the same in all processes. Returns the texts of all; if
+  // about, in a first word that has to be the same in all processes. Returns the words of all; if
   // one has thrown, all throw: its exception, or an InvalidArgument that names the process.
-  std::vector<std::string> Agree(std::string_view call, const std::function<std::string()>& say)
+  std::vector<Words> Agree(std::string_view call, const std::function<Words()>& say)
       EXCLUDES(mutex_);
   // The same, and all that they say has to be the same.
-  void AgreeOnAll(std::string_view call, const std::function<std::string()>& say) EXCLUDES(mutex_);
+  void AgreeOnAll(std::string_view call, const std::function<Words()>& say) EXCLUDES(mutex_);
   // Puts values in, by Init or Reset, that `check` finds good.
   void PutIn(std::string_view call, std::span<const KeyArrays> pairs,
              const std::function<void()>& check, const std::function<void(const ArrayLists&)>& put)

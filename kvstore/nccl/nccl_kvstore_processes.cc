@@ -1,10 +1,11 @@
 // The store "nccl" among others of its job: what its processes have to agree on.
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <map>
-#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,54 +20,64 @@
 
 namespace heddle::kvstore {
 
-std::vector<std::string> NcclKVStore::Agree(std::string_view call,
-                                            const std::function<std::string()>& say) {
+namespace {
+
+// The first word that a process says.
+constexpr std::string_view kMakesIt = "makes it";
+constexpr std::string_view kRefuses = "refuses";  // the second one: why
+
+}  // namespace
+
+std::vector<Words> NcclKVStore::Agree(std::string_view call, const std::function<Words()>& say) {
   engine::CheckMayWait(call);
   const MutexLock lock(meeting_mutex_);
   if (const GroupPtr group = this->group()) group->ThrowIfFailed();
-  // A first byte says whether this process refuses the call.
   std::exception_ptr refused;
-  std::string text;
+  Words own;
   try {
-    text = "+" + say();
+    own = say();
+    own.emplace(own.begin(), kMakesIt);
   } catch (...) {
     refused = std::current_exception();
-    text = "-" + WhatOf(refused);
+    own = {std::string(kRefuses), WhatOf(refused)};
   }
   if (refused != nullptr && !meeting_->ready()) std::rethrow_exception(refused);
-  std::vector<std::string> all = meeting_->Exchange(text);
+  std::vector<Words> all;
+  for (const std::string& text : meeting_->Exchange(PackWords(own))) {
+    all.push_back(UnpackWords(text));
+  }
   if (refused != nullptr) std::rethrow_exception(refused);
-  const std::string first_line = text.substr(1, text.find('\n') - 1);
   for (std::size_t process = 0; process < all.size(); ++process) {
-    std::string& theirs = all[process];
-    const bool refuses = theirs[0] == '-';
-    theirs.erase(0, 1);
-    if (refuses) {
+    Words& theirs = all[process];
+    theirs.resize(std::max<std::size_t>(theirs.size(), 2));
+    if (theirs[0] == kRefuses) {
       throw InvalidArgument(
-          fmt::format("{}: process {} has refused it: {}", call, process, theirs));
+          fmt::format("{}: process {} has refused it: {}", call, process, theirs[1]));
     }
-    if (const std::string line = theirs.substr(0, theirs.find('\n')); line != first_line) {
+    if (theirs[1] != own[1]) {
       throw InvalidArgument(
           fmt::format("{}: expected the same calls in all processes, got '{}' in process {} and "
                       "'{}' in process {}",
-                      call, first_line, rank(), line, process));
+                      call, own[1], rank(), theirs[1], process));
     }
+    theirs.erase(theirs.begin());
   }
   return all;
 }
 
-void NcclKVStore::AgreeOnAll(std::string_view call, const std::function<std::string()>& say) {
-  const std::vector<std::string> all = Agree(call, say);
-  const auto own = static_cast<std::size_t>(rank());
+void NcclKVStore::AgreeOnAll(std::string_view call, const std::function<Words()>& say) {
+  const std::vector<Words> all = Agree(call, say);
+  const auto self = static_cast<std::size_t>(rank());
+  const Words& own = all[self];
   for (std::size_t process = 0; process < all.size(); ++process) {
-    if (all[process] == all[own]) continue;
-    std::istringstream ours(all[own]), theirs(all[process]);
-    std::string our_line, their_line;
-    while (our_line == their_line && std::getline(ours, our_line)) std::getline(theirs, their_line);
+    const Words& theirs = all[process];
+    if (theirs == own) continue;
+    const auto [ours, other] = std::ranges::mismatch(own, theirs);
     throw InvalidArgument(
         fmt::format("{}: expected the same in all processes, got '{}' in process {} and '{}' in "
                     "process {}",
-                    call, our_line, own, their_line, process));
+                    call, ours != own.end() ? *ours : "nothing", self,
+                    other != theirs.end() ? *other : "nothing", process));
   }
 }
 
@@ -74,11 +85,11 @@ void NcclKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   if (meeting_ != nullptr && meeting_->ready()) {
     AgreeOnAll("SetOptimizer", [&] {
       if (optimizer == nullptr) throw InvalidArgument("SetOptimizer: expected one, got null");
-      std::string text = fmt::format("SetOptimizer of {}", optimizer->name());
+      Words words = {fmt::format("SetOptimizer of {}", optimizer->name())};
       for (const auto& [name, value] : optimizer->Parameters()) {
-        text += fmt::format("\n{} {}", name, value);
+        words.push_back(fmt::format("{} {}", name, value));
       }
-      return text;
+      return words;
     });
   }
   values_->SetOptimizer(std::move(optimizer));
@@ -87,7 +98,7 @@ void NcclKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
 void NcclKVStore::Barrier() {
   if (meeting_ == nullptr) return;
   engine().WaitForVar(*order_);
-  AgreeOnAll("Barrier", [] { return std::string("Barrier"); });
+  AgreeOnAll("Barrier", [] { return Words{"Barrier"}; });
 }
 
 int NcclKVStore::NumDeadNodes() const { return meeting_ != nullptr && meeting_->failure() ? 1 : 0; }
@@ -102,19 +113,16 @@ struct DevicesOfProcess {
   std::vector<std::string> names{};
 };
 
-std::string TextOf(const DevicesOfProcess& devices) {
-  return fmt::format("{}\n{}\n{}", devices.host, devices.id, fmt::join(devices.names, "\n"));
+// `call` is what the call is about.
+Words WordsOf(std::string call, const DevicesOfProcess& devices) {
+  Words words = {std::move(call), devices.host, devices.id};
+  words.insert(words.end(), devices.names.begin(), devices.names.end());
+  return words;
 }
 
-DevicesOfProcess ReadDevices(const std::string& text) {
-  std::istringstream lines(text);
-  DevicesOfProcess devices;
-  std::string line;
-  std::getline(lines, line);  // that of the call
-  std::getline(lines, devices.host);
-  std::getline(lines, devices.id);
-  while (std::getline(lines, line)) devices.names.push_back(line);
-  return devices;
+DevicesOfProcess ReadDevices(Words words) {
+  words.resize(std::max<std::size_t>(words.size(), 3));
+  return {.host = words[1], .id = words[2], .names = {words.begin() + 3, words.end()}};
 }
 
 // NCCL itself may wait for ever.
@@ -145,15 +153,16 @@ std::string HostName() {
 NcclKVStore::GroupPtr NcclKVStore::MeetForGroup(std::string_view call,
                                                 std::span<const Pushed> pushes) {
   std::vector<int> devices;
-  const std::vector<std::string> texts = Agree(call, [&] {
+  std::vector<Words> all = Agree(call, [&] {
     devices = pushes[0].devices();
     for (const Pushed& pushed : pushes) CheckList(call, pushed, devices);
     meeting_->Use(devices[0]);
     DevicesOfProcess own{.host = HostName()};
     if (rank() == 0) own.id = TextOf(nccl_->NewId());
     for (const int device : devices) own.names.push_back(GpuDriverOf(engine())->UniqueName(device));
-    return fmt::format("the first Push, of {} keys, {} the first\n{}", pushes.size(),
-                       ToString(pushes[0].key), TextOf(own));
+    return WordsOf(fmt::format("the first Push, of {} keys, {} the first", pushes.size(),
+                               ToString(pushes[0].key)),
+                   own);
   });
   std::vector<DevicesOfProcess> processes;
   GroupPlace place{.ranks = 0,
@@ -162,9 +171,9 @@ NcclKVStore::GroupPtr NcclKVStore::MeetForGroup(std::string_view call,
                    .process = rank(),
                    .processes = num_workers(),
                    .meeting = meeting_};
-  for (const std::string& text : texts) {
+  for (Words& words : all) {
     if (processes.size() == static_cast<std::size_t>(rank())) place.first_rank = place.ranks;
-    processes.push_back(ReadDevices(text));
+    processes.push_back(ReadDevices(std::move(words)));
     place.ranks += static_cast<int>(processes.back().names.size());
   }
   place.id = IdOf("NCCL: the id of process 0", processes[0].id);
@@ -183,16 +192,17 @@ void NcclKVStore::PutIn(std::string_view call, std::span<const KeyArrays> pairs,
   } else {
     AgreeOnAll(call, [&] {
       check();
-      std::string text = fmt::format("{} of {} keys, {} the first", call, pairs.size(),
-                                     pairs.empty() ? "none" : ToString(pairs[0].key));
+      Words words = {fmt::format("{} of {} keys, {} the first", call, pairs.size(),
+                                 pairs.empty() ? "none" : ToString(pairs[0].key))};
       for (const KeyArrays& pair : pairs) {
         const NDArray& value = pair.arrays[0];
         value.WaitToRead();
         if (IsOnGpu(value.device())) meeting_->Use(value.device().id);
-        text += fmt::format("\n{} of key {} with shape {} and dtype {}", call, ToString(pair.key),
-                            ToString(value.shape()), Name(value.dtype()));
+        words.push_back(fmt::format("{} of key {} with shape {} and dtype {}", call,
+                                    ToString(pair.key), ToString(value.shape()),
+                                    Name(value.dtype())));
       }
-      return text;
+      return words;
     });
     std::vector<NDArray> values;
     for (const KeyArrays& pair : pairs) values.push_back(pair.arrays[0]);

@@ -309,6 +309,42 @@ TEST_P(NcclProcessesTest, ProcessesMayHaveDifferentNumbersOfDevices) {
   });
 }
 
+// What processes say to each other has the keys in it, whatever is in these.
+TEST_P(NcclProcessesTest, KeysMayBeOfAnyBytes) {
+  Run(2, 1, [](SimProcess& process) {
+    const int device = process.devices[0];
+    const std::vector<std::string> keys = {"two\nlines", std::string("\0\n", 2), "3:a:b", "\n"};
+    for (const std::string& key : keys) process.store->Init(key, process.Full(1, device));
+    ExpectInvalid(
+        [&] { process.store->Init("k\n" + std::to_string(process.rank), process.Full(1, device)); },
+        {"k\n0", "k\n1", "process 0", "process 1"});
+    for (const std::string& key : keys) {
+      process.store->Push(key, process.Full(2, device));
+      EXPECT_EQ(process.Pulled(key), Six(4));
+    }
+  });
+}
+
+TEST(NcclProcesses, WordsOfAnyBytesComeThroughAndOtherTextsAreRefused) {
+  using kvstore::PackWords;
+  using kvstore::UnpackWords;
+  std::mt19937_64 random(TestSeed());
+  for (int round = 0; round < 100; ++round) {
+    SCOPED_TRACE(fmt::format("HEDDLE_TEST_SEED={}, round {}", TestSeed(), round));
+    kvstore::Words words(random() % 4);
+    for (std::string& word : words) {
+      for (std::size_t left = random() % 12; left > 0; --left) {
+        word += "0:9\n\xff"[random() % 6];  // the last is a 0
+      }
+    }
+    EXPECT_EQ(UnpackWords(PackWords(words)), words);
+  }
+  for (const char* const text : {"x", ":", "1", "1:", "-1:a", "2:a", "1:ab", "1:a3:ab",
+                                 "18446744073709551615:a", "18446744073709551616:a"}) {
+    EXPECT_THROW(UnpackWords(text), InvalidState) << text;
+  }
+}
+
 TEST_P(NcclProcessesTest, StoresMayBeDroppedWithPushesPending) {
   Run(2, 1, [](SimProcess& process) {
     const NDArray out = process.Full(0, process.devices[0]);
