@@ -268,9 +268,9 @@ void DeviceGroup::End(Call* call) noexcept {
   spare_calls_.emplace_back(call);
 }
 
-void DeviceGroup::ThrowIfFailed() const {
+std::exception_ptr DeviceGroup::failure() const {
   const MutexLock lock(mutex_);
-  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  return failure_;
 }
 
 void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
@@ -387,6 +387,11 @@ void DeviceGroup::FailLocked(const std::exception_ptr& error) {
   comms_.Abort();
 }
 
+void DeviceGroup::Fail(const std::exception_ptr& error) {
+  const MutexLock issue_lock(issue_mutex_);
+  FailLocked(error);
+}
+
 // Before this process aborts, which may have to wait until the others of its host do.
 void DeviceGroup::TellOthers(const std::string& why) {
   if (place_ && place_->meeting != nullptr) place_->meeting->Fail(why);
@@ -408,8 +413,7 @@ void DeviceGroup::FailIfPoisonedLocked(const char* name, std::span<const Collect
 
 // Of a call that has not come to its end: its device has failed, before or after it was issued.
 void DeviceGroup::GiveUp() noexcept {
-  const MutexLock issue_lock(issue_mutex_);
-  FailLocked(std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device")));
+  Fail(std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device")));
 }
 
 void DeviceGroup::Watch() {

@@ -119,8 +119,13 @@ class DeviceGroup {
   static void Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                     std::vector<Collective> collectives, int priority);
 
+  // The first time: fails the group, all of whose calls fail by `error`.
+  void Fail(const std::exception_ptr& error) EXCLUDES(issue_mutex_, mutex_);
+  std::exception_ptr failure() const EXCLUDES(mutex_);  // null: it has not failed
   // Throws what the group has failed by.
-  void ThrowIfFailed() const EXCLUDES(mutex_);
+  void ThrowIfFailed() const {
+    if (std::exception_ptr error = failure()) std::rethrow_exception(error);
+  }
 
  private:
   using Event = internal::GpuDriver::Event;

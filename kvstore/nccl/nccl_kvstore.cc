@@ -251,21 +251,30 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   CheckOneKind(call, pairs);
   std::vector<Pushed> pushes = JoinRepeatedKeys(pairs);
   if (const GroupPtr group = GroupOf(call, pushes)) {
-    group->ThrowIfFailed();
-    std::vector<Collective> reductions;
-    for (Pushed& pushed : pushes) {
-      if (!UsesNccl(pushed)) continue;
-      Collective reduction = Reduction(*group, pushed);
-      if (meeting_ == nullptr) {
-        pushed.sums = pushed.values = {reduction.sum};
-      } else {
-        pushed.sums = reduction.sums;
-        pushed.values = {reduction.sums[reduction.root]};
-      }
-      reductions.push_back(std::move(reduction));
-    }
-    DeviceGroup::Queue(group, "kvstore.nccl.reduce", std::move(reductions), priority);
+    ThrowIfFailed();
+    Together(call, [&] { QueueSums(group, pushes, priority); });
   }
+  Alike(call, [&] { QueueUpdates(pushes, priority); });
+  pushed_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
+}
+
+void NcclKVStore::QueueSums(const GroupPtr& group, std::span<Pushed> pushes, int priority) {
+  std::vector<Collective> reductions;
+  for (Pushed& pushed : pushes) {
+    if (!UsesNccl(pushed)) continue;
+    Collective reduction = Reduction(*group, pushed);
+    if (meeting_ == nullptr) {
+      pushed.sums = pushed.values = {reduction.sum};
+    } else {
+      pushed.sums = reduction.sums;
+      pushed.values = {reduction.sums[reduction.root]};
+    }
+    reductions.push_back(std::move(reduction));
+  }
+  DeviceGroup::Queue(group, "kvstore.nccl.reduce", std::move(reductions), priority);
+}
+
+void NcclKVStore::QueueUpdates(std::span<Pushed> pushes, int priority) {
   std::vector<KeyRef> keys;
   std::vector<ArrayList> lists;
   for (const Pushed& pushed : pushes) {
@@ -274,7 +283,6 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   }
   // Returns when the ops that read the sums are queued: then they may be used again.
   values_->Push(KeyList(keys), ArrayLists(std::move(lists)), priority);
-  pushed_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
   const MutexLock lock(mutex_);
   for (Pushed& pushed : pushes) {
     // A key that the push has made lies where its first value lay.

@@ -16,13 +16,18 @@
 //        all ranks, with no word about it in a push.
 // All calls but Push compare what they are about (Agree), and so does the first Push, which sets
 // NCCL up. A process that refuses its call takes part in that all the same, and all of them throw.
+//   (N3) A process that leaves a call of (N1) midway, so that it has made less of it than the
+//   others
+//        or something else, makes no further one: its store fails, and tells the others.
 // Of later pushes in another order nobody knows before the deadline, or a call that compares.
 #pragma once
 
+#include <heddle/error.h>
 #include <heddle/kvstore.h>
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,7 +55,7 @@ class NcclKVStore final : public KVStore {
   ~NcclKVStore() override;  // of several processes: waits for the pushes
 
   std::vector<Key> Keys() const override { return values_->Keys(); }
-  void SetUpdaters(Updaters updaters) override { values_->SetUpdaters(std::move(updaters)); }
+  void SetUpdaters(Updaters updaters) override;
   void SetOptimizer(std::shared_ptr<Optimizer> optimizer) override;
   void SaveOptimizerStates(const std::string& file, bool with_optimizer) override {
     values_->SaveOptimizerStates(file, with_optimizer);
@@ -109,6 +114,8 @@ class NcclKVStore final : public KVStore {
   // Of several processes, all of which come to their first push.
   GroupPtr MeetForGroup(std::string_view call, std::span<const Pushed> pushes) EXCLUDES(mutex_);
   GroupPtr group() const EXCLUDES(mutex_);
+  void QueueSums(const GroupPtr& group, std::span<Pushed> pushes, int priority) EXCLUDES(mutex_);
+  void QueueUpdates(std::span<Pushed> pushes, int priority) EXCLUDES(mutex_);
   Collective Reduction(const DeviceGroup& group, const Pushed& pushed) EXCLUDES(mutex_);
   // The order of the group's devices; the root is where the key's value lies.
   Collective InOrder(const DeviceGroup& group, KeyRef key, std::span<const NDArray> arrays) const
@@ -122,6 +129,31 @@ class NcclKVStore final : public KVStore {
       EXCLUDES(mutex_);
   // The same, and all that they say has to be the same.
   void AgreeOnAll(std::string_view call, const std::function<Words()>& say) EXCLUDES(mutex_);
+  // Runs a part of a call that all processes make. What leaves it fails the store (N3).
+  template <class Part>
+  void Together(std::string_view call, const Part& part) EXCLUDES(mutex_) {
+    try {
+      part();
+    } catch (...) {
+      Fail(call, std::current_exception());
+      throw;
+    }
+  }
+  // The same of what each does by itself, to values that are alike: an InvalidArgument, by which
+  // nothing has happened, comes in all of them.
+  template <class Part>
+  void Alike(std::string_view call, const Part& part) EXCLUDES(mutex_) {
+    try {
+      part();
+    } catch (const InvalidArgument&) {
+      throw;
+    } catch (...) {
+      Fail(call, std::current_exception());
+      throw;
+    }
+  }
+  void Fail(std::string_view call, const std::exception_ptr& error) EXCLUDES(mutex_);
+  void ThrowIfFailed() const EXCLUDES(mutex_);
   // Puts values in, by Init or Reset, that `check` finds good.
   void PutIn(std::string_view call, std::span<const KeyArrays> pairs,
              const std::function<void()>& check, const std::function<void(const ArrayLists&)>& put)
@@ -139,6 +171,7 @@ class NcclKVStore final : public KVStore {
   Mutex meeting_mutex_;  // one call of the meeting at a time; taken before mutex_
   mutable Mutex mutex_;
   GroupPtr group_ GUARDED_BY(mutex_);
+  std::exception_ptr failure_ GUARDED_BY(mutex_);  // that of the store, see Fail
   KeyTable<Slot> slots_ GUARDED_BY(mutex_);
 };
 

@@ -31,7 +31,7 @@ constexpr std::string_view kRefuses = "refuses";  // the second one: why
 std::vector<Words> NcclKVStore::Agree(std::string_view call, const std::function<Words()>& say) {
   engine::CheckMayWait(call);
   const MutexLock lock(meeting_mutex_);
-  if (const GroupPtr group = this->group()) group->ThrowIfFailed();
+  ThrowIfFailed();
   std::exception_ptr refused;
   Words own;
   try {
@@ -41,11 +41,19 @@ std::vector<Words> NcclKVStore::Agree(std::string_view call, const std::function
     refused = std::current_exception();
     own = {std::string(kRefuses), WhatOf(refused)};
   }
-  if (refused != nullptr && !meeting_->ready()) std::rethrow_exception(refused);
-  std::vector<Words> all;
-  for (const std::string& text : meeting_->Exchange(PackWords(own))) {
-    all.push_back(UnpackWords(text));
+  if (!meeting_->ready()) {
+    if (refused != nullptr) std::rethrow_exception(refused);
+    throw InvalidState(
+        fmt::format("{}: the processes of HEDDLE_NCCL_ID have not met: expected a call with an "
+                    "array on a gpu(i) before, such as Init",
+                    call));
   }
+  std::vector<Words> all;
+  Together(call, [&] {
+    for (const std::string& text : meeting_->Exchange(PackWords(own))) {
+      all.push_back(UnpackWords(text));
+    }
+  });
   if (refused != nullptr) std::rethrow_exception(refused);
   for (std::size_t process = 0; process < all.size(); ++process) {
     Words& theirs = all[process];
@@ -81,6 +89,58 @@ void NcclKVStore::AgreeOnAll(std::string_view call, const std::function<Words()>
   }
 }
 
+// --- failing -------------------------------------------------------------------------------------
+
+// Of several processes; one that is alone is in step with itself.
+void NcclKVStore::Fail(std::string_view call, const std::exception_ptr& error) {
+  if (meeting_ == nullptr) return;
+  const std::string who = fmt::format("{}: process {} of {}", call, rank(), num_workers());
+  const std::string why =
+      fmt::format("{} has left it midway, out of step with the others: {}", who, WhatOf(error));
+  // If that is the cause, it is what later calls name.
+  const std::optional<std::string> others = meeting_->failure();
+  const std::exception_ptr failure =
+      others
+          ? std::make_exception_ptr(NetworkError(fmt::format("{} cannot go on: {}", who, *others)))
+          : std::make_exception_ptr(InvalidState(why));
+  GroupPtr group;
+  {
+    const MutexLock lock(mutex_);
+    if (failure_ == nullptr) failure_ = failure;
+    group = group_;
+  }
+  meeting_->Fail(why);  // first: what NCCL holds up in the group looks there
+  if (group != nullptr) group->Fail(failure);
+}
+
+void NcclKVStore::ThrowIfFailed() const {
+  GroupPtr group;
+  {
+    const MutexLock lock(mutex_);
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    group = group_;
+  }
+  if (group != nullptr) group->ThrowIfFailed();
+}
+
+// --- calls of all processes ----------------------------------------------------------------------
+
+// A value that one process has not updated is another one from then on.
+void NcclKVStore::SetUpdaters(Updaters updaters) {
+  if (meeting_ != nullptr && updaters.dense != nullptr) {
+    updaters.dense = [this, own = std::move(updaters.dense)](KeyRef key, const NDArray& input,
+                                                             const NDArray& stored) {
+      try {
+        own(key, input, stored);
+      } catch (...) {
+        Fail(fmt::format("the updater of key {}", ToString(key)), std::current_exception());
+        throw;
+      }
+    };
+  }
+  values_->SetUpdaters(std::move(updaters));
+}
+
 void NcclKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   if (meeting_ != nullptr && meeting_->ready()) {
     AgreeOnAll("SetOptimizer", [&] {
@@ -92,13 +152,16 @@ void NcclKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
       return words;
     });
   }
-  values_->SetOptimizer(std::move(optimizer));
+  Alike("SetOptimizer", [&] { values_->SetOptimizer(std::move(optimizer)); });
 }
 
 void NcclKVStore::Barrier() {
   if (meeting_ == nullptr) return;
-  engine().WaitForVar(*order_);
-  AgreeOnAll("Barrier", [] { return Words{"Barrier"}; });
+  // A wait that is left is a refusal, of which the others hear.
+  AgreeOnAll("Barrier", [&] {
+    engine().WaitForVar(*order_);
+    return Words{"Barrier"};
+  });
 }
 
 int NcclKVStore::NumDeadNodes() const { return meeting_ != nullptr && meeting_->failure() ? 1 : 0; }
@@ -178,7 +241,9 @@ NcclKVStore::GroupPtr NcclKVStore::MeetForGroup(std::string_view call,
   }
   place.id = IdOf("NCCL: the id of process 0", processes[0].id);
   CheckDistinctGpus(call, processes);
-  return NewGroup(devices, std::move(place));
+  GroupPtr group;
+  Together(call, [&] { group = NewGroup(devices, std::move(place)); });
+  return group;
 }
 
 void NcclKVStore::PutIn(std::string_view call, std::span<const KeyArrays> pairs,
@@ -207,7 +272,9 @@ void NcclKVStore::PutIn(std::string_view call, std::span<const KeyArrays> pairs,
     std::vector<NDArray> values;
     for (const KeyArrays& pair : pairs) values.push_back(pair.arrays[0]);
     const MutexLock lock(meeting_mutex_);
-    put(ArrayLists(meeting_->Share(values)));
+    std::vector<NDArray> shared;
+    Together(call, [&] { shared = meeting_->Share(values); });
+    Alike(call, [&] { put(shared); });
   }
 }
 

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "base/check.h"
 #include "base/env.h"
 #include "kvstore/nccl/nccl_id.h"
 
@@ -74,29 +75,45 @@ NcclMeeting::NcclMeeting(Engine& engine, std::shared_ptr<Nccl> nccl,
 NcclMeeting::~NcclMeeting() = default;
 
 void NcclMeeting::Use(int device) {
-  if (group_ != nullptr) return;
+  if (ready()) return;
   DeviceClaim claim(process_.id, device, driver_->UniqueName(device));
-  group_ = std::make_shared<DeviceGroup>(nccl_, driver_, std::vector<int>{device}, options_,
-                                         GroupPlace{.id = process_.id,
-                                                    .ranks = process_.processes,
-                                                    .first_rank = process_.rank,
-                                                    .order = *order_,
-                                                    .process = process_.rank,
-                                                    .processes = process_.processes});
+  auto group = std::make_shared<DeviceGroup>(nccl_, driver_, std::vector<int>{device}, options_,
+                                             GroupPlace{.id = process_.id,
+                                                        .ranks = process_.processes,
+                                                        .first_rank = process_.rank,
+                                                        .order = *order_,
+                                                        .process = process_.rank,
+                                                        .processes = process_.processes});
   claim_ = std::move(claim);
+  const MutexLock lock(mutex_);
+  group_ = std::move(group);
+}
+
+std::shared_ptr<DeviceGroup> NcclMeeting::group() const {
+  const MutexLock lock(mutex_);
+  return group_;
+}
+
+std::optional<std::string> NcclMeeting::failure() {
+  const std::shared_ptr<DeviceGroup> group = this->group();
+  const std::exception_ptr error = group != nullptr ? group->failure() : nullptr;
+  if (error == nullptr) return std::nullopt;
+  return WhatOf(error);
+}
+
+void NcclMeeting::Fail(const std::string& why) {
+  const std::shared_ptr<DeviceGroup> group = this->group();
+  if (group != nullptr) group->Fail(std::make_exception_ptr(InvalidState(why)));
 }
 
 NcclMeeting::Bytes NcclMeeting::Add(const Bytes& bytes) {
-  if (group_ == nullptr) {
-    throw InvalidState(
-        "the processes of HEDDLE_NCCL_ID have not met: expected a call with an array on a gpu(i) "
-        "before, such as Init");
-  }
-  const Device device = Gpu(group_->devices()[0]);
+  const std::shared_ptr<DeviceGroup> group = this->group();
+  CHECK(group != nullptr);
+  const Device device = Gpu(group->devices()[0]);
   const NDArray own = NDArray::FromVector(bytes, {static_cast<std::int64_t>(bytes.size())},
                                           DType::kUInt8, device, engine_);
   const NDArray sum(own.shape(), own.dtype(), device, engine_);
-  DeviceGroup::Queue(group_, "kvstore.nccl.meet",
+  DeviceGroup::Queue(group, "kvstore.nccl.meet",
                      {{.arrays = {own}, .sums = {sum}, .key = "meeting"}}, /*priority=*/0);
   return sum.ToVector<std::uint8_t>();
 }

@@ -6,7 +6,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "engine/gpu/driver.h"
 #include "kvstore/nccl/device_group.h"
@@ -42,7 +44,7 @@ class DeviceClaim {
   UniqueFd socket_;
 };
 
-// Errors: those of DeviceGroup; InvalidState before the first Use.
+// Errors: those of DeviceGroup.
 class NcclMeeting final : public Meeting {
  public:
   NcclMeeting(Engine& engine, std::shared_ptr<Nccl> nccl,
@@ -54,13 +56,19 @@ class NcclMeeting final : public Meeting {
   int processes() const override { return process_.processes; }
   // The first one waits until all processes have come to theirs. InvalidArgument for a GPU that
   // another process of this host has used.
-  void Use(int device) override;
-  bool ready() const override { return group_ != nullptr; }
+  void Use(int device) override EXCLUDES(mutex_);
+  bool ready() const override { return group() != nullptr; }
+  // What its own group has failed by.
+  std::optional<std::string> failure() override;
+  // Aborts that group: NCCL may so tell the others, who else wait until their deadline.
+  void Fail(const std::string& why) override;
 
  protected:
   Bytes Add(const Bytes& bytes) override;
 
  private:
+  std::shared_ptr<DeviceGroup> group() const EXCLUDES(mutex_);
+
   Engine& engine_;
   const std::shared_ptr<Nccl> nccl_;
   const std::shared_ptr<internal::GpuDriver> driver_;
@@ -68,7 +76,9 @@ class NcclMeeting final : public Meeting {
   const DeviceGroupOptions options_;
   const std::shared_ptr<const Var> order_;
   DeviceClaim claim_;
-  std::shared_ptr<DeviceGroup> group_;
+
+  mutable Mutex mutex_;
+  std::shared_ptr<DeviceGroup> group_ GUARDED_BY(mutex_);  // made by the first Use
 };
 
 }  // namespace heddle::kvstore

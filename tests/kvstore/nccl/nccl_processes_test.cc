@@ -36,6 +36,11 @@ bool Comes(const std::function<bool()>& has_come) {
   return has_come();
 }
 
+// What Python's Ctrl-C does to a wait.
+struct Interrupted : std::exception {
+  const char* what() const noexcept override { return "interrupted"; }
+};
+
 class NcclProcessesTest : public testing::TestWithParam<ProcessesOptions> {
  protected:
   // Runs as many processes with as many devices each.
@@ -243,6 +248,32 @@ TEST_P(NcclProcessesTest, WhatOneProcessRefusesNoneDoes) {
   });
 }
 
+// It has not begun: the others are told, and all are in step.
+TEST_P(NcclProcessesTest, ABarrierThatIsInterruptedBeforeTheOthersAreAskedIsRefused) {
+  Run(2, 1, [](SimProcess& process) {
+    static thread_local Hold* held;
+    const int device = process.devices[0];
+    process.store->Init("k", process.Full(0, device));
+    const NDArray late = process.Full(1, device);
+    Hold hold(*process.engine, {}, {late.var()});
+    if (process.rank == 0) hold.Release();
+    process.store->Push("k", late);  // the first, which compares
+    if (process.rank == 1) {
+      held = &hold;
+      const WaitCheckScope checked(std::chrono::milliseconds(1), [] {
+        if (held == nullptr) return;
+        std::exchange(held, nullptr)->Release();
+        throw Interrupted();
+      });
+      EXPECT_THROW(process.store->Barrier(), Interrupted);
+    } else {
+      ExpectInvalid([&] { process.store->Barrier(); }, {"Barrier", "process 1 has refused it"});
+    }
+    process.store->Barrier();
+    EXPECT_EQ(process.Pulled("k"), Six(2));
+  });
+}
+
 TEST_P(NcclProcessesTest, OtherCallsThanThoseOfTheOthersAreNamed) {
   Run(2, 1, [](SimProcess& process) {
     const int device = process.devices[0];
@@ -395,7 +426,7 @@ TEST(NcclProcessesFailures, AProcessThatDiesMidwayIsNamedAndNothingHangs) {
                 AllOf(HasSubstr("worker 1"), HasSubstr("kvstore.nccl.reduce of key 'k'"),
                       HasSubstr(fmt::format("process {} of 3", process.rank))));
     watcher.join();
-    EXPECT_EQ(process.nccl->aborts(), 2);
+    EXPECT_TRUE(Comes([&] { return process.nccl->aborts() == 2; }));
     // Later ones at once.
     EXPECT_THROW(process.store->Push("k", process.OnDevices(1)), NetworkError);
     EXPECT_THROW(process.store->Barrier(), NetworkError);
@@ -564,6 +595,85 @@ TEST(NcclProcessesFailures, AProcessThatDiesWhileOthersDropTheirStoresHoldsNobod
   });
 }
 
+// Process 1 would miss a part of the call that process 0 makes, and take the next one for it.
+TEST(NcclProcessesFailures, ACallThatIsInterruptedMidwayEndsTheStoresOfAll) {
+  SimProcesses processes({.processes = 2, .devices = 2, .fails = true});
+  std::latch interrupted(1);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(6));
+    process.engine->WaitForAll();
+    const auto midway =
+        AllOf(HasSubstr("Barrier: process 1 of 2 has left it midway"), HasSubstr("interrupted"));
+    if (process.rank == 1) {
+      {
+        const WaitCheckScope checked(std::chrono::milliseconds(1), [] { throw Interrupted(); });
+        EXPECT_THROW(process.store->Barrier(), Interrupted);
+      }
+      EXPECT_EQ(process.nccl->aborts(), 2);
+      EXPECT_THAT(MessageOf<InvalidState>([&] { process.store->Barrier(); }), midway);
+      EXPECT_THAT(MessageOf<InvalidState>([&] { process.store->Push("k", process.OnDevices(1)); }),
+                  midway);
+      interrupted.count_down();
+      return;
+    }
+    interrupted.wait();
+    EXPECT_THAT(MessageOf<NetworkError>([&] { process.store->Barrier(); }),
+                AllOf(HasSubstr("worker 1"), midway));
+    EXPECT_THAT(MessageOf<NetworkError>([&] { process.store->Push("k", process.OnDevices(1)); }),
+                AllOf(HasSubstr("worker 1"), midway));
+    EXPECT_TRUE(Comes([&] { return process.nccl->aborts() == 2; }));
+    EXPECT_EQ(process.Pulled("k"), Six(6));  // to be saved
+  });
+}
+
+TEST(NcclProcessesFailures, ASetUpThatFailsInOneProcessEndsTheStoresOfAll) {
+  SimProcesses processes({.processes = 2, .devices = 2, .fails = true});
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    const auto push = [&] { process.store->Push("k", process.OnDevices(1)); };
+    if (process.rank == 1) {
+      process.nccl->CallInInits([](int) { throw NcclError("no set-up", 3); });
+      EXPECT_EQ(MessageOf<NcclError>(push), "no set-up");
+      process.nccl->CallInInits(nullptr);
+      EXPECT_THAT(
+          MessageOf<InvalidState>(push),
+          AllOf(HasSubstr("Push: process 1 of 2 has left it midway"), HasSubstr("no set-up")));
+    } else {
+      const auto told = AllOf(HasSubstr("worker 1"), HasSubstr("no set-up"));
+      EXPECT_THAT(MessageOf<NetworkError>(push), told);
+      EXPECT_THAT(MessageOf<NetworkError>(push), told);
+    }
+  });
+}
+
+TEST(NcclProcessesFailures, AnUpdaterThatThrowsInOneProcessEndsTheStoresOfAll) {
+  SimProcesses processes({.processes = 2, .devices = 1, .fails = true});
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    int updates = 0;
+    process.store->SetUpdater([&](KeyRef, const NDArray& input, const NDArray& stored) {
+      if (process.rank == 1 && ++updates == 2) throw InvalidArgument("no update");
+      NDArray value = stored;
+      value += input;
+    });
+    const auto push = [&] { process.store->Push("k", process.OnDevices(1)); };
+    push();
+    EXPECT_EQ(process.Pulled("k"), Six(3));
+    process.store->Barrier();
+    const auto midway = AllOf(HasSubstr("the updater of key 'k': process 1 of 2"),
+                              HasSubstr("has left it midway"), HasSubstr("no update"));
+    if (process.rank == 1) {
+      EXPECT_EQ(MessageOf<InvalidArgument>(push), "no update");
+      EXPECT_THAT(MessageOf<InvalidState>(push), midway);
+    } else {
+      EXPECT_TRUE(Comes([&] { return process.nccl->aborts() == 1; }));
+      EXPECT_THAT(MessageOf<NetworkError>(push), AllOf(HasSubstr("worker 1"), midway));
+    }
+  });
+}
+
 // --- without a scheduler -------------------------------------------------------------------------
 
 TEST(NcclProcessesFailures, WithoutASchedulerAGpuThatAnotherProcessUsesIsRefused) {
@@ -610,6 +720,36 @@ TEST(NcclProcessesFailures, WithoutASchedulerAStoreIsDroppedAtTheDeadline) {
     process.store.reset();
     EXPECT_EQ(process.nccl->aborts(), 2);  // of the store and of its meeting
     dropped.count_down();
+  });
+}
+
+TEST(NcclProcessesFailures, WithoutASchedulerAnInterruptedCallEndsTheStoresOfAll) {
+  FakeClock clock;
+  SimProcesses processes(
+      {.means = Means::kNccl, .processes = 2, .devices = 1, .group = clock.WithDeadline()});
+  std::latch interrupted(1);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(2));
+    process.engine->WaitForAll();
+    if (process.rank == 1) {
+      {
+        const WaitCheckScope checked(std::chrono::milliseconds(1), [] { throw Interrupted(); });
+        EXPECT_THROW(process.store->Barrier(), Interrupted);
+      }
+      EXPECT_EQ(process.nccl->aborts(), 2);  // of the store and of its meeting
+      EXPECT_THAT(MessageOf<InvalidState>([&] { process.store->Barrier(); }),
+                  HasSubstr("Barrier: process 1 of 2 has left it midway"));
+      interrupted.count_down();
+      return;
+    }
+    interrupted.wait();
+    clock.Run();
+    EXPECT_THAT(MessageOf<TimeoutError>([&] { process.store->Barrier(); }),
+                HasSubstr("kvstore.nccl.meet"));
+    EXPECT_EQ(process.nccl->aborts(), 2);
+    EXPECT_THROW(process.store->Push("k", process.OnDevices(1)), Error);
   });
 }
 
