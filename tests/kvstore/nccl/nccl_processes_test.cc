@@ -3,6 +3,7 @@
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <latch>
@@ -245,6 +246,32 @@ TEST_P(NcclProcessesTest, WhatOneProcessRefusesNoneDoes) {
       ExpectInvalid(poisoned, {"process 0", "no weight"});
     }
     process.store->Barrier();
+  });
+}
+
+TEST_P(NcclProcessesTest, ABarrierReturnsWhenThePushesOfAllAreSummed) {
+  std::latch coming(2);
+  std::atomic<bool> released{false};
+  Run(2, 1, [&](SimProcess& process) {
+    const int device = process.devices[0];
+    process.store->Init("k", process.Full(0, device));
+    const NDArray late = process.Full(1, device);
+    Hold hold(*process.engine, {}, {late.var()});
+    if (process.rank == 0) hold.Release();
+    process.store->Push("k", late);
+    coming.count_down();
+    std::jthread releaser;
+    if (process.rank == 1) {
+      releaser = std::jthread([&] {
+        coming.wait();
+        for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // time to return too early
+        released = true;
+        hold.Release();
+      });
+    }
+    process.store->Barrier();
+    EXPECT_TRUE(released);
+    EXPECT_EQ(process.Pulled("k"), Six(2));
   });
 }
 
