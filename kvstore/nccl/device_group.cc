@@ -3,7 +3,6 @@
 #include <heddle/error.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -42,14 +41,33 @@ std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine) {
   return driver != nullptr ? driver : internal::DefaultGpuDriver();
 }
 
-std::shared_ptr<const Var> NcclOrderOf(Engine& engine) {
-  static Mutex mutex;
-  static auto* const orders = new std::map<const Engine*, std::weak_ptr<const Var>>;
-  const MutexLock lock(mutex);
-  std::weak_ptr<const Var>& known = (*orders)[&engine];
-  std::shared_ptr<const Var> order = known.lock();
-  if (order == nullptr) known = order = std::make_shared<const Var>(engine.NewVar("nccl.order"));
+std::shared_ptr<const Var> NcclOrders::Of(Engine& engine) {
+  // Takes the entry off the table, unless that is another one's by now.
+  const auto give_back = [table = table_, key = &engine](const Var* order) {
+    {
+      const MutexLock lock(table->mutex);
+      const auto known = table->orders.find(key);
+      if (known != table->orders.end() && known->second.expired()) table->orders.erase(known);
+    }
+    delete order;
+  };
+  const MutexLock lock(table_->mutex);
+  if (const auto known = table_->orders.find(&engine); known != table_->orders.end()) {
+    if (std::shared_ptr<const Var> order = known->second.lock()) return order;
+  }
+  std::shared_ptr<const Var> order(new const Var(engine.NewVar("nccl.order")), give_back);
+  table_->orders[&engine] = order;
   return order;
+}
+
+std::size_t NcclOrders::size() const {
+  const MutexLock lock(table_->mutex);
+  return table_->orders.size();
+}
+
+std::shared_ptr<const Var> NcclOrderOf(Engine& engine) {
+  static auto* const orders = new NcclOrders;  // stores may be dropped late in a process's exit
+  return orders->Of(engine);
 }
 
 // --- set-up --------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -68,7 +69,23 @@ struct Collective {
   bool is_broadcast() const { return sum.empty() && sums.empty(); }
 };
 
-// What all collectives between processes are chained by. One an engine, as long as somebody has it.
+// What all collectives between processes are chained by: one an engine, as long as somebody has it.
+// Threads: all methods, any thread.
+class NcclOrders {
+ public:
+  std::shared_ptr<const Var> Of(Engine& engine);
+  std::size_t size() const;  // engines with one
+
+ private:
+  struct Table {
+    mutable Mutex mutex;
+    std::map<const Engine*, std::weak_ptr<const Var>> orders GUARDED_BY(mutex);
+  };
+  // Also of those that it gives out, which take themselves off it.
+  const std::shared_ptr<Table> table_ = std::make_shared<Table>();
+};
+
+// That of this process.
 std::shared_ptr<const Var> NcclOrderOf(Engine& engine);
 
 // Where the devices of this process are among those of all. The processes make a group with the

@@ -376,5 +376,22 @@ TEST_P(DeviceGroupTest, MayBeDroppedWithOpsPending) {
   EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3));
 }
 
+TEST_P(DeviceGroupTest, NothingIsKeptOfAnEngineWhoseStoresAreGone) {
+  kvstore::NcclOrders orders;
+  Engine other(GetParam().options);
+  auto one = orders.Of(*engine);
+  EXPECT_EQ(orders.Of(*engine), one);
+  auto two = orders.Of(other);
+  EXPECT_NE(one, two);
+  EXPECT_EQ(orders.size(), 2u);
+  one.reset();
+  EXPECT_EQ(orders.size(), 1u);
+  one = orders.Of(*engine);
+  EXPECT_EQ(orders.size(), 2u);
+  one.reset();
+  two.reset();
+  EXPECT_EQ(orders.size(), 0u);
+}
+
 }  // namespace
 }  // namespace heddle::kvstore_test
