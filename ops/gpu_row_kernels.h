@@ -39,6 +39,24 @@ class GpuRowKernels {
   virtual void AddRows(DType dtype, std::size_t row_elements, const GpuRows& value, void* dense,
                        GpuStream stream) const = 0;
 
+  // out[i] = the row of value with id wanted[i], zeros if it is not there.
+  virtual void GatherRows(const GpuRows& value, const GpuIds& wanted, std::size_t row_bytes,
+                          void* out, GpuStream stream) const = 0;
+  // places[i] = the place of wanted[i] among the ids of value, or -1.
+  virtual void FindRows(const GpuIds& value, const GpuIds& wanted, std::int64_t* places,
+                        GpuStream stream) const = 0;
+
+  // Insertion, in two steps; value may have no ids, and null pointers then. First before[i], for i
+  // from 0 to wanted.count, becomes how many of the first i ids of `wanted` value lacks: the last
+  // one is by how many rows the value grows. Then all ids of both are written, sorted, and their
+  // rows: those of value, zeros for the others.
+  virtual std::size_t CountMissingScratchBytes(std::size_t wanted) const = 0;
+  virtual void CountMissing(const GpuIds& value, const GpuIds& wanted, std::int64_t* before,
+                            void* scratch, GpuStream stream) const = 0;
+  virtual void InsertRows(const GpuRows& value, const GpuIds& wanted, const std::int64_t* before,
+                          std::size_t row_bytes, std::int64_t* out_ids, void* out_rows,
+                          GpuStream stream) const = 0;
+
   // The ids of those of `rows` rows that have an element which is not zero (a NaN is not): there is
   // room for all. *out_count becomes how many.
   virtual std::size_t NonZeroRowsScratchBytes(std::size_t rows) const = 0;

@@ -40,6 +40,26 @@ class AllCudaRowKernels final : public GpuRowKernels {
                GpuStream stream) const override {
     cuda::AddRows(dtype, row_elements, value, dense, 0, ToStream(stream));
   }
+  void GatherRows(const GpuRows& value, const GpuIds& wanted, std::size_t row_bytes, void* out,
+                  GpuStream stream) const override {
+    cuda::GatherRows(value, wanted, row_bytes, out, ToStream(stream));
+  }
+  void FindRows(const GpuIds& value, const GpuIds& wanted, std::int64_t* places,
+                GpuStream stream) const override {
+    cuda::FindRows(value, wanted, places, ToStream(stream));
+  }
+  std::size_t CountMissingScratchBytes(std::size_t wanted) const override {
+    return cuda::CountMissingScratchBytes(wanted);
+  }
+  void CountMissing(const GpuIds& value, const GpuIds& wanted, std::int64_t* before, void* scratch,
+                    GpuStream stream) const override {
+    cuda::CountMissing(value, wanted, before, scratch, ToStream(stream));
+  }
+  void InsertRows(const GpuRows& value, const GpuIds& wanted, const std::int64_t* before,
+                  std::size_t row_bytes, std::int64_t* out_ids, void* out_rows,
+                  GpuStream stream) const override {
+    cuda::InsertRows(value, wanted, before, row_bytes, out_ids, out_rows, ToStream(stream));
+  }
   std::size_t NonZeroRowsScratchBytes(std::size_t rows) const override {
     return Aligned(rows) + cuda::SelectFlaggedScratchBytes(rows);
   }

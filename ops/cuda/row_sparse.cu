@@ -4,11 +4,13 @@
 #include <utility>
 
 #include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
 #include <cub/device/device_select.cuh>
 #include <thrust/iterator/counting_iterator.h>
 
 #include "ops/cuda/copy.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/row_insert_plan.h"
 #include "ops/cuda/row_sparse.h"
 #include "ops/cuda/row_sparse_plan.h"
 #include "ops/cuda/row_sum_plan.h"
@@ -35,6 +37,14 @@ void LaunchRows(const char* kernel, const Body& body, std::size_t rows, Stream s
   if (error != cudaSuccess) ThrowCudaError(error, kernel);
 }
 
+template <class Body>
+void LaunchOver(const char* kernel, const Body& body, std::size_t count, Stream stream) {
+  const auto launch = [&](const auto& table) { LaunchTable(kernel, table, stream); };
+  Packer<Body, decltype(launch)> packer(launch);
+  packer.Add(body, {.count = count, .head = 0});
+  packer.Flush();
+}
+
 std::size_t Aligned(std::size_t bytes) {
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
@@ -57,6 +67,15 @@ std::size_t SortBytes(std::size_t count) {
   const std::int64_t* const ids = nullptr;
   std::int64_t* const sorted = nullptr;
   CUDA_CHECK(cub::DeviceRadixSort::SortKeys(nullptr, bytes, ids, sorted, count));
+  return bytes;
+}
+
+std::size_t RunningSumBytes(std::size_t count) {
+  std::size_t bytes = 0;
+  const std::int64_t* const flags = nullptr;
+  std::int64_t* const sums = nullptr;
+  CUDA_CHECK(
+      cub::DeviceScan::ExclusiveSum(nullptr, bytes, flags, sums, static_cast<std::int64_t>(count)));
   return bytes;
 }
 
@@ -121,12 +140,12 @@ void SortUnique(const std::int64_t* ids, std::size_t count, std::int64_t* out,
                                        static_cast<std::int64_t>(count), stream));
 }
 
-void GatherRows(const GpuRows& value, const std::int64_t* wanted, std::size_t wanted_count,
-                std::size_t row_bytes, void* out, Stream stream) {
+void GatherRows(const GpuRows& value, const GpuIds& wanted, std::size_t row_bytes, void* out,
+                Stream stream) {
   LaunchRows("gather rows",
              GatherRowsBody{value, wanted, static_cast<std::byte*>(out),
                             RowCopy(row_bytes, value.rows, out)},
-             wanted_count, stream);
+             wanted.count, stream);
 }
 
 void FlagPresent(const GpuRows& value, const std::int64_t* wanted, std::size_t wanted_count,
@@ -189,6 +208,38 @@ void GatherDenseRows(const void* dense, std::int64_t first_row, const GpuIds& id
              ids.count, stream);
 }
 
+void FindRows(const GpuIds& value, const GpuIds& wanted, std::int64_t* places, Stream stream) {
+  LaunchOver("find rows", FindRowsBody{value, wanted, places}, wanted.count, stream);
+}
+
+std::size_t CountMissingScratchBytes(std::size_t wanted) {
+  return Aligned((wanted + 1) * sizeof(std::int64_t)) + RunningSumBytes(wanted + 1);
+}
+
+void CountMissing(const GpuIds& value, const GpuIds& wanted, std::int64_t* before, void* scratch,
+                  Stream stream) {
+  const std::size_t count = wanted.count + 1;
+  auto* const flags = static_cast<std::int64_t*>(scratch);
+  void* const own = static_cast<std::byte*>(scratch) + Aligned(count * sizeof(std::int64_t));
+  LaunchOver("flag missing rows", FlagMissingBody{value, wanted, flags}, count, stream);
+  std::size_t bytes = RunningSumBytes(count);
+  CUDA_CHECK(cub::DeviceScan::ExclusiveSum(own, bytes, static_cast<const std::int64_t*>(flags),
+                                           before, static_cast<std::int64_t>(count), stream));
+}
+
+void InsertRows(const GpuRows& value, const GpuIds& wanted, const std::int64_t* before,
+                std::size_t row_bytes, std::int64_t* out_ids, void* out_rows, Stream stream) {
+  auto* const rows = static_cast<std::byte*>(out_rows);
+  LaunchRows(
+      "move rows",
+      MoveRowsBody{value, wanted, before, out_ids, rows, RowCopy(row_bytes, value.rows, out_rows)},
+      value.count, stream);
+  LaunchRows("add rows of zeros",
+             AddZeroRowsBody{value.list(), wanted, before, out_ids, rows,
+                             RowCopy(row_bytes, out_rows, out_rows)},
+             wanted.count, stream);
+}
+
 namespace {
 
 // What SumRows works with, in its scratch memory.
@@ -211,14 +262,6 @@ struct SumRowsMemory {
     own = next;
   }
 };
-
-template <class Body>
-void LaunchOver(const char* kernel, const Body& body, std::size_t count, Stream stream) {
-  const auto launch = [&](const auto& table) { LaunchTable(kernel, table, stream); };
-  Packer<Body, decltype(launch)> packer(launch);
-  packer.Add(body, {.count = count, .head = 0});
-  packer.Flush();
-}
 
 }  // namespace
 

@@ -30,8 +30,20 @@ void SortUnique(const std::int64_t* ids, std::size_t count, std::int64_t* out,
                 std::int64_t* out_count, void* scratch, Stream stream);
 
 // out[i] = the row of value with id wanted[i], zeros if it is not there; wanted in any order.
-void GatherRows(const GpuRows& value, const std::int64_t* wanted, std::size_t wanted_count,
-                std::size_t row_bytes, void* out, Stream stream);
+void GatherRows(const GpuRows& value, const GpuIds& wanted, std::size_t row_bytes, void* out,
+                Stream stream);
+
+// places[i] = the place of wanted[i] among the ids of value, or -1.
+void FindRows(const GpuIds& value, const GpuIds& wanted, std::int64_t* places, Stream stream);
+
+// Insertion of rows of zeros into a value, which may have no rows yet. First before[i], for i from
+// 0 to wanted.count, becomes how many of the first i ids of `wanted` value lacks: the last one is
+// by how many rows it grows. Then all ids of both, sorted, and their rows are written apart.
+std::size_t CountMissingScratchBytes(std::size_t wanted);
+void CountMissing(const GpuIds& value, const GpuIds& wanted, std::int64_t* before, void* scratch,
+                  Stream stream);
+void InsertRows(const GpuRows& value, const GpuIds& wanted, const std::int64_t* before,
+                std::size_t row_bytes, std::int64_t* out_ids, void* out_rows, Stream stream);
 
 // flags[i] = 1 if value has a row with id wanted[i], else 0. With SelectFlagged, what to retain.
 void FlagPresent(const GpuRows& value, const std::int64_t* wanted, std::size_t wanted_count,

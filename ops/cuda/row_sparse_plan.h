@@ -28,9 +28,9 @@ HEDDLE_HOST_DEVICE void RunRowThread(const Body& body, std::uint64_t rows, std::
   if (row < rows) body(row, thread % kWarpLanes);
 }
 
-// The place of `id` among sorted ids, or -1.
-HEDDLE_HOST_DEVICE std::int64_t PlaceOf(std::int64_t id, const std::int64_t* ids,
-                                        std::size_t count) {
+// How many of the sorted ids are less than `id`.
+HEDDLE_HOST_DEVICE std::size_t LowerBound(std::int64_t id, const std::int64_t* ids,
+                                          std::size_t count) {
   std::size_t low = 0;
   std::size_t high = count;
   while (low < high) {
@@ -41,7 +41,14 @@ HEDDLE_HOST_DEVICE std::int64_t PlaceOf(std::int64_t id, const std::int64_t* ids
       high = middle;
     }
   }
-  return low < count && ids[low] == id ? static_cast<std::int64_t>(low) : -1;
+  return low;
+}
+
+// The place of `id` among sorted ids, or -1.
+HEDDLE_HOST_DEVICE std::int64_t PlaceOf(std::int64_t id, const std::int64_t* ids,
+                                        std::size_t count) {
+  const std::size_t place = LowerBound(id, ids, count);
+  return place < count && ids[place] == id ? static_cast<std::int64_t>(place) : -1;
 }
 
 // How many of the ids or rows of a list there are.
@@ -89,12 +96,13 @@ struct RowCopy {
 
 struct GatherRowsBody {
   GpuRows value;
-  const std::int64_t* wanted;
+  GpuIds wanted;
   std::byte* out;
   RowCopy copy;
 
   HEDDLE_HOST_DEVICE void operator()(std::uint64_t row, unsigned lane) const {
-    const std::int64_t place = PlaceOf(wanted[row], value.ids, PresentOf(value));
+    if (row >= PresentOf(wanted)) return;
+    const std::int64_t place = PlaceOf(wanted.ids[row], value.ids, PresentOf(value));
     const std::byte* const rows = static_cast<const std::byte*>(value.rows);
     copy(place < 0 ? nullptr : rows + static_cast<std::size_t>(place) * copy.row_bytes,
          out + row * copy.row_bytes, lane);

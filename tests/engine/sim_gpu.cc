@@ -494,7 +494,7 @@ void SimGpu::SumTwoBit(float threshold, std::span<const void* const> codes, DTyp
 
 namespace {
 
-constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
+constexpr std::size_t kIdBytes = sizeof(std::int64_t);
 
 std::int64_t* IdsAt(std::byte* at) { return reinterpret_cast<std::int64_t*>(at); }
 
@@ -514,12 +514,12 @@ void SimGpu::SumRows(DType dtype, std::size_t row_elements, std::span<const ops:
   std::vector<std::size_t> counts;
   for (const ops::GpuRows& input : inputs) {
     CHECK(input.count > 0 && input.present == nullptr);
-    use(input.ids, static_cast<std::int64_t>(input.count) * kIdBytes);
+    use(input.ids, static_cast<std::int64_t>(input.count * kIdBytes));
     use(input.rows, Bytes(dtype, input.count * row_elements));
     counts.push_back(input.count);
     total += input.count;
   }
-  use(out_ids, static_cast<std::int64_t>(total) * kIdBytes);
+  use(out_ids, static_cast<std::int64_t>(total * kIdBytes));
   use(out_rows, Bytes(dtype, total * row_elements));
   use(out_count, kIdBytes);
   use(scratch, static_cast<std::int64_t>(SumRowsScratchBytes(total)));
@@ -543,7 +543,7 @@ void SimGpu::LaunchOnRows(
     std::function<void(const ops::SparseRows& rows, std::byte* other)> kernel) const {
   CountLaunch();
   std::vector<const void*> arrays = {value.ids, other};
-  std::vector<std::int64_t> bytes = {static_cast<std::int64_t>(value.count) * kIdBytes, 0};
+  std::vector<std::int64_t> bytes = {static_cast<std::int64_t>(value.count * kIdBytes), 0};
   if (value.rows != nullptr) {
     arrays.push_back(value.rows);
     bytes.push_back(static_cast<std::int64_t>(value.count * row_bytes));
@@ -595,7 +595,7 @@ void SimGpu::NonZeroRows(DType dtype, std::size_t row_elements, const void* dens
                          GpuStream stream) const {
   CountLaunch();
   LaunchOn(stream, {dense, out_ids, out_count, scratch},
-           {Bytes(dtype, rows * row_elements), static_cast<std::int64_t>(rows) * kIdBytes, kIdBytes,
+           {Bytes(dtype, rows * row_elements), static_cast<std::int64_t>(rows * kIdBytes), kIdBytes,
             static_cast<std::int64_t>(NonZeroRowsScratchBytes(rows))},
            [dtype, row_elements, rows](const std::vector<std::byte*>& at) {
              std::vector<std::uint8_t> flags(rows);
@@ -606,6 +606,101 @@ void SimGpu::NonZeroRows(DType dtype, std::size_t row_elements, const void* dens
              }
              *IdsAt(at[2]) = count;
            });
+}
+
+void SimGpu::LaunchOnWanted(const ops::GpuRows& value, std::size_t row_bytes,
+                            const ops::GpuIds& wanted,
+                            const std::vector<std::pair<const void*, std::size_t>>& others,
+                            GpuStream stream, WantedKernel kernel) const {
+  CountLaunch();
+  CHECK(value.present == nullptr);
+  std::vector<const void*> arrays;
+  std::vector<std::int64_t> bytes;
+  const auto use = [&](const void* array, std::size_t size) {
+    if (size == 0) return std::size_t{0};
+    arrays.push_back(array);
+    bytes.push_back(static_cast<std::int64_t>(size));
+    return arrays.size();  // its place, counted from 1
+  };
+  const std::size_t ids = use(value.ids, value.count * kIdBytes);
+  const std::size_t rows = value.rows == nullptr ? 0 : use(value.rows, value.count * row_bytes);
+  const std::size_t wanted_ids = use(wanted.ids, wanted.count * kIdBytes);
+  const std::size_t present = wanted.present == nullptr ? 0 : use(wanted.present, kIdBytes);
+  std::vector<std::size_t> places;
+  for (const auto& [array, size] : others) places.push_back(use(array, size));
+  LaunchOn(
+      stream, std::move(arrays), std::move(bytes),
+      [=, kernel = std::move(kernel), count = value.count,
+       wanted_count = wanted.count](const std::vector<std::byte*>& at) {
+        const auto find = [&](std::size_t place) { return place == 0 ? nullptr : at[place - 1]; };
+        const std::size_t there =
+            present == 0 ? wanted_count : static_cast<std::size_t>(*IdsAt(find(present)));
+        std::vector<std::byte*> found;
+        for (const std::size_t place : places) found.push_back(find(place));
+        kernel({{IdsAt(find(ids)), count}, find(rows)}, {IdsAt(find(wanted_ids)), there}, found);
+      });
+}
+
+void SimGpu::GatherRows(const ops::GpuRows& value, const ops::GpuIds& wanted, std::size_t row_bytes,
+                        void* out, GpuStream stream) const {
+  LaunchOnWanted(value, row_bytes, wanted, {{out, wanted.count * row_bytes}}, stream,
+                 [row_bytes](const ops::SparseRows& rows, std::span<const std::int64_t> ids,
+                             const std::vector<std::byte*>& at) {
+                   ops::GatherRows(rows, ids, row_bytes, at[0]);
+                 });
+}
+
+void SimGpu::FindRows(const ops::GpuIds& value, const ops::GpuIds& wanted, std::int64_t* places,
+                      GpuStream stream) const {
+  LaunchOnWanted({value.ids, value.count, nullptr, value.present}, 0, wanted,
+                 {{places, wanted.count * kIdBytes}}, stream,
+                 [](const ops::SparseRows& rows, std::span<const std::int64_t> ids,
+                    const std::vector<std::byte*>& at) {
+                   for (std::size_t i = 0; i < ids.size(); ++i) {
+                     const auto found = std::ranges::find(rows.ids, ids[i]);
+                     IdsAt(at[0])[i] = found == rows.ids.end() ? -1 : found - rows.ids.begin();
+                   }
+                 });
+}
+
+void SimGpu::CountMissing(const ops::GpuIds& value, const ops::GpuIds& wanted, std::int64_t* before,
+                          void* scratch, GpuStream stream) const {
+  LaunchOnWanted(
+      {value.ids, value.count, nullptr, value.present}, 0, wanted,
+      {{before, (wanted.count + 1) * kIdBytes}, {scratch, CountMissingScratchBytes(wanted.count)}},
+      stream,
+      [count = wanted.count](const ops::SparseRows& rows, std::span<const std::int64_t> ids,
+                             const std::vector<std::byte*>& at) {
+        std::int64_t missing = 0;
+        for (std::size_t i = 0; i <= count; ++i) {
+          IdsAt(at[0])[i] = missing;
+          if (i < ids.size() && !std::ranges::binary_search(rows.ids, ids[i])) ++missing;
+        }
+      });
+}
+
+void SimGpu::InsertRows(const ops::GpuRows& value, const ops::GpuIds& wanted,
+                        const std::int64_t* before, std::size_t row_bytes, std::int64_t* out_ids,
+                        void* out_rows, GpuStream stream) const {
+  // How many rows come out, one more at least, is known when this runs: there has to be room then.
+  LaunchOnWanted(
+      value, row_bytes, wanted,
+      {{before, (wanted.count + 1) * kIdBytes},
+       {out_ids, (value.count + 1) * kIdBytes},
+       {out_rows, (value.count + 1) * row_bytes}},
+      stream,
+      [this, device = stream.device, count = wanted.count, row_bytes, out_ids, out_rows](
+          const ops::SparseRows& rows, std::span<const std::int64_t> ids,
+          const std::vector<std::byte*>& at) {
+        const auto missing = static_cast<std::size_t>(IdsAt(at[0])[count]);
+        const std::size_t all = rows.ids.size() + missing;
+        auto* id = IdsAt(memory_.Find(device, out_ids, static_cast<std::int64_t>(all * kIdBytes)));
+        std::byte* row = memory_.Find(device, out_rows, static_cast<std::int64_t>(all * row_bytes));
+        std::vector<std::int64_t> both(all);
+        std::ranges::set_union(rows.ids, ids, both.begin());
+        std::ranges::copy(both, id);
+        ops::GatherRows(rows, both, row_bytes, row);
+      });
 }
 
 }  // namespace heddle::engine_test

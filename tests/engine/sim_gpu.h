@@ -15,6 +15,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/gpu/driver.h"
@@ -151,6 +152,16 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
                    GpuStream stream) const override;
   void AddRows(DType dtype, std::size_t row_elements, const ops::GpuRows& value, void* dense,
                GpuStream stream) const override;
+  void GatherRows(const ops::GpuRows& value, const ops::GpuIds& wanted, std::size_t row_bytes,
+                  void* out, GpuStream stream) const override;
+  void FindRows(const ops::GpuIds& value, const ops::GpuIds& wanted, std::int64_t* places,
+                GpuStream stream) const override;
+  std::size_t CountMissingScratchBytes(std::size_t wanted) const override { return 1 + wanted; }
+  void CountMissing(const ops::GpuIds& value, const ops::GpuIds& wanted, std::int64_t* before,
+                    void* scratch, GpuStream stream) const override;
+  void InsertRows(const ops::GpuRows& value, const ops::GpuIds& wanted, const std::int64_t* before,
+                  std::size_t row_bytes, std::int64_t* out_ids, void* out_rows,
+                  GpuStream stream) const override;
   std::size_t NonZeroRowsScratchBytes(std::size_t rows) const override { return 1 + rows; }
   void NonZeroRows(DType dtype, std::size_t row_elements, const void* dense, std::size_t rows,
                    std::int64_t* out_ids, std::int64_t* out_count, void* scratch,
@@ -161,6 +172,14 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void LaunchOnRows(
       const ops::GpuRows& value, std::size_t row_bytes, const void* other, GpuStream stream,
       std::function<void(const ops::SparseRows& rows, std::byte* other)> kernel) const;
+  // A kernel over the rows of a value, of which `rows` may be null, and the wanted ids that are
+  // there, and other arrays of so many bytes each.
+  using WantedKernel =
+      std::function<void(const ops::SparseRows& value, std::span<const std::int64_t> wanted,
+                         const std::vector<std::byte*>& others)>;
+  void LaunchOnWanted(const ops::GpuRows& value, std::size_t row_bytes, const ops::GpuIds& wanted,
+                      const std::vector<std::pair<const void*, std::size_t>>& others,
+                      GpuStream stream, WantedKernel kernel) const;
 
   struct SimDevice {
     std::atomic<bool> failed{false};

@@ -1,11 +1,15 @@
 // Rows as a GPU's threads move them, against the CPU's kernels.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "ops/convert.h"
+#include "ops/cuda/row_insert_plan.h"
 #include "ops/cuda/row_sparse_plan.h"
 #include "ops/cuda/row_sum_plan.h"
 #include "ops/cuda/table.h"
@@ -27,6 +31,8 @@ void EmulateRows(const Body& body, std::size_t rows) {
     }
   }
 }
+
+using Ids = std::vector<std::int64_t>;
 
 class EmulatedRowSparse : public KernelTest {
  protected:
@@ -54,7 +60,8 @@ TEST_F(EmulatedRowSparse, GathersAndScattersRowsOfAnyLength) {
     Array<std::uint8_t> out(wanted.size() * row_bytes, Below(3) * Below(16));
     Array<std::uint8_t> expected(out.size());
     ops::GatherRows(value, wanted, row_bytes, expected.data());
-    EmulateRows(GatherRowsBody{gpu_value, wanted.data(), reinterpret_cast<std::byte*>(out.data()),
+    const GpuIds gpu_wanted = {wanted.data(), wanted.size()};
+    EmulateRows(GatherRowsBody{gpu_value, gpu_wanted, reinterpret_cast<std::byte*>(out.data()),
                                RowCopy(row_bytes, rows.data(), out.data())},
                 wanted.size());
     ExpectSame(out, expected, "gather");
@@ -186,6 +193,57 @@ TEST_F(EmulatedRowSparse, SumsRowsOfSeveralValuesLikeTheCpu) {
       ExpectSame(out, expected, "sum");
     }
   });
+}
+
+// The bodies that CountMissing, InsertRows and FindRows launch, with the standard library's running
+// sum between them: values and wanted ids of any length, some of the latter not there.
+TEST_F(EmulatedRowSparse, InsertsTheRowsThatAreMissing) {
+  for (int round = 0; round < 60; ++round) {
+    const std::size_t row_bytes = Below(3) == 0 ? Below(40) : 4 * Below(200);
+    const std::vector<std::int64_t> ids = round % 7 == 0 ? Ids{} : RandomIds(1 + Below(4));
+    const std::vector<std::int64_t> listed = round % 5 == 0 ? Ids{} : RandomIds(1 + Below(4));
+    const auto present = static_cast<std::int64_t>(Below(listed.size() + 1));
+    const std::span<const std::int64_t> wanted(listed.data(), static_cast<std::size_t>(present));
+    Array<std::uint8_t> rows(ids.size() * row_bytes, Below(3) * Below(16));
+    Randomize(rows, random_);
+    Ids all;
+    std::ranges::set_union(ids, wanted, std::back_inserter(all));
+    Array<std::uint8_t> expected(all.size() * row_bytes);
+    ops::GatherRows({ids, rows.data()}, all, row_bytes, expected.data());
+
+    const GpuRows value = {ids.data(), ids.size(), rows.data()};
+    const GpuIds list = {listed.data(), listed.size(), &present};
+    int launches = 0;
+    const EmulatedLaunch launch{&launches};
+    Ids flags(listed.size() + 1, 9);
+    Packer<FlagMissingBody, EmulatedLaunch> flag(launch);
+    flag.Add({value.list(), list, flags.data()}, {.count = flags.size(), .head = 0});
+    flag.Flush();
+    Ids before(flags.size());
+    std::exclusive_scan(flags.begin(), flags.end(), before.begin(), std::int64_t{0});
+    ASSERT_EQ(ids.size() + static_cast<std::size_t>(before.back()), all.size());
+
+    Ids out_ids(all.size(), -1);
+    Array<std::uint8_t> out(expected.size(), Below(3) * Below(16));
+    auto* const out_rows = reinterpret_cast<std::byte*>(out.data());
+    EmulateRows(MoveRowsBody{value, list, before.data(), out_ids.data(), out_rows,
+                             RowCopy(row_bytes, rows.data(), out.data())},
+                ids.size());
+    EmulateRows(AddZeroRowsBody{value.list(), list, before.data(), out_ids.data(), out_rows,
+                                RowCopy(row_bytes, out.data(), out.data())},
+                listed.size());
+    EXPECT_EQ(out_ids, all);
+    ExpectSame(out, expected, "inserted");
+
+    Ids places(listed.size(), 77);
+    Packer<FindRowsBody, EmulatedLaunch> find(launch);
+    find.Add({{all.data(), all.size()}, list, places.data()}, {.count = places.size(), .head = 0});
+    find.Flush();
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const auto found = std::ranges::find(all, listed[i]) - all.begin();
+      EXPECT_EQ(places[i], i < wanted.size() ? found : 77);
+    }
+  }
 }
 
 // What lies behind the rows that are there is left alone.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -107,7 +108,7 @@ TEST_F(GpuRowSparse, MovesAndAddsRowsLikeTheCpu) {
     AddRows(DType::kFloat32, row_elements, value, device_dense.data(), 0, nullptr);
     device_dense.ExpectSameAs(dense, "add");
     ops::GatherRows({some, rows.data()}, some, row_bytes, gathered.data());
-    GatherRows(value, device_ids.data(), some.size(), row_bytes, device_gathered.data(), nullptr);
+    GatherRows(value, value.list(), row_bytes, device_gathered.data(), nullptr);
     device_gathered.ExpectSameAs(gathered, "gather");
   }
 }
@@ -161,6 +162,59 @@ TEST_F(GpuRowSparse, SumsRowsOfSeveralValuesLikeTheCpu) {
       ASSERT_EQ(no_rows[i], expected[i]) << "element " << i;
     }
   }
+}
+
+TEST_F(GpuRowSparse, InsertsTheRowsThatAreMissing) {
+  constexpr std::size_t kRowElements = 70;
+  constexpr std::size_t kRowBytes = kRowElements * sizeof(float);
+  const auto random_ids = [&](std::size_t one_of) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t id = 0; id < 5000; ++id) {
+      if (id == 3 || Below(one_of) == 0) ids.push_back(id);
+    }
+    return ids;
+  };
+  const auto to_array = [](const std::vector<std::int64_t>& ids) {
+    auto array = std::make_unique<Ids>(ids.size());
+    std::ranges::copy(ids, array->data());
+    return array;
+  };
+  const std::vector<std::int64_t> ids = random_ids(3);
+  const std::vector<std::int64_t> wanted = random_ids(10);
+  std::vector<std::int64_t> all;
+  std::ranges::set_union(ids, wanted, std::back_inserter(all));
+  Array<float> rows(ids.size() * kRowElements);
+  Array<float> expected(all.size() * kRowElements);
+  Randomize(rows, random_);
+  ops::GatherRows({ids, rows.data()}, all, kRowBytes, expected.data());
+
+  DeviceArray<std::int64_t> device_ids(*to_array(ids));
+  DeviceArray<float> device_rows(rows);
+  DeviceArray<std::int64_t> device_wanted(*to_array(wanted));
+  Ids counted(wanted.size() + 1);
+  Ids found(wanted.size());
+  Ids no_ids(all.size());
+  Array<float> no_rows(expected.size());
+  Array<std::uint8_t> no_scratch(CountMissingScratchBytes(wanted.size()));
+  DeviceArray<std::int64_t> before(counted);
+  DeviceArray<std::uint8_t> scratch(no_scratch);
+  DeviceArray<std::int64_t> out_ids(no_ids);
+  DeviceArray<float> out(no_rows);
+  DeviceArray<std::int64_t> places(found);
+  const GpuRows value = {device_ids.data(), ids.size(), device_rows.data()};
+  const GpuIds list = {device_wanted.data(), wanted.size()};
+  CountMissing(value.list(), list, before.data(), scratch.data(), nullptr);
+  InsertRows(value, list, before.data(), kRowBytes, out_ids.data(), out.data(), nullptr);
+  FindRows({out_ids.data(), all.size()}, list, places.data(), nullptr);
+
+  before.CopyTo(counted);
+  EXPECT_EQ(counted[wanted.size()], static_cast<std::int64_t>(all.size() - ids.size()));
+  out_ids.ExpectSameAs(*to_array(all), "ids");
+  out.ExpectSameAs(expected, "rows");
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    found[i] = std::ranges::find(all, wanted[i]) - all.begin();
+  }
+  places.ExpectSameAs(found, "places");
 }
 
 // Needs no GPU: nothing is launched.
