@@ -19,6 +19,7 @@
 #include "storage/device_copy.h"
 #include "storage/gpus.h"
 #include "storage/parallel.h"
+#include "storage/row_insertion.h"
 #include "storage/row_sparse_kernels.h"
 #include "storage/row_sparse_state.h"
 
@@ -303,7 +304,10 @@ void RowSparseNDArray::Clear(int priority) const {
 
 const RowSparseNDArray& RowSparseNDArray::operator+=(const RowSparseNDArray& other) const {
   CheckAlike("Add", *this, other);
-  CheckNotOnGpu("Add", *this);
+  if (IsOnGpu(*this)) {
+    storage::PushAddOnGpu(*this, other);
+    return *this;
+  }
   OpOptions options = Writing("Add", *this, 0);
   options.reads = {var(), other.var()};
   engine().Push(options, [to = *this, other] {
@@ -349,7 +353,6 @@ const RowSparseNDArray& RowSparseNDArray::operator*=(Scalar value) const {
 
 RowSparseNDArray operator+(const RowSparseNDArray& a, const RowSparseNDArray& b) {
   CheckAlike("Add", a, b);
-  if (IsOnGpu(a)) return (a.Copy(PinnedNear(a)) + b.Copy(PinnedNear(a))).Copy(a.device());
   RowSparseNDArray out(a.shape(), a.dtype(), a.device(), a.engine());
   Sum({a, b}, out);
   return out;
@@ -385,16 +388,18 @@ const NDArray& operator+=(const NDArray& a, const RowSparseNDArray& b) {
 
 void Sum(std::span<const RowSparseNDArray> inputs, const RowSparseNDArray& out, int priority) {
   CheckNotEmpty("Sum", out);
-  CheckNotOnGpu("Sum", out);
   if (inputs.empty()) throw InvalidArgument("Sum: expected at least one input, got none");
   std::vector<VarRef> reads;
   reads.reserve(inputs.size());
   for (const RowSparseNDArray& input : inputs) {
     CheckFits("Sum", out, input);
     if (out.dtype() != input.dtype()) storage::ThrowDType("Sum", out.dtype(), input.dtype());
-    CheckNotOnGpu("Sum", input);
+    if ((IsOnGpu(out) || IsOnGpu(input)) && out.device() != input.device()) {
+      storage::ThrowDevice("Sum", out.device(), input.device());
+    }
     reads.emplace_back(input.var());
   }
+  if (IsOnGpu(out)) return storage::PushSumOnGpu(inputs, out, priority);
   OpOptions options = Writing("Sum", out, priority);
   options.reads = reads;
   out.engine().Push(options, [held = std::vector(inputs.begin(), inputs.end()), out] {

@@ -568,6 +568,67 @@ TEST_P(GpuRowSparse, AreScaledAndAdded) {
   EXPECT_THROW(Rows(3, Gpu(1), DType::kInt32) *= 0.5, InvalidArgument);
 }
 
+// Onto arrays with no rows, some, and all; with themselves; what was added is overwritten at once,
+// and the sum is read in between.
+TEST_P(GpuRowSparse, AreAddedInPlaceAndSummed) {
+  for (const DType dtype : {DType::kFloat16, DType::kInt32, DType::kBool}) {
+    for (const std::int64_t start : {0, 30}) {
+      const RowSparseNDArray sum = Rows(start, Cpu(), dtype);
+      const RowSparseNDArray there = sum.Copy(Gpu(1));
+      for (const std::int64_t count : {0, 700, 3000}) {
+        const RowSparseNDArray b = Rows(count, Cpu(), dtype);
+        const RowSparseNDArray added = b.Copy(Gpu(1));
+        const RowSparseNDArray total = Rows(9, Gpu(1), dtype);
+        const RowSparseNDArray expected = Rows(0, Cpu(), dtype);
+        Sum({there, added, there}, total);
+        Sum({sum, b, sum}, expected);
+        there += added;
+        added.Clear();
+        const RowSparseNDArray now = there.Copy();
+        there += there;
+        Sum({there, total}, total);
+        sum += b;
+        ExpectEqual(now, sum);
+        sum += sum;
+        Sum({sum, expected}, expected);
+        ExpectEqual(total, expected);
+      }
+      ExpectEqual(there, sum);
+    }
+  }
+}
+
+// An input that failed, and memory that is short in either step.
+TEST_P(GpuRowSparse, AdditionsThatFailFailOnce) {
+  const RowSparseNDArray to = Rows(500, Gpu(1));
+  const RowSparseNDArray bad = Rows(5, Gpu(1));
+  engine_->Push({.name = "fail", .writes = {bad.var()}}, [] { throw std::runtime_error("bad"); });
+  to += bad;
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { to.WaitToRead(); }), "bad");
+  EXPECT_THROW(engine_->WaitForAll(), std::runtime_error);
+  engine_->WaitForAll();
+  engine_->ClearError(to.var());
+
+  const RowSparseNDArray before = to.Copy(Cpu());
+  const RowSparseNDArray more = Rows(600, Gpu(1));
+  before.WaitToRead();
+  more.WaitToRead();
+  for (const std::int64_t bytes : {0, 1 << 14}) {
+    Gpus::Of(*engine_).Trim(DeviceType::kGpu);
+    gpu_->set_device_bytes(gpu_->bytes_used(Gpu(1)) + bytes);
+    to += more;
+    EXPECT_THROW(to.WaitToRead(), OutOfMemory);
+    EXPECT_THROW(engine_->WaitForAll(), OutOfMemory);
+    engine_->WaitForAll();
+    engine_->ClearError(to.var());
+    gpu_->set_device_bytes(std::int64_t{1} << 40);
+    ExpectEqual(to, before);
+  }
+  to += more;
+  before += more.Copy(Cpu());
+  ExpectEqual(to, before);
+}
+
 TEST_P(GpuRowSparse, AreSavedAndLoaded) {
   const RowSparseNDArray value = Rows(12, Gpu(0));
   const tools::TempFolder folder;
@@ -623,8 +684,11 @@ TEST_P(GpuArrays, WhatGpusDoNotHaveIsRefusedByNameAndPushesNothing) {
   refused("Sum", [&] { Sum({a, on_cpu}, a); });
   const RowSparseNDArray rows({4, 4}, DType::kFloat32, Gpu(1), *engine_);
   const std::vector<std::int64_t> ids = {1};
-  refused("Add", [&] { rows += rows; });
-  refused("Sum", [&] { Sum({rows}, rows); });
+  const RowSparseNDArray cpu_rows({4, 4}, DType::kFloat32, Cpu(), *engine_);
+  refused("Add", [&] { rows += cpu_rows; });
+  refused("Add", [&] { cpu_rows += rows; });
+  refused("Sum", [&] { Sum({rows, cpu_rows}, rows); });
+  refused("Sum", [&] { Sum({rows}, cpu_rows); });
   refused("SetRowIds", [&] { rows.SetRowIds(ids); });
   EXPECT_EQ(engine_->stats().pushed, pushed);
 }
