@@ -1,7 +1,6 @@
 #include "kvstore/local_kvstore.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -24,9 +23,7 @@ LocalKVStore::ValuePtr LocalKVStore::Find(std::string_view call, KeyRef key) con
 
 template <class Array>
 LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef key, const Array& like) const {
-  constexpr bool kRowSparse = std::is_same_v<Array, RowSparseNDArray>;
-  const bool cpu = merge_on_ == MergeOn::kCpu || (kRowSparse && IsOnGpu(like.device()));
-  const Device device = cpu ? Cpu() : like.device();
+  const Device device = merge_on_ == MergeOn::kCpu ? Cpu() : like.device();
   return std::make_shared<StoredValue>(key.ToKey(), like, device, engine());
 }
 
@@ -127,8 +124,7 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
   for (;;) {
     if (stored->is_row_sparse() != row_sparse) {
       WithFirstArray(value, [&](const auto& array) {
-        const Device device = row_sparse && IsOnGpu(stored->device()) ? Cpu() : stored->device();
-        other = std::make_shared<StoredValue>(key.ToKey(), array, device, engine());
+        other = std::make_shared<StoredValue>(key.ToKey(), array, stored->device(), engine());
         other->QueueInitialize(array);
       });
       other->WaitUntilInitialized();

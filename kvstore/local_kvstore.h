@@ -4,7 +4,7 @@
 // device that holds, merges and updates a value: cpu(0) for "local", for "device" one of the
 // devices that push it, chosen by MergePlacement at the first push; a GPU that pushes alone takes
 // its values from the CPUs. A row-sparse value, of which a push touches a small part, stays on the
-// device where it was made, or on cpu(0) if that is a GPU.
+// device where it was made.
 #pragma once
 
 #include <heddle/kvstore.h>

@@ -41,7 +41,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
     const auto& [key, arrays, row_sparse] = pairs[i];
     const ValuePtr& value = values[i];
     for (const NDArray& array : arrays) pulled_bytes += internal::StateOf(array).bytes;
-    if (!arrays.empty() && together && IsOnGpu(value->device())) {
+    if (!arrays.empty() && together && IsOnGpu(value->device()) && !value->is_row_sparse()) {
       on_gpus.push_back({value, arrays});
     } else if (!arrays.empty()) {
       StoredValue::QueuePull(value, arrays, priority);

@@ -148,7 +148,7 @@ void LocalKVStore::CheckKindsLocked(std::string_view call, const KeyPush& push) 
 
 void LocalKVStore::CheckUpdateOnGpuLocked(std::string_view call, const KeyPush& push,
                                           bool gpu_pushes, const internal::UpdatePlan& plan) const {
-  if (merge_on_ == MergeOn::kCpu || push.value->is_row_sparse()) return;
+  if (merge_on_ == MergeOn::kCpu) return;
   if (!IsOnGpu(push.value->device()) && (push.slot->placed || !gpu_pushes)) return;
   if (GpuUpdatesOf(engine()).Has(*plan.rule)) return;
   throw InvalidArgument(fmt::format(
@@ -213,10 +213,10 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     } else if (updaters_ == nullptr && push.slot != nullptr &&
                push.is_row_sparse() != push.value->is_row_sparse()) {
       push.old = push.value;
-      const bool to_cpu = push.is_row_sparse() && IsOnGpu(push.old->device());
+      const auto placed = std::ranges::find(placements, push.slot, &Placement::slot);
+      const Device device = placed != placements.end() ? placed->device : push.old->device();
       push.value = WithFirstArray(push, [&](const auto& like) {
-        return std::make_shared<StoredValue>(push.key.ToKey(), like,
-                                             to_cpu ? Cpu() : push.old->device(), engine());
+        return std::make_shared<StoredValue>(push.key.ToKey(), like, device, engine());
       });
     }
   }

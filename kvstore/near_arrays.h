@@ -3,8 +3,7 @@
 // A value on a GPU and the arrays of that GPU are *near* each other, and so are all values and
 // arrays on CPUs, pinned memory included. What is not near goes through a copy, queued beside the
 // op on the value: in pinned memory for values on CPUs, which a GPU fills and empties by itself, on
-// the value's GPU for the others. A failure of the original passes through the copy. A row-sparse
-// value lies on a CPU.
+// the value's GPU for the others. A failure of the original passes through the copy.
 #pragma once
 
 #include <heddle/ndarray.h>

@@ -119,29 +119,37 @@ void StoredValue::Assign(std::span<const RowSparseNDArray> inputs, const Compres
   has_value_ = true;
 }
 
-void StoredValue::Convert(const StoredValue& other, const NDArray& copy) {
+void StoredValue::Convert(const StoredValue& other, const RowSparseNDArray& rows,
+                          const GpuWork* gpu) {
   has_value_ = other.has_value_;
   if (!has_value_) return;
-  if (!copy.empty()) {
-    storage::DenseToRowSparse(copy, rows_);
-  } else if (is_row_sparse()) {
-    other.UseCurrent([this](const NDArray& dense) { storage::DenseToRowSparse(dense, rows_); });
+  if (!is_row_sparse()) {
+    other.CopyTo(View(array_), gpu);
+  } else if (rows.empty()) {
+    other.CopyTo({&rows_, 1}, gpu);
   } else {
-    storage::RowSparseToDense(other.rows_, array_);
+    CopyRows(rows, rows_, *gpu);
   }
 }
 
 void StoredValue::CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const {
-  if (gpu != nullptr) return gpu->CopyOut(array_, out);
-  if (!is_row_sparse()) return UseCurrent([&](const NDArray& value) { CopyArray(value, out); });
-  for (const NDArray& array : out) storage::RowSparseToDense(rows_, array);
+  if (is_row_sparse()) {
+    for (const NDArray& array : out) {
+      gpu != nullptr ? RowsToDense(rows_, array, *gpu) : storage::RowSparseToDense(rows_, array);
+    }
+  } else if (gpu != nullptr) {
+    gpu->CopyOut(array_, out);
+  } else {
+    UseCurrent([&](const NDArray& value) { CopyArray(value, out); });
+  }
 }
 
-void StoredValue::CopyTo(std::span<const RowSparseNDArray> out,
-                         [[maybe_unused]] const GpuWork* gpu) const {
-  DCHECK(gpu == nullptr);
+void StoredValue::CopyTo(std::span<const RowSparseNDArray> out, const GpuWork* gpu) const {
+  DCHECK(gpu == nullptr || is_row_sparse());  // of a dense one: QueueNonZeroRows
   for (const RowSparseNDArray& array : out) {
-    if (is_row_sparse()) {
+    if (gpu != nullptr) {
+      CopyRows(rows_, array, *gpu);
+    } else if (is_row_sparse()) {
       storage::CopyRowSparse(rows_, array);
     } else {
       UseCurrent([&](const NDArray& value) { storage::DenseToRowSparse(value, array); });
@@ -199,17 +207,11 @@ void StoredValue::ApplyUpdate(std::span<const RowSparseNDArray> inputs,
   DCHECK(compressor == nullptr);
   std::unique_ptr<UpdateState> outdated;
   UpdateState& state = StateOf(*update.basis->origin, &outdated, gpu);
-  if (gpu != nullptr) {
-    if (outdated != nullptr) gpu->Keep(std::move(outdated));
-    UpdateArray(state.Begin(*update.basis->rule, key_, array_, update.learning_rate,
-                            update.weight_decay, gpu),
-                inputs, array_, *gpu);
-    return;
-  }
+  if (gpu != nullptr && outdated != nullptr) gpu->Keep(std::move(outdated));
   const auto apply = [&](const auto& value) {
-    UpdateArray(
-        state.Begin(*update.basis->rule, key_, value, update.learning_rate, update.weight_decay),
-        inputs, value);
+    const ArrayUpdate begun = state.Begin(*update.basis->rule, key_, value, update.learning_rate,
+                                          update.weight_decay, gpu);
+    gpu != nullptr ? UpdateArray(begun, inputs, value, *gpu) : UpdateArray(begun, inputs, value);
   };
   if (is_row_sparse()) {
     apply(rows_);

@@ -44,8 +44,10 @@ namespace heddle::kvstore {
 // issue, so (V) guards the same fields, as if what was issued before had happened; only what the
 // device may still use must not be dropped (GpuWork::Keep). What fails after its issue, an input or
 // the op itself, poisons the value as in E1, and fails all that were issued behind it but Reset:
-// they name the value in `reads`, too. A row-sparse value lies on a CPU. Gradients are compressed
-// where they lie, by ops that read the value, and reach it as codes.
+// they name the value in `reads`, too. A lazy update of a row-sparse value is the exception: an
+// asynchronous op of the CPUs, between whose two steps nothing touches the value
+// (kvstore/gpu_rows.h says why). Gradients are compressed where they lie, by ops that read the
+// value, and reach it as codes.
 class StoredValue {
  public:
   // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
@@ -78,8 +80,8 @@ class StoredValue {
   template <class Array>
   static void QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                         std::shared_ptr<const Compressor> compressor, Update update, int priority);
-  // The first push of `self`, which takes the place of `old`, a value of the other kind. If an
-  // input is poisoned it becomes what `old` is, converted.
+  // The first push of `self`, which takes the place of `old`, a value of the other kind on the same
+  // device. If an input is poisoned it becomes what `old` is, converted.
   template <class Array>
   static void QueueReplace(const std::shared_ptr<StoredValue>& self,
                            const std::shared_ptr<StoredValue>& old, std::span<const Array> values,
@@ -146,6 +148,9 @@ class StoredValue {
   struct PullsOp;
   struct RowsOp;
   struct RowPullOp;
+  struct SortIdsOp;
+  struct RowPullOnGpuOp;
+  struct RowUpdate;
   template <class Array>
   struct ResetOp;
   struct CompressOp;
@@ -181,9 +186,19 @@ class StoredValue {
   // One op for values on one GPU.
   static void QueuePushOp(std::span<const KeyGradients> keys, int priority);
   static void QueuePullOp(std::span<const KeyOutputs> keys, int priority);
-  // Of a dense value on a GPU.
-  static void QueueRowsPull(const std::shared_ptr<StoredValue>& self,
-                            std::span<const RowSparseNDArray> out, int priority);
+  // The rows that are not zero of a dense value on a GPU. `readable`: with the error of what
+  // cannot be pulled; else what is not there has none.
+  static RowSparseNDArray QueueNonZeroRows(const std::shared_ptr<StoredValue>& self, bool readable,
+                                           int priority);
+  std::vector<std::int64_t> SortedRowIds(const NDArray& row_ids) const;
+  // Of a value on a GPU.
+  static void QueueRowPullOnGpu(const std::shared_ptr<StoredValue>& self,
+                                std::span<const RowSparseNDArray> out, const NDArray& row_ids,
+                                int priority);
+  // A lazy update of a row-sparse value on a GPU, by gradients that are near.
+  static void QueueRowUpdate(const std::shared_ptr<StoredValue>& self,
+                             std::span<const RowSparseNDArray> gradients, Update update,
+                             int priority);
   // QueuePush of what reaches the value.
   template <class Array>
   static void QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
@@ -203,8 +218,8 @@ class StoredValue {
   void Assign(std::span<const NDArray> inputs, const Compressor* compressor, const GpuWork* gpu);
   void Assign(std::span<const RowSparseNDArray> inputs, const Compressor* compressor,
               const GpuWork* gpu);
-  // `copy`: of a dense value that lies on a GPU, which this one does not; else empty.
-  void Convert(const StoredValue& other, const NDArray& copy);
+  // `rows`: of a dense value on a GPU, those that are not zero; else empty.
+  void Convert(const StoredValue& other, const RowSparseNDArray& rows, const GpuWork* gpu);
   void CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const;
   void CopyTo(std::span<const RowSparseNDArray> out, const GpuWork* gpu) const;
   void ApplyUpdate(std::span<const NDArray> inputs, const Compressor* compressor,

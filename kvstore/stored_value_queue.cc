@@ -31,6 +31,19 @@ bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
 void PrefetchHeld(std::span<const NDArray> arrays) { internal::PrefetchCounts(arrays); }
 void PrefetchHeld(std::span<const RowSparseNDArray> /*arrays*/) {}
 
+// Where the rows of several arrays of one GPU are to become rows of another array of it: *sum,
+// queued. Dense ones are summed by the op that needs the sum.
+std::span<const RowSparseNDArray> SumOnGpu(std::span<const RowSparseNDArray> arrays,
+                                           RowSparseNDArray* sum, int priority) {
+  if (arrays.size() == 1) return arrays;
+  *sum = QueueSumOfRows(arrays, priority);
+  return View(*sum);
+}
+std::span<const NDArray> SumOnGpu(std::span<const NDArray> arrays, RowSparseNDArray* /*sum*/,
+                                  int /*priority*/) {
+  return arrays;
+}
+
 }  // namespace
 
 // Sum and update in one op. Inputs: an array or a std::vector of them.
@@ -64,22 +77,22 @@ template <class Inputs>
 struct StoredValue::ReplaceOp {
   std::shared_ptr<StoredValue> value;
   std::shared_ptr<StoredValue> old;
-  NDArray old_copy;  // see Convert
+  RowSparseNDArray old_rows;  // see Convert
   Inputs inputs;
   std::shared_ptr<const Compressor> compressor;
 
-  void operator()() const {
+  void operator()(const GpuWork* gpu = nullptr) const {
     StoredValue& v = *value;
     old->RethrowIfPoisoned();
     if (std::exception_ptr error = ErrorOfInputs(View(inputs))) {
-      if (!old_copy.empty()) {
-        if (std::exception_ptr lost = ErrorOfInputs(View(old_copy))) std::rethrow_exception(lost);
+      if (!old_rows.empty()) {
+        if (std::exception_ptr lost = ErrorOfInputs(View(old_rows))) std::rethrow_exception(lost);
       }
-      v.Convert(*old, old_copy);
+      v.Convert(*old, old_rows, gpu);
       v.input_error_ = std::move(error);
       return;
     }
-    v.Assign(View(inputs), compressor.get(), /*gpu=*/nullptr);
+    v.Assign(View(inputs), compressor.get(), gpu);
   }
 };
 
@@ -245,6 +258,15 @@ void StoredValue::QueueSum(const std::shared_ptr<StoredValue>& self, std::span<c
                            int priority) {
   const NearInputs near(values, self->device(), priority);
   values = near.view();
+  RowSparseNDArray sum;
+  if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
+    if (self->is_row_sparse() && IsOnGpu(self->device())) {
+      if (update.basis != nullptr && update.basis->rule->lazy(/*row_sparse_weight=*/true)) {
+        return QueueRowUpdate(self, values, std::move(update), priority);
+      }
+      if (update.basis == nullptr) values = SumOnGpu(values, &sum, priority);
+    }
+  }
   if (values.size() == 1) {
     Queue(self->engine(),
           {.name = "kvstore.push",
@@ -273,15 +295,25 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
                                std::span<const Array> values,
                                std::shared_ptr<const Compressor> compressor, int priority) {
   old->QueueFetch();
+  std::vector<NDArray> codes;
+  if constexpr (std::is_same_v<Array, NDArray>) {
+    if (self->IsSentCodes(compressor.get())) {
+      const NoWaitScope no_wait;  // as in QueueFetch
+      const MutexLock lock(self->together_mutex_);
+      codes = QueueCodes(self, values, compressor, /*needs_value=*/false, priority);
+      values = codes;
+    }
+  }
   const NearInputs near(values, self->device(), priority);
   values = near.view();
+  RowSparseNDArray sum, old_rows;
+  if (IsOnGpu(self->device())) {
+    values = SumOnGpu(values, &sum, priority);
+    if (self->is_row_sparse()) old_rows = QueueNonZeroRows(old, /*readable=*/false, priority);
+  }
   std::vector<VarRef> reads = VarsOf(values);
   reads.push_back(old->var());
-  NDArray old_copy;
-  if (IsOnGpu(old->device())) {
-    old_copy = old->array_.Copy(CpuPinned(old->device().id), priority);
-    reads.push_back(old_copy.var());
-  }
+  if (!old_rows.empty()) reads.push_back(old_rows.var());
   Queue(self->engine(),
         {.name = "kvstore.push",
          .reads = reads,
@@ -289,7 +321,7 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
          .device = self->device(),
          .priority = priority,
          .run_when_poisoned = true},
-        ReplaceOp<HeldArrays<Array>>{self, old, std::move(old_copy), HeldArrays<Array>(values),
+        ReplaceOp<HeldArrays<Array>>{self, old, std::move(old_rows), HeldArrays<Array>(values),
                                      std::move(compressor)});
 }
 
@@ -298,7 +330,11 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
                             int priority) {
   self->QueueFetch();
   if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
-    if (IsOnGpu(self->device())) return QueueRowsPull(self, out, priority);
+    if (IsOnGpu(self->device()) && !self->is_row_sparse()) {
+      const RowSparseNDArray rows = QueueNonZeroRows(self, /*readable=*/true, priority);
+      for (const RowSparseNDArray& array : out) rows.CopyTo(array, priority);
+      return;
+    }
   }
   if (!AreNear(out, self->device())) {
     const RelayedOutputs<Array> outputs(out, self->device());
@@ -486,13 +522,8 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   const auto queue_merge = [&](std::span<const Array> inputs) {
     const NearInputs near(inputs, device, priority);
     std::span<const Array> summands = near.view();
-    Array sum;
-    if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
-      if (IsOnGpu(device) && summands.size() > 1) {
-        sum = QueueSumOfRows(summands, priority);
-        summands = View(sum);
-      }
-    }
+    RowSparseNDArray sum;
+    if (IsOnGpu(device)) summands = SumOnGpu(summands, &sum, priority);
     Queue(engine,
           {.name = "kvstore.merge",
            .reads = v.ReadsOf(summands),

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "engine/access_check.h"
 #include "kvstore/array_kernels.h"
+#include "kvstore/gpu_rows.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/optimizer_states.h"
 #include "ops/convert.h"
@@ -42,7 +43,8 @@ void CopyValue(const NDArray& from, const NDArray& to, const GpuWork* gpu) {
   if (gpu != nullptr) return gpu->Copy(from, to);
   CopyArray(from, {&to, 1});
 }
-void CopyValue(const RowSparseNDArray& from, const NDArray& to, const GpuWork* /*gpu*/) {
+void CopyValue(const RowSparseNDArray& from, const NDArray& to, const GpuWork* gpu) {
+  if (gpu != nullptr) return RowsToDense(from, to, *gpu);
   storage::RowSparseToDense(from, to);
 }
 
@@ -144,8 +146,8 @@ ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key, con
 
 ArrayUpdate UpdateState::Begin(const internal::UpdateRule& rule, KeyRef key,
                                const RowSparseNDArray& value, double learning_rate,
-                               double weight_decay) {
-  return BeginFor(rule, key, value, learning_rate, weight_decay, /*gpu=*/nullptr);
+                               double weight_decay, const GpuWork* gpu) {
+  return BeginFor(rule, key, value, learning_rate, weight_decay, gpu);
 }
 
 }  // namespace heddle::kvstore

@@ -39,7 +39,7 @@ struct UpdateState {
   ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const NDArray& value,
                     double learning_rate, double weight_decay, const GpuWork* gpu = nullptr);
   ArrayUpdate Begin(const internal::UpdateRule& rule, KeyRef key, const RowSparseNDArray& value,
-                    double learning_rate, double weight_decay);
+                    double learning_rate, double weight_decay, const GpuWork* gpu = nullptr);
 
   // Copies all that is kept, in an op that writes the value's Var.
   void SnapshotTo(KeyStates* out, const GpuWork* gpu = nullptr) const;

@@ -674,7 +674,6 @@ TEST_P(RowSparseStoreTest, TheRowsOfTheShapeCostNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseStoreTest, testing::ValuesIn(AllSetups()), SetupName);
-// Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
 INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseStoreTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace

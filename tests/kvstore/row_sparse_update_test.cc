@@ -418,7 +418,6 @@ TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowSparseUpdateTest, testing::ValuesIn(AllSetups()), SetupName);
-// Dense values of "device" would lie on GPUs, where row-sparse pushes onto them are refused.
 INSTANTIATE_TEST_SUITE_P(Gpus, RowSparseUpdateTest, testing::ValuesIn(GpuSetups()), SetupName);
 
 }  // namespace
