@@ -35,7 +35,13 @@ LocalKVStore::Slot& LocalKVStore::InsertLocked(ValuePtr value) {
   string_keys_ = std::holds_alternative<std::string>(value->key());
   Slot& slot = slots_[value->key()];
   slot.number = keys_made_++;
-  slot.placed = merge_on_ == MergeOn::kCpu || value->is_row_sparse();
+  const Device device = value->device();
+  const bool stays = value->is_row_sparse() && IsOnGpu(device);
+  if (stays) {
+    Device same = device;
+    placement_.Place({{value->bytes(), &same}}, {&device, 1});
+  }
+  slot.placed = merge_on_ == MergeOn::kCpu || stays;
   slot.value = std::move(value);
   if (!slot.placed) ++unplaced_;
   return slot;

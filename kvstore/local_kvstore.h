@@ -4,7 +4,7 @@
 // device that holds, merges and updates a value: cpu(0) for "local", for "device" one of the
 // devices that push it, chosen by MergePlacement at the first push; a GPU that pushes alone takes
 // its values from the CPUs. A row-sparse value, of which a push touches a small part, stays on the
-// device where it was made.
+// device where it was made, except that it goes from a CPU to the GPUs that push it first.
 #pragma once
 
 #include <heddle/kvstore.h>
@@ -110,6 +110,7 @@ class LocalKVStore final : public KVStore {
     Device device;
     ValuePtr value = nullptr;
 
+    bool is_row_sparse() const { return slot != nullptr && slot->value->is_row_sparse(); }
     std::int64_t bytes() const {
       return slot != nullptr ? slot->value->bytes() : push->arrays[0].bytes();
     }

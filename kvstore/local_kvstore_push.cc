@@ -1,6 +1,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -44,16 +45,17 @@ std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
   return pushes;
 }
 
-// Whether a dense value goes to the GPUs that push row-sparse arrays onto it: not if it is
-// replaced.
+// Whether a value goes to the GPUs that push row-sparse arrays onto it: not one that these make,
+// nor a dense one that they replace.
 bool LocalKVStore::MayFollowRowsLocked(const KeyPush& push) const {
-  return (updaters_ != nullptr || optimizer_ != nullptr) && !push.value->is_row_sparse();
+  return push.value != nullptr &&
+         (updaters_ != nullptr || optimizer_ != nullptr || push.value->is_row_sparse());
 }
 
 // What the first push of a key settles: the device where its values are merged and updated. Lists
 // of values place all keys that wait for it, so that the largest come first; values alone stay
-// where they are. Row-sparse values have their device from the start. Changes nothing but
-// placement_.
+// where they are. Row-sparse values, which wait for it on CPUs, go to GPUs or stay. Changes nothing
+// but placement_.
 std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
     std::span<const KeyPush> pushes) {
   std::vector<Placement> plan;
@@ -75,6 +77,8 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
       }
     });
   }
+  std::vector<Device> gpus;
+  std::ranges::copy_if(devices, std::back_inserter(gpus), &IsOnGpu);
   if (!devices.empty()) {
     for (auto& [key, slot] : slots_) {
       if (!slot.placed) plan.push_back({&slot, nullptr, slot.value->device()});
@@ -102,9 +106,12 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
       placement_.Place({{placement.bytes(), &placement.device}}, {{placement.device}});
     }
   } else {
-    std::vector<MergePlacement::Item> items;
-    for (Placement& placement : plan) items.push_back({placement.bytes(), &placement.device});
+    std::vector<MergePlacement::Item> items, rows;
+    for (Placement& placement : plan) {
+      (placement.is_row_sparse() ? rows : items).push_back({placement.bytes(), &placement.device});
+    }
     placement_.Place(std::move(items), devices);
+    if (!gpus.empty()) placement_.Place(std::move(rows), gpus);
   }
 
   for (Placement& placement : plan) {
@@ -229,7 +236,9 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     if (!std::exchange(slot.placed, true)) --unplaced_;
   }
   for (KeyPush& push : pushes) {
-    if (push.slot == nullptr && push.is_row_sparse()) InsertLocked(push.value);
+    if (push.slot == nullptr && push.is_row_sparse()) {
+      if (!std::exchange(InsertLocked(push.value).placed, true)) --unplaced_;
+    }
     // A slot may go once the lock is released, its value stays.
     Slot& slot =
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;

@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
+#include "storage/row_sparse_state.h"
 
 namespace heddle::kvstore {
 
@@ -35,7 +37,15 @@ StoredValue::StoredValue(Key key, const RowSparseNDArray& like, Device device, E
     : key_(std::move(key)), rows_(like.shape(), like.dtype(), device, engine) {}
 
 std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
-  auto moved = std::make_shared<StoredValue>(key_, array_, device, array_.engine());
+  if (is_row_sparse()) {
+    auto moved = std::make_shared<StoredValue>(key_, rows_, device, engine());
+    moved->has_value_ = has_value_;
+    const MutexLock lock(moved->together_mutex_);
+    moved->far_rows_ = rows_;
+    moved->has_far_source_.store(true, std::memory_order_relaxed);  // before anybody knows of it
+    return moved;
+  }
+  auto moved = std::make_shared<StoredValue>(key_, array_, device, engine());
   moved->has_value_ = has_value_;
   if (!has_value_) return moved;
   const bool near = AreNear(View(Current()), device);
@@ -48,11 +58,16 @@ void StoredValue::QueueFetch() {
   // acquire; pairs with the release below: what this thread queues comes after the copy
   if (!has_far_source_.load(std::memory_order_acquire)) return;
   const MutexLock lock(together_mutex_);
-  if (far_source_.empty()) return;
   const NoWaitScope no_wait;  // so that no body runs here, which might come for the lock, too
-  far_source_.CopyTo(array_);
-  far_source_ = NDArray();
+  if (!far_source_.empty()) std::exchange(far_source_, NDArray()).CopyTo(array_);
+  if (!far_rows_.empty()) std::exchange(far_rows_, RowSparseNDArray()).CopyTo(rows_);
   has_far_source_.store(false, std::memory_order_release);
+}
+
+std::int64_t StoredValue::bytes() const {
+  if (!is_row_sparse()) return array_.bytes();
+  const internal::RowStorage& rows = internal::StateOf(rows_).rows;
+  return rows.count() * (rows.row_bytes() + static_cast<std::int64_t>(sizeof(std::int64_t)));
 }
 
 NDArray StoredValue::NewGuardedArray(DType dtype) const {

@@ -54,8 +54,8 @@ class StoredValue {
   StoredValue(Key key, const NDArray& like, Device device, Engine& engine);
   StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine);
 
-  // The same value on another device, in place of this one: a dense one. No op may have written
-  // this one.
+  // The same value on another device, in place of this one; a row-sparse one moves from a CPU to a
+  // GPU. No op may have written this one.
   std::shared_ptr<StoredValue> MovedTo(Device device) const;
 
   const Key& key() const { return key_; }
@@ -64,7 +64,8 @@ class StoredValue {
   DType dtype() const { return is_row_sparse() ? rows_.dtype() : array_.dtype(); }
   Device device() const { return is_row_sparse() ? rows_.device() : array_.device(); }
 
-  std::int64_t bytes() const { return array_.bytes(); }  // of a dense value
+  // Of a row-sparse value those of the rows that are there, while no op writes it.
+  std::int64_t bytes() const;
 
   // Each call queues its ops and returns. `self` is the value itself, for the ops to hold.
   // The arrays have been checked: not empty, right shape and engine, and for pushes the dtype.
@@ -170,7 +171,7 @@ class StoredValue {
   template <class Use>
   void UseCurrent(const Use& use) const;
   void FetchSource();
-  // Queues the copy of far_source_, before anything else is queued.
+  // Queues the copy of far_source_ or far_rows_, before anything else is queued.
   void QueueFetch() EXCLUDES(together_mutex_);
   // Whether gradients reach the value as codes, made by ops on the devices that send them.
   bool IsSentCodes(const Compressor* compressor) const {
@@ -241,7 +242,7 @@ class StoredValue {
   // One of the two is empty.
   const NDArray array_;
   const RowSparseNDArray rows_;
-  std::atomic<bool> has_far_source_{false};  // hint: far_source_ is not empty
+  std::atomic<bool> has_far_source_{false};  // hint: far_source_ or far_rows_ is not empty
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
@@ -257,8 +258,10 @@ class StoredValue {
   std::vector<Residual> residuals_ GUARDED_BY(residuals_mutex_);
 
   Mutex together_mutex_;  // held while ops are queued that nothing may come between
-  // What array_ has to become first, and ops on it cannot read; see near_arrays.h.
+  // What array_, or rows_, has to become first, and ops on it cannot read; see near_arrays.h. One
+  // is empty.
   NDArray far_source_ GUARDED_BY(together_mutex_);
+  RowSparseNDArray far_rows_ GUARDED_BY(together_mutex_);
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;

@@ -117,6 +117,51 @@ TEST_F(GpuStoreTest, RowSparseValuesLieOnGpus) {
   EXPECT_EQ(PlaceOf(*local, 1, none), Cpu());
 }
 
+// Those that were made on CPUs go to the GPUs that push them first, or share a push with them, each
+// to the one with the fewest bytes; what was pulled before is what they were.
+TEST_F(GpuStoreTest, RowSparseValuesGoToTheGpusThatPushThem) {
+  const Shape shape{4, 2};
+  const auto rows = [&](std::int64_t count, Device device) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t id = 0; id < count; ++id) ids.push_back(id);
+    return RowSparseNDArray::FromVectors<float>(
+        ids, std::vector<float>(ids.size() * 2, static_cast<float>(count)), shape, DType::kFloat32,
+        device, *engine_);
+  };
+  const RowSparseNDArray none({4, 2}, DType::kFloat32, Cpu(), *engine_);
+  const auto store = KVStore::Create("device", *engine_);
+  store->Init({1, 2, 3, 4, 5}, {rows(1, Cpu(1)), rows(2, Cpu(0)), rows(3, Cpu(1)), rows(4, Cpu(0)),
+                                rows(2, Cpu(1))});
+  store->SetOptimizer(Sgd({.learning_rate = 1}));
+  const RowSparseNDArray before({4, 2}, DType::kFloat32, Gpu(0), *engine_);
+  store->Pull(1, before, 0, /*ignore_sparse=*/false);
+  store->Push(5, {rows(1, Cpu(0)), rows(1, Cpu(1))});  // the CPUs settle their own key alone
+  store->Push(1, rows(2, Gpu(1)));                     // 16 bytes on gpu(1)
+  store->Push(3, {rows(1, Gpu(0)), none, rows(1, Gpu(1))});
+  EXPECT_EQ(before.ToVector<float>(), (std::vector<float>{1, 1, 0, 0, 0, 0, 0, 0}));
+  const RowSparseNDArray some({4, 2}, DType::kFloat32, Gpu(0), *engine_);
+  store->RowSparsePull(2, some,
+                       NDArray::FromVector<int>({1}, {1}, DType::kInt32, Gpu(0), *engine_));
+  EXPECT_EQ(some.ToVectors<float>().rows, (std::vector<float>{2, 2}));
+  EXPECT_EQ(Pulled(*store, 1), (std::vector<float>{-1, -1, -2, -2, 0, 0, 0, 0}));
+  EXPECT_EQ(Pulled(*store, 3), (std::vector<float>{1, 1, 3, 3, 3, 3, 0, 0}));
+  EXPECT_EQ(Pulled(*store, 5), (std::vector<float>{0, 0, 2, 2, 0, 0, 0, 0}));
+  const std::vector<Device> places = {Gpu(1), Gpu(0), Gpu(1), Gpu(0), Cpu(1)};
+  for (int key = 1; key <= 5; ++key) {
+    EXPECT_EQ(PlaceOf(*store, key, none), places[static_cast<std::size_t>(key - 1)]) << key;
+  }
+  EXPECT_EQ(Pulled(*store, 4), std::vector<float>(8, 4));
+  // By their default updater, too, and with their kind.
+  const auto other = KVStore::Create("device", *engine_);
+  other->Init({1, 2}, {rows(1, Cpu()), rows(1, Cpu())});
+  other->Push(1, rows(3, Gpu(1)));
+  other->Push(2, Full({4, 2}, 5, Gpu(1)));
+  EXPECT_EQ(Pulled(*other, 1), (std::vector<float>{3, 3, 3, 3, 3, 3, 0, 0}));
+  EXPECT_EQ(Pulled(*other, 2), std::vector<float>(8, 5));
+  EXPECT_EQ(PlaceOf(*other, 1, none), Gpu(1));
+  EXPECT_EQ(PlaceOf(*other, 2, none), Gpu(1));
+}
+
 // A push that would have changed the kind and has failed leaves the value, converted, on its GPU.
 TEST_F(GpuStoreTest, AFailedChangeOfKindLeavesTheValueOnItsGpu) {
   const auto store = KVStore::Create("device", *engine_);
