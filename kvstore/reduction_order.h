@@ -1,9 +1,11 @@
-// In which order the values of several devices become one sum on one of them, by the links that the
-// devices have. Plain arithmetic: nothing here asks a driver or moves a byte.
+// In which order, and where, a list of values that lie on several devices becomes one sum on the
+// device `root`, by the links that the devices have. Plain arithmetic: nothing here asks a driver
+// or moves a byte.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace heddle::kvstore {
@@ -24,38 +26,59 @@ class LinkMatrix {
   std::vector<double> bandwidth_;
 };
 
-// One pass on `device` over its own value and the sums of other devices, which are complete by
-// then. The result takes the place of the device's own value.
+// One pass on `device` over values and sums, which are copied there if they lie elsewhere. Of a
+// list of n values number i < n is its value i, and number n + k the sum that step k made.
 struct ReductionStep {
   std::size_t device;
-  std::vector<std::size_t>
-      inputs;  // in the order of addition: increasing, with `device` among them
+  std::vector<std::size_t> inputs;  // in the order of addition
 
   friend bool operator==(const ReductionStep&, const ReductionStep&) = default;
 };
 
-// The steps, each after those it needs; the last one is that of the root. None for a single device.
+// The steps, each after those it needs; the last one is that of the root, and its sum has every
+// value once.
 using ReductionOrder = std::vector<ReductionStep>;
 
 // What a step costs besides its bytes: a launch, and the wait for what comes before.
 inline constexpr double kReductionStepSeconds = 10e-6;
 
-// The seconds that an order takes by a plain model: steps of different devices overlap; in a step,
-// values over the widest of its links come at the same time, those over narrower ones, which
-// devices share, one after another.
-double EstimateSeconds(const LinkMatrix& links, const ReductionOrder& order, std::int64_t bytes);
+// Below, `devices` is where the values of the list lie, in its order; there is one at least.
+// `bytes`: of each value, and so of each sum.
 
-// All devices' values to the root in one step: the order of a list, and its bits.
-ReductionOrder DirectOrder(std::size_t devices, std::size_t root);
+// The seconds that an order takes by a plain model: steps of different devices overlap; what comes
+// to a device over the widest links that it has comes at the same time, but for what comes from one
+// device; what comes over narrower ones, which devices share, comes one after another.
+double EstimateSeconds(const LinkMatrix& links, std::span<const std::size_t> devices,
+                       const ReductionOrder& order, std::int64_t bytes);
+
+// All values to the root in one step.
+ReductionOrder DirectOrder(std::span<const std::size_t> devices, std::size_t root);
+
+// The sum of the first values goes on to where the next ones lie, is added to there, and so on: as
+// long as sums are not rounded on their way, the bits of the direct order. Of all such orders whose
+// sums are made where one of their values lies, or on the root, and which part no neighbours that
+// lie on one device, the one that takes the least by EstimateSeconds, with as few steps as
+// possible.
+ReductionOrder RelayOrder(const LinkMatrix& links, std::span<const std::size_t> devices,
+                          std::size_t root, std::int64_t bytes);
 
 // Along the widest links: a maximum spanning tree, grown from the root; among equally wide links,
 // one that ends nearest to the root, and then the lowest numbers. So no value takes a narrower way
 // than it must, and between groups of devices that are linked well among themselves one sum goes
-// instead of all values. Where all links are alike it is the direct order.
-ReductionOrder TreeOrder(const LinkMatrix& links, std::size_t root);
+// instead of all values. What comes together on a device is added in the order of the devices'
+// numbers, the values of one device in that of the list.
+ReductionOrder TreeOrder(const LinkMatrix& links, std::span<const std::size_t> devices,
+                         std::size_t root);
 
-// The one of the two that takes less time for values of `bytes` bytes; the direct one if it is
-// even. The choice, and so the bits, depend on links, root and bytes alone.
-ReductionOrder PlanReduction(const LinkMatrix& links, std::size_t root, std::int64_t bytes);
+// Which orders may be taken.
+enum class Additions {
+  kOfTheList,   // those with the additions of the direct order
+  kInAnyOrder,  // all
+};
+
+// The one that takes the least time, the direct one if that is even. The choice, and so the bits,
+// depend on the arguments alone.
+ReductionOrder PlanReduction(const LinkMatrix& links, std::span<const std::size_t> devices,
+                             std::size_t root, std::int64_t bytes, Additions additions);
 
 }  // namespace heddle::kvstore
