@@ -24,7 +24,7 @@ LocalKVStore::ValuePtr LocalKVStore::Find(std::string_view call, KeyRef key) con
 template <class Array>
 LocalKVStore::ValuePtr LocalKVStore::MakeValue(KeyRef key, const Array& like) const {
   const Device device = merge_on_ == MergeOn::kCpu ? Cpu() : like.device();
-  return std::make_shared<StoredValue>(key.ToKey(), like, device, engine());
+  return std::make_shared<StoredValue>(key.ToKey(), like, device, engine(), gpu_sums_);
 }
 
 // For other files.
@@ -130,7 +130,8 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
   for (;;) {
     if (stored->is_row_sparse() != row_sparse) {
       WithFirstArray(value, [&](const auto& array) {
-        other = std::make_shared<StoredValue>(key.ToKey(), array, stored->device(), engine());
+        other = std::make_shared<StoredValue>(key.ToKey(), array, stored->device(), engine(),
+                                              gpu_sums_);
         other->QueueInitialize(array);
       });
       other->WaitUntilInitialized();

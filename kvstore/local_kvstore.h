@@ -22,6 +22,7 @@
 #include "base/mutex.h"
 #include "kvstore/checks.h"
 #include "kvstore/compression/compressor.h"
+#include "kvstore/gpu_sums.h"
 #include "kvstore/key_table.h"
 #include "kvstore/merge_placement.h"
 #include "kvstore/near_arrays.h"
@@ -36,7 +37,10 @@ enum class MergeOn { kCpu, kPushingDevices };
 class LocalKVStore final : public KVStore {
  public:
   LocalKVStore(Engine& engine, const KVStoreOptions& options, MergeOn merge_on)
-      : KVStore(engine), strict_init_(options.strict_init), merge_on_(merge_on) {}
+      : KVStore(engine),
+        strict_init_(options.strict_init),
+        merge_on_(merge_on),
+        gpu_sums_(merge_on == MergeOn::kCpu ? GpuSums::kDirect : GpuSumsOf(options)) {}
 
   std::vector<Key> Keys() const override EXCLUDES(mutex_);
   std::vector<KeyForm> Forms() const EXCLUDES(mutex_);  // of all keys, in no order
@@ -166,6 +170,7 @@ class LocalKVStore final : public KVStore {
 
   const bool strict_init_;
   const MergeOn merge_on_;
+  const GpuSums gpu_sums_;
   std::atomic<std::int64_t> pushed_bytes_{0};
   std::atomic<std::int64_t> pulled_bytes_{0};
 

@@ -118,7 +118,7 @@ std::vector<LocalKVStore::Placement> LocalKVStore::PlanPlacementLocked(
     if (placement.slot == nullptr) {
       const KeyPush& push = *placement.push;
       placement.value = std::make_shared<StoredValue>(push.key.ToKey(), push.arrays[0],
-                                                      placement.device, engine());
+                                                      placement.device, engine(), gpu_sums_);
     } else if (placement.slot->value->device() == placement.device) {
       placement.value = placement.slot->value;
     } else {
@@ -223,7 +223,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
       const auto placed = std::ranges::find(placements, push.slot, &Placement::slot);
       const Device device = placed != placements.end() ? placed->device : push.old->device();
       push.value = WithFirstArray(push, [&](const auto& like) {
-        return std::make_shared<StoredValue>(push.key.ToKey(), like, device, engine());
+        return std::make_shared<StoredValue>(push.key.ToKey(), like, device, engine(), gpu_sums_);
       });
     }
   }

@@ -30,22 +30,23 @@ std::span<const NDArray> View(const NDArray& array) { return {&array, 1}; }
 
 }  // namespace
 
-StoredValue::StoredValue(Key key, const NDArray& like, Device device, Engine& engine)
-    : key_(std::move(key)), array_(like.shape(), like.dtype(), device, engine) {}
+StoredValue::StoredValue(Key key, const NDArray& like, Device device, Engine& engine, GpuSums sums)
+    : key_(std::move(key)), planner_(sums), array_(like.shape(), like.dtype(), device, engine) {}
 
-StoredValue::StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine)
-    : key_(std::move(key)), rows_(like.shape(), like.dtype(), device, engine) {}
+StoredValue::StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine,
+                         GpuSums sums)
+    : key_(std::move(key)), planner_(sums), rows_(like.shape(), like.dtype(), device, engine) {}
 
 std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
   if (is_row_sparse()) {
-    auto moved = std::make_shared<StoredValue>(key_, rows_, device, engine());
+    auto moved = std::make_shared<StoredValue>(key_, rows_, device, engine(), planner_.how());
     moved->has_value_ = has_value_;
     const MutexLock lock(moved->together_mutex_);
     moved->far_rows_ = rows_;
     moved->has_far_source_.store(true, std::memory_order_relaxed);  // before anybody knows of it
     return moved;
   }
-  auto moved = std::make_shared<StoredValue>(key_, array_, device, engine());
+  auto moved = std::make_shared<StoredValue>(key_, array_, device, engine(), planner_.how());
   moved->has_value_ = has_value_;
   if (!has_value_) return moved;
   const bool near = AreNear(View(Current()), device);

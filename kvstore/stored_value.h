@@ -16,6 +16,7 @@
 
 #include "base/mutex.h"
 #include "kvstore/compression/compressor.h"
+#include "kvstore/gpu_sums.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
@@ -51,8 +52,9 @@ namespace heddle::kvstore {
 class StoredValue {
  public:
   // Without a value until the first op that assigns one. `like` is an NDArray or RowSparseNDArray.
-  StoredValue(Key key, const NDArray& like, Device device, Engine& engine);
-  StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine);
+  // `sums`: how arrays of several GPUs are added up.
+  StoredValue(Key key, const NDArray& like, Device device, Engine& engine, GpuSums sums);
+  StoredValue(Key key, const RowSparseNDArray& like, Device device, Engine& engine, GpuSums sums);
 
   // The same value on another device, in place of this one; a row-sparse one moves from a CPU to a
   // GPU. No op may have written this one.
@@ -177,6 +179,10 @@ class StoredValue {
   bool IsSentCodes(const Compressor* compressor) const {
     return compressor != nullptr && device().type == DeviceType::kGpu;
   }
+  // Of values as they are pushed; null if they reach this one as codes.
+  GpuSumPlanner* PlannerFor(const Compressor* compressor) {
+    return IsSentCodes(compressor) ? nullptr : &planner_;
+  }
   // Queues these ops. Returns the codes, in the order of `values`, for the op on the value that
   // comes next. `needs_value`: that op does nothing if the value is not there yet.
   static std::vector<NDArray> QueueCodes(const std::shared_ptr<StoredValue>& self,
@@ -239,6 +245,7 @@ class StoredValue {
   void Call(const Updaters& updaters, const RowSparseNDArray& input) const;
 
   const Key key_;
+  GpuSumPlanner planner_;
   // One of the two is empty.
   const NDArray array_;
   const RowSparseNDArray rows_;

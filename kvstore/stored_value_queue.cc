@@ -13,6 +13,7 @@
 #include "kvstore/array_kernels.h"
 #include "kvstore/gpu_batches.h"
 #include "kvstore/gpu_rows.h"
+#include "kvstore/gpu_sums.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/held_arrays.h"
 #include "kvstore/near_arrays.h"
@@ -256,8 +257,9 @@ template <class Array>
 void StoredValue::QueueSum(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                            std::shared_ptr<const Compressor> compressor, Update update,
                            int priority) {
-  const NearInputs near(values, self->device(), priority);
-  values = near.view();
+  const InputsOfSum<Array> inputs(values, self->device(), self->PlannerFor(compressor.get()),
+                                  priority);
+  values = inputs.view();
   RowSparseNDArray sum;
   if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
     if (self->is_row_sparse() && IsOnGpu(self->device())) {
@@ -390,8 +392,12 @@ void StoredValue::QueuePushes(std::span<const KeyGradients> keys, int priority) 
   };
   GpuBatches<KeyGradients, decltype(queue)> batches(queue);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const StoredValue& value = *keys[i].value;
-    batches.Add(value.device(), held_up_by[i], keys[i], value.bytes(), keys[i].gradients.size());
+    const auto& [value, gradients, update] = keys[i];
+    if (value->planner_.Plan(gradients, value->device()) != nullptr) {
+      QueuePush(value, gradients, nullptr, update, priority);  // its sum has several steps
+      continue;
+    }
+    batches.Add(value->device(), held_up_by[i], keys[i], value->bytes(), gradients.size());
   }
   batches.Flush();
 }
@@ -520,7 +526,7 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   Array& merged = v.Merged(values[0]);
   if (merged.empty()) merged = Array(v.shape(), v.dtype(), device, engine);
   const auto queue_merge = [&](std::span<const Array> inputs) {
-    const NearInputs near(inputs, device, priority);
+    const InputsOfSum<Array> near(inputs, device, v.PlannerFor(compressor.get()), priority);
     std::span<const Array> summands = near.view();
     RowSparseNDArray sum;
     if (IsOnGpu(device)) summands = SumOnGpu(summands, &sum, priority);

@@ -158,14 +158,21 @@ std::int64_t Gpus::Trim(DeviceType type) {
 
 bool Gpus::Linked(int device, int peer) {
   const MutexLock lock(mutex_);
-  const auto [link, fresh] = links_.try_emplace({device, peer}, false);
+  const auto [link, fresh] = linked_.try_emplace({device, peer}, false);
   if (!fresh) return link->second;
   try {
     return link->second = driver_.EnablePeer(device, peer);
   } catch (...) {
-    links_.erase(link);  // asked again
+    linked_.erase(link);  // asked again
     throw;
   }
+}
+
+internal::GpuLink Gpus::Link(int device, int peer) {
+  const MutexLock lock(mutex_);
+  const auto [link, fresh] = links_.try_emplace({device, peer});
+  if (fresh) link->second = driver_.LinkOf(device, peer);
+  return link->second;
 }
 
 void CheckDevice(Device device, const Engine& engine) {

@@ -49,6 +49,8 @@ class Gpus {
 
   // Can `device` copy from and to the memory of `peer` by itself? Asked once.
   bool Linked(int device, int peer);
+  // How it does. Asked once.
+  internal::GpuLink Link(int device, int peer);
 
  private:
   static constexpr std::size_t kTypes = 3;
@@ -61,7 +63,8 @@ class Gpus {
   Mutex mutex_;
   std::array<std::vector<std::unique_ptr<Allocator>>, kTypes> pools_ GUARDED_BY(mutex_);
   std::array<std::unique_ptr<const MemoryOptions>, kTypes> options_ GUARDED_BY(mutex_);
-  std::map<std::pair<int, int>, bool> links_ GUARDED_BY(mutex_);
+  std::map<std::pair<int, int>, bool> linked_ GUARDED_BY(mutex_);
+  std::map<std::pair<int, int>, internal::GpuLink> links_ GUARDED_BY(mutex_);
 };
 
 // InvalidArgument, naming what is there, unless arrays of `engine` can lie on `device`.

@@ -425,11 +425,17 @@ void Sum(std::span<const NDArray> inputs, const NDArray& out, int priority) {
   if (out.is_partial()) reads.emplace_back(out.var());
   options.reads = reads;
   if (IsOnGpu(out)) {
+    NDArray carry;  // what a sum of several launches is put aside in
+    if (inputs.size() > ops::kGpuSumInputsMax) {
+      carry = internal::NewArrayWith(out.var(), out.shape(), ops::CarryDType(out.dtype()),
+                                     out.device(), out.engine());
+    }
     PushKernel(
         options, out,
-        [held = std::move(held), out](const ops::GpuKernels& kernels, GpuStream stream) {
+        [held = std::move(held), carry, out](const ops::GpuKernels& kernels, GpuStream stream) {
           const InputBlocks inputs(held, 0);
-          const ops::SumTask task{inputs.all(), At(out, 0), static_cast<std::size_t>(out.size())};
+          const ops::SumTask task{inputs.all(), At(out, 0), static_cast<std::size_t>(out.size()),
+                                  carry.empty() ? nullptr : carry.data()};
           kernels.Sum(out.dtype(), {&task, 1}, stream);
         });
     return;

@@ -153,6 +153,17 @@ class CudaDriver final : public GpuDriver {
     CUDA_CHECK(cudaMemPoolSetAccess(MemoryOf(peer).pool, &access, 1));
     return true;
   }
+  GpuLink LinkOf(int device, int peer) noexcept override {
+    const auto ask = [&](cudaDeviceP2PAttr attribute) {
+      int value = 0;
+      LogIfFailed(cudaDeviceGetP2PAttribute(&value, attribute, device, peer),
+                  "cudaDeviceGetP2PAttribute");
+      return value;
+    };
+    return {.access = ask(cudaDevP2PAttrAccessSupported) != 0,
+            .native_atomics = ask(cudaDevP2PAttrNativeAtomicSupported) != 0,
+            .rank = ask(cudaDevP2PAttrPerformanceRank)};
+  }
   void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override {
     CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
                                AsStream(stream)));

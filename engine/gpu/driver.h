@@ -14,6 +14,13 @@
 
 namespace heddle::internal {
 
+// How one device reaches the memory of another one.
+struct GpuLink {
+  bool access = false;          // by itself, else by way of the host
+  bool native_atomics = false;  // NVLink has them, PCIe does not
+  int rank = 0;                 // among the links of the machine; 0: the fastest
+};
+
 class GpuDriver {
  public:
   using Stream = void*;
@@ -79,6 +86,8 @@ class GpuDriver {
   // Lets streams of `device` copy from and to blocks of `peer`, where the two are linked. False:
   // they are not.
   virtual bool EnablePeer(int device, int peer) = 0;
+  // Of two different devices; no access where the driver does not tell. Makes no context on either.
+  virtual GpuLink LinkOf(int device, int peer) noexcept = 0;
   // Between memory of the stream's device and itself or pinned memory.
   virtual void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) = 0;
   // Between two devices after EnablePeer; the stream is one of `to_device`.

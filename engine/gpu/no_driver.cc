@@ -28,6 +28,7 @@ class NoDriver final : public GpuDriver {
   void* AllocatePinned(int, std::int64_t) override { Unreachable(); }
   void FreePinned(void*) noexcept override { Unreachable(); }
   bool EnablePeer(int, int) override { Unreachable(); }
+  GpuLink LinkOf(int, int) noexcept override { Unreachable(); }
   void Copy(Stream, void*, const void*, std::int64_t) override { Unreachable(); }
   void CopyPeer(Stream, int, void*, int, const void*, std::int64_t) override { Unreachable(); }
 

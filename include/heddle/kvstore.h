@@ -22,6 +22,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -133,8 +134,19 @@ struct Updaters {
       row_sparse_on_dense;
 };
 
+// How `device` adds up the dense arrays of a push that lie on several GPUs, if they are large
+// enough to gain by it (docs/gpu.md, "Order of reduction").
+enum class GpuSums : std::uint8_t {
+  kDirect,  // all arrays are copied to the GPU that has the value
+  kRelay,   // along the links between the GPUs, added in the order of the list: the same bits
+  kTree,    // along the links, added in an order that depends on them: other bits of floats
+};
+
 struct KVStoreOptions {
   bool strict_init = false;  // a push never creates a key
+  // Unset: HEDDLE_GPU_SUMS (direct, relay, tree), else kTree if MXNET_KVSTORE_USETREE is 1, else
+  // kRelay. Create throws InvalidArgument, naming the variable, if it holds something else.
+  std::optional<GpuSums> gpu_sums = std::nullopt;
 };
 
 // Gradient compression: what the devices push reaches the store in a few bits an element, and what

@@ -313,8 +313,24 @@ void* SimGpu::AllocatePinned(int, std::int64_t bytes) {
 void SimGpu::FreePinned(void* block) noexcept { memory_.Free(SimMemory::kPinned, block); }
 
 bool SimGpu::EnablePeer(int device, int peer) {
-  if (linked_) memory_.Link(device, peer);
-  return linked_;
+  const bool linked = LinkOf(device, peer).access;
+  if (linked) memory_.Link(device, peer);
+  return linked;
+}
+
+internal::GpuLink SimGpu::LinkOf(int device, int peer) noexcept {
+  const auto link = links_.find({std::min(device, peer), std::max(device, peer)});
+  return link != links_.end() ? link->second : internal::GpuLink{.access = linked_};
+}
+
+std::vector<SimGpu::Step> SimGpu::TakeSteps() {
+  const std::lock_guard lock(steps_mutex_);
+  return std::exchange(steps_, {});
+}
+
+void SimGpu::Note(const Step& step) const {
+  const std::lock_guard lock(steps_mutex_);
+  steps_.push_back(step);
 }
 
 void SimGpu::LaunchOn(GpuStream stream, std::vector<const void*> arrays,
@@ -351,6 +367,7 @@ void SimGpu::CopyPeer(Stream stream, int to_device, void* to, int from_device, c
                       std::int64_t bytes) {
   CHECK(to_device != from_device && static_cast<SimStream*>(stream)->device() == to_device);
   peer_bytes_ += bytes;
+  Note({.device = to_device, .from = from_device});
   Copy(stream, to, from, bytes);
 }
 
@@ -421,6 +438,7 @@ void SimGpu::UseCarry(std::size_t inputs, void* carry, std::int64_t bytes, GpuSt
 void SimGpu::Sum(DType dtype, std::span<const ops::SumTask> tasks, GpuStream stream) const {
   CountLaunch();
   for (const ops::SumTask& task : tasks) {
+    Note({.device = stream.device, .inputs = task.inputs.size()});
     UseCarry(task.inputs.size(), task.carry, Bytes(ops::CarryDType(dtype), task.count), stream);
     std::vector<const void*> arrays(task.inputs.begin(), task.inputs.end());
     arrays.push_back(task.out);

@@ -6,7 +6,9 @@
 #include <heddle/device.h>
 #include <heddle/gpu.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -48,6 +50,11 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void MakeAlias(int device, int of) { names_.at(device) = names_.at(of); }
   // Before the first copy: no two devices are linked.
   void Unlink() { linked_ = false; }
+  // Before the first copy: what LinkOf says of two devices, either way. Of all others: that they
+  // are linked, alike.
+  void SetLink(int a, int b, internal::GpuLink link) {
+    links_[{std::min(a, b), std::max(a, b)}] = link;
+  }
   // Streams made from now on let other threads run so often at most before a task.
   void set_turns_max(std::uint64_t turns) { turns_max_ = turns; }
   // How much each device has.
@@ -63,6 +70,16 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
 
   // Calls so far that launch kernels, each for one array or a list, and copies within a device.
   int launches() const { return launches_; }
+  // What was issued since the last call, in that order: copies between linked devices, which are
+  // issued on the one they end on, and sums of arrays.
+  struct Step {
+    int device;
+    int from = -1;           // of a copy
+    std::size_t inputs = 0;  // of a sum
+
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+  std::vector<Step> TakeSteps();
   // Copied between devices so far.
   std::int64_t peer_bytes() const { return peer_bytes_; }
 
@@ -93,6 +110,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void* AllocatePinned(int near, std::int64_t bytes) override;
   void FreePinned(void* block) noexcept override;
   bool EnablePeer(int device, int peer) override;
+  internal::GpuLink LinkOf(int device, int peer) noexcept override;
   void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
   void CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
                 std::int64_t bytes) override;
@@ -191,6 +209,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   struct Reporter;  // by a trace and the kernels that it has heard of
   struct Shared;    // by the driver and its streams
 
+  void Note(const Step& step) const;
   // Of a sum of so many inputs: the memory that it is put aside in is there.
   void UseCarry(std::size_t inputs, void* carry, std::int64_t bytes, GpuStream stream) const;
   void SumCodes(std::span<const void* const> codes, std::size_t code_bytes, DType dtype, void* out,
@@ -199,6 +218,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
 
   mutable SimMemory memory_;
   bool linked_ = true;
+  std::map<std::pair<int, int>, internal::GpuLink> links_;
   std::uint64_t turns_max_ = 7;
   std::atomic<std::int64_t> device_bytes_{std::int64_t{1} << 40};
   std::vector<std::unique_ptr<SimDevice>> devices_;
@@ -207,6 +227,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   std::atomic<std::uint64_t> seed_;
   mutable std::atomic<int> launches_{0};
   std::atomic<std::int64_t> peer_bytes_{0};
+  mutable std::mutex steps_mutex_;
+  mutable std::vector<Step> steps_;
   std::atomic<int> streams_made_{0}, events_made_{0};
   std::atomic<int> streams_left_{0}, events_left_{0};
   std::atomic<Reports> reports_{Reports::kLate};
