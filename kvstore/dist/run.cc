@@ -18,6 +18,7 @@
 #include "kvstore/dist/scheduler_node.h"
 #include "kvstore/dist/server/server_node.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
+#include "kvstore/gpu_sums.h"
 
 namespace heddle::kvstore::dist {
 
@@ -176,32 +177,32 @@ void FailProcessWorker(const std::string& why) { TheWorker().Fail(why); }
 std::optional<std::string> FailureOfProcessJob() { return TheWorker().failure(); }
 void LeaveAtProcessExit() { TheWorker().LeaveAtExit(); }
 
-std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine) {
+std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine,
+                                          const KVStoreOptions& options) {
+  const GpuSums gpu_sums = GpuSumsOf(options);
   std::shared_ptr<WorkerNode> node = TheWorker().Get();
   // The last store that holds it leaves the job.
   WorkerNode* const borrowed = node.get();
   const std::shared_ptr<WorkerLink> link(
       borrowed, [node](WorkerLink*) { node->StoreGone(std::uncaught_exceptions() == 0); });
-  return MakeDistStore(engine, type, link, borrowed->NewStore());
+  return MakeDistStore(engine, type, link, borrowed->NewStore(), gpu_sums);
 }
 
 }  // namespace heddle::kvstore::dist
 
 namespace heddle::kvstore {
 
-std::unique_ptr<KVStore> MakeDistSyncStore(Engine& engine, const KVStoreOptions& /*options*/) {
-  return dist::MakeProcessStore("dist_sync", engine);
+std::unique_ptr<KVStore> MakeDistSyncStore(Engine& engine, const KVStoreOptions& options) {
+  return dist::MakeProcessStore("dist_sync", engine, options);
 }
-std::unique_ptr<KVStore> MakeDistAsyncStore(Engine& engine, const KVStoreOptions& /*options*/) {
-  return dist::MakeProcessStore("dist_async", engine);
+std::unique_ptr<KVStore> MakeDistAsyncStore(Engine& engine, const KVStoreOptions& options) {
+  return dist::MakeProcessStore("dist_async", engine, options);
 }
-std::unique_ptr<KVStore> MakeDistDeviceSyncStore(Engine& engine,
-                                                 const KVStoreOptions& /*options*/) {
-  return dist::MakeProcessStore("dist_device_sync", engine);
+std::unique_ptr<KVStore> MakeDistDeviceSyncStore(Engine& engine, const KVStoreOptions& options) {
+  return dist::MakeProcessStore("dist_device_sync", engine, options);
 }
-std::unique_ptr<KVStore> MakeDistDeviceAsyncStore(Engine& engine,
-                                                  const KVStoreOptions& /*options*/) {
-  return dist::MakeProcessStore("dist_device_async", engine);
+std::unique_ptr<KVStore> MakeDistDeviceAsyncStore(Engine& engine, const KVStoreOptions& options) {
+  return dist::MakeProcessStore("dist_device_async", engine, options);
 }
 
 }  // namespace heddle::kvstore

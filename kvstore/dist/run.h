@@ -24,7 +24,8 @@ TransportFactory TcpTransports(const DistOptions& options);
 // and the last one that goes leaves it, unless an exception is on its way through: then the worker
 // has failed. So it has if the process exits with a status other than 0 or is terminated by an
 // exception; the job is told why.
-std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine);
+std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engine,
+                                          const KVStoreOptions& options = {});
 
 // The worker that this process is, if it is one, has failed, and the process ends now: the job is
 // told `why`. Returns when the message has gone.

@@ -17,6 +17,7 @@
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/worker/worker_link.h"
+#include "kvstore/gpu_sums.h"
 #include "kvstore/part_rows.h"
 
 namespace heddle::kvstore::dist {
@@ -64,6 +65,10 @@ class DistKey {
   // Of gradient compression: what the codes so far have not carried. Made by the first push,
   // touched by ops that write its Var.
   NDArray residual;
+
+  // Of lists of arrays that lie on GPUs. Always in their order: the servers' sums have the bits of
+  // plain lists.
+  GpuSumPlanner sums{GpuSums::kRelay};
 
   // The store's, under its lock.
   std::int64_t updates = 0;   // pushed with the present optimizer

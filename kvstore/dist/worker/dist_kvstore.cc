@@ -13,12 +13,13 @@
 namespace heddle::kvstore::dist {
 
 DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<WorkerLink> link,
-                         std::uint32_t store)
+                         std::uint32_t store, GpuSums gpu_sums)
     : KVStore(engine),
       link_(std::move(link)),
       store_(store),
       async_(type.find("async") != std::string::npos),
       sums_on_gpus_(type.find("device") != std::string::npos),
+      sums_along_links_(gpu_sums != GpuSums::kDirect),
       removing_(engine.NewVar("dist.removing")) {
   link_->Serve(engine);
   try {
@@ -99,8 +100,9 @@ CallOptions DistKVStore::OptionsOf(Kind kind, const DistKey& key, int priority) 
 }
 
 std::unique_ptr<KVStore> MakeDistStore(Engine& engine, const std::string& type,
-                                       std::shared_ptr<WorkerLink> link, std::uint32_t store) {
-  return std::make_unique<DistKVStore>(engine, type, std::move(link), store);
+                                       std::shared_ptr<WorkerLink> link, std::uint32_t store,
+                                       GpuSums gpu_sums) {
+  return std::make_unique<DistKVStore>(engine, type, std::move(link), store, gpu_sums);
 }
 
 }  // namespace heddle::kvstore::dist

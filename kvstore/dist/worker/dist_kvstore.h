@@ -40,7 +40,7 @@ namespace heddle::kvstore::dist {
 class DistKVStore final : public KVStore {
  public:
   DistKVStore(Engine& engine, std::string type, std::shared_ptr<WorkerLink> link,
-              std::uint32_t store);
+              std::uint32_t store, GpuSums gpu_sums);
   ~DistKVStore() override;
 
   std::vector<Key> Keys() const override;
@@ -158,6 +158,7 @@ class DistKVStore final : public KVStore {
   const std::uint32_t store_;
   const bool async_;
   const bool sums_on_gpus_;  // lists of arrays, where they lie on GPUs
+  const bool sums_along_links_;
   const std::shared_ptr<CallCount> calls_ = std::make_shared<CallCount>();
   const Var removing_;  // read by ops that remove keys
   std::atomic<std::int64_t> pushed_bytes_{0};
@@ -183,8 +184,10 @@ class DistKVStore final : public KVStore {
 
 // A store of the job that `link` is part of; `store` counts those of the link. `type` is one of the
 // four types without aliases. Returns when the servers have opened it; InvalidArgument if another
-// rank's store of that number is of another type.
+// rank's store of that number is of another type. `gpu_sums`: of what lists of the types with
+// "device" in their name are summed by; kTree as kRelay.
 std::unique_ptr<KVStore> MakeDistStore(Engine& engine, const std::string& type,
-                                       std::shared_ptr<WorkerLink> link, std::uint32_t store);
+                                       std::shared_ptr<WorkerLink> link, std::uint32_t store,
+                                       GpuSums gpu_sums = GpuSums::kRelay);
 
 }  // namespace heddle::kvstore::dist

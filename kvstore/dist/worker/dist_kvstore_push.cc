@@ -14,7 +14,7 @@
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "kvstore/dist/worker/staged_parts.h"
-#include "kvstore/gpu_work.h"
+#include "kvstore/gpu_sums.h"
 #include "kvstore/near_arrays.h"
 
 namespace heddle::kvstore::dist {
@@ -96,7 +96,7 @@ namespace {
 
 // Where the sum of a list is made: on the first GPU in it, if there is one and `on_gpus`.
 Device SumsOn(std::span<const NDArray> arrays, bool on_gpus) {
-  if (!on_gpus || arrays.size() > kGpuInputsMax) return Cpu();
+  if (!on_gpus) return Cpu();
   const auto on_gpu =
       std::ranges::find_if(arrays, [](const NDArray& array) { return IsOnGpu(array.device()); });
   return on_gpu != arrays.end() ? on_gpu->device() : Cpu();
@@ -105,10 +105,11 @@ Device SumsOn(std::span<const RowSparseNDArray> /*arrays*/, bool /*on_gpus*/) { 
 
 // The sum of a list where it is made; a single array is itself.
 template <class Array>
-Array SumOf(std::span<const Array> arrays, bool on_gpus, int priority) {
+Array SumOf(std::span<const Array> arrays, bool on_gpus, GpuSumPlanner* planner, int priority) {
   if (arrays.size() == 1) return arrays[0];
-  const NearInputs near(arrays, SumsOn(arrays, on_gpus), priority);
+  const InputsOfSum<Array> near(arrays, SumsOn(arrays, on_gpus), planner, priority);
   const std::span<const Array> inputs = near.view();
+  if (inputs.size() == 1) return inputs[0];  // made elsewhere
   const Array sum(inputs[0].shape(), inputs[0].dtype(), inputs[0].device(), inputs[0].engine());
   Sum(inputs, sum, priority);
   return sum;
@@ -148,12 +149,13 @@ void DistKVStore::QueuePush(const KeyPush& push, int priority) {
                          starter->Start(std::move(done));
                        });
   };
+  GpuSumPlanner* const planner = sums_along_links_ ? &push.key->sums : nullptr;
   if (!push.row_sparse.empty()) {
-    return queue(
-        OnCpus(SumOf<RowSparseNDArray>(push.row_sparse, sums_on_gpus_, priority), priority));
+    return queue(OnCpus(SumOf<RowSparseNDArray>(push.row_sparse, sums_on_gpus_, planner, priority),
+                        priority));
   }
   const NDArray sum =
-      SumOf<NDArray>({push.arrays.data(), push.arrays.size()}, sums_on_gpus_, priority);
+      SumOf<NDArray>({push.arrays.data(), push.arrays.size()}, sums_on_gpus_, planner, priority);
   if (push.compressor == nullptr && StagedParts::Suits(*push.key, sum)) {
     return QueueStagedPush(push, sum, priority);
   }
