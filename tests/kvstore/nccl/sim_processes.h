@@ -26,6 +26,15 @@
 
 namespace heddle::kvstore_test {
 
+inline std::vector<float> Six(double value) {
+  return std::vector<float>(6, static_cast<float>(value));
+}
+
+// What Python's Ctrl-C does to a wait.
+struct Interrupted : std::exception {
+  const char* what() const noexcept override { return "interrupted"; }
+};
+
 // How the processes meet.
 enum class Means { kJob, kNccl };
 
