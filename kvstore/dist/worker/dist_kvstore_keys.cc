@@ -290,8 +290,9 @@ void WaitForEach(Engine& engine, std::span<const Var> vars) {
 
 }  // namespace
 
-// Parts that an Init which failed has left get the new value before the last one is there, so that
-// nobody sees parts of both.
+// Parts that an Init which failed has left get the new value before the others are made: who waits
+// for all parts sees no two values. Unless messages of the first one come late and complete it;
+// then this is as a Reset of the key.
 void DistKVStore::SendFirstValues(std::span<const KeyPtr> keys, std::span<const KeyArrays> pairs,
                                   const Initialising& initialising) {
   std::vector<std::shared_ptr<PartNumbers>> missing(pairs.size());
