@@ -161,8 +161,9 @@ TEST_P(GpuLateFailureStoreTest, IsNotCuredByAPushWhoseInputHasFailed) {
 }
 
 TEST_P(GpuLateFailureStoreTest, IsCuredByAResetBehindIt) {
-  Push(FailingLate());
   const NDArray fresh = Ones();
+  fresh.WaitToRead(kSoon);  // as Reset does, when its stream may be held up
+  Push(FailingLate());
   store_->Reset(1, fresh);
   const NDArray out = Pulled();
   EndWhenIssued(out);
