@@ -54,6 +54,19 @@ struct UnaryBody {
   S* out;
 };
 
+// What apply(x, y) says of each of a thread's elements; `out`: where those of its first vector go.
+template <typename O, typename C, int kVectors, int kWidth, typename Apply>
+HEDDLE_HOST_DEVICE void StoreOfBoth(const C (&x)[kVectors][kWidth], const C (&y)[kVectors][kWidth],
+                                    O* out, std::uint64_t step, const Apply& apply) {
+  HEDDLE_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    Pack<O, kWidth> pack;
+    HEDDLE_UNROLL
+    for (int i = 0; i < kWidth; ++i) pack.lanes[i] = apply(x[v][i], y[v][i]);
+    StorePack(pack, out + v * step);
+  }
+}
+
 template <typename S>
 struct PairBody {
   using C = ComputeType<S>;
@@ -68,15 +81,8 @@ struct PairBody {
     b.Load(first, step, y);
     DispatchPairOp(op, [&](auto constant) {
       constexpr PairOp kOp = decltype(constant)::value;
-      HEDDLE_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        Pack<S, kWidth> pack;
-        HEDDLE_UNROLL
-        for (int i = 0; i < kWidth; ++i) {
-          pack.lanes[i] = Narrow<S>(ApplyPair<kOp>(x[v][i], y[v][i]));
-        }
-        StorePack(pack, out + first + v * step);
-      }
+      StoreOfBoth(x, y, out + first, step,
+                  [](C p, C q) { return Narrow<S>(ApplyPair<kOp>(p, q)); });
     });
   }
 
@@ -100,13 +106,7 @@ struct CompareBody {
     b.Load(first, step, y);
     DispatchCompareOp(op, [&](auto constant) {
       constexpr CompareOp kOp = decltype(constant)::value;
-      HEDDLE_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        Pack<std::uint8_t, kWidth> pack;
-        HEDDLE_UNROLL
-        for (int i = 0; i < kWidth; ++i) pack.lanes[i] = Holds<kOp>(x[v][i], y[v][i]);
-        StorePack(pack, out + first + v * step);
-      }
+      StoreOfBoth(x, y, out + first, step, [](C p, C q) { return Holds<kOp>(p, q); });
     });
   }
 
