@@ -70,7 +70,9 @@ class CountingDriver final : public GpuDriver {
   }
   void FreePinned(void* block) noexcept override { driver_.FreePinned(block); }
   bool EnablePeer(int device, int peer) override { return driver_.EnablePeer(device, peer); }
-  GpuLink LinkOf(int device, int peer) noexcept override { return driver_.LinkOf(device, peer); }
+  internal::GpuLink LinkOf(int device, int peer) noexcept override {
+    return driver_.LinkOf(device, peer);
+  }
   void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override {
     driver_.Copy(stream, to, from, bytes);
   }
