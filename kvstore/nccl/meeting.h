@@ -2,10 +2,9 @@
 //
 // Order:   every process makes the same calls, in the same order; each returns when all processes
 //          have made it.
-// Errors:  what the means of the meeting throws where a process does not come, or is gone, or the
-// wait
-//          for it is interrupted. This process is out of step with the others then: nothing of the
-//          meeting is good for anything but Fail.
+// Errors:  what the means of the meeting throws where a process does not come, or is gone, or where
+//          the wait for it is interrupted. This process is out of step with the others then:
+//          nothing of the meeting is good for anything but Fail.
 // Threads: one call at a time, failure() and Fail() apart, which any thread may call.
 #pragma once
 
