@@ -105,7 +105,7 @@ TEST(NcclProcessesFailures, AnUpdatersValueIsSpoiltByAPushThatAProcessDiesIn) {
                              .run_when_poisoned = true},
                             [&](GpuStream) { issued.count_down(); });
     EXPECT_THAT(MessageOf<NetworkError>([&] { out.WaitToRead(); }), HasSubstr("worker 1"));
-    process.store->Push("k", process.OnDevices(1));
+    EXPECT_THROW(process.store->Push("k", process.OnDevices(1)), NetworkError);
     process.store->Pull("k", out);
     EXPECT_THROW(out.WaitToRead(), NetworkError);
   });
