@@ -78,8 +78,9 @@ TEST_F(SumTest, EqualsThePlainLoop) {
 TEST_F(SumTest, ManyInputsThatStream) {
   const auto check = [&](auto type) {
     using T = decltype(type);
+    constexpr bool kIsSanitized = kAddressSanitizer || kThreadSanitizer;
     const std::vector<std::size_t> all = {8, 9, 12, 16, 17, 24, 35};
-    for (std::size_t arrays : kAddressSanitizer ? std::vector<std::size_t>{9, 17} : all) {
+    for (std::size_t arrays : kIsSanitized ? std::vector<std::size_t>{9, 17} : all) {
       SCOPED_TRACE(arrays);
       // A few more than stream at a time do so in groups from that many bytes on only.
       const bool a_few_more = arrays == (sizeof(T) < sizeof(float) ? 12 : 9);
