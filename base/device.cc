@@ -1,6 +1,10 @@
 #include <heddle/device.h>
+#include <heddle/error.h>
 
+#include <cstdint>
 #include <string>
+
+#include <fmt/format.h>
 
 #include "base/check.h"
 
@@ -20,6 +24,10 @@ const char* TypeName(DeviceType type) {
 }
 
 }  // namespace
+
+void internal::ThrowDeviceId(int id) {
+  throw InvalidArgument(fmt::format("device id: expected 0 to {}, got {}", INT16_MAX, id));
+}
 
 std::string ToString(Device device) {
   return std::string(TypeName(device.type)) + "(" + std::to_string(device.id) + ")";

@@ -8,8 +8,8 @@ namespace heddle {
 
 enum class DeviceType : std::uint8_t { kCpu, kCpuPinned, kGpu };
 
-// A place for values and ops. cpu(i) are logical devices of one machine: any i >= 0 is valid, all
-// of them share its memory and the engine's workers.
+// A place for values and ops. cpu(i) are logical devices of one machine: any i up to 32767 is
+// valid, all of them share its memory and the engine's workers.
 struct Device {
   DeviceType type = DeviceType::kCpu;
   std::int16_t id = 0;
@@ -17,11 +17,22 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-constexpr Device Cpu(int id = 0) { return {DeviceType::kCpu, static_cast<std::int16_t>(id)}; }
-constexpr Device CpuPinned(int id = 0) {
-  return {DeviceType::kCpuPinned, static_cast<std::int16_t>(id)};
+namespace internal {
+
+[[noreturn]] void ThrowDeviceId(int id);
+
+// Negative ids are refused by whatever takes a device, which has more to say about it.
+constexpr std::int16_t DeviceId(int id) {
+  if (id < INT16_MIN || id > INT16_MAX) ThrowDeviceId(id);
+  return static_cast<std::int16_t>(id);
 }
-constexpr Device Gpu(int id = 0) { return {DeviceType::kGpu, static_cast<std::int16_t>(id)}; }
+
+}  // namespace internal
+
+// Throw InvalidArgument beyond that.
+constexpr Device Cpu(int id = 0) { return {DeviceType::kCpu, internal::DeviceId(id)}; }
+constexpr Device CpuPinned(int id = 0) { return {DeviceType::kCpuPinned, internal::DeviceId(id)}; }
+constexpr Device Gpu(int id = 0) { return {DeviceType::kGpu, internal::DeviceId(id)}; }
 
 // "cpu(0)", "cpu_pinned(0)", "gpu(1)".
 std::string ToString(Device device);

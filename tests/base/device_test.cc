@@ -1,4 +1,5 @@
 #include <heddle/device.h>
+#include <heddle/error.h>
 
 #include <gtest/gtest.h>
 
@@ -10,6 +11,14 @@ TEST(Device, ToStringNamesTypeAndId) {
   EXPECT_EQ(ToString(Cpu(3)), "cpu(3)");
   EXPECT_EQ(ToString(CpuPinned(1)), "cpu_pinned(1)");
   EXPECT_EQ(ToString(Gpu(12)), "gpu(12)");
+}
+
+TEST(Device, IdsBeyondTheRangeAreRefused) {
+  EXPECT_EQ(Cpu(32767).id, 32767);
+  for (const auto make : {&Cpu, &CpuPinned, &Gpu}) {
+    EXPECT_THROW(make(32768), InvalidArgument);
+    EXPECT_THROW(make(-40000), InvalidArgument);
+  }
 }
 
 TEST(Device, EqualityComparesTypeAndId) {
