@@ -64,14 +64,21 @@ void PushGpuSteps(Engine& engine, OpOptions options, std::shared_ptr<Work> work)
     on_gpu.reads = on_gpu.writes = {steps};
     OpOptions on_cpu = on_gpu;
     on_cpu.device = Cpu();
-    engine.PushGpu(on_gpu, gpu_steps::First<Work>{work});
-    engine.Push(on_cpu, [] {});  // the look
-    engine.PushGpu(on_gpu, gpu_steps::Second<Work>{work});
+    std::exception_ptr cut_short;  // the engine is being stopped, say
+    try {
+      engine.PushGpu(on_gpu, gpu_steps::First<Work>{work});
+      engine.Push(on_cpu, [] {});  // the look
+      engine.PushGpu(on_gpu, gpu_steps::Second<Work>{work});
+    } catch (...) {
+      cut_short = std::current_exception();
+    }
     on_cpu.writes = {};
     on_cpu.run_when_poisoned = true;
-    engine.Push(on_cpu, [&engine, steps, work, done]() mutable {
+    // The steps that were pushed use the arrays until then.
+    engine.Push(on_cpu, [&engine, steps, work, done, cut_short]() mutable {
       work = nullptr;  // before anybody is told, as of all ops of GPUs
-      done(engine.ErrorOf(steps));
+      const std::exception_ptr error = engine.ErrorOf(steps);
+      done(error != nullptr ? error : cut_short);
     });
   });
 }
