@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstddef>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -365,8 +367,8 @@ void QuantiseOneBitForTarget(float threshold, DType dtype, const void* gradient,
 // ---- Dequantise
 
 // Sets out[i] to value(bits), for kWord elements a word of code: `bits` has the element's code in
-// its most significant bits, a lane an element. Of two runs of 512 bytes kStreamed are streamed.
-template <std::size_t kBits, int kStreamed, class Value>
+// its most significant bits, a lane an element.
+template <std::size_t kBits, bool kStreamed, class Value>
 HWY_INLINE void DecodeWords(const std::uint8_t* code, float* out, std::size_t count,
                             const Value& value) {
   constexpr std::size_t kWord = 32 / kBits;
@@ -386,7 +388,7 @@ HWY_INLINE void DecodeWords(const std::uint8_t* code, float* out, std::size_t co
     // Stores of whole cache lines in a row, apart from the loads.
     constexpr std::size_t kWords = 128 / kWord;
     constexpr std::size_t kVectors = kWord / kLanes;
-    const auto decode_words = [&](auto words, auto streamed, std::size_t begin) HWY_ATTR {
+    const auto decode_words = [&](auto words, std::size_t begin) HWY_ATTR {
       // The codes advance too slowly for the processor to foresee that it needs the next line.
       hwy::Prefetch(code + begin / kPerByte + kPrefetchBytes);
       hn::Vec<FloatTag> values[words * kVectors];
@@ -400,20 +402,18 @@ HWY_INLINE void DecodeWords(const std::uint8_t* code, float* out, std::size_t co
         }
       }
       for (std::size_t v = 0; v < words * kVectors; ++v) {
-        StoreLanes<streamed()>(values[v], d, out + begin + v * kLanes);
+        StoreLanes<kStreamed>(values[v], d, out + begin + v * kLanes);
       }
     };
-    constexpr std::integral_constant<std::size_t, kWords> kRun;
     constexpr std::size_t kRunCount = kWords * kWord;
-    for (; i + 2 * kRunCount <= count; i += 2 * kRunCount) {
-      decode_words(kRun, std::bool_constant<(kStreamed > 0)>(), i);
-      decode_words(kRun, std::bool_constant<(kStreamed > 1)>(), i + kRunCount);
+    for (; i + kRunCount <= count; i += kRunCount) {
+      decode_words(std::integral_constant<std::size_t, kWords>(), i);
     }
     for (; i + kWord <= count; i += kWord) {
-      decode_words(std::integral_constant<std::size_t, 1>(), std::false_type(), i);
+      decode_words(std::integral_constant<std::size_t, 1>(), i);
     }
   }
-  if (kStreamed > 0) hwy::FlushStream();
+  if (kStreamed) hwy::FlushStream();
   const hn::CappedTag<float, 1> one;
   const hn::RebindToUnsigned<decltype(one)> one_bits;
   for (; i < count; ++i) {
@@ -424,23 +424,20 @@ HWY_INLINE void DecodeWords(const std::uint8_t* code, float* out, std::size_t co
 }
 
 template <std::size_t kBits, class Value>
-HWY_INLINE void Decode(const std::uint8_t* code, float* out, std::size_t count, int streamed,
+HWY_INLINE void Decode(const std::uint8_t* code, float* out, std::size_t count, bool streamed,
                        const Value& value) {
   // Small vectors cannot be streamed.
   const bool can_stream =
       hn::MaxLanes(FloatTag()) >= 4 && reinterpret_cast<std::uintptr_t>(out) % 64 == 0;
-  switch (can_stream ? streamed : 0) {
-    case 0:
-      return DecodeWords<kBits, 0>(code, out, count, value);
-    case 1:
-      return DecodeWords<kBits, 1>(code, out, count, value);
-    default:
-      return DecodeWords<kBits, 2>(code, out, count, value);
+  if (streamed && can_stream) {
+    DecodeWords<kBits, true>(code, out, count, value);
+  } else {
+    DecodeWords<kBits, false>(code, out, count, value);
   }
 }
 
 void DequantiseTwoBitForTarget(float threshold, const std::uint8_t* code, float* out,
-                               std::size_t count, int streamed) {
+                               std::size_t count, bool streamed) {
   // By code, again and again; 1 is never sent.
   alignas(64) std::array<float, 16> by_code = {};
   for (std::size_t i = 0; i < by_code.size(); i += 4) {
@@ -468,7 +465,7 @@ void DequantiseTwoBitForTarget(float threshold, const std::uint8_t* code, float*
 }
 
 void DequantiseOneBitForTarget(const std::uint8_t* code, float* out, std::size_t count,
-                               int streamed) {
+                               bool streamed) {
   Decode<1>(code, out, count, streamed, [](auto d, auto bits) HWY_ATTR {
     return hn::Xor(hn::Set(d, -1.0F), hn::And(hn::BitCast(d, bits), hn::SignBit(d)));
   });
@@ -494,24 +491,29 @@ void RequireGradient(DType dtype) {
   }
 }
 
-// Of two runs of the output, how many go past the caches. Almost all that decoding moves is its
-// output, which ordinary stores read before they overwrite it, unless a cache has it. An output of
-// about the caches' size is half in them when every other run is streamed, and the two kinds of
-// stores overlap. Measured on a server CPU with 32 MiB of L3: streaming is half as fast as ordinary
-// stores at 4 MiB, as fast at 16 MiB, where every other run is a quarter faster than either, and a
-// third faster than both at 64 MiB.
-int StreamedRuns(StoreMode mode, std::size_t count) {
-  constexpr std::size_t kSomeFrom = std::size_t{12} << 20, kAllFrom = std::size_t{32} << 20;
-  switch (mode) {
-    case StoreMode::kCached:
-      return 0;
-    case StoreMode::kStreaming:
-      return 2;
-    case StoreMode::kAuto:
-      break;
-  }
+// Calls decode(begin, count, streamed) for parts that together are `count` elements. Almost all
+// that decoding moves is its output, which ordinary stores read before they overwrite it, unless a
+// cache has it. Of an output of about the caches' size that is for others to decide, too, who share
+// the cache: one part is decoded either way, and what was faster does the rest. Measured: of 16
+// MiB, on a server CPU with 32 MiB of L3 and quiet neighbours, ordinary stores go at 59 GB/s and
+// streaming ones at 29, with busy ones at 25 and 44; of 4 MiB ordinary ones are twice as fast, of
+// 64 MiB streaming ones by a third.
+template <class Decode>
+void DecodeInParts(StoreMode mode, std::size_t count, const Decode& decode) {
+  constexpr std::size_t kTriedFrom = std::size_t{12} << 20, kStreamedFrom = std::size_t{32} << 20;
   const std::size_t bytes = count * sizeof(float);
-  return bytes < kSomeFrom ? 0 : bytes < kAllFrom ? 1 : 2;
+  if (mode != StoreMode::kAuto || bytes < kTriedFrom || bytes >= kStreamedFrom) {
+    const bool beyond_caches = mode == StoreMode::kAuto && bytes >= kStreamedFrom;
+    return decode(0, count, beyond_caches || mode == StoreMode::kStreaming);
+  }
+  constexpr std::size_t kTried = std::size_t{128} << 10;  // elements, cuts at whole bytes of code
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  decode(0, kTried, false);
+  const Clock::time_point middle = Clock::now();
+  decode(kTried, kTried, true);
+  const bool streamed = Clock::now() - middle < middle - start;
+  decode(2 * kTried, count - 2 * kTried, streamed);
 }
 
 }  // namespace
@@ -530,13 +532,19 @@ void QuantiseOneBit(float threshold, DType dtype, const void* gradient, float* r
 
 void DequantiseTwoBit(float threshold, const void* code, float* out, std::size_t count,
                       StoreMode mode) {
-  HWY_DYNAMIC_DISPATCH(DequantiseTwoBitForTarget)
-  (threshold, static_cast<const std::uint8_t*>(code), out, count, StreamedRuns(mode, count));
+  const auto* const codes = static_cast<const std::uint8_t*>(code);
+  DecodeInParts(mode, count, [=](std::size_t begin, std::size_t part, bool streamed) {
+    HWY_DYNAMIC_DISPATCH(DequantiseTwoBitForTarget)
+    (threshold, codes + begin / 4, out + begin, part, streamed);
+  });
 }
 
 void DequantiseOneBit(const void* code, float* out, std::size_t count, StoreMode mode) {
-  HWY_DYNAMIC_DISPATCH(DequantiseOneBitForTarget)
-  (static_cast<const std::uint8_t*>(code), out, count, StreamedRuns(mode, count));
+  const auto* const codes = static_cast<const std::uint8_t*>(code);
+  DecodeInParts(mode, count, [=](std::size_t begin, std::size_t part, bool streamed) {
+    HWY_DYNAMIC_DISPATCH(DequantiseOneBitForTarget)
+    (codes + begin / 8, out + begin, part, streamed);
+  });
 }
 
 }  // namespace heddle::ops
