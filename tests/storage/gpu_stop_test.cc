@@ -1,7 +1,9 @@
-// Copies in several slices, whose ops push others for a GPU, on an engine that is being stopped.
+// Ops that push others for a GPU, on an engine that is being stopped: copies in several slices,
+// additions of rows.
 #include <heddle/engine.h>
 #include <heddle/error.h>
 #include <heddle/ndarray.h>
+#include <heddle/row_sparse.h>
 
 #include <algorithm>
 #include <atomic>
@@ -40,7 +42,7 @@ class TellingGpu final : public SimGpu {
   }
 };
 
-class GpuCopyStopTest : public engine_test::EveryEngine {
+class GpuArrayStopTest : public engine_test::EveryEngine {
  protected:
   EngineOptions Options() const {
     EngineOptions options = GetParam().options;
@@ -53,7 +55,7 @@ class GpuCopyStopTest : public engine_test::EveryEngine {
 
   std::shared_ptr<TellingGpu> gpu_ = std::make_shared<TellingGpu>();
 };
-INSTANTIATE_TEST_SUITE_P(All, GpuCopyStopTest, testing::ValuesIn(engine_test::ThreadedConfigs(2)),
+INSTANTIATE_TEST_SUITE_P(All, GpuArrayStopTest, testing::ValuesIn(engine_test::ThreadedConfigs(2)),
                          engine_test::ConfigLabel);
 
 bool IsStopping(Engine& engine) {
@@ -65,7 +67,7 @@ bool IsStopping(Engine& engine) {
   return false;
 }
 
-TEST_P(GpuCopyStopTest, ACopyThatStopFindsAtWorkIsDone) {
+TEST_P(GpuArrayStopTest, ACopyThatStopFindsAtWorkIsDone) {
   Engine engine(Options());
   const NDArray host = Filled(engine, 7, Cpu());
   const NDArray there = Filled(engine, 1, Gpu(0));
@@ -89,8 +91,31 @@ TEST_P(GpuCopyStopTest, ACopyThatStopFindsAtWorkIsDone) {
   EXPECT_EQ(std::count(bytes, bytes + kBytes, 7), kBytes);
 }
 
-// At any moment. The streams were gone when the op of a copy that came last pushed for them.
-TEST_P(GpuCopyStopTest, CopiesThatRaceWithStopAreDoneOrRefused) {
+// A thread for each of `to` calls queue(array) until the engine stops, which it does at any moment.
+template <class Array, class Queue>
+void RaceWithStop(Engine& engine, const std::vector<Array>& to, const Queue& queue) {
+  std::atomic<int> queued = 0;
+  std::vector<std::thread> threads;
+  for (const Array& array : to) {
+    threads.emplace_back([&, array] {
+      try {
+        for (;; ++queued) queue(array);
+      } catch (const InvalidState&) {
+      }
+    });
+  }
+  while (queued < 3) std::this_thread::yield();
+  engine.Stop();
+  for (std::thread& thread : threads) thread.join();
+  for (const Array& array : to) {
+    if (const std::exception_ptr error = engine.ErrorOf(array.var())) {
+      EXPECT_THROW(std::rethrow_exception(error), InvalidState);
+    }
+  }
+}
+
+// The streams were gone when the op of a copy that came last pushed for them.
+TEST_P(GpuArrayStopTest, CopiesThatRaceWithStopAreDoneOrRefused) {
   for (int round = 0; round < Scaled(6); ++round) {
     EngineOptions options = Options();
     options.max_pending_ops = 4;
@@ -99,24 +124,24 @@ TEST_P(GpuCopyStopTest, CopiesThatRaceWithStopAreDoneOrRefused) {
     for (int i = 0; i < 2; ++i) to.push_back(Filled(engine, i, Gpu(0)));
     const NDArray host = Filled(engine, 7, Cpu());
     engine.WaitForAll();
-    std::atomic<int> copies = 0;
-    std::vector<std::thread> threads;
-    for (const NDArray& array : to) {
-      threads.emplace_back([&, array] {
-        try {
-          for (;; ++copies) host.CopyTo(array);
-        } catch (const InvalidState&) {
-        }
-      });
-    }
-    while (copies < 3) std::this_thread::yield();
-    engine.Stop();
-    for (std::thread& thread : threads) thread.join();
-    for (const NDArray& array : to) {
-      if (const std::exception_ptr error = engine.ErrorOf(array.var())) {
-        EXPECT_THROW(std::rethrow_exception(error), InvalidState);
-      }
-    }
+    RaceWithStop(engine, to, [&host](const NDArray& array) { host.CopyTo(array); });
+  }
+}
+
+// Which take two steps on the GPU: when an addition is over, neither is at work on its arrays.
+TEST_P(GpuArrayStopTest, AdditionsThatRaceWithStopAreDoneOrRefused) {
+  for (int round = 0; round < Scaled(30); ++round) {
+    EngineOptions options = Options();
+    options.max_pending_ops = 4;
+    Engine engine(options);
+    const auto rows = [&engine](std::int64_t id) {
+      return RowSparseNDArray::FromVectors<float>({id}, {1, 2}, {9, 2}, DType::kFloat32, Gpu(0),
+                                                  engine);
+    };
+    const std::vector<RowSparseNDArray> to = {rows(1), rows(2)};
+    const RowSparseNDArray added = rows(5);
+    engine.WaitForAll();
+    RaceWithStop(engine, to, [&added](RowSparseNDArray array) { array += added; });
   }
 }
 
