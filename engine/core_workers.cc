@@ -105,7 +105,7 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
         break;
       }
       if (is_time) {
-        until_clock = body_ns_ > 10'000 ? 0 : 64;
+        until_clock = body_ns_ > kLongBodyNs ? 0 : 64;
         others_ran = executor_ran_ - executor.ran;
         if (SteadyNowNs() > turn_ends_ns) {
           --executors_;  // the mode stays: another worker is on its way
