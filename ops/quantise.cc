@@ -494,18 +494,17 @@ void RequireGradient(DType dtype) {
 // Calls decode(begin, count, streamed) for parts that together are `count` elements. Almost all
 // that decoding moves is its output, which ordinary stores read before they overwrite it, unless a
 // cache has it. Of an output of about the caches' size that is for others to decide, too, who share
-// the cache: one part is decoded either way, and what was faster does the rest. Measured: of 16
-// MiB, on a server CPU with 32 MiB of L3 and quiet neighbours, ordinary stores go at 59 GB/s and
-// streaming ones at 29, with busy ones at 25 and 44; of 4 MiB ordinary ones are twice as fast, of
-// 64 MiB streaming ones by a third.
+// the cache: one part is decoded either way, and what was faster does the rest. Measured, with 32
+// MiB of L3: of 16 MiB ordinary stores go at 53 to 60 GB/s and streaming ones at 30 on a Zen 4, at
+// 25 and 44 on a Zen 5 with busy neighbours; of 4 MiB ordinary ones are twice as fast, of 64 MiB
+// streaming ones by a third.
 template <class Decode>
 void DecodeInParts(StoreMode mode, std::size_t count, const Decode& decode) {
   constexpr std::size_t kTriedFrom = std::size_t{12} << 20, kStreamedFrom = std::size_t{32} << 20;
   const std::size_t bytes = count * sizeof(float);
-  if (mode != StoreMode::kAuto || bytes < kTriedFrom || bytes >= kStreamedFrom) {
-    const bool beyond_caches = mode == StoreMode::kAuto && bytes >= kStreamedFrom;
-    return decode(0, count, beyond_caches || mode == StoreMode::kStreaming);
-  }
+  if (mode == StoreMode::kAuto && bytes < kTriedFrom) mode = StoreMode::kCached;
+  if (mode == StoreMode::kAuto && bytes >= kStreamedFrom) mode = StoreMode::kStreaming;
+  if (mode != StoreMode::kAuto) return decode(0, count, mode == StoreMode::kStreaming);
   constexpr std::size_t kTried = std::size_t{128} << 10;  // elements, cuts at whole bytes of code
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
