@@ -1,5 +1,5 @@
-// Ops that push others for a GPU, on an engine that is being stopped: copies in several slices,
-// additions of rows.
+// Ops that push others for a GPU and are cut short, as by an engine that is being stopped: copies
+// in several slices, operations on rows, which take two steps.
 #include <heddle/engine.h>
 #include <heddle/error.h>
 #include <heddle/ndarray.h>
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -19,6 +20,7 @@
 #include <gtest/gtest.h>
 
 #include "storage/device_copy.h"
+#include "storage/gpu_steps.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 
@@ -128,7 +130,6 @@ TEST_P(GpuArrayStopTest, CopiesThatRaceWithStopAreDoneOrRefused) {
   }
 }
 
-// Which take two steps on the GPU: when an addition is over, neither is at work on its arrays.
 TEST_P(GpuArrayStopTest, AdditionsThatRaceWithStopAreDoneOrRefused) {
   for (int round = 0; round < Scaled(30); ++round) {
     EngineOptions options = Options();
@@ -143,6 +144,53 @@ TEST_P(GpuArrayStopTest, AdditionsThatRaceWithStopAreDoneOrRefused) {
     engine.WaitForAll();
     RaceWithStop(engine, to, [&added](RowSparseNDArray array) { array += added; });
   }
+}
+
+// Steps of which the first takes its time, and the second cannot be pushed: see below.
+struct CutWork {
+  CutWork(Engine& in, Var written) : engine(in), var(std::move(written)) {}
+  static bool Begin() { return true; }
+  void First(GpuStream stream) {
+    SimGpu::Launch(stream, [this] {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+      while (std::chrono::steady_clock::now() < until && !over_too_soon) {
+        over_too_soon = engine.version(var) > 0;
+        std::this_thread::yield();
+      }
+      ++firsts;
+    });
+  }
+
+  Engine& engine;
+  const Var var;
+  std::atomic<bool> over_too_soon = false;  // the op was over while the first step was at work
+  std::atomic<int> firsts = 0;
+};
+
+}  // namespace
+}  // namespace heddle::storage_test
+
+template <>
+struct heddle::storage::gpu_steps::Second<heddle::storage_test::CutWork> {
+  explicit Second(const std::shared_ptr<storage_test::CutWork>& /*work*/) {
+    throw OutOfMemory("cut short");
+  }
+  void operator()(GpuStream /*stream*/) const {}
+};
+
+namespace heddle::storage_test {
+namespace {
+
+// The first step uses the arrays of the op until it is done.
+TEST_P(GpuArrayStopTest, StepsThatAreCutShortEndBeforeTheirOpDoes) {
+  Engine engine(Options());
+  const Var var = engine.NewVar("x");
+  const auto work = std::make_shared<CutWork>(engine, var);
+  storage::PushGpuSteps(engine, {.name = "steps", .writes = {var}, .device = Gpu(0)}, work);
+  EXPECT_THROW(engine.WaitForVar(var), OutOfMemory);
+  engine.Stop();
+  EXPECT_FALSE(work->over_too_soon);
+  EXPECT_EQ(work->firsts, 1);
 }
 
 }  // namespace
