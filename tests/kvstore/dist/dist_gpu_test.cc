@@ -44,7 +44,13 @@ class Gate {
   ~Gate() { Open(); }
   void Pass() {
     std::unique_lock lock(mutex_);
+    reached_ = true;
+    changed_.notify_all();
     changed_.wait(lock, [&] { return open_; });
+  }
+  bool WaitUntilReached() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kSoon, [&] { return reached_; });
   }
   void Open() {
     const std::lock_guard lock(mutex_);
@@ -55,6 +61,7 @@ class Gate {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
+  bool reached_ = false;
   bool open_ = false;
 };
 
@@ -379,7 +386,8 @@ TEST_P(StagedPartsTest, AnUrgentKeyOvertakesAndTheArrayIsFreeOnceItIsCopied) {
       if (number == 1) second.Pass();
     };
     store.Push("large", gradient);
-    EXPECT_TRUE(gpu.copied.WaitFor("out"));
+    EXPECT_TRUE(second.WaitUntilReached());
+    EXPECT_EQ(gpu.copied.CountOf("out"), 1);
     const NDArray out = Full(engine, -1);
     store.PushPull("small", Full(engine, 8), out, /*priority=*/5);
     out.WaitToRead(kSoon);
