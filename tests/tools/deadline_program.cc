@@ -2,7 +2,7 @@
 //
 //   deadline_program SERVER_PID
 //
-// It stops the server, pushes 64 MiB, and when the deadline is reported it makes the array's memory
+// It stops the server, pushes 16 MiB, and when the deadline is reported it makes the array's memory
 // inaccessible: whoever still read it would fail. Then the server goes on, and so must the job.
 #include <heddle/engine.h>
 #include <heddle/error.h>
@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr std::int64_t kElements = 16 << 20;
+constexpr std::int64_t kElements = 4 << 20;
 
 void Run(pid_t server) {
   const std::unique_ptr<heddle::KVStore> store = heddle::KVStore::Create("dist_sync");

@@ -19,7 +19,7 @@ TEST(Deadline, NobodyReadsAnArrayWhosePushHasTimedOut) {
   // The server stands still for as long as the deadline, which must not make it dead.
   const std::vector<std::string> settings = {
       "DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT=" + FreePort(), "DMLC_NUM_WORKER=1",
-      "DMLC_NUM_SERVER=1",          "HEDDLE_OP_DEADLINE_MS=2000",      "HEDDLE_HEARTBEAT_MS=20000"};
+      "DMLC_NUM_SERVER=1",          "HEDDLE_OP_DEADLINE_MS=6000",      "HEDDLE_HEARTBEAT_MS=20000"};
   RunningProgram scheduler({HEDDLE_COMMAND, "scheduler"}, settings);
   RunningProgram server({HEDDLE_COMMAND, "server"}, settings);
   const ProgramResult worker =

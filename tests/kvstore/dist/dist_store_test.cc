@@ -417,7 +417,7 @@ TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
 }
 
 TEST_P(DistStoreTest, ABarrierBehindAGradientThatNeverComesEndsAtTheDeadline) {
-  Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(1)});
+  Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(4)});
   job.RunWorkers("dist_async", [](int, KVStore& store, Engine& engine) {
     store.Init("w", Filled(engine, 10, 0));
     const NDArray gradient = Filled(engine, 10, 1);
