@@ -38,7 +38,7 @@ endfunction()
 
 # heddle_precompile_headers(<target> <kind>)
 # For the sanitizers, headers that most sources include are parsed once: they take half of the time that a
-# test compiles for. Preset dev parses them for each source, and so finds the one that lacks an include.
+# test compiles for. Preset dev parses them for each source, and so finds one of the library that lacks an include.
 # Targets of one kind ("library", "programs" or "tests") share the result: their flags are the same.
 function(heddle_precompile_headers target kind)
   if(NOT HEDDLE_SANITIZE)
@@ -159,6 +159,17 @@ function(heddle_add_executable name)
   endif()
 endfunction()
 
+# heddle_add_test_objects(<name> SOURCES <file>...)
+# What several test programs have among their sources, compiled once. They name it among their LIBS.
+function(heddle_add_test_objects name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC heddle_internal GTest::gtest GTest::gmock)
+  target_compile_options(${name} PRIVATE -fPIE)  # as programs are, whose precompiled headers it has
+  heddle_quick_options(${name})
+  heddle_precompile_headers(${name} tests)
+endfunction()
+
 # heddle_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <seconds>]
 #                 [EACH_TEST])
 # A GoogleTest program; each of its suites becomes a ctest of its own, named <name>.<suite>, labelled
@@ -174,6 +185,8 @@ function(heddle_add_test name)
   endif()
   heddle_add_executable(${name} SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:heddle_hang_report>
                         LIBS ${arg_LIBS} GTest::gtest_main GTest::gmock)
+  # Headers, which they share, take most of the time that tests compile for.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${HEDDLE_UNITY} UNITY_BUILD_BATCH_SIZE 4)
   if("gpu" IN_LIST arg_LABELS)
     if(NOT TARGET gpu_tests)
       add_custom_target(gpu_tests)

@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/message_of.h"
+
 namespace heddle {
 namespace {
 
@@ -23,16 +25,6 @@ class EnvTest : public ::testing::Test {
   ~EnvTest() override { unsetenv(kName); }
   static void Set(const std::string& value) { setenv(kName, value.c_str(), 1); }
 };
-
-// The message of the InvalidArgument that `read` throws.
-std::string MessageOf(const std::function<void()>& read) {
-  try {
-    read();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST_F(EnvTest, UnsetGivesTheFallback) {
   unsetenv(kName);

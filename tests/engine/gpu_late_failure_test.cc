@@ -17,8 +17,6 @@
 namespace heddle::engine_test {
 namespace {
 
-constexpr std::chrono::seconds kSoon{60};
-
 class GpuLateFailureTest : public testing::Test {
  protected:
   // An op that fails when its kernel has ended, which waits for Finish().

@@ -23,6 +23,7 @@
 #include "engine/held_up.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::engine_test {
 namespace {
@@ -33,8 +34,6 @@ using engine::kSeveralOps;
 using engine::OpVars;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr std::chrono::seconds kSoon{60};
 
 class GpuTest : public testing::Test {
  protected:

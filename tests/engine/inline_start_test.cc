@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::engine_test {
 namespace {

@@ -19,6 +19,7 @@
 
 #include "engine/block_pool.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::engine_test {

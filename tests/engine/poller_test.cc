@@ -18,6 +18,7 @@
 
 #include "tests/engine/loopback.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::engine_test {
 namespace {

@@ -70,6 +70,14 @@ std::vector<Config> AllConfigs() {
   return configs;
 }
 
+std::vector<Config> OneConfigOfEachKind() {
+  std::vector<Config> configs = AllConfigs();
+  std::erase_if(configs, [](const Config& config) {
+    return config.options.type == "threaded" && config.options.num_workers != 2;
+  });
+  return configs;
+}
+
 std::string ConfigLabel(const testing::TestParamInfo<Config>& info) { return info.param.label; }
 
 int Scaled(int count) { return std::max(1, count / kSanitizerFactor); }

@@ -5,6 +5,7 @@
 #include <heddle/engine.h>
 #include <heddle/logging.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <latch>
@@ -28,6 +29,8 @@ struct Config {
   EngineOptions options;
 };
 
+constexpr std::chrono::seconds kSoon{60};  // what happens at all happens sooner
+
 // The thread sanitizer's engines run on plain threads all.
 inline constexpr bool kTbbAllowed = !kThreadSanitizer;
 
@@ -36,6 +39,8 @@ inline constexpr bool kTbbAllowed = !kThreadSanitizer;
 std::vector<Config> AllConfigs();
 std::vector<Config> ThreadedConfigs();
 std::vector<Config> ThreadedConfigs(int num_workers);
+// For what does not depend on the number of workers.
+std::vector<Config> OneConfigOfEachKind();
 std::string ConfigLabel(const testing::TestParamInfo<Config>& info);
 
 class EveryEngine : public testing::TestWithParam<Config> {};
@@ -121,23 +126,5 @@ int RunInChild(const std::string& filter,
 bool InChild();
 // Pins the calling process to the first CPU that it may use.
 void PinToOneCpu();
-
-// Calls `call`, which must throw an E, and returns its message.
-template <class E, class F>
-std::string MessageOf(F&& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "an exception of another type: " << error.what();
-    return {};
-  } catch (...) {
-    ADD_FAILURE() << "an exception of another type";
-    return {};
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
 
 }  // namespace heddle::engine_test

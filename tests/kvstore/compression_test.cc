@@ -16,6 +16,7 @@
 
 #include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
 namespace {

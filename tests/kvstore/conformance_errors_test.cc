@@ -17,6 +17,7 @@
 
 #include "tests/kvstore/conformance.h"
 #include "tests/kvstore/gpu_setups.h"
+#include "tests/message_of.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {

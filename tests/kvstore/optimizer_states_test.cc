@@ -23,6 +23,7 @@
 #include "base/sanitizers.h"
 #include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
 namespace {

@@ -23,6 +23,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/message_of.h"
+
 namespace heddle::kvstore_test {
 
 struct StoreSetup {
@@ -118,21 +120,6 @@ class Hold {
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
-
-// Calls `call`, which must throw an E, and returns its message.
-template <class E, class F>
-std::string MessageOf(F&& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return "";
-  }
-  ADD_FAILURE() << "no exception";
-  return "";
-}
 
 // Expects an InvalidArgument whose message has all of `parts`.
 template <class F>

@@ -12,11 +12,11 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle {
 namespace {
 
-using engine_test::MessageOf;
 using Floats = std::vector<float>;
 
 EngineOptions Checking(EngineOptions options) {

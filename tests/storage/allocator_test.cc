@@ -14,11 +14,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::storage {
 namespace {
-
-using engine_test::MessageOf;
 
 constexpr std::int64_t kMiB = 1 << 20;
 

@@ -17,13 +17,13 @@
 #include "base/gpus.h"
 #include "storage/device_copy.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 #include "tests/storage/gpu_program.h"
 
 namespace heddle::storage_test {
 namespace {
 
 using engine_test::BaseSeed;
-using engine_test::MessageOf;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -21,6 +21,7 @@
 #include <sys/stat.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle {
@@ -28,7 +29,6 @@ namespace {
 
 using engine_test::Contains;
 using engine_test::Hold;
-using engine_test::MessageOf;
 using Floats = std::vector<float>;
 
 std::string BytesOf(const std::string& file) {

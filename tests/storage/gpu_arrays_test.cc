@@ -30,6 +30,7 @@
 #include "storage/gpus.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 #include "tests/storage/gpu_program.h"
 #include "tools/testing/temp_folder.h"
 
@@ -37,7 +38,7 @@ namespace heddle::storage_test {
 namespace {
 
 using engine_test::BaseSeed;
-using engine_test::MessageOf;
+using engine_test::kSoon;
 using engine_test::SimGpu;
 using storage::Gpus;
 using ::testing::AllOf;
@@ -45,7 +46,6 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::int64_t kLarge = storage::kStagingBytes + 12345;  // bytes, in two slices
-constexpr std::chrono::seconds kSoon{60};
 constexpr int kDevices = 2;
 
 // What every test starts with: an engine on two fresh simulated devices.
@@ -70,16 +70,8 @@ class GpuArrays : public engine_test::EveryEngine {
   std::unique_ptr<Engine> engine_;
 };
 
-// One of each kind of engine: what is tried here does not depend on the number of workers.
-std::vector<engine_test::Config> Configs() {
-  std::vector<engine_test::Config> configs;
-  for (const engine_test::Config& config : engine_test::AllConfigs()) {
-    const EngineOptions& options = config.options;
-    if (options.type != "threaded" || options.num_workers == 2) configs.push_back(config);
-  }
-  return configs;
-}
-INSTANTIATE_TEST_SUITE_P(All, GpuArrays, testing::ValuesIn(Configs()), engine_test::ConfigLabel);
+INSTANTIATE_TEST_SUITE_P(All, GpuArrays, testing::ValuesIn(engine_test::OneConfigOfEachKind()),
+                         engine_test::ConfigLabel);
 
 TEST_P(GpuArrays, RandomProgramsGiveTheBitsOfTheCpu) {
   std::mt19937_64 random(BaseSeed());
@@ -442,7 +434,8 @@ class GpuRowSparse : public GpuArrays {
   const Shape kShape{3000, 3};
   std::mt19937_64 random_{BaseSeed()};
 };
-INSTANTIATE_TEST_SUITE_P(All, GpuRowSparse, testing::ValuesIn(Configs()), engine_test::ConfigLabel);
+INSTANTIATE_TEST_SUITE_P(All, GpuRowSparse, testing::ValuesIn(engine_test::OneConfigOfEachKind()),
+                         engine_test::ConfigLabel);
 
 // Between any two devices, with and without a cast, onto arrays that hold more rows and fewer.
 TEST_P(GpuRowSparse, CopiesGoBetweenAllDevices) {

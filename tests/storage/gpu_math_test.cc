@@ -22,12 +22,12 @@
 #include "storage/gpus.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::storage_test {
 namespace {
 
 using engine_test::BaseSeed;
-using engine_test::MessageOf;
 using engine_test::SimGpu;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -118,15 +118,8 @@ class GpuMath : public engine_test::EveryEngine {
   std::mt19937_64 random_{BaseSeed()};
 };
 
-// One of each kind of engine: what is tried here does not depend on the number of workers.
-std::vector<engine_test::Config> Configs() {
-  std::vector<engine_test::Config> configs = engine_test::AllConfigs();
-  std::erase_if(configs, [](const engine_test::Config& config) {
-    return config.options.type == "threaded" && config.options.num_workers != 2;
-  });
-  return configs;
-}
-INSTANTIATE_TEST_SUITE_P(All, GpuMath, testing::ValuesIn(Configs()), engine_test::ConfigLabel);
+INSTANTIATE_TEST_SUITE_P(All, GpuMath, testing::ValuesIn(engine_test::OneConfigOfEachKind()),
+                         engine_test::ConfigLabel);
 
 TEST_P(GpuMath, EveryFunctionGivesWhatItGivesOnTheCpu) {
   for (const DType dtype : kAllDTypes) {

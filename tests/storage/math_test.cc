@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/message_of.h"
+
 namespace heddle {
 namespace {
 
@@ -19,16 +21,6 @@ using testing::HasSubstr;
 NDArray Numbers(Shape shape) {
   const std::int64_t count = shape.size();
   return NDArray::Arange(count).Reshape(std::move(shape));
-}
-
-template <class F>
-std::string MessageOf(F&& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(ArrayMathTest, TheResultIsOrderedLikeAnyOp) {

@@ -14,12 +14,12 @@
 
 #include "base/gpus.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle {
 namespace {
 
 using engine_test::Hold;
-using engine_test::MessageOf;
 
 constexpr std::int64_t kMiB = 1 << 20;
 

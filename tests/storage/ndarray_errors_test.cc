@@ -16,12 +16,12 @@
 
 #include "base/gpus.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle {
 namespace {
 
 using engine_test::Contains;
-using engine_test::MessageOf;
 using Floats = std::vector<float>;
 
 class NDArrayErrors : public testing::Test {

@@ -16,12 +16,12 @@
 
 #include "ops/convert.h"
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle {
 namespace {
 
 using engine_test::Hold;
-using engine_test::MessageOf;
 using Floats = std::vector<float>;
 using namespace std::chrono_literals;
 

@@ -14,12 +14,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle {
 namespace {
 
 using engine_test::Contains;
-using engine_test::MessageOf;
 using Floats = std::vector<float>;
 using Ids = std::vector<std::int64_t>;
 

@@ -9,12 +9,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::storage {
 namespace {
 
 using engine_test::Contains;
-using engine_test::MessageOf;
 
 TensorHeader Parse(const std::string& json, std::int64_t data_bytes) {
   return ParseHeader(json, data_bytes, "model.bin");

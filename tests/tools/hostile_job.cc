@@ -24,7 +24,7 @@ using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-constexpr std::chrono::seconds kForever{600};
+constexpr std::chrono::seconds kJobEnds{600};
 constexpr long kMemoryKiB = 64 << 10;
 constexpr std::size_t kLogBytesMax = 256 << 10;
 constexpr std::size_t kHeldMax = 200;  // more than there is room for
@@ -87,7 +87,7 @@ void ExpectNoHarm(const std::vector<std::string>& environment, const MakeAttacke
                     .program = {FAULT_PROGRAM, "dist_sync", folder / "end"},
                     .environment = environment},
                    random);
-  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "settled", Clock::now() + kForever))
+  ASSERT_TRUE(job.WaitForOutput(job.Find("worker 0"), "settled", Clock::now() + kJobEnds))
       << job.Describe();
   const std::vector<std::string> roles = {"scheduler", "server 0", "server 1"};
   std::vector<std::unique_ptr<Attacker>> attackers;
@@ -106,7 +106,7 @@ void ExpectNoHarm(const std::vector<std::string>& environment, const MakeAttacke
   }
   std::vector<long> most = before;
   const auto begin = Clock::now();
-  job.WaitUntil(Clock::now() + kForever, [&] {
+  job.WaitUntil(Clock::now() + kJobEnds, [&] {
     for (std::size_t i = 0; i < most.size(); ++i) {
       most[i] = std::max(most[i], job.processes()[i].ResidentKiB());
     }
@@ -118,7 +118,7 @@ void ExpectNoHarm(const std::vector<std::string>& environment, const MakeAttacke
   for (const auto& attacker : attackers) EXPECT_FALSE(attacker->got_in());
   attackers.clear();
   std::ofstream(folder / "end") << "end\n";
-  EXPECT_TRUE(job.WaitForEnd(Clock::now() + kForever));
+  EXPECT_TRUE(job.WaitForEnd(Clock::now() + kJobEnds));
   for (std::size_t i = 0; i < most.size(); ++i) {
     const Process& process = job.processes()[i];
     std::printf("%s: %ld KiB before, at most %ld, %zu bytes of log\n", process.name.c_str(),

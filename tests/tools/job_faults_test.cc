@@ -42,7 +42,6 @@ constexpr seconds kCallsFail{4};  // three heartbeats and a second
 constexpr seconds kJobGone{10};
 constexpr seconds kConnectDeadline{5};
 constexpr seconds kMargin{6};
-constexpr seconds kForever{120};
 
 enum class Moment { kStart, kWork, kLeave };
 

@@ -27,8 +27,6 @@ using Process = JobProcesses::Process;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kForever{120};
-
 class JobNetwork : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -17,6 +17,8 @@ namespace heddle::tools {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::seconds kForever{120};  // what happens at all happens sooner
+
 struct JobSpec {
   int num_workers = 1;
   int num_servers = 1;

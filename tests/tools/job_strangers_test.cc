@@ -29,8 +29,6 @@ using ::testing::HasSubstr;
 using Process = JobProcesses::Process;
 using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
 
-constexpr std::chrono::seconds kForever{120};
-
 class JobStrangers : public ::testing::Test {
  protected:
   JobStrangers()

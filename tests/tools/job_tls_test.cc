@@ -24,8 +24,6 @@ using kvstore::dist_test::PlainSocket;
 using ::testing::HasSubstr;
 using Process = JobProcesses::Process;
 
-constexpr std::chrono::seconds kForever{120};
-
 std::string ContentOf(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

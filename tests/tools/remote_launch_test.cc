@@ -34,9 +34,7 @@ using ::testing::Not;
 
 using Strings = std::vector<std::string>;
 
-constexpr const char* kHeddle = HEDDLE_COMMAND;
 constexpr const char* kProgram = JOB_PROGRAM;
-constexpr const char* kWorker = WORKER_PROGRAM;
 
 // Servers and scheduler that are not there for the program's sake.
 const Strings kNoServers = {"--scheduler-command", "true", "--server-command", "true"};

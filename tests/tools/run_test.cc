@@ -27,9 +27,6 @@ using ::testing::Not;
 
 using Strings = std::vector<std::string>;
 
-constexpr const char* kHeddle = HEDDLE_COMMAND;
-constexpr const char* kWorker = WORKER_PROGRAM;
-
 Strings Plus(Strings a, const Strings& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;

@@ -12,6 +12,9 @@
 
 namespace heddle::tools {
 
+constexpr const char* kHeddle = HEDDLE_COMMAND;
+constexpr const char* kWorker = WORKER_PROGRAM;
+
 class Site {
  public:
   virtual ~Site() = default;

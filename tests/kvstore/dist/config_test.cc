@@ -18,6 +18,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/message_of.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore::dist {
@@ -47,16 +48,6 @@ Variables Complete(Variables more = {}) {
                        {"HEDDLE_JOB_WORKERS", "4"},
                        {"HEDDLE_JOB_SERVERS", "2"}});
   return more;
-}
-
-// The message of the InvalidArgument that `call` throws.
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 std::string ReadError(const Variables& variables, const std::vector<GivenValue>& given = {}) {

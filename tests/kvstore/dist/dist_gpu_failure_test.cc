@@ -16,21 +16,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/worker/parts_call.h"
 #include "kvstore/dist/worker/staged_parts.h"
 #include "storage/gpus.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/kvstore/dist/job.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore::dist {
 namespace {
 
-using kvstore_test::MessageOf;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr std::int64_t kPartElements = 4096;
 
 EngineOptions GpuEngine() {
   EngineOptions options = EngineOptions::FromEnvironment();
@@ -62,23 +61,23 @@ void Forget(Engine& engine) {
 
 // ---- Memory
 
-struct Case {
+struct MemoryCase {
   const char* name;
   std::int64_t parts;
   Device from;
 };
 
-class PushPullMemoryTest : public ::testing::TestWithParam<Case> {};
+class PushPullMemoryTest : public ::testing::TestWithParam<MemoryCase> {};
 INSTANTIATE_TEST_SUITE_P(All, PushPullMemoryTest,
-                         ::testing::Values(Case{"OnePart", 1, Cpu()},
-                                           Case{"OnePartOfTheGpu", 1, Gpu(0)},
-                                           Case{"Parts", 5, Cpu()},
-                                           Case{"PartsOfTheGpu", 5, Gpu(0)}),
+                         ::testing::Values(MemoryCase{"OnePart", 1, Cpu()},
+                                           MemoryCase{"OnePartOfTheGpu", 1, Gpu(0)},
+                                           MemoryCase{"Parts", 5, Cpu()},
+                                           MemoryCase{"PartsOfTheGpu", 5, Gpu(0)}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // The push was dropped with the pull, and from then on the worker was a round behind the others.
 TEST_P(PushPullMemoryTest, APushIsSentThoughThereIsNoMemoryForWhatComesBack) {
-  const std::int64_t count = GetParam().parts * kPartElements;
+  const std::int64_t count = GetParam().parts * kPartAlignment;
   Job job(TwoWorkers());
   job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
     const auto full = [&](double value, Device device) {
@@ -131,7 +130,7 @@ bool IsStopping(Engine& engine) {
 // The requests have their places by then, and await their values: Stop waits for them, as do the
 // other workers.
 TEST(StagedPushTest, EndsOnAnEngineThatIsBeingStopped) {
-  const Shape shape{5 * kPartElements};
+  const Shape shape{5 * kPartAlignment};
   Job job(TwoWorkers());
   std::thread other([&] {
     const auto node = job.Join(1);

@@ -68,7 +68,7 @@ Values ValuesOf(float size, std::int64_t count) {
   return values;
 }
 
-struct Case {
+struct RandomCase {
   const char* type;
   Network network;
 };
@@ -196,7 +196,7 @@ class WorkerProgram {
   std::vector<Expected> expected_;
 };
 
-class DistGpuRandom : public ::testing::TestWithParam<Case> {
+class DistGpuRandom : public ::testing::TestWithParam<RandomCase> {
  protected:
   void RunJob(const std::function<void(int rank, KVStore& store, Engine& engine)>& body) {
     Job job({.network = GetParam().network,
@@ -227,12 +227,12 @@ class DistGpuRandom : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, DistGpuRandom,
-                         ::testing::Values(Case{"dist_sync", Network::kSim},
-                                           Case{"dist_sync", Network::kTcp},
-                                           Case{"dist_device_sync", Network::kSim},
-                                           Case{"dist_device_sync", Network::kTcp},
-                                           Case{"dist_device_async", Network::kSim},
-                                           Case{"dist_device_async", Network::kTcp}),
+                         ::testing::Values(RandomCase{"dist_sync", Network::kSim},
+                                           RandomCase{"dist_sync", Network::kTcp},
+                                           RandomCase{"dist_device_sync", Network::kSim},
+                                           RandomCase{"dist_device_sync", Network::kTcp},
+                                           RandomCase{"dist_device_async", Network::kSim},
+                                           RandomCase{"dist_device_async", Network::kTcp}),
                          [](const auto& info) {
                            return std::string(info.param.type) +
                                   (info.param.network == Network::kSim ? "_sim" : "_tcp");

@@ -21,6 +21,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/worker/staged_parts.h"
 #include "storage/gpus.h"
 #include "tests/engine/sim_gpu.h"
@@ -34,9 +35,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::chrono::seconds kSoon{60};
-constexpr std::int64_t kPartElements = 4096;
 constexpr std::int64_t kParts = 5;
-constexpr std::int64_t kCount = kParts * kPartElements;  // float32, on one server
+constexpr std::int64_t kCount = kParts * kPartAlignment;  // float32, on one server
 
 // Holds up whoever comes, until it is opened.
 class Gate {
@@ -201,12 +201,12 @@ class ServerWords {
   std::vector<std::function<void()>> kept_;
 };
 
-struct Case {
+struct StagedCase {
   const char* type;
   Network network;
 };
 
-class StagedPartsTest : public ::testing::TestWithParam<Case> {
+class StagedPartsTest : public ::testing::TestWithParam<StagedCase> {
  protected:
   JobOptions Options(int workers = 1) {
     return {.network = GetParam().network,
@@ -274,18 +274,18 @@ class StagedPartsTest : public ::testing::TestWithParam<Case> {
   ServerWords words_;
 };
 
-std::string NameOfCase(const ::testing::TestParamInfo<Case>& info) {
+std::string NameOfCase(const ::testing::TestParamInfo<StagedCase>& info) {
   const Network network = info.param.network;
   return std::string(info.param.type) + (network == Network::kSim   ? "_sim"
                                          : network == Network::kTcp ? "_tcp"
                                                                     : "_shm");
 }
 INSTANTIATE_TEST_SUITE_P(All, StagedPartsTest,
-                         ::testing::Values(Case{"dist_sync", Network::kSim},
-                                           Case{"dist_device_sync", Network::kTcp},
-                                           Case{"dist_async", Network::kTcp},
-                                           Case{"dist_device_async", Network::kSim},
-                                           Case{"dist_device_sync", Network::kSharedMemory}),
+                         ::testing::Values(StagedCase{"dist_sync", Network::kSim},
+                                           StagedCase{"dist_device_sync", Network::kTcp},
+                                           StagedCase{"dist_async", Network::kTcp},
+                                           StagedCase{"dist_device_async", Network::kSim},
+                                           StagedCase{"dist_device_sync", Network::kSharedMemory}),
                          NameOfCase);
 
 // ---- Overlap

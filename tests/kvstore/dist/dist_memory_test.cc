@@ -11,11 +11,11 @@
 
 #include "tests/kvstore/dist/job.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore::dist {
 namespace {
 
-using kvstore_test::MessageOf;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

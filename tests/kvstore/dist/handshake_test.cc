@@ -36,7 +36,7 @@ std::string Give(std::string_view bytes, Handshake& to, std::size_t step = 1 << 
   return said;
 }
 
-struct Ends {
+struct Handshakes {
   Handshake connecting;
   Handshake accepting;
 
@@ -52,13 +52,13 @@ struct Ends {
   }
 };
 
-Ends Make(const Identity& connecting, const Identity& accepting, Link link = Link::kBulk) {
+Handshakes Make(const Identity& connecting, const Identity& accepting, Link link = Link::kBulk) {
   return {Handshake::Connecting(connecting, link), Handshake::Accepting(accepting)};
 }
 
 TEST(Handshake, EndsLearnWhoTheOtherIs) {
   for (const std::size_t step : {std::size_t{1}, std::size_t{7}, std::size_t{1} << 20}) {
-    Ends ends = Make(Of(kWorker2), Of(kServer1));
+    Handshakes ends = Make(Of(kWorker2), Of(kServer1));
     ends.Run(step);
     ASSERT_EQ(ends.connecting.state(), State::kDone) << ends.connecting.why();
     ASSERT_EQ(ends.accepting.state(), State::kDone) << ends.accepting.why();
@@ -70,12 +70,12 @@ TEST(Handshake, EndsLearnWhoTheOtherIs) {
 }
 
 TEST(Handshake, WithoutTokensBothPass) {
-  Ends ends = Make(Of(kWorker2, "job", ""), Of(kServer1, "job", ""));
+  Handshakes ends = Make(Of(kWorker2, "job", ""), Of(kServer1, "job", ""));
   ends.Run();
   EXPECT_EQ(ends.connecting.state(), State::kDone);
 }
 
-void ExpectRefused(Ends ends, const std::string& why) {
+void ExpectRefused(Handshakes ends, const std::string& why) {
   ends.Run();
   EXPECT_EQ(ends.accepting.state(), State::kFailed);
   EXPECT_THAT(ends.accepting.why(), HasSubstr(why));
@@ -100,7 +100,7 @@ TEST(Handshake, AMissingTokenIsRefusedOnEitherSide) {
 }
 
 TEST(Handshake, TheProgramMayRefuse) {
-  Ends ends = Make(Of(kWorker2), Of(kServer1));
+  Handshakes ends = Make(Of(kWorker2), Of(kServer1));
   const std::string back = Give(ends.connecting.Start(), ends.accepting);
   EXPECT_EQ(Give(Give(back, ends.connecting), ends.accepting), "");
   ASSERT_EQ(ends.accepting.state(), State::kAdmit);
@@ -112,7 +112,7 @@ TEST(Handshake, TheProgramMayRefuse) {
 // An attacker without the token listens in, and later sends the same bytes again, or sends to an
 // end what that end has said itself.
 TEST(Handshake, ProofsAreGoodOnce) {
-  Ends first = Make(Of(kWorker2), Of(kServer1));
+  Handshakes first = Make(Of(kWorker2), Of(kServer1));
   const std::string hello = first.connecting.Start();
   const std::string challenge = Give(hello, first.accepting);
   const std::string proof = Give(challenge, first.connecting);
@@ -163,7 +163,7 @@ TEST(Handshake, WhetherMemoryIsSharedIsToldAndProved) {
 }
 
 TEST(Handshake, MemoryThatNobodyAskedForIsRefused) {
-  Ends ends = Make(Of(kWorker2), Of(kServer1));
+  Handshakes ends = Make(Of(kWorker2), Of(kServer1));
   Give(Give(Give(ends.connecting.Start(), ends.accepting), ends.connecting), ends.accepting);
   Give(ends.accepting.Admit({.shares = true}), ends.connecting);
   EXPECT_EQ(ends.connecting.state(), State::kFailed);
@@ -189,7 +189,7 @@ TEST(Handshake, AWebServerIsKnownForOne) {
 TEST(Handshake, ChangedBodiesDoNotPass) {
   std::mt19937_64 random(TestSeed());
   for (int i = 0; i < 300; ++i) {
-    Ends ends = Make(Of(kWorker2), Of(kServer1));
+    Handshakes ends = Make(Of(kWorker2), Of(kServer1));
     std::string hello = ends.connecting.Start();
     // The body is what is last.
     const auto damage = [&](std::string& text, std::size_t body_bytes) {

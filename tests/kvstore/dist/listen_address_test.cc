@@ -20,6 +20,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/message_of.h"
+
 namespace heddle::kvstore::dist {
 namespace {
 
@@ -35,15 +37,6 @@ DistOptions Options(DistRole role, const std::string& root_host = "127.0.0.1") {
   options.root_port = 9091;
   options.num_workers = options.num_servers = 1;
   return options;
-}
-
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 std::string ErrorOf(const DistOptions& options) {

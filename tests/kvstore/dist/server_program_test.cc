@@ -87,7 +87,7 @@ class Growing {
   std::map<std::string, double> updates_ GUARDED_BY(mutex_);
 };
 
-std::string ErrorOf(const std::function<void()>& call) {
+std::string MessageOrNone(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -222,7 +222,7 @@ TEST(ServerProgram, StatesAreRefusedForKeysThatAreCut) {
       store.Init("large", value);
       if (cut) {
         set_optimizer();
-        const std::string error = ErrorOf([&] { store.LoadOptimizerStates(file); });
+        const std::string error = MessageOrNone([&] { store.LoadOptimizerStates(file); });
         EXPECT_NE(error.find("key 'large'"), std::string::npos) << error;
         EXPECT_NE(error.find("expected a key that is not cut"), std::string::npos) << error;
         EXPECT_EQ(growing.num_kept(), 0U);
@@ -247,7 +247,7 @@ TEST(ServerProgram, StatesThatAServerKeepsToItselfAreRefused) {
     const tools::TempFolder folder;
     const std::string file = folder / "states.safetensors";
     const std::string error =
-        ErrorOf([&] { store.SaveOptimizerStates(file, /*with_optimizer=*/false); });
+        MessageOrNone([&] { store.SaveOptimizerStates(file, /*with_optimizer=*/false); });
     EXPECT_NE(error.find("got closed"), std::string::npos) << error;
     EXPECT_FALSE(std::filesystem::exists(file));
   });
@@ -319,9 +319,9 @@ TEST(ServerProgram, AnErrorOfTheServersOptimizerComesBackAtTheWait) {
     const NDArray out = NDArray::Zeros({3}, DType::kFloat32, Cpu(), engine);
     store.Push("w", value);
     store.Pull("w", out);
-    const std::string error = ErrorOf([&] { out.WaitToRead(); });
+    const std::string error = MessageOrNone([&] { out.WaitToRead(); });
     EXPECT_NE(error.find("scale below 0"), std::string::npos) << error;
-    ErrorOf([&] { engine.WaitForAll(); });
+    MessageOrNone([&] { engine.WaitForAll(); });
   });
 }
 
@@ -333,7 +333,7 @@ TEST(ServerProgram, AnOptimizerThatNobodyHasIsRefused) {
     Job job({.program = program});
     job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
       const std::string error =
-          ErrorOf([&] { store.SetOptimizer(MakeForeignOptimizer("shrinking", {})); });
+          MessageOrNone([&] { store.SetOptimizer(MakeForeignOptimizer("shrinking", {})); });
       EXPECT_NE(error.find(has_own ? "no such optimizer: shrinking" : "none of heddle's"),
                 std::string::npos)
           << error;
@@ -344,13 +344,13 @@ TEST(ServerProgram, AnOptimizerThatNobodyHasIsRefused) {
   const NDArray value = NDArray::Ones({3});
   local->Init("w", value);
   local->SetOptimizer(MakeForeignOptimizer("growing", {}));
-  const std::string error = ErrorOf([&] {
+  const std::string error = MessageOrNone([&] {
     local->Push("w", value);
     local->Pull("w", value);
     value.WaitToRead();
   });
   EXPECT_NE(error.find("expected a server that has it"), std::string::npos) << error;
-  ErrorOf([] { Engine::Default().WaitForAll(); });
+  MessageOrNone([] { Engine::Default().WaitForAll(); });
 }
 
 TEST(ServerProgram, AServerRecordsATraceWhenAWorkerAsks) {
@@ -362,8 +362,9 @@ TEST(ServerProgram, AServerRecordsATraceWhenAWorkerAsks) {
     store.Init("w", value);
     const auto records = [&](int pushes) {
       store.SendCommandToServers(kTraceCommand, file);
-      EXPECT_NE(ErrorOf([&] { store.SendCommandToServers(kTraceCommand, file); }).find("running"),
-                std::string::npos);
+      EXPECT_NE(
+          MessageOrNone([&] { store.SendCommandToServers(kTraceCommand, file); }).find("running"),
+          std::string::npos);
       for (int i = 0; i < pushes; ++i) {
         store.Push("w", value);
         store.Pull("w", value);

@@ -34,8 +34,8 @@ using testing::HasSubstr;
 
 constexpr std::size_t kRing = SharedRings::kRingBytesMin;
 
-struct Ends {
-  explicit Ends(std::size_t ring_bytes = kRing)
+struct RingEnds {
+  explicit RingEnds(std::size_t ring_bytes = kRing)
       : maker(SharedRings::Make(ring_bytes, &memory)), taker(SharedRings::Take(memory)) {}
 
   UniqueFd memory;
@@ -70,7 +70,7 @@ struct Model {
 TEST(SharedRings, BytesRoomAndWishesAreThoseOfAQueue) {
   Random random(TestSeed());
   for (int round = 0; round < 20; ++round) {
-    Ends ends;
+    RingEnds ends;
     // From the maker to the taker, and back.
     std::array<Model, 2> models;
     for (int step = 0; step < 400; ++step) {
@@ -153,7 +153,7 @@ TEST(SharedRings, BytesRoomAndWishesAreThoseOfAQueue) {
 // Each side sleeps until it is woken: a wake-up that is lost would be the end.
 TEST(SharedRings, NobodySleepsThroughWhatItWaitsFor) {
   Random random(TestSeed());
-  Ends ends;
+  RingEnds ends;
   constexpr std::uint64_t kBytes = 30 << 20;
   const std::uint64_t seed = random();
   std::counting_semaphore<> reader_bell(0), writer_bell(0);
@@ -197,8 +197,8 @@ TEST(SharedRings, NobodySleepsThroughWhatItWaitsFor) {
 // ---- The other side is an enemy
 
 // The memory as the other process sees it.
-struct Tampered : Ends {
-  Tampered() : Ends(kRing) {
+struct Tampered : RingEnds {
+  Tampered() : RingEnds(kRing) {
     bytes = 4096 + 2 * kRing;
     void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
     EXPECT_NE(mapped, MAP_FAILED);

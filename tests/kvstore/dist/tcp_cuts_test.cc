@@ -53,8 +53,8 @@ Message Numbered(std::uint64_t number, std::size_t bytes) {
   return message;
 }
 
-struct Ends {
-  explicit Ends(milliseconds cut_limit, Reception reception_of_server = Reception::kThread)
+struct CutEnds {
+  explicit CutEnds(milliseconds cut_limit, Reception reception_of_server = Reception::kThread)
       : server(Options(kServer0, cut_limit, reception_of_server)),
         proxy(server.transport->address()),
         worker(Options(kWorker0, cut_limit)) {}
@@ -93,7 +93,7 @@ struct Ends {
 };
 
 TEST(TcpCuts, AnIdleConnectionThatWasCutGoesOn) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   ends.Connect();
   for (int i = 0; i < 3; ++i) {
     ends.SendSome();
@@ -106,7 +106,7 @@ TEST(TcpCuts, AnIdleConnectionThatWasCutGoesOn) {
 }
 
 TEST(TcpCuts, WhatIsSentDuringACutComesAfterIt) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   ends.Connect();
   ends.SendSome();
   ends.proxy.GoDown();
@@ -119,7 +119,7 @@ TEST(TcpCuts, WhatIsSentDuringACutComesAfterIt) {
 // As by a firewall that has forgotten a connection, when what is idle at the connecting end is used
 // by the other one. Which can only wait to be connected with: the connecting end has to notice.
 TEST(TcpCuts, AResetThatOnlyTheAcceptingEndSeesIsMendedToo) {
-  Ends ends(milliseconds(4000));
+  CutEnds ends(milliseconds(4000));
   ends.Connect();
   ends.SendSome();
   ends.ExpectAll();
@@ -134,7 +134,7 @@ TEST(TcpCuts, AResetThatOnlyTheAcceptingEndSeesIsMendedToo) {
 }
 
 TEST(TcpCuts, CutForTooLongThePeerIsLost) {
-  Ends ends(milliseconds(200));
+  CutEnds ends(milliseconds(200));
   ends.Connect();
   ends.SendSome();
   ends.ExpectAll();
@@ -151,7 +151,7 @@ TEST(TcpCuts, CutForTooLongThePeerIsLost) {
 
 // No limit, so it cannot be what ends the wait.
 TEST(TcpCuts, WhereNobodyListensAnyMoreThePeerIsLostAtOnce) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   ends.Connect();
   ends.proxy.StopListening();
   ends.proxy.Cut();
@@ -160,7 +160,7 @@ TEST(TcpCuts, WhereNobodyListensAnyMoreThePeerIsLostAtOnce) {
 }
 
 TEST(TcpCuts, AnotherProcessIsNotTakenForThePeer) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   ends.Connect();
   ends.SendSome();
   ends.ExpectAll();
@@ -177,7 +177,7 @@ TEST(TcpCuts, AnotherProcessIsNotTakenForThePeer) {
 
 // Who knows the peer's incarnation but not the token gets nothing, and harms nobody.
 TEST(TcpCuts, WithoutTheTokenNobodyTakesAConnectionOver) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   ends.Connect();
   ends.SendSome();
   ends.ExpectAll();
@@ -203,7 +203,7 @@ TEST(TcpCuts, WithoutTheTokenNobodyTakesAConnectionOver) {
 
 // The server does not read: all bytes have left the worker, and none has arrived for good.
 TEST(TcpCuts, WhatWasRevokedAfterItWasSentComesAsItWas) {
-  Ends ends(kForever, Reception::kCallersOnly);
+  CutEnds ends(kForever, Reception::kCallersOnly);
   std::atomic<bool> connected = false;
   std::thread connecting([&] {
     ends.Connect();
@@ -229,7 +229,7 @@ TEST(TcpCuts, WhatWasRevokedAfterItWasSentComesAsItWas) {
 // and what follows is whole.
 TEST(TcpCuts, ALandingThatIsGivenUpMidwayIsLeftAlone) {
   constexpr std::size_t kVeryLong = 24 << 20;  // no socket buffers as much
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   auto landing = std::make_shared<TestLanding>(kVeryLong, 100'000);
   landing->revoked_after = 1;
   std::atomic<int> headers = 0;
@@ -475,7 +475,7 @@ TEST(TcpCuts, WhatIsCutAgainAndAgainIsCutAllTheWhileIfNothingPasses) {
 
 // A worker 0 of the test's making connects to the server.
 struct Attempt {
-  Attempt(Ends& ends, std::optional<std::uint64_t> received, std::uint32_t number)
+  Attempt(CutEnds& ends, std::optional<std::uint64_t> received, std::uint32_t number)
       : Attempt(ends.server, {}, received, number) {}
   Attempt(const TcpNode& server, const MeetingName& meeting, std::optional<std::uint64_t> received,
           std::uint32_t number)
@@ -512,7 +512,7 @@ struct Attempt {
 };
 
 TEST(TcpCuts, AnAttemptThatWasGivenUpIsNotTakenForTheLast) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   Attempt first(ends, std::nullopt, 1);
   first.Step();
   first.Step();
@@ -534,7 +534,7 @@ TEST(TcpCuts, AnAttemptThatWasGivenUpIsNotTakenForTheLast) {
 
 // Between what proves the peer and the answer: only the answer's failure tells of it.
 TEST(TcpCuts, AResetBeforeTheWelcomeIsACutToo) {
-  Ends ends(kForever, Reception::kCallersOnly);
+  CutEnds ends(kForever, Reception::kCallersOnly);
   std::uint32_t number = 0;
   // A new connection, which gets as far as to be known; then it is resumed.
   for (const auto received : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(0)}) {
@@ -577,7 +577,7 @@ TEST(TcpCuts, AResetBeforeTheWelcomeToSharedMemoryLeavesNoPeerBehind) {
 }
 
 TEST(TcpCuts, WhoClaimsToHaveReceivedWhatWasNotSentIsLost) {
-  Ends ends(kForever);
+  CutEnds ends(kForever);
   ends.Connect();
   Attempt liar(ends, 1000, 100);
   liar.Step();

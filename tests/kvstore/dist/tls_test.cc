@@ -42,9 +42,9 @@ void Await(int fd, short events) {
   ASSERT_EQ(poll(&wait, 1, 60'000), 1);
 }
 
-struct Ends {
-  Ends(const TlsOptions& connecting_options, const TlsOptions& accepting_options,
-       const std::string& host = "localhost")
+struct TlsEnds {
+  TlsEnds(const TlsOptions& connecting_options, const TlsOptions& accepting_options,
+          const std::string& host = "localhost")
       : connecting_context(connecting_options), accepting_context(accepting_options) {
     std::array<int, 2> fds{};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
@@ -53,7 +53,7 @@ struct Ends {
     connecting = connecting_context.Connecting(connecting_fd, host);
     accepting = accepting_context.Accepting(accepting_fd);
   }
-  ~Ends() {
+  ~TlsEnds() {
     close(connecting_fd);
     close(accepting_fd);
   }
@@ -118,7 +118,7 @@ std::string Hear(TlsStream& stream, int fd, std::size_t bytes, std::mt19937_64& 
 
 TEST(Tls, CarriesBytesBothWaysAtOnce) {
   const std::uint64_t seed = TestSeed();
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ends.Shake();
   ASSERT_TRUE(ends.open) << ends.connecting->why() << ends.accepting->why();
   std::mt19937_64 random(seed);
@@ -145,7 +145,7 @@ TEST(Tls, CarriesBytesBothWaysAtOnce) {
 
 // What goes over the wire is neither what was said nor the same each time.
 TEST(Tls, TheWireShowsNothing) {
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ends.Shake();
   ASSERT_TRUE(ends.open);
   const std::string secret(1000, 's');
@@ -158,7 +158,7 @@ TEST(Tls, TheWireShowsNothing) {
 }
 
 TEST(Tls, AnEndInOrderIsTold) {
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ends.Shake();
   std::mt19937_64 random(1);
   Say(*ends.connecting, ends.connecting_fd, "last words", random);
@@ -173,7 +173,7 @@ TEST(Tls, AnEndInOrderIsTold) {
 
 // The network may end a connection, but it cannot pass that off as the peer's end.
 TEST(Tls, AnEndThatWasNotAnnouncedIsAnError) {
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ends.Shake();
   shutdown(ends.connecting_fd, SHUT_WR);
   char byte = 0;
@@ -185,7 +185,7 @@ TEST(Tls, AnEndThatWasNotAnnouncedIsAnError) {
 
 // Also when something waits to be sent: that cannot be sent any more either, for another reason.
 TEST(Tls, AResetIsToldToWhoReads) {
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ends.Shake();
   std::string text(50'000, 't');
   const iovec run{text.data(), text.size()};
@@ -197,7 +197,7 @@ TEST(Tls, AResetIsToldToWhoReads) {
 }
 
 TEST(Tls, ChangedBytesAreAnError) {
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ends.Shake();
   const std::string forged = std::string("\x17\x03\x03\x00\x40", 5) + std::string(64, 'x');
   ASSERT_GT(send(ends.connecting_fd, forged.data(), forged.size(), 0), 0);
@@ -210,7 +210,7 @@ TEST(Tls, ChangedBytesAreAnError) {
 }
 
 TEST(Tls, OtherBytesAreNoHandshake) {
-  Ends ends(Certificates().right(), Certificates().right());
+  TlsEnds ends(Certificates().right(), Certificates().right());
   ASSERT_GT(send(ends.connecting_fd, "HEDL and so on", 14, 0), 0);
   EXPECT_EQ(ends.accepting->Shake(), State::kFailed);
   EXPECT_THAT(ends.accepting->why(), HasSubstr("TLS failed"));
@@ -218,7 +218,7 @@ TEST(Tls, OtherBytesAreNoHandshake) {
 
 TEST(Tls, TheHostsAddressOrItsNameIsExpected) {
   for (const char* const host : {"localhost", "127.0.0.1"}) {
-    Ends ends(Certificates().Make("DNS:anything"), Certificates().right(), host);
+    TlsEnds ends(Certificates().Make("DNS:anything"), Certificates().right(), host);
     ends.Shake();
     EXPECT_TRUE(ends.open) << host << ": " << ends.connecting->why();
   }
@@ -227,14 +227,14 @@ TEST(Tls, TheHostsAddressOrItsNameIsExpected) {
 TEST(Tls, OneNameMayBeExpectedOfAll) {
   TlsOptions job = Certificates().Make("DNS:heddle-job");
   job.name = "heddle-job";
-  Ends ends(job, job, "10.1.2.3");
+  TlsEnds ends(job, job, "10.1.2.3");
   ends.Shake();
   EXPECT_TRUE(ends.open) << ends.connecting->why() << ends.accepting->why();
 }
 
 void ExpectRefused(const TlsOptions& connecting, const TlsOptions& accepting,
                    const std::string& connecting_says, const std::string& accepting_says) {
-  Ends ends(connecting, accepting);
+  TlsEnds ends(connecting, accepting);
   ends.Shake();
   EXPECT_FALSE(ends.open);
   EXPECT_THAT(ends.connecting->why(), HasSubstr(connecting_says));

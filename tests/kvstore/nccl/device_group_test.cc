@@ -22,12 +22,12 @@
 #include "tests/engine/support.h"
 #include "tests/kvstore/nccl/fake_clock.h"
 #include "tests/kvstore/nccl/sim_nccl.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
 namespace {
 
 using engine_test::BaseSeed;
-using engine_test::MessageOf;
 using engine_test::SimGpu;
 using kvstore::Collective;
 using kvstore::DeviceGroup;

@@ -20,6 +20,7 @@
 
 #include "tests/kvstore/nccl/sim_processes.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
 namespace {

@@ -18,6 +18,7 @@
 #include "kvstore/nccl/nccl_kvstore.h"
 #include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/nccl/sim_nccl.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
 namespace {

@@ -23,6 +23,7 @@
 #include "tests/kvstore/dist/job.h"
 #include "tests/kvstore/nccl/sim_nccl.h"
 #include "tests/kvstore/sim_store_gpu.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
 
