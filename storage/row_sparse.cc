@@ -20,6 +20,7 @@
 #include "storage/gpus.h"
 #include "storage/parallel.h"
 #include "storage/row_insertion.h"
+#include "storage/row_sparse_gpu.h"
 #include "storage/row_sparse_kernels.h"
 #include "storage/row_sparse_state.h"
 
@@ -206,11 +207,11 @@ void RowSparseNDArray::WaitToWrite(Deadline deadline) const {
 
 RowSparseNDArray RowSparseNDArray::FromDense(const NDArray& dense, int priority) {
   CheckNotEmpty("FromDense", dense);
-  if (storage::IsOnGpu(dense)) {
-    return FromDense(dense.Copy(PinnedNear(dense), priority), priority)
-        .Copy(dense.device(), priority);
-  }
   RowSparseNDArray out(dense.shape(), dense.dtype(), dense.device(), dense.engine());
+  if (IsOnGpu(out)) {
+    storage::PushFromDenseOnGpu(dense, out, priority);
+    return out;
+  }
   OpOptions options = Writing("FromDense", out, priority);
   options.reads = {dense.var()};
   out.engine().Push(options, [dense, out] { storage::DenseToRowSparse(dense, out); });
@@ -229,12 +230,13 @@ void RowSparseNDArray::CopyTo(const RowSparseNDArray& dst, int priority) const {
 
 void RowSparseNDArray::CopyTo(const NDArray& dst, int priority) const {
   CheckFits("CopyTo", *this, dst);
-  if (IsOnGpu(*this)) return Copy(PinnedNear(*this), priority).CopyTo(dst, priority);
+  // The rows travel, not the zeros between them.
   if (storage::IsOnGpu(dst)) {
-    const NDArray staged(shape(), dst.dtype(), PinnedNear(dst), engine());
-    CopyTo(staged, priority);
-    return staged.CopyTo(dst, priority);
+    if (device() != dst.device()) return Copy(dst.device(), priority).CopyTo(dst, priority);
+    if (dtype() != dst.dtype()) return ToDense(priority).CopyTo(dst, priority);
+    return storage::PushToDenseOnGpu(*this, dst, priority);
   }
+  if (IsOnGpu(*this)) return Copy(PinnedNear(*this), priority).CopyTo(dst, priority);
   OpOptions options{.name = "CopyTo",
                     .reads = {var()},
                     .writes = {dst.var()},
@@ -280,10 +282,11 @@ RowSparseNDArray RowSparseNDArray::Retain(const NDArray& row_ids, int priority) 
   if (storage::IsOnGpu(row_ids)) {
     return Retain(row_ids.Copy(PinnedNear(row_ids), priority), priority);
   }
-  if (IsOnGpu(*this)) {
-    return Copy(PinnedNear(*this), priority).Retain(row_ids, priority).Copy(device(), priority);
-  }
   RowSparseNDArray out(shape(), dtype(), device(), engine());
+  if (IsOnGpu(*this)) {
+    storage::PushRetainOnGpu(*this, row_ids, out, priority);
+    return out;
+  }
   OpOptions options = Writing("Retain", out, priority);
   options.reads = {var(), row_ids.var()};
   engine().Push(options, [src = *this, row_ids, out] {
