@@ -125,6 +125,7 @@ void SchedulerMachine::OnJoin(Time now, NodeId from, const Message& message, Out
   std::string address = join.address;
   if (address.empty() && connected != connected_.end()) address = connected->second.address;
   if (const std::string why = WhyNotJoin(join, address); !why.empty()) {
+    if (failure_) ++told_late_;
     return Refuse(from, why, out);
   }
   if (connected != connected_.end()) connected_.erase(connected);
@@ -426,8 +427,13 @@ void SchedulerMachine::CheckDone(Time now) {
     phase_ = Phase::kEnded;
     done_ = true;
   }
-  // Who is about to join shall hear why it cannot.
-  const bool all_told = all_gone && connected_.empty();
+  // Who has not joined yet shall hear why it cannot, and not find nobody; but whoever ends the
+  // scheduler itself awaits nobody any more.
+  const std::size_t wanted = static_cast<std::size_t>(options_.num_workers) +
+                             static_cast<std::size_t>(options_.num_servers);
+  const bool all_came =
+      nodes_.size() + told_late_ >= wanted || (failure_ && failure_->node.role == Role::kScheduler);
+  const bool all_told = all_gone && connected_.empty() && all_came;
   if (failure_ && (all_told || now - ended_at_ >= options_.linger)) done_ = true;
 }
 

@@ -49,7 +49,8 @@ struct SchedulerOptions {
   Time confirm_after = std::chrono::milliseconds(500);
   // What waits for so long is named in the log, again and again.
   Time warn_after = std::chrono::seconds(10);
-  // After a failure the scheduler stays for so long, so that all can hear of it.
+  // After a failure the scheduler stays for so long, so that all can hear of it: also those that
+  // have not joined yet.
   Time linger = std::chrono::seconds(3);
 };
 
@@ -152,7 +153,8 @@ class SchedulerMachine {
   Phase phase_ = Phase::kGathering;
   bool done_ = false;
   std::optional<FailureBody> failure_;
-  Time ended_at_{0};  // when it failed
+  Time ended_at_{0};           // when it failed
+  std::size_t told_late_ = 0;  // who came after that
 
   std::vector<Node> nodes_;                // in order of joining; none is ever removed
   std::map<NodeId, std::size_t> by_peer_;  // all names of the joined

@@ -614,9 +614,9 @@ TEST_F(SchedulerTest, AfterAFailureItStaysUntilAllAreGoneOrForAWhile) {
   EXPECT_THAT(WhyFailed(), HasSubstr("worker 0"));
 }
 
-TEST_F(SchedulerTest, AfterAFailureItStaysForThoseWhoAreAboutToJoin) {
+TEST_F(SchedulerTest, AfterAFailureItStaysForThoseWhoHaveNotJoined) {
   const auto fail = [this] {
-    Make(3, 1);
+    Make(2, 1);
     Join(1, Role::kWorker);
     scheduler_->OnConnected(Worker(-3), Address(2));
     Lose(Worker(-2));
@@ -626,10 +626,28 @@ TEST_F(SchedulerTest, AfterAFailureItStaysForThoseWhoAreAboutToJoin) {
   fail();
   EXPECT_THAT(RefusalIn(Join(2, Role::kWorker)),
               AllOf(HasSubstr("the job has failed"), HasSubstr(Address(1))));
+  EXPECT_FALSE(scheduler_->done());  // the server is not even connected
+  EXPECT_THAT(RefusalIn(Join(3, Role::kServer)), HasSubstr(Address(1)));
   EXPECT_TRUE(scheduler_->done());
+
   fail();
   Lose(Worker(-3));
+  EXPECT_THAT(RefusalIn(Join(3, Role::kServer)), HasSubstr(Address(1)));
+  EXPECT_FALSE(scheduler_->done());  // it may come again
+  Pass(options_.linger, {});
   EXPECT_TRUE(scheduler_->done());
+
+  fail();
+  Outputs out;
+  scheduler_->Abort(now_, "it was interrupted by a signal", out);  // changes nothing
+  Join(2, Role::kWorker);
+  EXPECT_FALSE(scheduler_->done());
+
+  Make(2, 1);
+  Join(1, Role::kWorker);
+  scheduler_->Abort(now_, "it was interrupted by a signal", out);
+  Lose(Worker(-2));
+  EXPECT_TRUE(scheduler_->done());  // nobody is awaited any more
 }
 
 TEST_F(SchedulerTest, ASchedulerThatIsToldToEndSaysSo) {
