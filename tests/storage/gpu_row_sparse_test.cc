@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <stdexcept>
@@ -151,6 +152,82 @@ TEST_P(GpuRowSparse, ConversionsSeeWhatWasThereWhenTheyWereCalled) {
       ExpectEqual(back, RowSparseNDArray::FromDense(value.ToDense()));
       EXPECT_EQ(dense.ToVector<float>(), first);
     }
+  }
+}
+
+// Every operation in any order, on arrays of all devices, each beside one on the CPUs.
+TEST_P(GpuRowSparse, RandomProgramsGiveTheBitsOfTheCpu) {
+  SCOPED_TRACE(fmt::format("HEDDLE_TEST_SEED={}", BaseSeed()));
+  if (BaseSeed() % 2 == 0) gpu_->Unlink();
+  // Blocks of "system" are given back at once: the devices see it if one is freed too early.
+  const MemoryOptions memory{.allocator = BaseSeed() % 3 == 0 ? "pool" : "system"};
+  Gpus::Of(*engine_).Configure(DeviceType::kGpu, memory);
+  Gpus::Of(*engine_).Configure(DeviceType::kCpuPinned, memory);
+  const std::vector<Device> devices = {Cpu(1), CpuPinned(0), Gpu(0), Gpu(1)};
+  struct Place {
+    RowSparseNDArray rows, rows_expected;
+    NDArray dense, dense_expected;
+  };
+  std::vector<Place> places;
+  const auto some = [&] {
+    constexpr std::int64_t kCounts[] = {0, 1, 40, 3000};
+    return Rows(kCounts[random_() % std::size(kCounts)], Cpu());
+  };
+  for (const Device device : devices) {
+    const RowSparseNDArray value = some();
+    const NDArray dense = value.ToDense();
+    places.push_back({value.Copy(device), value, dense.Copy(device), dense});
+  }
+  for (int step = 0; step < engine_test::Scaled(60); ++step) {
+    const std::size_t i = random_() % devices.size();
+    Place& at = places[i];
+    Place& other = places[random_() % devices.size()];
+    const RowSparseNDArray fresh = some();
+    const RowSparseNDArray fresh_there = fresh.Copy(devices[i]);
+    switch (random_() % 9) {
+      case 0:
+        at.rows.CopyTo(other.rows);
+        at.rows_expected.CopyTo(other.rows_expected);
+        break;
+      case 1:
+        at.rows.CopyTo(other.dense);
+        at.rows_expected.CopyTo(other.dense_expected);
+        break;
+      case 2:
+        at.rows = RowSparseNDArray::FromDense(at.dense);
+        at.rows_expected = RowSparseNDArray::FromDense(at.dense_expected);
+        break;
+      case 3: {
+        const NDArray ids = NDArray::Arange(static_cast<std::int64_t>(random_() % 3000),
+                                            DType::kInt32, devices[random_() % 4], *engine_);
+        at.rows = at.rows.Retain(ids);
+        at.rows_expected = at.rows_expected.Retain(ids);
+        break;
+      }
+      case 4:
+        at.rows += fresh_there;
+        at.rows_expected += fresh;
+        break;
+      case 5:
+        Sum({fresh_there, at.rows, fresh_there}, at.rows);
+        Sum({fresh, at.rows_expected, fresh}, at.rows_expected);
+        break;
+      case 6:
+        at.dense += at.rows;
+        at.dense_expected += at.rows_expected;
+        break;
+      case 7:
+        at.rows *= -1;
+        at.rows_expected *= -1;
+        break;
+      default:
+        fresh.CopyTo(at.rows);
+        fresh.CopyTo(at.rows_expected);
+    }
+  }
+  for (const Place& at : places) {
+    ExpectEqual(at.rows, at.rows_expected);
+    EXPECT_EQ(at.dense.ToVector<float>(), at.dense_expected.ToVector<float>());
   }
 }
 
