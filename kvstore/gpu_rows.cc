@@ -26,15 +26,11 @@ const ops::GpuRowKernels& KernelsOf(const GpuWork& gpu) {
   return Gpus::Of(gpu.engine()).row_kernels();
 }
 
-GpuRows RowsOf(const RowStorage& rows) {
-  return {rows.ids(), static_cast<std::size_t>(rows.count()), rows.rows()};
-}
-
 // Those that have rows.
 std::vector<GpuRows> RowsOf(std::span<const RowSparseNDArray> arrays) {
   std::vector<GpuRows> rows;
   for (const RowSparseNDArray& array : arrays) {
-    rows.push_back(RowsOf(internal::ToRead(array).rows));
+    rows.push_back(internal::ToRead(array).rows.gpu_view());
     if (rows.back().count == 0) rows.pop_back();
   }
   return rows;
@@ -212,7 +208,7 @@ void InsertAllRows(const RowSparseNDArray& array, const GpuWork& gpu) {
     const auto elements = static_cast<std::size_t>(count * state.row_size);
     gpus.kernels().Fill(state.dtype, ops::Scalar(0), all.rows(), elements, gpu.stream());
     if (state.rows.count() > 0) {
-      gpus.row_kernels().ScatterRows(RowsOf(state.rows),
+      gpus.row_kernels().ScatterRows(state.rows.gpu_view(),
                                      static_cast<std::size_t>(state.rows.row_bytes()), all.rows(),
                                      gpu.stream());
     }
@@ -269,7 +265,7 @@ void LazyRowUpdate::Second(const RowSparseNDArray& weight, const GpuWork& gpu) {
   if (state.rows.count() < state.shape[0]) {  // else a row's place is its id
     auto* const found =
         static_cast<std::int64_t*>(gpu.Temporary(gradient_.count * sizeof(std::int64_t)));
-    KernelsOf(gpu).FindRows(RowsOf(state.rows).list(), gradient_.list(), found, gpu.stream());
+    KernelsOf(gpu).FindRows(state.rows.gpu_view().list(), gradient_.list(), found, gpu.stream());
     places.ids = found;
   }
   update_.run.weight = state.rows.rows();
@@ -310,7 +306,7 @@ void CopyRows(const RowSparseNDArray& from, const RowSparseNDArray& to, const Gp
 
 void RowsToDense(const RowSparseNDArray& from, const NDArray& to, const GpuWork& gpu) {
   const internal::RowSparseState& state = internal::ToRead(from);
-  GpuRows rows = RowsOf(state.rows);
+  GpuRows rows = state.rows.gpu_view();
   if (to.dtype() != state.dtype && rows.count > 0) {
     const std::int64_t elements = state.rows.count() * state.row_size;
     void* const cast = gpu.Temporary(static_cast<std::size_t>(elements) * SizeOf(to.dtype()));
@@ -323,7 +319,7 @@ void RowsToDense(const RowSparseNDArray& from, const NDArray& to, const GpuWork&
 void GatherRows(const RowSparseNDArray& from, const NDArray& row_ids, std::int64_t count,
                 std::span<const RowSparseNDArray> out, const GpuWork& gpu) {
   const internal::RowSparseState& source = internal::ToRead(from);
-  const GpuRows value = RowsOf(source.rows);
+  const GpuRows value = source.rows.gpu_view();
   if (value.count == 0) count = 0;
   const auto rows_bytes = static_cast<std::size_t>(source.rows.row_bytes());
   // What `from` becomes, where it is an output itself: built beside the rows that are read.

@@ -22,10 +22,6 @@ namespace {
 
 constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
 
-GpuRows RowsOf(const RowSparseState& array) {
-  return {array.rows.ids(), static_cast<std::size_t>(array.rows.count()), array.rows.rows()};
-}
-
 NDArray Memory(const RowSparseState& array, std::int64_t count, DType dtype) {
   return NDArray({count}, dtype, array.device, array.engine);
 }
@@ -42,7 +38,7 @@ void RowInsertion::Count(const RowSparseState& array, const GpuIds& wanted, GpuS
   scratch_ = Memory(array, static_cast<std::int64_t>(scratch_bytes), DType::kUInt8);
   missing_ = NDArray({1}, DType::kInt64, CpuPinned(array.device.id), array.engine);
   auto* const before = before_.data<std::int64_t>();
-  kernels.CountMissing(RowsOf(array).list(), wanted, before, scratch_.data(), stream);
+  kernels.CountMissing(array.rows.gpu_view().list(), wanted, before, scratch_.data(), stream);
   gpus.driver().Copy(stream.handle, missing_.data(), before + wanted.count, kIdBytes);
 }
 
@@ -54,7 +50,7 @@ RowStorage RowInsertion::Insert(RowSparseState& array, GpuStream stream) const {
   larger = array.rows.Another(count);
   Gpus::Of(array.engine)
       .row_kernels()
-      .InsertRows(RowsOf(array), wanted_, before_.data<const std::int64_t>(),
+      .InsertRows(array.rows.gpu_view(), wanted_, before_.data<const std::int64_t>(),
                   static_cast<std::size_t>(array.rows.row_bytes()), larger.ids(), larger.rows(),
                   stream);
   larger.set_count(count);
@@ -73,17 +69,17 @@ struct Addition {
 
   static bool Begin() { return true; }
   void First(GpuStream stream) {
-    insertion.Count(StateOf(to), RowsOf(StateOf(other)).list(), stream);
+    insertion.Count(StateOf(to), StateOf(other).rows.gpu_view().list(), stream);
   }
   void Second(GpuStream stream) {
     RowSparseState& state = StateOf(to);
     replaced.emplace(insertion.Insert(state, stream));
-    const GpuRows added = RowsOf(StateOf(other));
+    const GpuRows added = StateOf(other).rows.gpu_view();
     if (added.count == 0 || state.row_size == 0) return;
     const ops::GpuRowKernels& kernels = Gpus::Of(state.engine).row_kernels();
     places = Memory(state, static_cast<std::int64_t>(added.count), DType::kInt64);
     auto* const at = places.data<std::int64_t>();
-    kernels.FindRows(RowsOf(state).list(), added.list(), at, stream);
+    kernels.FindRows(state.rows.gpu_view().list(), added.list(), at, stream);
     kernels.AddRows(state.dtype, static_cast<std::size_t>(state.row_size),
                     {at, added.count, added.rows}, state.rows.rows(), stream);
   }
@@ -125,7 +121,7 @@ struct Summation {
     std::vector<GpuRows> values;
     std::size_t total = 0;
     for (const RowSparseNDArray& input : inputs) {
-      const GpuRows rows = RowsOf(StateOf(input));
+      const GpuRows rows = StateOf(input).rows.gpu_view();
       if (rows.count == 0) continue;
       values.push_back(rows);
       total += rows.count;

@@ -14,19 +14,13 @@
 namespace heddle::storage {
 
 using internal::RowSparseState;
-using internal::RowStorage;
 using internal::StateOf;
 using internal::ToRead;
 using internal::ToWrite;
-using ops::GpuRows;
 
 namespace {
 
 constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
-
-GpuRows RowsOf(const RowStorage& rows) {
-  return {rows.ids(), static_cast<std::size_t>(rows.count()), rows.rows()};
-}
 
 std::size_t RowBytes(const RowSparseState& state) {
   return static_cast<std::size_t>(state.rows.row_bytes());
@@ -46,7 +40,7 @@ void PushToDenseOnGpu(const RowSparseNDArray& src, const NDArray& dst, int prior
     gpus.kernels().Fill(dst.dtype(), ops::Scalar(0), dst.data(),
                         static_cast<std::size_t>(dst.size()), stream);
     if (from.rows.count() == 0) return;
-    gpus.row_kernels().ScatterRows(RowsOf(from.rows), RowBytes(from), dst.data(), stream);
+    gpus.row_kernels().ScatterRows(from.rows.gpu_view(), RowBytes(from), dst.data(), stream);
   });
 }
 
@@ -125,7 +119,7 @@ void PushRetainOnGpu(const RowSparseNDArray& src, const NDArray& row_ids,
     to.rows.Reset(*count);
     gpus.driver().Copy(stream.handle, to.rows.ids(), wanted.const_data(), *count * kIdBytes);
     if (from.row_size == 0) return;
-    gpus.row_kernels().GatherRows(RowsOf(from.rows),
+    gpus.row_kernels().GatherRows(from.rows.gpu_view(),
                                   {to.rows.ids(), static_cast<std::size_t>(*count)}, RowBytes(from),
                                   to.rows.rows(), stream);
   });

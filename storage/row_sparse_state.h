@@ -22,6 +22,7 @@
 #include <span>
 #include <utility>
 
+#include "ops/gpu_tasks.h"
 #include "ops/row_sparse.h"
 #include "storage/allocator.h"
 #include "storage/array_state.h"
@@ -62,6 +63,7 @@ class RowStorage {
   std::byte* rows() const { return rows_; }
   std::byte* row(std::int64_t place) const { return rows_ + place * row_bytes_; }
   ops::SparseRows view() const { return {{ids_, static_cast<std::size_t>(count_)}, rows_}; }
+  ops::GpuRows gpu_view() const { return {ids_, static_cast<std::size_t>(count_), rows_}; }
 
   // Room for `count` rows; ids and rows are undefined. Keeps memory that fits, not much more.
   // OutOfMemory: no rows.
