@@ -75,11 +75,13 @@ struct Compaction {
     const std::int64_t found = *counted.data<const std::int64_t>();
     state.rows.Reset(found);
     if (found == 0) return;
+    state.rows.set_count(0);  // should what follows fail
     const Gpus& gpus = Gpus::Of(state.engine);
     gpus.driver().Copy(stream.handle, state.rows.ids(), ids.const_data(), found * kIdBytes);
     gpus.row_kernels().GatherDenseRows(dense.const_data(),
                                        {state.rows.ids(), static_cast<std::size_t>(found)},
                                        RowBytes(state), state.rows.rows(), stream);
+    state.rows.set_count(found);
   }
 
   NDArray Memory(std::int64_t elements, DType dtype) const {
@@ -117,11 +119,14 @@ void PushRetainOnGpu(const RowSparseNDArray& src, const NDArray& row_ids,
     RowSparseState& to = ToWrite(out);
     if (from.rows.count() == 0 || *count == 0) return to.rows.Reset(0);
     to.rows.Reset(*count);
+    to.rows.set_count(0);  // should what follows fail
     gpus.driver().Copy(stream.handle, to.rows.ids(), wanted.const_data(), *count * kIdBytes);
-    if (from.row_size == 0) return;
-    gpus.row_kernels().GatherRows(from.rows.gpu_view(),
-                                  {to.rows.ids(), static_cast<std::size_t>(*count)}, RowBytes(from),
-                                  to.rows.rows(), stream);
+    if (from.row_size > 0) {
+      gpus.row_kernels().GatherRows(from.rows.gpu_view(),
+                                    {to.rows.ids(), static_cast<std::size_t>(*count)},
+                                    RowBytes(from), to.rows.rows(), stream);
+    }
+    to.rows.set_count(*count);
   });
 }
 

@@ -6,9 +6,11 @@
 #include <heddle/row_sparse.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <stdexcept>
@@ -256,6 +258,7 @@ TEST_P(GpuRowSparse, ConversionsDoNotLeaveTheGpu) {
 
 TEST_P(GpuRowSparse, ConversionsThatFailFailOnce) {
   const RowSparseNDArray value = Rows(1500, Gpu(1));
+  const NDArray ids = NDArray::Arange(1000, DType::kInt64, Cpu(), *engine_);
   const NDArray dense = value.ToDense();
   const NDArray wanted =
       NDArray::FromVector<std::int64_t>({7, 3000}, {2}, DType::kInt64, Cpu(), *engine_);
@@ -264,18 +267,83 @@ TEST_P(GpuRowSparse, ConversionsThatFailFailOnce) {
   EXPECT_THROW(engine_->WaitForAll(), InvalidArgument);
   engine_->WaitForAll();
 
-  Gpus::Of(*engine_).Trim(DeviceType::kGpu);
-  gpu_->set_device_bytes(gpu_->bytes_used(Gpu(1)));
-  const RowSparseNDArray from = RowSparseNDArray::FromDense(dense);
-  EXPECT_THROW(from.WaitToRead(), OutOfMemory);
-  EXPECT_THROW(engine_->WaitForAll(), OutOfMemory);
-  const RowSparseNDArray retained =
-      value.Retain(NDArray::Arange(1000, DType::kInt64, Cpu(), *engine_));
-  EXPECT_THROW(retained.WaitToRead(), OutOfMemory);
-  EXPECT_THROW(engine_->WaitForAll(), OutOfMemory);
-  engine_->WaitForAll();
-  gpu_->set_device_bytes(std::int64_t{1} << 40);
+  // In the first step, and in the second one, which takes memory for the rows.
+  const NDArray wide = NDArray::Ones({50, 10'000}, DType::kFloat32, Gpu(1), *engine_);
+  wide.WaitToRead();
+  for (const std::int64_t bytes : {0, 1 << 17}) {
+    Gpus::Of(*engine_).Trim(DeviceType::kGpu);
+    gpu_->set_device_bytes(gpu_->bytes_used(Gpu(1)) + bytes);
+    const int launches = gpu_->launches();
+    const RowSparseNDArray from = RowSparseNDArray::FromDense(wide);
+    EXPECT_THROW(from.WaitToRead(), OutOfMemory);
+    EXPECT_THROW(engine_->WaitForAll(), OutOfMemory);
+    EXPECT_EQ(gpu_->launches() > launches, bytes > 0);
+    const RowSparseNDArray retained = value.Retain(ids);
+    if (bytes == 0) {
+      EXPECT_THROW(retained.WaitToRead(), OutOfMemory);
+      EXPECT_THROW(engine_->WaitForAll(), OutOfMemory);
+    }
+    engine_->WaitForAll();
+    gpu_->set_device_bytes(std::int64_t{1} << 40);
+  }
   ExpectEqual(RowSparseNDArray::FromDense(dense), RowSparseNDArray::FromDense(dense.Copy(Cpu())));
+  ExpectEqual(value.Retain(ids), value.Copy(Cpu()).Retain(ids));
+}
+
+// A GPU that issues so many copies, and then none.
+class RefusingGpu final : public engine_test::SimGpu {
+ public:
+  RefusingGpu() : SimGpu(1, BaseSeed()) {}
+  static constexpr int kAll = 1 << 30;
+  std::atomic<int> issues = kAll;
+  void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override {
+    if (issues.fetch_sub(1) <= 0) throw CudaError("cudaErrorInvalidValue", 1);
+    SimGpu::Copy(stream, to, from, bytes);
+  }
+};
+
+TEST_P(GpuRowSparse, ConversionsThatAreNotIssuedLeaveNoRows) {
+  const auto gpu = std::make_shared<RefusingGpu>();
+  EngineOptions options = GetParam().options;
+  options.gpu_driver = gpu;
+  Engine engine(options);
+  const NDArray dense = NDArray::Ones({5, 2}, DType::kFloat32, Gpu(0), engine);
+  const RowSparseNDArray rows = RowSparseNDArray::FromDense(dense);
+  const NDArray ids = NDArray::Arange(3, DType::kInt64, Cpu(), engine);
+  const auto leaves_none = [&](int issues, auto&& convert) {
+    engine.WaitForAll();
+    gpu->issues = issues;
+    const RowSparseNDArray none = convert();
+    EXPECT_THROW(none.WaitToRead(), CudaError);
+    EXPECT_THROW(engine.WaitForAll(), CudaError);
+    gpu->issues = RefusingGpu::kAll;
+    engine.ClearError(none.var());
+    EXPECT_TRUE(none.ToVectors<float>().row_ids.empty());
+  };
+  leaves_none(0, [&] { return rows.Retain(ids); });
+  leaves_none(0, [&] { return RowSparseNDArray::FromDense(dense); });
+  leaves_none(1, [&] { return RowSparseNDArray::FromDense(dense); });
+  EXPECT_EQ(rows.Retain(ids).ToVectors<float>().row_ids, (std::vector<std::int64_t>{0, 1, 2}));
+}
+
+// No ids, no rows in the shape, and rows without elements.
+TEST_P(GpuRowSparse, ConversionsTakeShapesWithoutElements) {
+  for (const Shape& shape : {Shape{0, 3}, Shape{4, 0}, Shape{4, 3}}) {
+    SCOPED_TRACE(ToString(shape));
+    const RowSparseNDArray rows =
+        RowSparseNDArray::FromDense(NDArray::Ones(shape, DType::kFloat32, Gpu(0), *engine_));
+    EXPECT_EQ(rows.ToDense().ToVector<float>(),
+              std::vector<float>(static_cast<std::size_t>(shape.size()), 1));
+    EXPECT_EQ(rows.ToVectors<float>().row_ids.size(), shape.size() == 0 ? 0U : 4U);
+    const NDArray no_ids({0}, DType::kInt64, Cpu(), *engine_);
+    EXPECT_TRUE(rows.Retain(no_ids).ToVectors<float>().row_ids.empty());
+  }
+  const RowSparseNDArray ids_only =
+      RowSparseNDArray::FromVectors<float>({3, 1}, {}, {4, 0}, DType::kFloat32, Gpu(0), *engine_);
+  const std::vector<std::int64_t> wanted = {2, 1};
+  const RowSparseNDArray retained =
+      ids_only.Retain(NDArray::FromVector(wanted, {2}, DType::kInt64, Cpu(), *engine_));
+  EXPECT_EQ(retained.ToVectors<float>().row_ids, (std::vector<std::int64_t>{1, 2}));
 }
 
 TEST_P(GpuRowSparse, AreMultipliedAndAddedToDenseArrays) {
