@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <string>
 
 #include <gmock/gmock.h>

@@ -2,7 +2,6 @@
 // is issued; each wait has a deadline, so that what hangs fails.
 #include <heddle/engine.h>
 
-#include <chrono>
 #include <exception>
 #include <latch>
 #include <memory>

@@ -6,7 +6,6 @@
 #include <heddle/error.h>
 #include <heddle/logging.h>
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
