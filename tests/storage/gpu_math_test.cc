@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -20,15 +19,14 @@
 #include <gtest/gtest.h>
 
 #include "storage/gpus.h"
-#include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/storage/gpu_arrays.h"
 
 namespace heddle::storage_test {
 namespace {
 
 using engine_test::BaseSeed;
-using engine_test::SimGpu;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -87,14 +85,8 @@ const std::vector<Function>& Functions() {
   return *functions;
 }
 
-class GpuMath : public engine_test::EveryEngine {
+class GpuMath : public GpuArrays {
  protected:
-  GpuMath() {
-    EngineOptions options = GetParam().options;
-    options.gpu_driver = gpu_;
-    engine_ = std::make_unique<Engine>(options);
-  }
-
   NDArray Random(Shape shape, DType dtype, Device device = Cpu()) {
     std::vector<double> values(static_cast<std::size_t>(shape.size()));
     for (double& value : values) value = static_cast<double>(random_() % 900) / 100 - 1;
@@ -113,8 +105,6 @@ class GpuMath : public engine_test::EveryEngine {
     }
   }
 
-  std::shared_ptr<SimGpu> gpu_ = std::make_shared<SimGpu>(2, BaseSeed());
-  std::unique_ptr<Engine> engine_;
   std::mt19937_64 random_{BaseSeed()};
 };
 
