@@ -96,6 +96,15 @@ function(heddle_quick_options target)
     "$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:-O0;-g1>")
 endfunction()
 
+# heddle_check_fewer_pointers(<target>)
+# For kernels: the address sanitizer sees what they touch; what the other one would say about pointers that touch
+# nothing takes half of the time that they compile for.
+function(heddle_check_fewer_pointers target)
+  if(HEDDLE_SANITIZE MATCHES "undefined")
+    target_compile_options(${target} PRIVATE -fno-sanitize=pointer-overflow,object-size,vptr,function)
+  endif()
+endfunction()
+
 # heddle_kernel_options(<target>)
 # How sources with SIMD kernels are compiled.
 function(heddle_kernel_options target)
@@ -112,6 +121,7 @@ function(heddle_kernel_options target)
   if(HEDDLE_SANITIZE)
     # The fallback and one target show what sanitizers look for; all of them would take minutes.
     string(APPEND disabled "|HWY_SSE4|HWY_AVX3")
+    heddle_check_fewer_pointers(${target})
   else()
     # Unrolls the arrays of vectors into registers.
     target_compile_options(${target} PRIVATE

@@ -18,6 +18,7 @@
 
 #include "engine/completion_batch.h"
 #include "tests/engine/support.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {
@@ -66,12 +67,12 @@ TEST(CompletionRingTest, GivesNoTicketWhileItIsFull) {
 
 TEST(CompletionRingTest, EachOpOfManyProducersComesOnceAndInTheOrderOfItsProducer) {
   constexpr std::uint64_t kProducers = 3;
-  const auto each = static_cast<std::uint64_t>(Scaled(20'000));
+  constexpr auto kEach = static_cast<std::uint64_t>(Scaled(20'000));
   CompletionRing ring;
   std::vector<std::thread> threads;
   for (std::uint64_t producer = 0; producer < kProducers; ++producer) {
-    threads.emplace_back([&ring, producer, each] {
-      for (std::uint64_t i = 0; i < each; ++i) {
+    threads.emplace_back([&ring, producer] {
+      for (std::uint64_t i = 0; i < kEach; ++i) {
         std::uint64_t ticket = 0;
         while (!ring.TryTakeTicket(&ticket)) std::this_thread::yield();
         ring.Publish(ticket, AddressOf(i * kProducers + producer));
@@ -80,7 +81,7 @@ TEST(CompletionRingTest, EachOpOfManyProducersComesOnceAndInTheOrderOfItsProduce
   }
   std::vector<std::uint64_t> next(kProducers, 0);
   std::uint64_t head = 0;
-  while (head < kProducers * each) {
+  while (head < kProducers * kEach) {
     Op* op = ring.Take(&head);
     if (op == nullptr) {
       std::this_thread::yield();

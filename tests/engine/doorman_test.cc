@@ -13,6 +13,7 @@
 #include "base/unique_fd.h"
 #include "engine/worker_host.h"
 #include "tests/engine/support.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {

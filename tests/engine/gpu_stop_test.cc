@@ -15,6 +15,7 @@
 
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {

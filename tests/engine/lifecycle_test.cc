@@ -20,6 +20,7 @@
 #include "engine/block_pool.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::engine_test {
@@ -68,7 +69,7 @@ long ResidentKiB() {
 }
 
 TEST_P(LifecycleTest, MemoryDoesNotGrowWithTheOpsThatHaveRun) {
-  if (IsSanitized()) GTEST_SKIP() << "sanitizers keep records of their own";
+  if (kSanitized) GTEST_SKIP() << "sanitizers keep records of their own";
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
   const auto run = [&](int num_ops) {
@@ -426,7 +427,7 @@ TEST_P(BadInputTest, ABodyWhoseConstructorThrows) {
 // A child has none of the engine's threads and may have its locks held for ever: everything is
 // refused before it could hang, and what is dropped is left alone.
 TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
-  if (IsSanitized()) GTEST_SKIP() << "a lock of the sanitizer's allocator may be held for ever too";
+  if (kSanitized) GTEST_SKIP() << "a lock of the sanitizer's allocator may be held for ever too";
   auto engine = std::make_unique<Engine>(GetParam().options);
   Var x = engine->NewVar("x");
   std::atomic<bool> over = false;
@@ -469,7 +470,7 @@ TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
 
 // The child's only thread gives back what it keeps for itself, to nobody that could be locked.
 TEST(ForkedChild, EndsWhileThreadsOfTheParentTakeMemory) {
-  if (IsSanitized()) GTEST_SKIP() << "children of sanitized programs may not end by exit()";
+  if (kSanitized) GTEST_SKIP() << "children of sanitized programs may not end by exit()";
   const Engine engine;
   std::atomic<bool> over = false;
   const auto take_and_free = [] {

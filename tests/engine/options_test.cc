@@ -16,6 +16,7 @@
 #include "base/cpu_count.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {
@@ -218,7 +219,7 @@ TEST(EngineChild, ThreadsRunOut) {
 
 // Used to end the process.
 TEST(ThreadLimitTest, AnEngineThatCannotHaveItsThreadsIsAnError) {
-  if (IsSanitized()) GTEST_SKIP() << "sanitizers need more address space than may be given here";
+  if (kSanitized) GTEST_SKIP() << "sanitizers need more address space than may be given here";
   EXPECT_EQ(RunInChild("EngineChild.ThreadsRunOut", {}, /*one_cpu=*/false), 0);
 }
 

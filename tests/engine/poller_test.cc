@@ -19,6 +19,7 @@
 #include "tests/engine/loopback.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {

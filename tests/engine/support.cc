@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/sanitized.h"
+
 extern char** environ;
 
 namespace heddle::engine_test {
@@ -18,8 +20,6 @@ std::string EnvironmentOr(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr ? otherwise : value;
 }
-
-constexpr int kSanitizerFactor = kThreadSanitizer ? 10 : kAddressSanitizer ? 4 : 1;
 
 // The defaults; HEDDLE_CHECK_ACCESS holds for all engines of the tests.
 EngineOptions DefaultOptions() {
@@ -37,8 +37,6 @@ Config Threaded(int num_workers, WorkerHost host) {
 }
 
 }  // namespace
-
-bool IsSanitized() { return kThreadSanitizer || kAddressSanitizer; }
 
 std::vector<Config> ThreadedConfigs() {
   const int only = std::stoi(EnvironmentOr("HEDDLE_TEST_WORKERS", "0"));
@@ -79,8 +77,6 @@ std::vector<Config> OneConfigOfEachKind() {
 }
 
 std::string ConfigLabel(const testing::TestParamInfo<Config>& info) { return info.param.label; }
-
-int Scaled(int count) { return std::max(1, count / kSanitizerFactor); }
 
 std::uint64_t BaseSeed() {
   static const std::uint64_t seed = [] {

@@ -45,10 +45,6 @@ std::string ConfigLabel(const testing::TestParamInfo<Config>& info);
 
 class EveryEngine : public testing::TestWithParam<Config> {};
 
-// Whether this is a build for a sanitizer, whose own locks a forked child inherits as they are.
-bool IsSanitized();
-// A number of repetitions, less under the sanitizers, which are slow.
-int Scaled(int count);
 // Seed of a randomised test: HEDDLE_TEST_SEED, or one drawn for this process; main() prints it.
 std::uint64_t BaseSeed();
 // How often a test repeats what it does, with other seeds if it is randomised: `count` times

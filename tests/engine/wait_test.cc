@@ -15,6 +15,7 @@
 
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 
 namespace heddle::engine_test {
 namespace {

@@ -20,17 +20,16 @@
 
 #include <gtest/gtest.h>
 
-#include "base/sanitizers.h"
 #include "tests/kvstore/gpu_setups.h"
 #include "tests/kvstore/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore_test {
 namespace {
 
-constexpr bool kIsSanitized = kThreadSanitizer || kAddressSanitizer;
-constexpr int kSteps = kIsSanitized ? 1 : 3;  // before and after the states are saved
+constexpr int kSteps = kSanitized ? 1 : 3;  // before and after the states are saved
 
 class OptimizerStatesTest : public StoreTest {
  protected:
@@ -59,7 +58,7 @@ class OptimizerStatesTest : public StoreTest {
     // the CPUs' updates.
     static const std::vector<std::pair<DType, bool>> few = {{DType::kFloat32, false},
                                                             {DType::kBFloat16, true}};
-    return kIsSanitized || GetParam().gpus != nullptr ? few : all;
+    return kSanitized || GetParam().gpus != nullptr ? few : all;
   }
   // The keys a and b.
   void Init(KVStore& to, DType dtype) { to.Init({"a", "b"}, {Random(dtype), Random(dtype)}); }

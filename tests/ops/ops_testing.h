@@ -157,6 +157,9 @@ bool SameBits(T a, T b) {
 template <typename T>
 void ExpectSame(Array<T>& actual, Array<T>& expected, std::string_view what = "") {
   ASSERT_EQ(actual.size(), expected.size());
+  if (actual.size() == 0) return;
+  // Almost always: element by element takes a hundred times as long.
+  if (std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(actual[0])) == 0) return;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     ASSERT_TRUE(SameBits(actual[i], expected[i]))
         << what << " element " << i << " of " << actual.size() << ": got " << ToDouble(actual[i])

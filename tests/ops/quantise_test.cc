@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/ops/ops_testing.h"
+#include "tests/sanitized.h"
 
 namespace heddle::ops {
 namespace {
@@ -120,7 +121,7 @@ TEST_F(QuantiseTest, CodesAreWholeWords) {
 TEST_F(QuantiseTest, EqualsTheScalarLoop) {
   OnEveryTarget([&] {
     for (const std::size_t bits : {std::size_t{1}, std::size_t{2}}) {
-      for (int round = 0; round < 60; ++round) {
+      for (int round = 0; round < Scaled(60); ++round) {
         ForEveryFloatingDType([&](auto type) {
           using T = typename decltype(type)::type;
           if constexpr (!std::is_same_v<T, double>) {

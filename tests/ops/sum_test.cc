@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "base/sanitizers.h"
 #include "tests/ops/ops_testing.h"
+#include "tests/sanitized.h"
 
 namespace heddle::ops {
 namespace {
@@ -58,7 +58,7 @@ class SumTest : public KernelTest {
 TEST_F(SumTest, EqualsThePlainLoop) {
   ForEveryDType([&](auto type) {
     using T = typename decltype(type)::type;
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < Scaled(60); ++round) {
       const std::size_t count = RandomCount();
       Arrays<T> inputs = RandomArrays<T>(1 + Below(17), count);
       Array<T> expected(count);
@@ -78,9 +78,8 @@ TEST_F(SumTest, EqualsThePlainLoop) {
 TEST_F(SumTest, ManyInputsThatStream) {
   const auto check = [&](auto type) {
     using T = decltype(type);
-    constexpr bool kIsSanitized = kAddressSanitizer || kThreadSanitizer;
     const std::vector<std::size_t> all = {8, 9, 12, 16, 17, 24, 35};
-    for (std::size_t arrays : kIsSanitized ? std::vector<std::size_t>{9, 17} : all) {
+    for (std::size_t arrays : kSanitized ? std::vector<std::size_t>{9, 17} : all) {
       SCOPED_TRACE(arrays);
       // A few more than stream at a time do so in groups from that many bytes on only.
       const bool a_few_more = arrays == (sizeof(T) < sizeof(float) ? 12 : 9);

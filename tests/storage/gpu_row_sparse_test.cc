@@ -25,6 +25,7 @@
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 #include "tests/storage/gpu_arrays.h"
 #include "tools/testing/temp_folder.h"
 
@@ -96,7 +97,7 @@ TEST_P(GpuRowSparse, ReplacedMemoryLivesUntilItsLastOp) {
       found.push_back(Rows(5, device));
       expected.push_back(found.back().Copy(Cpu()));
     }
-    for (int i = 0; i < engine_test::Scaled(200); ++i) {
+    for (int i = 0; i < Scaled(200); ++i) {
       const std::size_t to = random_() % devices.size();
       const std::size_t from = random_() % devices.size();
       if (random_() % 3 == 0) {
@@ -180,7 +181,7 @@ TEST_P(GpuRowSparse, RandomProgramsGiveTheBitsOfTheCpu) {
     const NDArray dense = value.ToDense();
     places.push_back({value.Copy(device), value, dense.Copy(device), dense});
   }
-  for (int step = 0; step < engine_test::Scaled(60); ++step) {
+  for (int step = 0; step < Scaled(60); ++step) {
     const std::size_t i = random_() % devices.size();
     Place& at = places[i];
     Place& other = places[random_() % devices.size()];

@@ -23,12 +23,12 @@
 #include "storage/gpu_steps.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/sanitized.h"
 
 namespace heddle::storage_test {
 namespace {
 
 using engine_test::BaseSeed;
-using engine_test::Scaled;
 using engine_test::SimGpu;
 
 constexpr std::int64_t kBytes = 3 * storage::kStagingBytes + 12345;

@@ -17,6 +17,7 @@
 #include "ops/convert.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 
 namespace heddle {
 namespace {
@@ -376,7 +377,7 @@ TEST_P(NDArrays, OpBodiesMayQueueButNotWait) {
 TEST_P(NDArrays, ToVectorTakesOneMomentsValues) {
   const std::int64_t count = 10'000;
   const NDArray array = NDArray::Zeros({count}, DType::kInt32, Cpu(), engine_);
-  const int rounds = engine_test::Scaled(200);
+  const int rounds = Scaled(200);
   std::thread writer([&] {
     for (int i = 1; i <= rounds; ++i) array.Fill(i);
   });

@@ -24,6 +24,7 @@
 #include "engine/gpu/work_matcher.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
+#include "tests/sanitized.h"
 #include "tools/heddle/trace_file.h"
 #include "tools/heddle/trace_json.h"
 #include "tools/testing/temp_folder.h"
@@ -115,7 +116,7 @@ TEST_P(DeviceTraceTest, EveryOpHasTheTimesOfItsWork) {
     gpu_->set_reports(reports);
     {
       Engine engine(Options(path()));
-      PushRandom(engine, engine_test::Scaled(300));
+      PushRandom(engine, Scaled(300));
       engine.WaitForAll();
       if (reports == SimGpu::Reports::kAtTheEnd) {
         EXPECT_TRUE(ReadTraceFile(path()).works.empty());
@@ -125,7 +126,7 @@ TEST_P(DeviceTraceTest, EveryOpHasTheTimesOfItsWork) {
     const TraceFile trace = ReadTraceFile(path());
     EXPECT_TRUE(trace.closed);
     EXPECT_EQ(trace.damaged_bytes, 0u);
-    ExpectWhole(trace, static_cast<std::size_t>(engine_test::Scaled(300)));
+    ExpectWhole(trace, static_cast<std::size_t>(Scaled(300)));
   }
 }
 

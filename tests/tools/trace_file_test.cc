@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/trace.h"
+#include "tests/sanitized.h"
 #include "tools/heddle/trace_json.h"
 #include "tools/testing/temp_folder.h"
 
@@ -230,7 +231,8 @@ class DamagedTraceTest : public TraceFileTest {
 TEST_F(DamagedTraceTest, FileCutAnywhereKeepsWhatIsWhole) {
   ASSERT_GT(bytes_.size(), 2 * engine::kTraceChunkBytes);
   std::size_t before = 0;
-  for (std::size_t size = engine::kTraceHeaderBytes; size < bytes_.size(); size += 4999) {
+  for (std::size_t size = engine::kTraceHeaderBytes; size < bytes_.size();
+       size += kSanitized ? 49999 : 4999) {
     const std::size_t ops = OpsIn(bytes_.substr(0, size));
     EXPECT_GE(ops, before) << "at " << size << " bytes";
     before = ops;
@@ -248,7 +250,7 @@ TEST_F(DamagedTraceTest, ChunkWithoutItsHeaderIsSkipped) {
 }
 
 TEST_F(DamagedTraceTest, RandomBytesInTheFileNeverCrashTheReader) {
-  for (unsigned seed = 1; seed <= 30; ++seed) {
+  for (unsigned seed = 1; seed <= Scaled(30U); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     std::string bytes = bytes_;

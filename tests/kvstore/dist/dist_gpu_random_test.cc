@@ -18,6 +18,7 @@
 
 #include "tests/engine/sim_gpu.h"
 #include "tests/kvstore/dist/job.h"
+#include "tests/sanitized.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -27,11 +28,7 @@ using Values = std::vector<float>;
 
 constexpr int kWorkers = 2;
 constexpr int kGpus = 2;
-#ifdef __SANITIZE_ADDRESS__
-constexpr int kRounds = 8;
-#else
-constexpr int kRounds = 12;
-#endif
+constexpr int kRounds = kSanitized ? 8 : 12;
 
 std::int64_t Draw(Random& random, std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random);

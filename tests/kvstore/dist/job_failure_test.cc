@@ -25,6 +25,7 @@
 #include "kvstore/dist/transport/sim/sim_network.h"
 #include "tests/kvstore/dist/integer_parts.h"
 #include "tests/kvstore/dist/small_job.h"
+#include "tests/sanitized.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -308,7 +309,7 @@ class WholeJob {
 constexpr int kForever = 1'000'000;
 
 TEST(WholeJob, EndsWellWhenAllWorkersHaveLeft) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+  for (std::uint64_t seed = 0; seed < Scaled(100U); ++seed) {
     WholeJob job(seed, 3, 2, 20);
     job.Run(seconds(30));
     EXPECT_TRUE(job.scheduler().done()) << "seed " << seed;
@@ -324,7 +325,7 @@ TEST(WholeJob, EndsWellWhenAllWorkersHaveLeft) {
 TEST(WholeJob, WhoeverDiesIsNamedToAllOthersInTime) {
   const std::uint64_t first = std::random_device()();
   std::printf("first seed %llu\n", static_cast<unsigned long long>(first));
-  for (std::uint64_t seed = first; seed < first + 300; ++seed) {
+  for (std::uint64_t seed = first; seed < first + Scaled(300U); ++seed) {
     SimRandom random(seed);
     WholeJob job(seed, random.Between(2, 4), random.Between(1, 2), kForever);
     job.Run(milliseconds(random.Between(100, 3000)));
@@ -351,7 +352,7 @@ TEST(WholeJob, WhoeverDiesIsNamedToAllOthersInTime) {
 }
 
 TEST(WholeJob, ADeadSchedulerIsNamedToAll) {
-  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+  for (std::uint64_t seed = 0; seed < Scaled(50U); ++seed) {
     WholeJob job(seed, 3, 1, kForever);
     job.Run(milliseconds(700));
     const bool breaks = seed % 2 == 0;
@@ -366,7 +367,7 @@ TEST(WholeJob, ADeadSchedulerIsNamedToAll) {
 }
 
 TEST(WholeJob, ASecondProcessOfARankIsRefusedAndTheFirstGoesOn) {
-  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+  for (std::uint64_t seed = 0; seed < Scaled(50U); ++seed) {
     WholeJob job(seed, 3, 1, kForever);
     job.Run(milliseconds(700));
     WholeJob::Process& second = job.Restart(WorkerNodeOf(1));
@@ -380,7 +381,7 @@ TEST(WholeJob, ASecondProcessOfARankIsRefusedAndTheFirstGoesOn) {
 }
 
 TEST(WholeJob, AWorkerThatIsKilledAndStartedAgainFailsTheJobByName) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+  for (std::uint64_t seed = 0; seed < Scaled(100U); ++seed) {
     WholeJob job(seed, 3, 2, kForever);
     job.Run(milliseconds(300 + seed * 7));
     job.Kill(WorkerNodeOf(2), /*connections_break=*/seed % 2 == 0);

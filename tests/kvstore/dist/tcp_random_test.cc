@@ -17,6 +17,7 @@
 #include "tests/kvstore/dist/cutting_proxy.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
+#include "tests/sanitized.h"
 #include "tools/testing/test_certificates.h"
 
 namespace heddle::kvstore::dist_test {
@@ -236,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(All, TcpRandom, testing::Bool(),
 
 TEST_P(TcpRandom, AMixOfMessagesArrivesWholeAndOnce) {
   Random random(TestSeed());
-  for (int i = 0; i < (GetParam() ? 2 : 6); ++i) {
+  for (int i = 0; i < (GetParam() || kSanitized ? 2 : 6); ++i) {
     RunJob({.seed = random(),
             .nodes = 3 + static_cast<int>(random() % 3),
             .messages = 150,
@@ -281,7 +282,7 @@ TEST_P(TcpRandom, WhereConnectionsAreCutNothingIsLostOrDoubled) {
 // A node ends at some moment, in the midst of it all: the others lose it, and only it.
 TEST_P(TcpRandom, AnEndInTheMidstIsToldToAll) {
   Random random(TestSeed());
-  for (int i = 0; i < (GetParam() ? 2 : 5); ++i) {
+  for (int i = 0; i < (GetParam() || kSanitized ? 2 : 5); ++i) {
     const Job job{.seed = random(),
                   .nodes = 4,
                   .messages = 100,

@@ -17,6 +17,7 @@
 #include "ops/math.h"
 #include "tests/ops/cuda/emulated_launch.h"
 #include "tests/ops/ops_testing.h"
+#include "tests/sanitized.h"
 
 namespace heddle::ops::cuda {
 namespace {
@@ -311,7 +312,7 @@ class EmulatedParts : public EmulatedMath {
 };
 
 TEST_F(EmulatedParts, AreGatheredAndScatteredLikeOnTheCpu) {
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < Scaled(300); ++round) {
     const std::size_t bytes = std::size_t{1} << Below(4);
     const Given given = RandomPart(/*repeats=*/true);
     if (given.elements > 20000) continue;
@@ -323,7 +324,7 @@ TEST_F(EmulatedParts, AreGatheredAndScatteredLikeOnTheCpu) {
     PlanPartCopy<false>(bytes, array.data(), given.part, packed.data(), launch_);
     ExpectSame(packed, expected, "gather");
   }
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < Scaled(300); ++round) {
     const std::size_t bytes = std::size_t{1} << Below(4);
     const Given given = RandomPart(/*repeats=*/false);
     if (given.elements > 20000) continue;

@@ -14,6 +14,7 @@
 #include "ops/quantise.h"
 #include "tests/ops/cuda/emulated_launch.h"
 #include "tests/ops/ops_testing.h"
+#include "tests/sanitized.h"
 
 namespace heddle::ops::cuda {
 namespace {
@@ -92,7 +93,7 @@ class EmulatedQuantise : public KernelTest {
 };
 
 TEST_F(EmulatedQuantise, HasTheBitsOfTheCpu) {
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < Scaled(40); ++round) {
     const std::size_t count = RandomCountOfBlocks();
     const std::size_t offset = Below(2) * Below(8);
     CompareWithCpu<2, float>(count, offset);
@@ -105,7 +106,7 @@ TEST_F(EmulatedQuantise, HasTheBitsOfTheCpu) {
 }
 
 TEST_F(EmulatedQuantise, SumsOfCodesHaveTheBitsOfTheCpu) {
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < Scaled(40); ++round) {
     const std::size_t count = RandomCountOfBlocks();
     CompareSumWithCpu<2, float>(count);
     CompareSumWithCpu<2, Float16>(count);

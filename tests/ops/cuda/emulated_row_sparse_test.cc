@@ -18,6 +18,7 @@
 #include "ops/row_sparse.h"
 #include "tests/ops/cuda/emulated_launch.h"
 #include "tests/ops/ops_testing.h"
+#include "tests/sanitized.h"
 
 namespace heddle::ops::cuda {
 namespace {
@@ -48,7 +49,7 @@ class EmulatedRowSparse : public KernelTest {
 };
 
 TEST_F(EmulatedRowSparse, GathersAndScattersRowsOfAnyLength) {
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < Scaled(40); ++round) {
     const std::size_t row_bytes = Below(3) == 0 ? Below(40) : 4 * Below(400);
     const std::vector<std::int64_t> ids = RandomIds(1 + Below(4));
     Array<std::uint8_t> rows(ids.size() * row_bytes, Below(3) * Below(16));
@@ -198,7 +199,7 @@ TEST_F(EmulatedRowSparse, SumsRowsOfSeveralValuesLikeTheCpu) {
 // The bodies that CountMissing, InsertRows and FindRows launch, with the standard library's running
 // sum between them: values and wanted ids of any length, some of the latter not there.
 TEST_F(EmulatedRowSparse, InsertsTheRowsThatAreMissing) {
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Scaled(60); ++round) {
     const std::size_t row_bytes = Below(3) == 0 ? Below(40) : 4 * Below(200);
     const std::vector<std::int64_t> ids = round % 7 == 0 ? Ids{} : RandomIds(1 + Below(4));
     const std::vector<std::int64_t> listed = round % 5 == 0 ? Ids{} : RandomIds(1 + Below(4));

@@ -15,6 +15,7 @@
 #include "ops/sum.h"
 #include "tests/ops/cuda/emulated_launch.h"
 #include "tests/ops/ops_testing.h"
+#include "tests/sanitized.h"
 
 namespace heddle::ops::cuda {
 namespace {
@@ -42,7 +43,7 @@ using EmulatedSum = EmulatedKernelTest;
 TEST_F(EmulatedSum, HasTheBitsOfTheCpu) {
   ForEveryDType([&](auto type) {
     using T = typename decltype(type)::type;
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < Scaled(12); ++round) {
       const std::size_t count = RandomCountOfBlocks();
       const std::size_t offset = Below(16);
       std::vector<std::unique_ptr<Array<T>>> inputs;
@@ -139,7 +140,7 @@ TEST_F(EmulatedSum, ANumberOfInputsThatDoesNotFitIsAnErrorBeforeAnyLaunch) {
 using EmulatedCopy = EmulatedKernelTest;
 
 TEST_F(EmulatedCopy, CopiesEveryByteAtAnyAlignment) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < Scaled(30); ++round) {
     std::vector<std::unique_ptr<Array<std::uint8_t>>> sources;
     std::vector<std::unique_ptr<Array<std::uint8_t>>> outs;
     std::vector<CopyTask> tasks;
