@@ -427,14 +427,17 @@ void SchedulerMachine::CheckDone(Time now) {
     phase_ = Phase::kEnded;
     done_ = true;
   }
-  // Who has not joined yet shall hear why it cannot, and not find nobody; but whoever ends the
-  // scheduler itself awaits nobody any more.
+  const bool all_told = all_gone && connected_.empty() && !AwaitsLate(now);
+  if (failure_ && (all_told || now - ended_at_ >= options_.linger)) done_ = true;
+}
+
+// Who has not joined yet shall hear why it cannot, and not find nobody: until all must have joined.
+// But whoever ends the scheduler itself awaits nobody any more.
+bool SchedulerMachine::AwaitsLate(Time now) const {
   const std::size_t wanted = static_cast<std::size_t>(options_.num_workers) +
                              static_cast<std::size_t>(options_.num_servers);
-  const bool all_came =
-      nodes_.size() + told_late_ >= wanted || (failure_ && failure_->node.role == Role::kScheduler);
-  const bool all_told = all_gone && connected_.empty() && all_came;
-  if (failure_ && (all_told || now - ended_at_ >= options_.linger)) done_ = true;
+  return nodes_.size() + told_late_ < wanted && !StartIsOver(now) &&
+         (!failure_ || failure_->node.role != Role::kScheduler);
 }
 
 // Time.
@@ -456,8 +459,7 @@ void SchedulerMachine::OnTime(Time now, Outputs& out) {
   if (!failure_) {
     CheckSilence(now, out);
     CheckSuspicions(now, out);
-    if (phase_ == Phase::kGathering && options_.start_timeout > Time{0} &&
-        now - started_ >= options_.start_timeout) {
+    if (phase_ == Phase::kGathering && StartIsOver(now)) {
       Fail(now, kTheScheduler, options_.address,
            fmt::format("the job did not begin within {}: {}", InSeconds(options_.start_timeout),
                        Missing()),

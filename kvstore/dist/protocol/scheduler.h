@@ -50,7 +50,7 @@ struct SchedulerOptions {
   // What waits for so long is named in the log, again and again.
   Time warn_after = std::chrono::seconds(10);
   // After a failure the scheduler stays for so long, so that all can hear of it: also those that
-  // have not joined yet.
+  // have not joined yet, as long as they may (start_timeout).
   Time linger = std::chrono::seconds(3);
 };
 
@@ -133,6 +133,11 @@ class SchedulerMachine {
   void ServerEnded(Node& server);
   static void NoteState(Time now, Node& node, const Message& message);
 
+  bool AwaitsLate(Time now) const;
+  // All must have joined by now.
+  bool StartIsOver(Time now) const {
+    return options_.start_timeout > Time{0} && now - started_ >= options_.start_timeout;
+  }
   void CheckSilence(Time now, Outputs& out);
   void CheckSuspicions(Time now, Outputs& out);
   void Warn(Time now, Outputs& out);

@@ -637,6 +637,15 @@ TEST_F(SchedulerTest, AfterAFailureItStaysForThoseWhoHaveNotJoined) {
   Pass(options_.linger, {});
   EXPECT_TRUE(scheduler_->done());
 
+  options_.start_timeout = seconds(10);
+  Make(2, 1);
+  Join(1, Role::kWorker);
+  Pass(seconds(9), {Worker(-2)});
+  Lose(Worker(-2));
+  EXPECT_FALSE(scheduler_->done());
+  Pass(seconds(1), {});
+  EXPECT_TRUE(scheduler_->done());  // nobody can join any more
+
   fail();
   Outputs out;
   scheduler_->Abort(now_, "it was interrupted by a signal", out);  // changes nothing
