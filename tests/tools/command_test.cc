@@ -135,6 +135,9 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
     const std::string problem = "environment variable " + setting.substr(0, setting.find('='));
     EXPECT_THAT(all.output, HasSubstr("PROBLEM               " + problem));
   }
+  const ProgramResult right =
+      RunProgram({kHeddle, "doctor"}, {"HEDDLE_GPU_SUMS=tree", "HEDDLE_WIRE_CAPTURE=capture.wire"});
+  EXPECT_EQ(right.status, 0) << right.output;
   const ProgramResult name = RunProgram({kHeddle, "doctor"}, {"HEDDLE_NUM_WORKER=3"});
   EXPECT_EQ(name.status, 1);
   EXPECT_THAT(name.output, HasSubstr("no such variable"));

@@ -38,7 +38,7 @@ namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
 // distributed jobs.
-constexpr std::array<std::string_view, 22> kVariables = {"HEDDLE_AGEING",
+constexpr std::array<std::string_view, 24> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_CHECK_ACCESS",
                                                          "HEDDLE_CPU_ALLOCATOR",
                                                          "HEDDLE_CPU_MEMORY_MAX",
@@ -46,6 +46,7 @@ constexpr std::array<std::string_view, 22> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_GPU_ALLOCATOR",
                                                          "HEDDLE_GPU_ISSUED_AHEAD",
                                                          "HEDDLE_GPU_MEMORY_MAX",
+                                                         "HEDDLE_GPU_SUMS",
                                                          "HEDDLE_MAX_PENDING_BYTES",
                                                          "HEDDLE_MAX_PENDING_OPS",
                                                          "HEDDLE_NCCL_DEADLINE_MS",
@@ -59,6 +60,7 @@ constexpr std::array<std::string_view, 22> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_TRACE",
                                                          "HEDDLE_TRACE_BYTES_MAX",
                                                          "HEDDLE_WATCHDOG_MS",
+                                                         "HEDDLE_WIRE_CAPTURE",
                                                          "HEDDLE_WORKER_HOST"};
 
 void Line(std::string_view label, std::string_view value) {

@@ -31,11 +31,13 @@ namespace {
 
 using kvstore::dist::LaunchedProcess;
 
+constexpr int kRootPort = 9091;
+
 struct RunArguments {
   int num_workers = 0;
   int num_servers = 0;  // 0: as many as workers
   std::string root_host;
-  int root_port = 9091;
+  std::optional<int> root_port;
   std::vector<std::string> program;
 };
 
@@ -101,12 +103,13 @@ std::string RootHost(const RunArguments& arguments, const LaunchedProcess& proce
 }
 
 int RootPort(const RunArguments& arguments) {
+  if (arguments.root_port) return *arguments.root_port;
   for (const char* const name : {"HEDDLE_ROOT_PORT", "DMLC_PS_ROOT_PORT"}) {
     const auto text = Variable(name);
     const std::optional<int> port = text ? ParseWhole<int>(*text) : std::nullopt;
     if (port) return *port;
   }
-  return arguments.root_port;
+  return kRootPort;
 }
 
 // A cluster may give its hosts names only once they run. What is wrong in the end, the process that
@@ -182,9 +185,9 @@ void AddRunCommand(CLI::App& app) {
   run->add_option(
       "--root-host", arguments->root_host,
       "Address of the machine of process 0 (HEDDLE_ROOT_HOST; needed on several hosts)");
-  run->add_option("--root-port", arguments->root_port, "Port of the scheduler (HEDDLE_ROOT_PORT)")
-      ->check(CLI::Range(1, 65535))
-      ->capture_default_str();
+  run->add_option("--root-port", arguments->root_port,
+                  fmt::format("Port of the scheduler (HEDDLE_ROOT_PORT, or {})", kRootPort))
+      ->check(CLI::Range(1, 65535));
   run->add_option("program", arguments->program, "What workers run, with its arguments")
       ->required();
   run->positionals_at_end();

@@ -74,7 +74,8 @@ class PartStore {
   virtual void Remove(const PartId& id) = 0;
   // The next calls are about this part, if it is here; only for speed.
   virtual void Expect(const PartId& /*id*/) const {}
-  // Overwrites the value and forgets the optimizer's state of the part.
+  // Overwrites the value and forgets the optimizer's state of the part. A sum that has begun stays:
+  // it is of the next round.
   virtual void Reset(const PartId& id, const Payload& value) = 0;
   // Why `message`, a push, pull or reset of the part, cannot work (wrong size, dtype, kind, row ids
   // that are out of range or not sorted): an InvalidArgument; null if it can.

@@ -100,17 +100,14 @@ void ServerMachine::AddContribution(Part& part, std::int32_t rank, Contribution&
                   .message = fmt::format("round {} of {} failed: the push of worker {}: {}",
                                          part.rounds + 1, NameOf(part), rank, why)});
   };
+  // Of a round that has failed, too: all parts of an array must agree whether it is updated whole.
   const bool first = part.contributions++ == 0;
-  if (part.round_error) return;
-  if (contribution.error) {
-    part.by.version = std::max(part.by.version, contribution.message.version);
-    fail(contribution.error->message);
-    return;
-  }
   if (first || contribution.message.version > part.by.version) {
     part.by = {.version = contribution.message.version, .rates = contribution.rates};
   }
-  if (part.update_error) return;
+  if (part.round_error) return;
+  if (contribution.error) return fail(contribution.error->message);
+  // Also while the part is poisoned: a reset may come before the round is complete.
   const std::exception_ptr error =
       ErrorOf([&] { values_.Add(part.id, contribution.message, !part.sum_begun); });
   part.sum_begun = true;

@@ -16,7 +16,9 @@ namespace heddle::kvstore::dist {
 
 namespace {
 
-constexpr std::size_t kRoundsMax = 16;  // of an array, that others may be ahead
+// Of an array, that others may be ahead: rounds that fail wait for nobody. More than any worker
+// keeps in flight.
+constexpr std::size_t kRoundsMax = 1 << 16;
 
 }  // namespace
 

@@ -14,6 +14,15 @@
 
 namespace heddle::kvstore::dist {
 
+namespace {
+
+// Requests that stay when they time out before they are sent: the program counts on them. It has
+// forgotten a key that it removes, and the others would wait for its pushes; pushes that have gone
+// wait at the servers for the optimizer's parameters that they are of.
+bool GoesAllTheSame(Kind kind) { return kind == Kind::kRemove || kind == Kind::kSetParameters; }
+
+}  // namespace
+
 void WorkerMachine::OnTime(Time now, Outputs& out) {
   if (failure_ || !next_time_ || now < *next_time_) return;
   next_time_.reset();
@@ -45,7 +54,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     if (now >= deadline) {
       const bool keeps_round =
           IsPush(open.request.kind) && (held_up || open.request.one_of_several);
-      open.stays = i >= part.sent && (keeps_round || open.request.kind == Kind::kRemove);
+      open.stays = i >= part.sent && (keeps_round || GoesAllTheSame(open.request.kind));
       kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
     } else if (now >= ask_at) {
@@ -64,8 +73,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
 // should it have to go once more, it goes without them: a push as one that failed, another request
 // as one that changes nothing. A push of one part of several keeps its place unsent, too, as does
 // one whose value has not come, and those that it holds up: other parts of the array may have gone.
-// So does a removal, as it is: the program has forgotten the key, and the others would wait for its
-// pushes.
+// So do a removal and the optimizer's parameters, as they are (GoesAllTheSame).
 void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;
@@ -74,7 +82,7 @@ void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Ou
     if (IsPush(request.kind)) {
       SetValue({.failure = ToErrorBody(error)}, &request);
       if (!sent) open.bytes = 0;
-    } else if (request.kind != Kind::kRemove) {
+    } else if (!GoesAllTheSame(request.kind)) {
       request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
       request.flags = 0;
       request.meta.clear();

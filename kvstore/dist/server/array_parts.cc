@@ -47,7 +47,6 @@ void ArrayParts::Remove(const PartId& id) {
 
 void ArrayParts::Reset(const PartId& id, const Payload& value) {
   Part& part = Find(id);
-  DropSum(id);
   if (part.info.row_sparse) {
     part.rows = part.ToRows(value);
   } else {

@@ -167,6 +167,24 @@ TEST_F(ArrayPartsTest, SumsAndUpdatesHaveTheBitsOfALocalStore) {
   }
 }
 
+TEST_F(ArrayPartsTest, AResetKeepsTheSumThatHasBegun) {
+  const PartId id{0, 0, 1};
+  const auto payload = [&](float value) {
+    return Received(BytesOf(NDArray::Full({1}, value, DType::kFloat32, Cpu(), engine_)));
+  };
+  parts_.Create(id, {Key("w"), Shape{1}, DType::kFloat32, false, 1, 0, 1}, payload(5));
+  Message push{.kind = Kind::kPush, .part = id};
+  push.payload = payload(2);
+  parts_.Add(id, push, /*first=*/true);
+  parts_.Reset(id, payload(9));
+  push.payload = payload(3);
+  parts_.Add(id, push, /*first=*/false);
+  std::exception_ptr error;
+  ASSERT_TRUE(parts_.Update(id, {}, &error));
+  ASSERT_EQ(error, nullptr);
+  EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})), BytesOf(payload(5)));
+}
+
 // So that which updates hold the receiving thread up follows from what they took.
 TEST(UpdatePace, IsThatOfTheLastUpdates) {
   using std::chrono::microseconds;

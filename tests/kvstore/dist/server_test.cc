@@ -231,6 +231,31 @@ TEST(ServerMachine, AFailedUpdatePoisonsUntilReset) {
   EXPECT_EQ(job.ValueOf(fourth), Values({3}));
 }
 
+// What other ranks have pushed to the next round by then is theirs.
+TEST(ServerMachine, AResetInTheMidstOfARoundKeepsItsPushes) {
+  for (const bool leaves : {false, true}) {
+    SmallJob job(2);
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {5});
+    job.Run();
+    job.parts().fail_update[SmallJob::IdOf(0)] = "singular";
+    for (int rank = 0; rank < 2; ++rank) job.Push(rank, 0, {1});
+    job.Push(0, 0, {2});
+    job.Run();
+    const auto reset =
+        job.Submit(1, {.kind = Kind::kReset, .part = SmallJob::IdOf(0), .payload = PayloadOf({9})});
+    job.Run();
+    EXPECT_EQ(job.ErrorOf(reset), "");
+    if (leaves) {
+      job.Submit(1, {.kind = Kind::kRemove, .part = SmallJob::IdOf(0)});
+    } else {
+      job.Push(1, 0, {3});
+    }
+    const auto pull = job.Pull(0, 0);
+    job.Run();
+    EXPECT_EQ(job.ValueOf(pull), leaves ? Values({2}) : Values({5}));
+  }
+}
+
 TEST(ServerMachine, UpdatesThatGoOnElsewhereHoldTheirPartOnly) {
   SmallJob job(2);
   for (const std::uint32_t part : {0u, 1u}) {
@@ -847,6 +872,39 @@ TEST_F(WholeArrays, FailIfTheRoundOfOnePartFails) {
   const auto pull = Pull(0, 0);
   job.Run();
   EXPECT_THAT(job.ErrorOf(pull), AllOf(HasSubstr("server 1"), HasSubstr("expected 8 bytes")));
+}
+
+// One part fails by the push of a rank that does not know the optimizer yet, the other does not.
+TEST_F(WholeArrays, FailTogetherWhateverThePushKnewThatFailed) {
+  Link();
+  for (const std::int32_t server : {0, 1}) {
+    Request push{.kind = Kind::kPush, .server = server, .part = PartOf(server)};
+    push.payload = server == 1 ? PayloadOf({1, 2, 3}) : PayloadOf({1});  // does not fit
+    job.Submit(0, std::move(push));
+    Push(1, server, {2});
+  }
+  const auto pull = Pull(0, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(pull), AllOf(HasSubstr("server 1"), HasSubstr("expected 8 bytes")));
+}
+
+// Rounds that fail wait for nobody: one server may be any number of them ahead.
+TEST_F(WholeArrays, EndWhereOneServerIsManyFailedRoundsAhead) {
+  Link();
+  constexpr int kRounds = 40;
+  const auto push_to = [&](std::int32_t server) {
+    for (int round = 0; round < kRounds; ++round) {
+      for (const std::int32_t rank : {0, 1}) Push(rank, server, {1, 2, 3});  // does not fit
+    }
+    for (const std::int32_t rank : {0, 1}) Push(rank, server, {1 + server});
+    job.Run();
+  };
+  push_to(1);
+  push_to(0);
+  const std::vector<std::uint64_t> pulls = {Pull(0, 0), Pull(1, 1)};
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pulls[0]), Values({2 + 6}));
+  EXPECT_EQ(job.ValueOf(pulls[1]), Values({4 + 6}));
 }
 
 TEST_F(WholeArrays, SumsOfAnEarlierProcessOfAServerChangeNothing) {

@@ -334,6 +334,35 @@ TEST(WorkerMachine, WhatTimesOutBeforeItIsSentIsNotSent) {
 }
 
 // Otherwise the rounds of its array's parts would be out of step from then on.
+// Pushes of this version may have gone, and wait for it at the server.
+TEST(WorkerMachine, ParametersThatTimeOutBeforeTheyAreSentAreSentAllTheSame) {
+  SmallJob job(1);
+  constexpr std::uint64_t kOptimizer = std::uint64_t{1} << 32;
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sum"}), kOptimizer);
+  job.Init(0, 0, {5});
+  job.Run();
+  job.control().deferred = true;
+  job.Control(0, Kind::kCommand, Encode(CommandBody{.body = "long"}));
+  job.Run();
+  const auto parameters = job.Submit(0, {.kind = Kind::kSetParameters,
+                                         .part = ControlPart(0),
+                                         .version = kOptimizer + 1,
+                                         .meta = Encode(OptimizerBody{.name = "sum"}),
+                                         .deadline = job.now + seconds(1)});
+  const auto push = job.Submit(0, {.kind = Kind::kPushPull,
+                                   .part = SmallJob::IdOf(0),
+                                   .version = kOptimizer + 1,
+                                   .payload = PayloadOf({3})});
+  job.Run();
+  job.Advance(seconds(2));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(parameters)), TimeoutError);
+  EXPECT_FALSE(job.Answered(push));
+  job.Do(ServerNodeOf(0),
+         [&](Outputs& out) { job.server(0).OnControlDone(job.now, job.control().last, {}, out); });
+  job.Run();
+  EXPECT_EQ(job.ValueOf(push), Values({8}));
+}
+
 TEST(WorkerMachine, APartOfSeveralThatTimesOutBeforeItIsSentKeepsItsRound) {
   SmallJob job(2);
   for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
