@@ -181,14 +181,4 @@ Payload ArrayParts::Read(const PartId& id, const Message& pull) {
   return Value::Lend(Value::Make(memory), bytes);
 }
 
-// ---- States
-
-std::vector<VarRef> ArrayParts::VarsOf(std::uint32_t store) const {
-  std::vector<VarRef> vars;
-  for (const auto& [id, part] : parts_) {
-    if (id.store == store && part->var) vars.push_back(part->var);
-  }
-  return vars;
-}
-
 }  // namespace heddle::kvstore::dist

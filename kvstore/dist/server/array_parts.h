@@ -94,8 +94,8 @@ class ArrayParts final : public PartStore {
   // updater of the server's own throws, after some keys of its own perhaps.
   void LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays);
 
-  // Of the parts whose updates are ops.
-  std::vector<VarRef> VarsOf(std::uint32_t store) const;
+  // An op that writes this one has all states to itself: updates that are ops read it.
+  const Var& states() const { return states_; }
 
  private:
   struct Value;
@@ -136,6 +136,7 @@ class ArrayParts final : public PartStore {
   PassResult PassOver(Whole& whole, int pass, const OthersSums& sums) const;
 
   Engine& engine_;
+  const Var states_ = engine_.NewVar("dist.states");
   const Updated updated_;
   const Passed passed_;
   PartTable<std::shared_ptr<Part>> parts_;

@@ -97,7 +97,7 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   }
   if (!part->var) part->var = engine_.NewVar("dist.part");
   const NoWaitScope no_wait;  // the node's lock is held
-  engine_.Push({.name = "dist.update", .writes = {part->var}},
+  engine_.Push({.name = "dist.update", .reads = {states_}, .writes = {part->var}},
                [this, part, rule = rule != nullptr ? *rule : Rule(), rates = by.rates] {
                  const engine::UncheckedScope own;  // the part is this op's alone
                  std::exception_ptr failure;

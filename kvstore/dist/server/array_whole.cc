@@ -100,7 +100,7 @@ bool ArrayParts::RunPass(std::span<const PartId> ids, const UpdateBy& by, int pa
     vars.push_back(each->var);
   }
   const NoWaitScope no_wait;  // the node's lock is held
-  engine_.Push({.name = "dist.update", .writes = vars},
+  engine_.Push({.name = "dist.update", .reads = {states_}, .writes = vars},
                [this, first, whole = whole, pass, sums = std::move(sums)] {
                  const engine::UncheckedScope own;  // the parts are this op's alone
                  PassResult result;

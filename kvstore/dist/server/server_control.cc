@@ -125,8 +125,8 @@ void ArrayControl::QueueCommand(const ControlId& id, const CommandBody& command)
 // Behind the updates under way, with the lock that new ones need.
 void ArrayControl::QueueStates(const ControlId& id, const Message& request) {
   const NoWaitScope no_wait;
-  engine_.Push({.name = "dist.states", .writes = parts_.VarsOf(id.store)}, [this, id, request] {
-    const engine::UncheckedScope own;  // the states are the parts', whose variables the op has
+  engine_.Push({.name = "dist.states", .writes = {parts_.states()}}, [this, id, request] {
+    const engine::UncheckedScope own;  // no update has the parts' arrays
     ControlResult result;
     under_lock_([&] {
       try {

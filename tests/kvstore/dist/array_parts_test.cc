@@ -185,6 +185,44 @@ TEST_F(ArrayPartsTest, AResetKeepsTheSumThatHasBegun) {
   EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})), BytesOf(payload(5)));
 }
 
+// Also before the first one of a part, which therefore has had no variable of its own by then.
+TEST_F(ArrayPartsTest, AnUpdateBehindAnOpOnTheStatesWaitsForIt) {
+  const std::uint64_t version = std::uint64_t{1} << 32;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> ran;
+  const auto note = [&](const std::string& what) {
+    const std::lock_guard lock(mutex);
+    ran.push_back(what);
+    changed.notify_all();
+  };
+  const auto run = [&](const ServerUpdate& update) {
+    if (ToString(update.key) == "'a'") {  // whatever need not wait for it runs meanwhile
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, std::chrono::milliseconds(300), [&] { return !ran.empty(); });
+    }
+    note(ToString(update.key));
+  };
+  parts_.SetOptimizer(0, version, Sgd({}), false, {.update = run});
+  const Payload value = Received(std::vector<std::byte>(4));
+  std::exception_ptr error;
+  const auto update = [&](const PartId& id) {
+    Message push{.kind = Kind::kPush, .part = id};
+    push.payload = value;
+    parts_.Add(id, push, /*first=*/true);
+    EXPECT_FALSE(parts_.Update(id, {version, {}}, &error));
+  };
+  for (const char* const key : {"a", "b"}) {
+    parts_.Create({0, 0, static_cast<std::uint64_t>(key[0])},
+                  {Key(key), Shape{1}, DType::kFloat32, false, 1, 0, 1}, value);
+  }
+  update({0, 0, 'a'});
+  engine_.Push({.name = "states", .writes = {parts_.states()}}, [&] { note("states"); });
+  update({0, 0, 'b'});
+  engine_.WaitForAll();
+  EXPECT_EQ(ran, (std::vector<std::string>{"'a'", "states", "'b'"}));
+}
+
 // So that which updates hold the receiving thread up follows from what they took.
 TEST(UpdatePace, IsThatOfTheLastUpdates) {
   using std::chrono::microseconds;
