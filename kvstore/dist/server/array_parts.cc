@@ -28,6 +28,10 @@ const std::shared_ptr<ArrayParts::Part>& ArrayParts::FindShared(const PartId& id
 
 void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& value) {
   auto part = std::make_shared<Part>(id, info, engine_);
+  Message whole{.kind = Kind::kReset, .dtype = info.dtype, .part = id};
+  if (info.row_sparse) whole.flags = kFlagRowSparse;
+  whole.payload = value;
+  if (const std::exception_ptr error = Check(*part, whole)) std::rethrow_exception(error);
   if (info.row_sparse) {
     part->rows = part->ToRows(value);
   } else {
@@ -57,10 +61,13 @@ void ArrayParts::Reset(const PartId& id, const Payload& value) {
 }
 
 std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {
-  const Part& part = Find(id);
+  return Check(Find(id), message);
+}
+
+std::exception_ptr ArrayParts::Check(const Part& part, const Message& message) const {
   const PartInfo& info = part.info;
   const auto what = [&] {
-    return fmt::format("key {}, part {} of {}", ToString(KeyRef(info.key)), id.part,
+    return fmt::format("key {}, part {} of {}", ToString(KeyRef(info.key)), part.id.part,
                        info.num_parts);
   };
   const bool row_sparse = (message.flags & kFlagRowSparse) != 0 || message.kind == Kind::kRowPull;
@@ -99,7 +106,9 @@ std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {
   if (row_sparse) return nullptr;
   std::uint64_t expected = part.bytes();
   if ((message.flags & kFlagCompressed) != 0) {
-    const auto store = stores_.find(id.store);
+    if (!IsPush(message.kind))
+      return Invalid(fmt::format("{}: expected elements, got codes", what()));
+    const auto store = stores_.find(part.id.store);
     if (store == stores_.end() || store->second.compressor == nullptr) {
       return Invalid(fmt::format("{}: got codes, expected none before compression is set", what()));
     }

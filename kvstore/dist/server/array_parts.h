@@ -118,6 +118,7 @@ class ArrayParts final : public PartStore {
 
   Part& Find(const PartId& id) { return *FindShared(id); }
   const std::shared_ptr<Part>& FindShared(const PartId& id);
+  std::exception_ptr Check(const Part& part, const Message& message) const;
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
   // What an updater of the server's own keeps of the part's key, of whose lives it does not know.

@@ -18,6 +18,7 @@
 
 #include "kvstore/compression/compressor.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -571,6 +572,26 @@ TEST_F(ArrayPartsTest, WhatDoesNotFitIsRefusedByName) {
   push.dtype = DType::kFloat32;
   EXPECT_EQ(message_of(push),
             "key 'w', part 0 of 1: got codes, expected none before compression is set");
+  push.kind = Kind::kReset;
+  EXPECT_EQ(message_of(push), "key 'w', part 0 of 1: expected elements, got codes");
+}
+
+TEST_F(ArrayPartsTest, AFirstValueThatDoesNotFitIsRefused) {
+  const auto create = [&](bool row_sparse, std::vector<std::byte> value) {
+    return MessageOf([&] {
+      parts_.Create({0, 0, 1}, {Key("w"), Shape{4}, DType::kFloat32, row_sparse, 1, 0, 4},
+                    Received(std::move(value)));
+    });
+  };
+  EXPECT_EQ(create(false, {}), "key 'w', part 0 of 1: expected 16 bytes, got 0");
+  EXPECT_EQ(create(false, std::vector<std::byte>(12)),
+            "key 'w', part 0 of 1: expected 16 bytes, got 12");
+  EXPECT_EQ(create(true, std::vector<std::byte>(13)),
+            "key 'w', part 0 of 1: expected a multiple of 12 bytes, got 13");
+  EXPECT_EQ(create(true, std::vector<std::byte>(24)),
+            "key 'w', part 0 of 1: expected row ids that are sorted and unique");
+  parts_.Create({0, 0, 1}, {Key("w"), Shape{4}, DType::kFloat32, false, 1, 0, 4},
+                Received(std::vector<std::byte>(16)));
 }
 
 }  // namespace
