@@ -72,7 +72,7 @@ struct DistOptions {
 
   // How data travels.
   std::int64_t slice_bytes = 0;        // of a message's payload, at most; 0: by size and link
-  std::int64_t cut_bound = 1'000'000;  // arrays of so many elements or more go to all servers
+  std::int64_t cut_bound = 1'000'000;  // larger arrays than so many float32: to all servers
   bool shared_memory = true;           // between processes of one host and user, in place of TCP
   std::chrono::microseconds spin{0};   // to poll the network before sleeping
   std::int64_t peer_bytes_max = std::int64_t{1} << 30;  // unfinished pushes to one server
