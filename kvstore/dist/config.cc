@@ -169,7 +169,7 @@ constexpr Row kRows[] = {
     {"cut_bound",
      {"HEDDLE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"},
      &DistOptions::cut_bound,
-     "elements from which on an array is cut over all servers",
+     "arrays of more bytes than so many float32 elements are cut over all servers",
      1,
      kAny},
     {"shared_memory",

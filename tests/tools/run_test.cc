@@ -113,6 +113,15 @@ TEST_F(RunTest, AsManyProcessesAsTheJobHasOrBothCountsAreNamed) {
               AllOf(HasSubstr("OMPI_COMM_WORLD_RANK 1 is one of 3"), HasSubstr("expected 4")));
 }
 
+TEST_F(RunTest, OptionsComeBeforeTheEnvironment) {
+  const ProgramResult result = RunProgram(
+      {kHeddle, "run", "-n", "2", "-s", "1", "--root-host", "127.0.0.1", "--root-port", "4321",
+       "--", "sh", "-c", "echo at $HEDDLE_ROOT_HOST:$HEDDLE_ROOT_PORT"},
+      Plus(Environment(),
+           {"HEDDLE_ROOT_HOST=10.0.0.1", "OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4"}));
+  EXPECT_THAT(result.output, HasSubstr("at 127.0.0.1:4321"));
+}
+
 TEST_F(RunTest, UnderSrunAJobTrainsWithTheTokenOfAFile) {
   SKIP_WITHOUT("batch", "slurmctld", "slurmd", "munged", "salloc", "srun");
   const auto site = std::find_if(Sites().begin(), Sites().end(),

@@ -106,8 +106,9 @@ std::exception_ptr ArrayParts::Check(const Part& part, const Message& message) c
   if (row_sparse) return nullptr;
   std::uint64_t expected = part.bytes();
   if ((message.flags & kFlagCompressed) != 0) {
-    if (!IsPush(message.kind))
+    if (!IsPush(message.kind)) {
       return Invalid(fmt::format("{}: expected elements, got codes", what()));
+    }
     const auto store = stores_.find(part.id.store);
     if (store == stores_.end() || store->second.compressor == nullptr) {
       return Invalid(fmt::format("{}: got codes, expected none before compression is set", what()));
