@@ -16,7 +16,7 @@ namespace heddle::engine {
 inline constexpr std::size_t kBlockAlign = 64;
 // Processors fetch lines in pairs: what two threads write lies so far apart.
 inline constexpr std::size_t kNoSharing = 128;
-inline constexpr int kBlockClasses = 16;  // class c holds (c + 1) * 64 bytes
+inline constexpr int kBlockClasses = 15;  // class c holds (c + 1) * 64 bytes
 
 // The smallest class that holds `bytes`; kBlockClasses if none does.
 constexpr int BlockClassOf(std::size_t bytes) {

@@ -102,10 +102,10 @@ class EngineCore {
   Var NewVar(std::string_view name);
   NewOp BeginPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                   bool async, PushMode mode);
-  void CommitPush(Op* op) noexcept;
+  std::uint64_t CommitPush(Op* op) noexcept;
   NewOp BeginGpuPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                      PushMode mode);
-  void CommitGpuPush(Op* op) noexcept;
+  std::uint64_t CommitGpuPush(Op* op) noexcept;
   void AbandonPush(Op* op) noexcept;
   void WaitForVar(const Var& var, std::optional<Deadline> deadline);
   void WaitForReadsAndWrites(const Var& var, std::optional<Deadline> deadline);
@@ -254,6 +254,9 @@ class EngineCore {
   // core_lifecycle.cc
   static Kind ParseKind(const std::string& type);
   void StartThreads();
+  void StopOnce(std::optional<Deadline> deadline);
+  void EndStop(bool stopped) EXCLUDES(stop_mutex_);
+  void LogUnseenLocked() REQUIRES(lock_);
   void Enlist();
   void Delist() noexcept;
   bool IsLookedAfter() noexcept;
@@ -276,9 +279,9 @@ class EngineCore {
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                    bool async);
   void LeaveBound(std::int64_t bytes) noexcept EXCLUDES(lock_);
-  void PublishOp(Op* op, engine::MessageKind kind) noexcept;
+  std::uint64_t PublishOp(Op* op, engine::MessageKind kind) noexcept;
   std::uint64_t EnterInbox(Op* op) noexcept;
-  void CommitInline(Op* op) noexcept;
+  std::uint64_t CommitInline(Op* op) noexcept;
   bool RegisterThroughLocked(const Op* op, std::uint64_t ticket) REQUIRES(lock_);
   void AwaitSlot(std::uint64_t ticket) noexcept;
   void AfterPublish() noexcept {
@@ -287,7 +290,7 @@ class EngineCore {
   }
   void WakeFromPublish(Mode mode) noexcept;
   void AwaitRoomLocked(const OpOptions& options) REQUIRES(lock_);
-  void PushFence(const Var& var, const char* name, bool clears_error);
+  std::uint64_t PushFence(const Var& var, const char* name, bool clears_error);  // its ticket
 
   // core_execute.cc
   void PrefetchAsyncLocked() REQUIRES(lock_);
@@ -405,8 +408,8 @@ class EngineCore {
   void RunReadyInlineLocked(Executor& executor, const std::function<bool()>& done) REQUIRES(lock_);
   std::vector<Op*>& SeededReadyLocked(std::uint32_t epoch) REQUIRES(lock_);
   Op* PickSeededLocked(Executor& executor) REQUIRES(lock_);
-  void CommitWithoutWorkers(Op* op, engine::MessageKind kind) noexcept;
-  void CommitSerial(Op* op, engine::MessageKind kind) noexcept;
+  std::uint64_t CommitWithoutWorkers(Op* op, engine::MessageKind kind) noexcept;
+  std::uint64_t CommitSerial(Op* op, engine::MessageKind kind) noexcept;
   void WakeForPushLocked() REQUIRES(lock_);
   void EmptyInboxAfterStop() noexcept;
 
@@ -429,7 +432,8 @@ class EngineCore {
   }
   void WaitForWrites(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind);
   Op* DrainButLastLocked() REQUIRES(lock_);
-  void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);
+  void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind)
+      REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
   template <class Needs>
   bool HelpedLocked(std::optional<Deadline> deadline, Needs&& needs, std::exception_ptr* error)
@@ -559,6 +563,7 @@ class EngineCore {
   Executor* executor_list_ GUARDED_BY(lock_) = nullptr;
   std::vector<Job*> jobs_ GUARDED_BY(lock_);
   std::vector<Op*> in_flight_ GUARDED_BY(lock_);      // async, body returned, not completed
+  bool late_in_flight_ GUARDED_BY(lock_) = false;     // since Stop: holds a reference
   std::vector<Op*> gpu_in_flight_ GUARDED_BY(lock_);  // the same of GPUs: their events come anyway
   VarState* vars_ GUARDED_BY(lock_) = nullptr;
   std::vector<FailureRecord*> failures_ GUARDED_BY(lock_);    // all; unused ones until WaitForAll
@@ -606,8 +611,10 @@ class EngineCore {
   std::uint64_t progress_done_ = 0;  // done_ when it last changed, and when that was
   std::int64_t progress_ns_ = 0;
 
-  Mutex stop_mutex_;  // one Stop at a time; taken before lock_
+  Mutex stop_mutex_;
+  bool stopping_ GUARDED_BY(stop_mutex_) = false;  // a thread is in StopOnce
   bool stopped_ GUARDED_BY(stop_mutex_) = false;
+  CondVar stop_ended_;
   Mutex trace_mutex_;
   std::vector<std::unique_ptr<engine::TraceWriter>> traces_ GUARDED_BY(trace_mutex_);
   engine::DeviceRecorder device_recorder_;  // what it records goes to the writers above

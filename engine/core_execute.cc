@@ -262,10 +262,14 @@ bool EngineCore::IsLater(const Executor& executor, const Op* op) {
 void EngineCore::DrainIfUrgentLocked() {
   // Not exchange: the usual answer is no, and a load keeps the line shared.
   if (!urgent_.load(std::memory_order_acquire)) return;
-  // acq_rel, as in CommitPush: of the two exchanges the later one sees what came before the other,
-  // so either the op is found now or the flag stays.
+  // acq_rel, as in PublishOp: of the two exchanges the later one sees what came before the other,
+  // so either the op is found now or the flag stays. Unless the op lies behind a slot that another
+  // thread has not written yet.
   urgent_.exchange(false, std::memory_order_acq_rel);
+  const std::uint64_t tail = inbox_.tail();
   DrainLocked();
+  if (inbox_head_ < tail) [[unlikely]]
+    urgent_.store(true, std::memory_order_relaxed);
 }
 
 // Runs the body of `op` without the lock, then finishes it.
@@ -400,6 +404,9 @@ bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
     op->extension()->in_flight_index = in_flight_.size();
     in_flight_.push_back(op);
     AppointLeaderLocked();  // P1
+    // The push raced with Stop: the engine may go, its core not.
+    const bool late = mode_.load(std::memory_order_relaxed) == Mode::kStopped;
+    if (late && !std::exchange(late_in_flight_, true)) Ref();
     return false;
   }
   error = async->error;
@@ -414,6 +421,8 @@ void EngineCore::FinishInFlightLocked(Op* op) {
   const AsyncState* async = op->async_state();
   const bool failed = async != nullptr && async->error != nullptr;
   FinishLocked(nullptr, op, failed ? RecordFailureLocked(op, async->error) : nullptr);
+  // Never the last: who brings a completion to a stopped engine holds one.
+  if (in_flight_.empty() && std::exchange(late_in_flight_, false)) Unref();
 }
 
 // Takes `op`, run or skipped, out of all queues, and frees it.

@@ -121,8 +121,9 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
     const auto outcome = skipped != nullptr ? engine::TraceOutcome::kSkipped
                          : error != nullptr ? engine::TraceOutcome::kFailed
                                             : engine::TraceOutcome::kOk;
+    const std::int64_t ended_ns = skipped != nullptr ? started_ns : SteadyNowNs();
     trace->OnRun(op->ticket, static_cast<std::uint64_t>(started_ns),
-                 static_cast<std::uint64_t>(SteadyNowNs()), outcome);
+                 static_cast<std::uint64_t>(ended_ns), outcome);
   }
 
   lock_.lock();

@@ -112,6 +112,7 @@ EngineCore::~EngineCore() {
   if (options_.check_access) engine::checking_engines.fetch_sub(1, std::memory_order_relaxed);
   Delist();
   lock_.AssertHeld();  // the last reference: nobody else is here
+  LogUnseenLocked();   // of pushes that raced with Stop
   for (FailureRecord* record : unreported_) engine::Tracker::Unref(record);
   for (FailureRecord* record : failures_) engine::Tracker::Unref(record);
 }
@@ -126,8 +127,38 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
   // An op of another engine may let go of the last handle of this one, and then there is no other
   // way than to wait.
   if (!destroying || tls_context.core == this) CheckNotInOp("Stop", nullptr);
-  const MutexLock stop(stop_mutex_);
-  if (stopped_) return;
+  {
+    const MutexLock lock(stop_mutex_);
+    while (stopping_) {
+      if (!deadline) {
+        stop_ended_.Wait(stop_mutex_);
+      } else if (!stop_ended_.WaitUntil(stop_mutex_, deadline->time()) && stopping_) {
+        throw TimeoutError(
+            "stopping the engine: the deadline has passed; another thread is stopping it");
+      }
+    }
+    if (stopped_) return;
+    stopping_ = true;
+  }
+  try {
+    StopOnce(deadline);
+  } catch (...) {
+    EndStop(/*stopped=*/false);
+    throw;
+  }
+  EndStop(/*stopped=*/true);
+}
+
+void EngineCore::EndStop(bool stopped) {
+  {
+    const MutexLock lock(stop_mutex_);
+    stopping_ = false;
+    stopped_ = stopped;
+  }
+  stop_ended_.NotifyAll();
+}
+
+void EngineCore::StopOnce(std::optional<Deadline> deadline) {
   closed_.store(true, std::memory_order_seq_cst);
   {
     const engine::TrackerGuard guard(lock_);
@@ -168,6 +199,11 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
   int none = 0;
   while (!workers_.compare_exchange_strong(none, kNoMoreWorkers, std::memory_order_acquire)) {
     none = 0;
+    if (HasPassed(deadline)) {
+      throw TimeoutError(
+          "stopping the engine: the deadline has passed; the threads of oneTBB are busy elsewhere, "
+          "and workers that it has promised have not come");
+    }
     std::this_thread::sleep_for(kLateLook);
   }
   // Both go with the engine: a late pusher may look at them.
@@ -178,14 +214,17 @@ void EngineCore::Stop(std::optional<Deadline> deadline, bool destroying) {
   EmptyInboxAfterStop();
   {
     const engine::TrackerGuard guard(lock_);
-    for (const FailureRecord* record : unreported_) {
-      if (record->seen) continue;
-      Log(LogLevel::kError, "op '{}' failed and nobody waited for it: {}", record->failure.op,
-          record->failure.message);
-    }
+    LogUnseenLocked();
   }
   StopTrace();
-  stopped_ = true;
+}
+
+void EngineCore::LogUnseenLocked() {
+  for (FailureRecord* record : unreported_) {
+    if (std::exchange(record->seen, true)) continue;
+    Log(LogLevel::kError, "op '{}' failed and nobody waited for it: {}", record->failure.op,
+        record->failure.message);
+  }
 }
 
 // --- variables -----------------------------------------------------------------------------------
@@ -375,6 +414,7 @@ void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
 }  // namespace
 
 void ReleaseAsync(AsyncState* state) noexcept {
+  if (engine::InForkedChild()) return;
   std::uint32_t refs = state->refs.load(std::memory_order_acquire);
   while (refs > 2) {
     if (state->refs.compare_exchange_weak(refs, refs - 1, std::memory_order_acq_rel)) return;
@@ -392,7 +432,7 @@ void ReleaseAsync(AsyncState* state) noexcept {
 }
 
 void CompleteAsync(AsyncState* state, std::exception_ptr error) noexcept {
-  if (state == nullptr) return;  // moved from
+  if (state == nullptr || engine::InForkedChild()) return;  // moved from
   // A success has nothing to write, so it is final with its claim.
   const std::uint32_t marks =
       error == nullptr ? AsyncState::kClaimed | AsyncState::kCalled : AsyncState::kClaimed;
@@ -487,15 +527,12 @@ void TracePush(engine::TraceWriter& trace, Op* op) noexcept {
 }
 
 void EngineCore::StartTrace(const std::string& file) {
+  engine::CheckNotForked("StartTrace");
   const MutexLock lock(trace_mutex_);
   if (tls_context.core != this) CheckOpen("StartTrace");
   if (engine::TraceWriter* running = trace_.load(std::memory_order_relaxed)) {
     throw InvalidState(
         fmt::format("StartTrace('{}'): a trace to '{}' is running", file, running->path()));
-  }
-  for (const auto& ended : traces_) {
-    // Its writer keeps the file as long as the engine lives; the new trace gets one of its own.
-    if (ended->path() == file) unlink(file.c_str());
   }
   traces_.push_back(std::make_unique<engine::TraceWriter>(file, options_.trace_bytes_max));
   engine::TraceWriter* trace = traces_.back().get();
@@ -510,6 +547,7 @@ void EngineCore::StartTrace(const std::string& file) {
 
 // The writer itself stays until the engine goes: other threads may be in the midst of a record.
 void EngineCore::StopTrace() {
+  engine::CheckNotForked("StopTrace");
   const MutexLock lock(trace_mutex_);
   engine::TraceWriter* trace = trace_.exchange(nullptr, std::memory_order_acq_rel);
   if (trace == nullptr) return;

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "engine/core.h"
+#include "engine/fork.h"
 
 namespace heddle::internal {
 
@@ -47,6 +48,7 @@ bool EngineCore::AddPoller(WaitPoller& poller) {
 }
 
 void EngineCore::RemovePoller(WaitPoller& poller) {
+  engine::CheckNotForked("RemovePoller");
   if (tls_context.polling == this) {
     throw InvalidState("RemovePoller inside RunOne or OnWait of a WaitPoller");
   }

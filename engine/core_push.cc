@@ -241,32 +241,30 @@ void EngineCore::AbandonPush(Op* op) noexcept {
   engine::FreeBlock(op, op->block_class);
 }
 
-void EngineCore::CommitPush(Op* op) noexcept {
-  if (kind_ != Kind::kThreaded) [[unlikely]] {
-    CommitWithoutWorkers(op, MessageKind::kOp);
-    return;
-  }
-  if (op->start_inline && tls_context.op == nullptr && tls_context.no_wait_depth == 0)
-      [[unlikely]] {
-    CommitInline(op);
-    return;
-  }
-  PublishOp(op, MessageKind::kOp);
+std::uint64_t EngineCore::CommitPush(Op* op) noexcept {
+  if (kind_ != Kind::kThreaded) [[unlikely]]
+    return CommitWithoutWorkers(op, MessageKind::kOp);
+  if (op->start_inline && tls_context.op == nullptr && tls_context.no_wait_depth == 0) [[unlikely]]
+    return CommitInline(op);
+  const std::uint64_t ticket = PublishOp(op, MessageKind::kOp);
   AfterPublish();
+  return ticket;
 }
 
-void EngineCore::CommitGpuPush(Op* op) noexcept {
+std::uint64_t EngineCore::CommitGpuPush(Op* op) noexcept {
   if (kind_ != Kind::kThreaded) {
-    CommitWithoutWorkers(op, MessageKind::kGpuOp);
+    const std::uint64_t ticket = CommitWithoutWorkers(op, MessageKind::kGpuOp);
     LeaveGpuPush();
-    return;
+    return ticket;
   }
-  PublishOp(op, MessageKind::kGpuOp);
+  const std::uint64_t ticket = PublishOp(op, MessageKind::kGpuOp);
   LeaveGpuPush();  // the engine's object stays: the caller has it
   AfterPublish();
+  return ticket;
 }
 
-void EngineCore::PublishOp(Op* op, MessageKind kind) noexcept {
+// From here on `op` may have gone.
+std::uint64_t EngineCore::PublishOp(Op* op, MessageKind kind) noexcept {
   engine::ThreadContext& context = tls_context;
   if (context.core == this) {
     op->child = true;
@@ -278,6 +276,7 @@ void EngineCore::PublishOp(Op* op, MessageKind kind) noexcept {
   inbox_.Publish(ticket, op, kind);
   // After publishing; see DrainIfUrgentLocked.
   if (urgent) urgent_.exchange(true, std::memory_order_acq_rel);
+  return ticket;
 }
 
 // Gives `op` its ticket, whose slot is free then.
@@ -296,7 +295,7 @@ std::uint64_t EngineCore::EnterInbox(Op* op) noexcept {
 
 // Runs `op` here and now if it is ready. Published and taken from the inbox under one hold of the
 // lock, it can be nobody else's meanwhile.
-void EngineCore::CommitInline(Op* op) noexcept {
+std::uint64_t EngineCore::CommitInline(Op* op) noexcept {
   const bool urgent = op->priority > 0;
   const std::uint64_t ticket = EnterInbox(op);
   bool work_left = false;
@@ -317,6 +316,7 @@ void EngineCore::CommitInline(Op* op) noexcept {
   }
   // An op that was blocked, or has run and left nothing ready, is no reason to wake a worker.
   if (work_left) AfterPublish();
+  return ticket;
 }
 
 // Registers what was pushed before `op`, and `op` itself. True: it is ready, and the caller's to
@@ -367,7 +367,7 @@ bool EngineCore::HasRoomLocked(std::int64_t bytes) {
   if (pending >= options_.max_pending_ops) return false;
   if (bytes == 0) return true;
   const std::int64_t pending_bytes = pending_bytes_.load(std::memory_order_relaxed);
-  return pending_bytes == 0 || pending_bytes + bytes <= options_.max_pending_bytes;
+  return pending_bytes == 0 || bytes <= options_.max_pending_bytes - pending_bytes;
 }
 
 // Takes part in the bound: true when there is room, or when this thread must not wait for it.
@@ -455,7 +455,7 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
   TraceWaitFor(engine::TraceWait::kRoom, 0, started_ns);
 }
 
-void EngineCore::PushFence(const Var& var, const char* name, bool clears_error) {
+std::uint64_t EngineCore::PushFence(const Var& var, const char* name, bool clears_error) {
   OpOptions options;
   options.writes = {var};
   const NewOp fresh = NewOpBlock(
@@ -463,7 +463,7 @@ void EngineCore::PushFence(const Var& var, const char* name, bool clears_error) 
   fresh.op->name = name;
   fresh.op->clears_error = clears_error;
   new (&fresh.op->access(0)) Access(var.state(), AccessMode::kFence);
-  CommitPush(fresh.op);
+  return CommitPush(fresh.op);
 }
 
 }  // namespace heddle::internal

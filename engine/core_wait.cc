@@ -148,8 +148,18 @@ void EngineCore::WaitForReadsAndWrites(const Var& var, std::optional<Deadline> d
   CheckNotInOp("WaitForReadsAndWrites", var.state());
   CheckOpen("WaitForReadsAndWrites");
   // A fence is ordered as a write, so it comes after all reads pushed so far.
-  PushFence(var, "wait_for_reads", /*clears_error=*/false);
-  WaitForWrites(var.state(), deadline, engine::TraceWait::kVarReads);
+  const std::uint64_t fence = PushFence(var, "wait_for_reads", /*clears_error=*/false);
+  try {
+    WaitForWrites(var.state(), deadline, engine::TraceWait::kVarReads);
+  } catch (...) {
+    const engine::TrackerGuard guard(lock_);
+    tracker_.Withdraw(var.state(), fence, [this](Op* op) {
+      lock_.AssertHeld();
+      PushGrantedLocked(op);
+    });
+    EnsureWorkerLocked();
+    throw;
+  }
 }
 
 void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
@@ -159,7 +169,7 @@ void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
   std::exception_ptr error;
   {
     const engine::TrackerGuard guard(lock_);
-    WaitForVarLocked(var, deadline);
+    WaitForVarLocked(var, deadline, kind);
     if (var->failure != nullptr) {
       var->failure->seen = true;
       error = var->failure->error;
@@ -180,10 +190,13 @@ Op* EngineCore::DrainButLastLocked() {
   return nullptr;
 }
 
-void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadline) {
+void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadline,
+                                  engine::TraceWait kind) {
   Op* last = kind_ == Kind::kThreaded ? DrainButLastLocked() : nullptr;
   if (last == nullptr) DrainToTailLocked();
-  const std::uint32_t target = var->writes_registered;
+  // What waits for reads is nothing that others wait for.
+  const std::uint32_t fences = kind == engine::TraceWait::kVarReads ? 0 : var->last_fences;
+  const std::uint32_t target = var->writes_registered - fences;
   const auto reached = [var, target] {
     return static_cast<std::int32_t>(var->writes_finished - target) >= 0;
   };
@@ -357,6 +370,9 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   std::exception_ptr error;  // of the check of a WaitCheckScope
   int polls = kLingerPolls;
   while (!EpochEndedLocked(epoch) && !late && error == nullptr) {
+    if (executor.candidate != nullptr && !jobs_.empty()) {  // before it helps without the lock
+      PushReadyLocked(std::exchange(executor.candidate, nullptr));
+    }
     if (kind_ != Kind::kThreaded) {
       if (!AcquireInlineLocked(deadline)) continue;
       RunReadyInlineLocked(executor, [&] {

@@ -342,7 +342,7 @@ void EngineCore::RunBlocks(Job& job, std::optional<Deadline> until) noexcept {
   const auto run = [&job, until](std::int64_t block) {
     const std::int64_t begin = block * job.grain;
     try {
-      (*job.body)(begin, std::min(begin + job.grain, job.count));
+      (*job.body)(begin, begin + std::min(job.grain, job.count - begin));
     } catch (...) {
       if (!job.failed.exchange(true)) job.error = std::current_exception();
       job.blocks.Drop();
@@ -362,7 +362,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
   if (engine::tls_context.core != this) CheckOpen("ParallelFor");
   const bool in_own_op = engine::tls_context.core == this;
   const int job_priority = in_own_op ? engine::tls_context.op->priority : 0;
-  const std::int64_t blocks = (count + grain - 1) / grain;
+  const std::int64_t blocks = count / grain + (count % grain != 0 ? 1 : 0);
   const bool alone = kind_ != Kind::kThreaded || options_.num_workers == 1 || blocks < 2;
   Job job{.count = count,
           .grain = grain,
@@ -527,7 +527,8 @@ std::string EngineCore::AgeOf(const Op* op, std::int64_t now_ns) const {
 // What to log if nothing has finished for too long; empty: all is well.
 std::string EngineCore::WatchdogLocked(std::int64_t now_ns) {
   if (options_.watchdog.count() == 0) return {};
-  if (kind_ != Kind::kThreaded) DrainLocked();
+  // Not while a body runs: what it pushes is registered after it, whatever the time.
+  if (kind_ != Kind::kThreaded && !inline_busy_) DrainLocked();
   SightTail(now_ns);
   const bool was_idle = std::exchange(progress_idle_, done_ == pushed_);
   if (was_idle || progress_idle_ || done_ != progress_done_) {

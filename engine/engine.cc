@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -24,13 +25,13 @@ NewOp BeginPush(EngineCore& core, const OpOptions& options, std::size_t body_byt
                 BodyFunction function, bool async, PushMode mode) {
   return core.BeginPush(options, body_bytes, function, async, mode);
 }
-void CommitPush(EngineCore& core, Op* op) noexcept { core.CommitPush(op); }
+std::uint64_t CommitPush(EngineCore& core, Op* op) noexcept { return core.CommitPush(op); }
 void AbandonPush(EngineCore& core, Op* op) noexcept { core.AbandonPush(op); }
 NewOp BeginGpuPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
                    BodyFunction function, PushMode mode) {
   return core.BeginGpuPush(options, body_bytes, function, mode);
 }
-void CommitGpuPush(EngineCore& core, Op* op) noexcept { core.CommitGpuPush(op); }
+std::uint64_t CommitGpuPush(EngineCore& core, Op* op) noexcept { return core.CommitGpuPush(op); }
 GpuStream StreamOf(AsyncState* async) noexcept { return async->gpu_queue->stream(); }
 
 RoomDeadline::RoomDeadline(const Deadline& deadline) noexcept {
@@ -101,8 +102,16 @@ Engine::Engine(EngineOptions options) : core_(new internal::EngineCore(std::move
 
 Engine::~Engine() {
   if (engine::InForkedChild()) return;  // its threads are not there to be joined
-  core_->Stop(std::nullopt, /*destroying=*/true);
-  core_->Unref();
+  const auto end = [core = core_] {
+    core->Stop(std::nullopt, /*destroying=*/true);
+    core->Unref();
+  };
+  // The last handle has gone with what an op of its own captures: that op cannot wait for itself.
+  if (engine::tls_context.core == core_) {
+    std::thread(end).detach();
+  } else {
+    end();
+  }
 }
 
 Engine& Engine::Default() {

@@ -118,15 +118,13 @@ Op* EngineCore::PickSeededLocked(Executor& executor) {
   }
 }
 
-void EngineCore::CommitWithoutWorkers(Op* op, MessageKind kind) noexcept {
-  if (kind_ == Kind::kSerial) {
-    CommitSerial(op, kind);
-    return;
-  }
-  PublishOp(op, kind);
+std::uint64_t EngineCore::CommitWithoutWorkers(Op* op, MessageKind kind) noexcept {
+  if (kind_ == Kind::kSerial) return CommitSerial(op, kind);
+  const std::uint64_t ticket = PublishOp(op, kind);
   AfterPublish();
   const engine::TrackerGuard guard(lock_);
   WakeForPushLocked();
+  return ticket;
 }
 
 // This thread has pushed an op that it does not run. Nor does anybody else, unless it is for one of
@@ -136,7 +134,7 @@ void EngineCore::WakeForPushLocked() {
   WakeWaitersLocked([](const Waiter&) { return true; });
 }
 
-void EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
+std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   const bool nested = tls_context.op != nullptr;
   if (tls_context.core == this) {
     op->child = true;
@@ -147,8 +145,9 @@ void EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   const engine::TrackerGuard guard(lock_);
   while (runs && !AcquireInlineLocked(std::nullopt)) {
   }
-  op->ticket = inbox_.TakeTicket();
-  while (!inbox_.HasSlot(op->ticket)) {
+  const std::uint64_t ticket = inbox_.TakeTicket();
+  op->ticket = ticket;
+  while (!inbox_.HasSlot(ticket)) {
     DrainLocked();
     inbox_.PublishHead(inbox_head_);
   }
@@ -156,15 +155,18 @@ void EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) TracePush(*trace, op);
   }
   if (op->priority > 0) urgent_.store(true, std::memory_order_relaxed);
-  inbox_.Publish(op->ticket, op, kind);
+  inbox_.Publish(ticket, op, kind);
   if (!runs) {
     WakeForPushLocked();
-    return;
+    return ticket;
   }
   Executor executor;
   const ExecutorLink link(*this, executor);
-  RunReadyInlineLocked(executor, [] { return false; });
+  do {
+    RunReadyInlineLocked(executor, [] { return false; });
+  } while (inbox_head_ <= ticket && AwaitPublishedLocked());
   ReleaseInlineLocked();
+  return ticket;
 }
 
 // A push or a drop that raced with Stop, or a drop after it: its message must not be lost.

@@ -71,6 +71,9 @@ class Access {
   // Of a GPU op that runs when poisoned: the variable was, when the body looked.
   bool poison_known() const { return (word_ & kPoisonKnown) != 0; }
   void set_poison_known() { word_ |= kPoisonKnown; }
+  // Of a fence: it is a read from now on, see Tracker::Withdraw.
+  bool withdrawn() const { return mode() == AccessMode::kFence && (word_ & kWithdrawn) != 0; }
+  void set_withdrawn() { word_ |= kWithdrawn; }
 
   AccessRef next;  // in the variable's queue, while waiting
 
@@ -79,6 +82,7 @@ class Access {
   static constexpr std::uintptr_t kNamesFailure = 8;
   static constexpr std::uintptr_t kFailsAlone = 16;
   static constexpr std::uintptr_t kPoisonKnown = 32;
+  static constexpr std::uintptr_t kWithdrawn = kPoisonKnown;  // fences are not of GPUs
   std::uintptr_t word_;
 };
 
@@ -151,6 +155,7 @@ struct alignas(engine::kBlockAlign) Op : OpHeader {
 };
 // More would cost many ops a line of memory.
 static_assert(Op::kHeaderBytes == 40);
+static_assert(engine::kBlockClasses < 1 << 4);  // OpHeader::block_class
 
 }  // namespace heddle::internal
 
@@ -191,10 +196,11 @@ struct alignas(engine::kNoSharing) VarState {
   std::uint32_t readers = 0;            // granted
   std::uint32_t writes_registered = 0;  // fences included; wraps
   std::uint32_t writes_finished = 0;
+  std::uint32_t last_fences = 0;  // registered behind the last write, and that cure nothing
   bool granting = false;
   bool dropped : 1 = false;    // no handle is left: freed when idle
   bool gpu_holds : 1 = false;  // issued GPU ops hold the variable
-  std::uint16_t waiters = 0;   // threads that wait for a write, saturated count kept by the tracker
+  std::uint32_t waiters = 0;   // threads that wait for a write
   std::atomic<std::uint64_t> version{0};
   engine::FailureRecord* failure = nullptr;
 

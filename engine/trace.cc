@@ -57,6 +57,13 @@ void CopyName(char (&to)[kSize], std::string_view from) {
   std::memcpy(to, from.data(), std::min(from.size(), kSize - 1));
 }
 
+// Whether the file is a trace that has ended in order.
+bool IsClosedTrace(int file) {
+  TraceFileHeader head = {};
+  return pread(file, &head, sizeof(head), 0) == static_cast<ssize_t>(sizeof(head)) &&
+         std::memcmp(head.magic, kTraceMagic, sizeof(kTraceMagic)) == 0 && head.closed == 1;
+}
+
 }  // namespace
 
 TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
@@ -64,12 +71,17 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
       path_(WithProcessId(path)),
       bytes_max_(std::max<std::size_t>(bytes_max > 0 ? static_cast<std::size_t>(bytes_max) : 0,
                                        kTraceHeaderBytes + kTraceChunkBytes)) {
-  file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (file_ < 0) ThrowIo(path_, "cannot be opened for writing", errno);
   // Only the owner of the lock may empty the file: two engines given one path must not mix.
   int error = 0;
   const char* what = nullptr;
-  if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
+  bool locked = OpenLocked();
+  if (!locked && errno == EWOULDBLOCK && IsClosedTrace(file_)) {
+    // A writer keeps its file mapped as long as its engine lives: the new trace gets another one.
+    unlink(path_.c_str());
+    close(file_);
+    locked = OpenLocked();
+  }
+  if (!locked) {
     error = errno;
     what = error == EWOULDBLOCK ? "another engine is writing to it" : "cannot be locked";
   } else if (ftruncate(file_, 0) != 0) {
@@ -99,6 +111,13 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
   head.bytes_max = bytes_max_;
   CopyName(head.process, program_invocation_short_name);
   CopyName(head.machine, BootId());
+}
+
+// False: errno says why it could not be locked.
+bool TraceWriter::OpenLocked() {
+  file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (file_ < 0) ThrowIo(path_, "cannot be opened for writing", errno);
+  return flock(file_, LOCK_EX | LOCK_NB) == 0;
 }
 
 TraceWriter::~TraceWriter() {

@@ -36,7 +36,6 @@ enum class TraceWait : std::uint8_t {
   kVarReads = 1,  // WaitForReadsAndWrites
   kAll = 2,       // WaitForAll
   kRoom = 3,      // a push waited for room
-  kStop = 4,
 };
 
 class TraceWriter {
@@ -102,6 +101,7 @@ class TraceWriter {
   static HEDDLE_TLS ThreadCursors* tls_cursors;
   static HEDDLE_TLS bool tls_cursors_closed;
 
+  bool OpenLocked();
   static ThreadCursors& MakeThreadCursors() noexcept;
   Cursor& ThisThread() noexcept;
   // Room for a record of `bytes` (a multiple of 8) in the calling thread's chunk; null: dropped and

@@ -161,7 +161,7 @@ class Tracker {
     for (std::uint32_t i = 0; i < count; ++i) {
       Access& access = op->access(i);
       VarState* var = access.var();
-      if (access.mode() == AccessMode::kRead) {
+      if (access.mode() == AccessMode::kRead || access.withdrawn()) {
         DCHECK(var->readers > 0 && var->writer == nullptr);  // V1
         --var->readers;
         if (var->reader_hint == op) var->reader_hint = nullptr;
@@ -186,6 +186,18 @@ class Tracker {
         if (var->waiters > 0) on_write(var);
       }
       if (var->dropped && var->Idle()) on_idle(var);
+    }
+  }
+
+  // The fence of that ticket, if it waits, becomes a read: its thread waits no more, so it must
+  // hold up no reads behind it. It keeps its number among the writes.
+  template <class OnReady>
+  void Withdraw(VarState* var, std::uint64_t ticket, OnReady&& on_ready) {
+    for (AccessRef ref = var->head; ref; ref = ref.op()->access(ref.index()).next) {
+      if (ref.op()->ticket != ticket) continue;
+      ref.op()->access(ref.index()).set_withdrawn();
+      if (var->writer == nullptr && !var->granting) Grant(var, on_ready);
+      return;
     }
   }
 
@@ -224,6 +236,8 @@ class Tracker {
     VarState* var = access.var();
     if (access.is_write()) {
       ++var->writes_registered;
+      const bool only_waits = access.mode() == AccessMode::kFence && !op->clears_error;
+      var->last_fences = only_waits ? var->last_fences + 1 : 0;
       if (var->writer == nullptr && var->readers == 0 && !var->head) {
         var->writer = op;
         access.set_granted();
@@ -253,7 +267,7 @@ class Tracker {
       const AccessRef ref = var->head;
       Op* op = ref.op();
       Access& access = op->access(ref.index());
-      if (access.is_write()) {
+      if (access.is_write() && !access.withdrawn()) {
         if (var->readers > 0) return;
         var->writer = op;
       } else {
@@ -262,6 +276,7 @@ class Tracker {
           granting_.push_back(var);
           return;
         }
+        if (access.withdrawn()) ++var->writes_finished;  // all before it have finished
         ++var->readers;
         var->reader_hint = op;
       }

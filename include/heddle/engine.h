@@ -72,7 +72,7 @@ struct OpOptions {
   Lane lane = Lane::kNormal;
   int priority = 0;                  // higher first
   bool run_when_poisoned = false;    // run although an input failed; the body looks at FailureOf
-  std::int64_t temporary_bytes = 0;  // counts against max_pending_bytes until the op has finished
+  std::int64_t temporary_bytes = 0;  // counts against max_pending_bytes until the body has returned
   // If the op is ready when it is pushed, its body runs inside the push, on the pushing thread and
   // past num_workers and the ready ops, instead of on a worker: for short bodies that start a
   // transfer. The push first registers what was pushed before. No effect inside an op, under a
@@ -177,10 +177,10 @@ struct NewOp {
 enum class BodyKind { kSync, kAsync, kGpu };
 NewOp BeginPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
                 BodyFunction function, bool async, PushMode mode);
-void CommitPush(EngineCore& core, Op* op) noexcept;
+std::uint64_t CommitPush(EngineCore& core, Op* op) noexcept;  // the op's ticket
 NewOp BeginGpuPush(EngineCore& core, const OpOptions& options, std::size_t body_bytes,
                    BodyFunction function, PushMode mode);
-void CommitGpuPush(EngineCore& core, Op* op) noexcept;
+std::uint64_t CommitGpuPush(EngineCore& core, Op* op) noexcept;
 GpuStream StreamOf(AsyncState* async) noexcept;  // of a GPU op whose body runs
 void AbandonPush(EngineCore& core, Op* op) noexcept;
 [[noreturn]] void ThrowNullBody(const OpOptions& options);
@@ -252,7 +252,9 @@ struct StoredBody {
 class Engine {
  public:
   explicit Engine(EngineOptions options = {});
-  ~Engine();  // stops; errors that nobody saw are logged
+  // Stops; errors that nobody saw are logged. In an op of this very engine, whose captures had the
+  // last handle, that happens on a thread of its own later. Not on a GPU op's way out.
+  ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -264,38 +266,40 @@ class Engine {
 
   // Queues body(). Returns once the op is queued: it never waits for inputs, only for room when
   // more than max_pending_ops are pending (and not from inside an op, nor under a NoWaitScope).
-  // Errors: InvalidArgument (null body, empty var or one of another engine, device not built in),
-  // InvalidState (stopped). Nothing is queued then.
+  // Returns the op's ticket, by which DumpState and traces name it: tickets rise in the order of
+  // all pushes, in which ops take their places at their variables. Errors: InvalidArgument (null
+  // body, empty var or one of another engine, device not built in), InvalidState (stopped). Nothing
+  // is queued then.
   template <class F>
-  void Push(const OpOptions& options, F&& body) {
-    Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  std::uint64_t Push(const OpOptions& options, F&& body) {
+    return Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
   }
   // Like Push, but waits for room until `deadline` at most: TimeoutError then, which names the op
   // that holds it up, and nothing is queued.
   template <class F>
-  void Push(const OpOptions& options, F&& body, Deadline deadline) {
+  std::uint64_t Push(const OpOptions& options, F&& body, Deadline deadline) {
     const internal::RoomDeadline scope(deadline);
-    Push(options, std::forward<F>(body));
+    return Push(options, std::forward<F>(body));
   }
   // Like Push, but returns false instead of waiting for room.
   template <class F>
   [[nodiscard]] bool TryPush(const OpOptions& options, F&& body) {
-    return Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kTry);
+    return Enqueue<F, kSync>(options, std::forward<F>(body), internal::PushMode::kTry) != kNoRoom;
   }
   // Queues body(completion): the op finishes when the body has returned and the completion was
   // called.
   template <class F>
-  void PushAsync(const OpOptions& options, F&& body) {
-    Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  std::uint64_t PushAsync(const OpOptions& options, F&& body) {
+    return Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
   }
   template <class F>
-  void PushAsync(const OpOptions& options, F&& body, Deadline deadline) {
+  std::uint64_t PushAsync(const OpOptions& options, F&& body, Deadline deadline) {
     const internal::RoomDeadline scope(deadline);
-    PushAsync(options, std::forward<F>(body));
+    return PushAsync(options, std::forward<F>(body));
   }
   template <class F>
   [[nodiscard]] bool TryPushAsync(const OpOptions& options, F&& body) {
-    return Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kTry);
+    return Enqueue<F, kAsync>(options, std::forward<F>(body), internal::PushMode::kTry) != kNoRoom;
   }
   // Queues body(GpuStream) for options.device, a gpu(i). The body runs on a thread of the engine,
   // as soon as the ops before it on its variables have finished or, if of GPUs, have been issued;
@@ -309,17 +313,17 @@ class Engine {
   // start_inline has no effect.
   // Errors: as Push; InvalidArgument for a device that is not a GPU or not there.
   template <class F>
-  void PushGpu(const OpOptions& options, F&& body) {
-    Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
+  std::uint64_t PushGpu(const OpOptions& options, F&& body) {
+    return Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);
   }
   template <class F>
-  void PushGpu(const OpOptions& options, F&& body, Deadline deadline) {
+  std::uint64_t PushGpu(const OpOptions& options, F&& body, Deadline deadline) {
     const internal::RoomDeadline scope(deadline);
-    PushGpu(options, std::forward<F>(body));
+    return PushGpu(options, std::forward<F>(body));
   }
   template <class F>
   [[nodiscard]] bool TryPushGpu(const OpOptions& options, F&& body) {
-    return Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kTry);
+    return Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kTry) != kNoRoom;
   }
 
   // Returns when all writes of `var` that were pushed before are done, and throws the error of the
@@ -362,7 +366,8 @@ class Engine {
   // Splits [0, count) into blocks of `grain` and calls body(begin, end) for each, on this thread,
   // on threads that wait for the op, and on idle workers, until all are done. The blocks do not
   // depend on the number of workers. The first exception is rethrown once all started blocks have
-  // ended. For use inside op bodies; elsewhere it works too.
+  // ended. For use inside op bodies; elsewhere it works too, but must not wait for ops either:
+  // whoever runs blocks has the place of a worker.
   void ParallelFor(std::int64_t count, std::int64_t grain,
                    const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
@@ -387,8 +392,10 @@ class Engine {
     return std::is_invocable_v<Body&>;
   }
 
+  static constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};  // instead of a ticket
+
   template <class F, internal::BodyKind kKind>
-  bool Enqueue(const OpOptions& options, F&& body, internal::PushMode mode) {
+  std::uint64_t Enqueue(const OpOptions& options, F&& body, internal::PushMode mode) {
     using Body = std::decay_t<F>;
     using Stored = internal::StoredBody<Body, kKind>;
     static_assert(Takes<Body, kKind>(),
@@ -404,7 +411,7 @@ class Engine {
       fresh = internal::BeginPush(*core_, options, Stored::kBytes, &Stored::Invoke, kKind == kAsync,
                                   mode);
     }
-    if (fresh.op == nullptr) return false;
+    if (fresh.op == nullptr) return kNoRoom;
     if constexpr (Stored::kInPlace && std::is_nothrow_constructible_v<Body, F&&>) {
       Stored::Construct(fresh.storage, std::forward<F>(body));
     } else {
@@ -416,11 +423,10 @@ class Engine {
       }
     }
     if constexpr (kKind == kGpu) {
-      internal::CommitGpuPush(*core_, fresh.op);
+      return internal::CommitGpuPush(*core_, fresh.op);
     } else {
-      internal::CommitPush(*core_, fresh.op);
+      return internal::CommitPush(*core_, fresh.op);
     }
-    return true;
   }
 
   internal::EngineCore* core_;

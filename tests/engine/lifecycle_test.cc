@@ -8,9 +8,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -84,6 +88,22 @@ TEST_P(LifecycleTest, MemoryDoesNotGrowWithTheOpsThatHaveRun) {
   EXPECT_LE(ResidentKiB() - before, 256);
 }
 
+// Their blocks are not those of a pool.
+TEST_P(LifecycleTest, MemoryDoesNotGrowWithOpsOfManyVariables) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers keep records of their own";
+  Engine engine(GetParam().options);
+  std::vector<Var> vars;
+  for (int i = 0; i < 100; ++i) vars.push_back(engine.NewVar());
+  const auto run = [&](int num_ops) {
+    for (int i = 0; i < num_ops; ++i) engine.Push({.writes = vars}, [] {});
+    engine.WaitForAll();
+  };
+  run(100);
+  const long before = ResidentKiB();
+  for (int i = 0; i < 100; ++i) run(100);
+  EXPECT_LE(ResidentKiB() - before, 4096);  // 20 MB of blocks
+}
+
 TEST_P(LifecycleTest, OpsMayPushWhileTheEngineStops) {
   Engine engine(GetParam().options);
   std::atomic<int> runs = 0;
@@ -128,6 +148,69 @@ TEST_P(LifecycleTest, AStopThatIsLateSaysSoAndMayBeCalledAgain) {
   hold.Release();
   engine.Stop();
   EXPECT_EQ(engine.version(x), 1u);
+}
+
+TEST_P(LifecycleTest, AStopKeepsItsDeadlineWhileAnotherThreadStopsTheEngine) {
+  Engine engine(GetParam().options);
+  Hold hold(engine, {.name = "late_op"});
+  std::thread other([&] { engine.Stop(); });
+  const auto is_stopping = [&] {
+    try {
+      engine.Push({.name = "op"}, [] {});
+      return false;
+    } catch (const InvalidState&) {
+      return true;
+    }
+  };
+  while (!is_stopping()) std::this_thread::yield();
+  EXPECT_THROW(engine.Stop(milliseconds(30)), TimeoutError);
+  hold.Release();
+  other.join();
+  engine.Stop(milliseconds(0));
+}
+
+// Stops the engine when it is copied, which is when it is pushed.
+struct StopsWhenCopied {
+  StopsWhenCopied(Engine* engine, std::function<void(Completion)> body)
+      : engine(engine), body(std::move(body)) {}
+  StopsWhenCopied(const StopsWhenCopied& other) : engine(other.engine), body(other.body) {
+    engine->Stop();
+  }
+  void operator()(Completion done) const { body(std::move(done)); }
+
+  Engine* engine;
+  std::function<void(Completion)> body;
+};
+
+TEST_P(LifecycleTest, ACompletionOfAPushThatRacedWithStopMayOutliveItsEngine) {
+  auto engine = std::make_unique<Engine>(GetParam().options);
+  std::optional<Completion> saved;
+  const StopsWhenCopied body(engine.get(), [&saved](Completion done) { saved = std::move(done); });
+  engine->PushAsync({.name = "late"}, body);
+  engine.reset();
+  if (saved) (*saved)();
+}
+
+TEST_P(LifecycleTest, AnErrorOfAPushThatRacedWithStopIsLogged) {
+  LogCapture log;
+  auto engine = std::make_unique<Engine>(GetParam().options);
+  const StopsWhenCopied body(engine.get(),
+                             [](const Completion&) { throw std::runtime_error("unheard"); });
+  engine->PushAsync({.name = "late"}, body);
+  engine.reset();
+  log.WaitForLine({"late", "unheard"});
+}
+
+TEST_P(LifecycleTest, AnOpMayHaveTheLastHandleOfItsEngine) {
+  std::latch ran(2);
+  {
+    const auto engine = std::make_shared<Engine>(GetParam().options);
+    const Var x = engine->NewVar("x");
+    engine->Push({.name = "keeps", .writes = {x}}, [engine, &ran] { ran.count_down(); });
+    engine->Push({.name = "behind", .reads = {x}}, [&ran] { ran.count_down(); });
+    if (GetParam().options.type == "seeded") engine->WaitForAll();
+  }
+  ran.wait();
 }
 
 TEST_P(LifecycleTest, AfterStopEverythingButTheAccessorsThrowsInvalidState) {
@@ -430,6 +513,10 @@ TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
   if (kSanitized) GTEST_SKIP() << "a lock of the sanitizer's allocator may be held for ever too";
   auto engine = std::make_unique<Engine>(GetParam().options);
   Var x = engine->NewVar("x");
+  struct NoPoller final : WaitPoller {
+    bool RunOne(Clock::time_point /*until*/) noexcept override { return false; }
+    void Interrupt() noexcept override {}
+  } poller;
   std::atomic<bool> over = false;
   std::thread busy([&] {
     while (!over) {
@@ -455,10 +542,13 @@ TEST_P(LifecycleTest, AForkedChildIsRefusedAtOnce) {
     try_out([&] { engine->ClearError(x); });
     try_out([&] { engine->DumpState(); });
     try_out([&] { engine->stats(); });
+    try_out([&] { engine->StopTrace(); });
+    try_out([&] { engine->StartTrace("child.trace"); });
+    try_out([&] { engine->RemovePoller(poller); });
     try_out([&] { Engine another; });
     x = Var();
     engine.reset();
-    _exit(refused == 9 ? 0 : 1);
+    _exit(refused == 12 ? 0 : 1);
   }
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);

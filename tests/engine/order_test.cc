@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -96,6 +97,42 @@ TEST_P(OrderTest, AVarSeveralTimesInTheListsCountsOnce) {
   EXPECT_EQ(runs, 400);
   EXPECT_EQ(engine.version(x), 300u);
   EXPECT_EQ(engine.version(y), 200u);
+}
+
+TEST_P(OrderTest, TicketsRiseInTheOrderOfTheVariables) {
+  constexpr int kThreads = 3;
+  constexpr int kPushes = 300;
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::array<std::vector<std::uint64_t>, kThreads> tickets;
+  std::vector<std::pair<int, int>> order;  // thread and push, as the ops have run
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < kPushes; ++i) {
+        const auto note = [&order, thread, i] { order.emplace_back(thread, i); };
+        const OpOptions options{.name = "note", .writes = {x}, .start_inline = i % 4 == 0};
+        tickets[thread].push_back(i % 2 == 0 ? engine.PushAsync(options,
+                                                                [note](const Completion& done) {
+                                                                  note();
+                                                                  done();
+                                                                })
+                                             : engine.Push(options, note));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  engine.WaitForVar(x);
+  ASSERT_EQ(order.size(), static_cast<std::size_t>(kThreads * kPushes));
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    const auto ticket_of = [&](const std::pair<int, int>& op) {
+      return tickets[op.first][op.second];
+    };
+    ASSERT_LT(ticket_of(order[i - 1]), ticket_of(order[i])) << "op " << i;
+  }
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  const std::uint64_t ticket = engine.Push({.name = "named", .reads = {x}}, [] {});
+  EXPECT_TRUE(Contains(engine.DumpState(), "#" + std::to_string(ticket) + " 'named'"));
 }
 
 TEST_P(OrderTest, AReadModifyIsOrderedAsAWrite) {

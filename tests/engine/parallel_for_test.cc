@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <latch>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -62,6 +64,21 @@ TEST_P(ParallelForTest, CountsBeyond32BitsWork) {
   Engine engine(GetParam().options);
   const std::int64_t count = std::int64_t{1} << 40;
   EXPECT_EQ(BlocksOf(engine, count, count / 7), ExpectedBlocks(count, count / 7));
+}
+
+TEST_P(ParallelForTest, AnyGrainWorks) {
+  Engine engine(GetParam().options);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::pair<std::int64_t, std::int64_t>> blocks;
+  const auto note = [&](std::int64_t begin, std::int64_t end) { blocks.emplace_back(begin, end); };
+  engine.ParallelFor(10, kMost, note);
+  EXPECT_EQ(blocks, (std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 10}}));
+  std::atomic<std::int64_t> sum = 0;
+  engine.ParallelFor(kMost, kMost / 2, [&](std::int64_t begin, std::int64_t end) {
+    EXPECT_LT(begin, end);
+    sum += end - begin;
+  });
+  EXPECT_EQ(sum, kMost);
 }
 
 TEST_P(ParallelForTest, AllBlocksAreDoneAndVisibleWhenItReturns) {
@@ -210,6 +227,51 @@ TEST_P(ParallelForTest, AThreadThatWaitsForAnOpHelpsWithItsBlocks) {
     engine.Push({.name = "copies", .reads = {x}, .writes = {copy}}, [] {});
     engine.WaitForVar(copy);
   }));
+}
+
+// What an op that it ran has made ready does not wait for the block that it helps with then.
+TEST_P(ParallelForTest, AWaitThatHelpsKeepsNoReadyOpFromOthers) {
+  EngineOptions options = GetParam().options;
+  if (options.type != "threaded" || options.num_workers < 2) GTEST_SKIP() << "nobody else may help";
+  options.num_workers = 3;
+  for (int round = 0; round < 20; ++round) {
+    Engine engine(options);
+    const Var a = engine.NewVar("a"), b = engine.NewVar("b");
+    std::latch x_started(1), y_waits(1), helped(1), helper_may_end(1), splitter_may_end(1);
+    std::atomic<bool> is_split = false;
+    Blocker blocker(engine);
+    engine.Push({.name = "splits"}, [&] {
+      x_started.wait();
+      const auto own = std::this_thread::get_id();
+      engine.ParallelFor(2, 1, [&](std::int64_t, std::int64_t) {
+        if (std::this_thread::get_id() == own) {
+          is_split = true;
+          splitter_may_end.wait();
+        } else {
+          helped.count_down();
+          helper_may_end.wait();
+        }
+      });
+    });
+    std::thread waiter([&] {
+      engine.Push({.name = "x", .writes = {a}}, [&] {
+        x_started.count_down();
+        y_waits.wait();
+        while (!is_split) std::this_thread::yield();
+      });
+      engine.Push({.name = "y", .reads = {a}, .writes = {b}}, [] {});
+      engine.WaitForAll();
+    });
+    x_started.wait();
+    EXPECT_EQ(engine.stats().done, 0u);  // and what was pushed is looked at, so that y waits for x
+    y_waits.count_down();
+    helped.wait();
+    blocker.Release();
+    EXPECT_NO_THROW(engine.WaitForVar(b, kSoon));
+    helper_may_end.count_down();
+    splitter_may_end.count_down();
+    waiter.join();
+  }
 }
 
 // There are blocks for years, until the thread that waits says that it is enough: a wait that

@@ -341,6 +341,19 @@ TEST_F(TraceWriterTest, RefusesAFileThatAnotherWriterUses) {
   EXPECT_EQ(RecordsOf(Parse(path()), TraceKind::kPush).size(), 1u);  // untouched
 }
 
+TEST_F(TraceWriterTest, ReplacesAFileThatAnotherWriterHasFinished) {
+  TraceWriter first(path("%p.trace"), kPlenty);
+  PushEmpty(first, 1);
+  first.Finish();
+  TraceWriter second(path("%p.trace"), kPlenty);
+  PushEmpty(second, 2);
+  PushEmpty(first, 3);  // changes nothing, and does no harm
+  EXPECT_THROW(TraceWriter(path("%p.trace"), kPlenty), IoError);
+  const std::vector<std::string> pushes = RecordsOf(Parse(second.path()), TraceKind::kPush);
+  ASSERT_EQ(pushes.size(), 1u);
+  EXPECT_EQ(As<TracePushRecord>(pushes[0]).ticket, 2u);
+}
+
 TEST_F(TraceWriterTest, ReplacesAnOlderFile) {
   { std::ofstream(path()) << std::string(100'000, 'x'); }
   { TraceWriter writer(path(), kPlenty); }

@@ -425,6 +425,36 @@ TEST_P(WaitTest, ManyExpiredWaitsDisturbNothing) {
   }
 }
 
+// Nor may it hold up others: what a wait for reads puts into the order of the variable is for that
+// wait alone.
+TEST_P(WaitTest, AnExpiredWaitForReadsHoldsUpNobody) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold hold(engine, {.name = "reads", .reads = {x}});
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(10)), TimeoutError);
+  EXPECT_NO_THROW(engine.WaitForVar(x, kSoon));
+  const Var ran = engine.NewVar("ran");
+  engine.Push({.name = "reads_too", .reads = {x}, .writes = {ran}}, [] {});
+  EXPECT_NO_THROW(engine.WaitForVar(ran, kSoon));
+  // Behind a write and between fences of other threads, too.
+  Hold write(engine, {.name = "writes", .writes = {x}});
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(1)), TimeoutError);
+  Hold second(engine, {.name = "reads_again", .reads = {x}});
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(1)), TimeoutError);
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(1)), TimeoutError);
+  engine.Push({.name = "reads_last", .reads = {x}, .writes = {ran}}, [] {});
+  EXPECT_THROW(engine.WaitForVar(x, milliseconds(1)), TimeoutError);
+  hold.Release();
+  write.Release();
+  EXPECT_NO_THROW(engine.WaitForVar(x, kSoon));
+  EXPECT_NO_THROW(engine.WaitForVar(ran, kSoon));
+  EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(1)), TimeoutError);
+  second.Release();
+  engine.WaitForReadsAndWrites(x);
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), 1u);
+}
+
 // A waiter may run ops, but only such as its wait needs: never the one that waits for what comes
 // later.
 class ThreadedWaitTest : public EveryEngine {};

@@ -76,8 +76,6 @@ std::string_view WaitName(TraceWait kind) {
       return "WaitForAll";
     case TraceWait::kRoom:
       return "Push waits for room";
-    case TraceWait::kStop:
-      return "Stop";
   }
   return "unknown wait";
 }
