@@ -115,7 +115,8 @@ struct ServerUpdate {
   NDArray weight;
 };
 // Such an optimizer, for the keys of one store. Called on threads of the server, for one push of a
-// key at a time.
+// key at a time; updates and forgetting may take their time. While states are saved or loaded the
+// server does nothing else, so that must be over before the others take it for dead.
 struct ServerUpdater {
   // The update is complete when it returns; an exception is the error of that push.
   std::function<void(const ServerUpdate& update)> update;
@@ -129,7 +130,8 @@ struct ServerUpdater {
   std::function<void(KeyRef key)> forget{};
 };
 // Makes the updater of a store when a worker sets an optimizer of that name, which heddle does not
-// have. Throws, which is the worker's error, for a name that the server does not have either.
+// have. The server does nothing else meanwhile. Throws, which is the worker's error, for a name
+// that the server does not have either.
 using ServerOptimizers = std::function<ServerUpdater(std::string_view name)>;
 
 // What a server does besides.

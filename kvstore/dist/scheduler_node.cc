@@ -3,7 +3,9 @@
 #include <heddle/error.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include <fcntl.h>
@@ -31,6 +33,13 @@ int FailureSocket(const DistOptions& options) {
   return options.failure_fd;
 }
 
+// Those of so many float32; of more than can be counted as many as can be, which no array has.
+std::int64_t CutBytesOf(std::int64_t cut_bound) {
+  constexpr auto kElementBytes = static_cast<std::int64_t>(sizeof(float));
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  return cut_bound > kMax / kElementBytes ? kMax : cut_bound * kElementBytes;
+}
+
 }  // namespace
 
 SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory& make_transport,
@@ -45,7 +54,7 @@ SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory&
   machine.num_workers = options.num_workers;
   machine.num_servers = options.num_servers;
   if (options.slice_bytes > 0) machine.slice_bytes = options.slice_bytes;
-  machine.cut_bytes = options.cut_bound * 4;  // as of float32
+  machine.cut_bytes = CutBytesOf(options.cut_bound);
   machine.start_timeout = options.connect_deadline;
   machine.heartbeat_every = options.heartbeat_interval;
   machine.dead_after = options.heartbeat_interval * options.dead_after;

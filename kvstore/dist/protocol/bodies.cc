@@ -4,6 +4,7 @@
 #include <heddle/key.h>
 #include <heddle/shape.h>
 
+#include <limits>
 #include <new>
 #include <utility>
 #include <variant>
@@ -95,10 +96,12 @@ bool Get(WireReader& in, PartInfo* info) {
     return false;
   }
   if (info->row_sparse && info->shape.ndim() == 0) return in.Fail();
+  if (!HasCountableBytes(*info)) return in.Fail();
   const std::int64_t places = info->row_sparse ? info->shape[0] : info->shape.size();
   const bool possible =
       info->num_parts > 0 && info->begin >= 0 && info->begin <= info->end && info->end <= places;
-  return possible || in.Fail();
+  const bool is_all = info->begin == 0 && info->end == places;
+  return (possible && (info->num_parts > 1 || is_all)) || in.Fail();
 }
 
 void Put(WireWriter& out, const NodeEntry& entry) {
@@ -157,6 +160,19 @@ bool Get(WireReader& in, PartStates* states) {
 }
 
 }  // namespace
+
+bool HasCountableBytes(const PartInfo& info) {
+  constexpr auto kIdBytes = static_cast<std::int64_t>(sizeof(std::int64_t));
+  const auto element_bytes = static_cast<std::int64_t>(SizeOf(info.dtype));
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(info.shape.size(), element_bytes, &bytes)) return false;
+  // A shape without elements may have rows of any length.
+  std::int64_t row_bytes = element_bytes;
+  for (std::size_t axis = 1; axis < info.shape.ndim(); ++axis) {
+    if (__builtin_mul_overflow(row_bytes, info.shape[axis], &row_bytes)) return false;
+  }
+  return row_bytes <= std::numeric_limits<std::int64_t>::max() - kIdBytes;
+}
 
 std::string Encode(const JoinBody& body) {
   WireWriter out;

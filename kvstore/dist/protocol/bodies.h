@@ -73,6 +73,9 @@ struct StateBody {
 struct InitBody {  // kInit, kReset; and the kValue that answers kDescribe
   PartInfo info;
 };
+// Whether the bytes of the array, and those of a row and its id, are at most 2^63 - 1. Parts of
+// others are not decoded.
+bool HasCountableBytes(const PartInfo& info);
 
 struct RatesBody {  // first in meta with kFlagRates, always kRatesBytes
   UpdateRates rates;

@@ -68,12 +68,14 @@ enum class Kind : std::uint8_t {
 
   // From a server to a worker.
   kAcks = 60,    // pushes that are recorded
-  kValue = 61,   // answers kPull, kPushPull, kRowPull
+  kValue = 61,   // answers kPull, kPushPull, kRowPull, kDescribe
   kDone = 62,    // answers the others
   kError = 63,   // answers any request
   kCredit = 64,  // round `version` of the part is complete
   kGrant = 65,   // answers kAsk: push number `sequence` may be sent
-  kAsk = 66,     // from a worker whose unfinished pushes have reached the byte cap of this server
+
+  // From a worker to a server whose byte cap its unfinished pushes have reached.
+  kAsk = 66,  // may push number `sequence` be sent?
 
   // Between servers.
   kBlockSums = 80,  // of a shard, for optimizers that need norms of the whole array

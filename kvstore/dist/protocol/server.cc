@@ -252,7 +252,14 @@ void ServerMachine::DrainStore(Time now, std::uint32_t store, Outputs& out) {
 }
 
 void ServerMachine::Apply(Time now, Part& part, Message&& message, Outputs& out) {
-  part.Of(message.rank).next = message.sequence + 1;
+  const std::int32_t rank = message.rank;
+  part.Of(rank).next = message.sequence + 1;
+  const bool bytes_are_free = EndAsks(part, rank);
+  ApplyToPart(now, part, std::move(message), out);
+  if (bytes_are_free) GrantUnderCap(rank, out);
+}
+
+void ServerMachine::ApplyToPart(Time now, Part& part, Message&& message, Outputs& out) {
   if (part.control()) {
     ApplyControl(now, part, message, out);
     return;

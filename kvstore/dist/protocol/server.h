@@ -97,7 +97,7 @@ class ServerControl {
   // New parameters of the generation version >> 32: pushes of `version` and later use them.
   virtual void SetParameters(std::uint32_t store, std::uint64_t version,
                              const OptimizerBody& optimizer) = 0;
-  // May come once from each rank.
+  // Once a store; again only if it has thrown.
   virtual void SetCompression(std::uint32_t store, const CompressionOptions& options) = 0;
   // kCommand, kSaveStates or kLoadStates. False: its end will be told by OnControlDone.
   virtual bool Start(const ControlId& id, const Message& request, ControlResult* result) = 0;
@@ -183,6 +183,7 @@ class ServerMachine {
   void DrainBlocked(Time now, Part& part, Outputs& out);
   void DrainStore(Time now, std::uint32_t store, Outputs& out);
   void Apply(Time now, Part& part, Message&& message, Outputs& out);
+  void ApplyToPart(Time now, Part& part, Message&& message, Outputs& out);
   void ApplyInit(Time now, Part& part, const Message& message, Outputs& out);
   void ApplyRead(Time now, Part& part, Message&& message, Outputs& out);
   void ApplyReset(Part& part, const Message& message, Outputs& out);
@@ -210,6 +211,7 @@ class ServerMachine {
 
   // Updates of whole arrays.
   Whole& WholeOf(const PartId& id);
+  std::exception_ptr LearnWhole(const PartId& id);
   void JoinWhole(Time now, Part& part, Outputs& out);
   void SkipWhole(Time now, Part& part, Outputs& out);
   void ContinueWhole(Time now, Whole& whole, std::uint64_t round, Outputs& out);
@@ -224,6 +226,7 @@ class ServerMachine {
   // Credit.
   void TellComplete(Part& part, std::int32_t rank, Outputs& out);
   void OnAsk(const Message& message, Outputs& out);
+  bool EndAsks(Part& part, std::int32_t rank);
   void Grant(Part& part, std::int32_t rank, Outputs& out);
   void GrantUnderCap(std::int32_t rank, Outputs& out);
   void ReleaseBytes(Part& part, Outputs& out);

@@ -62,13 +62,6 @@ void ServerMachine::RecordPush(Time now, Part& part, Message&& message, Outputs&
   const std::size_t slot = ++state.pushes % kPushesAheadMax;
   state.arrived[slot] = now;
   state.bytes[slot] = contribution.message.payload.bytes();
-  if (state.extra) {
-    worker.unfinished_bytes -= std::exchange(state.extra->reserved, 0);
-    if (state.extra->ask && *state.extra->ask < state.next) {  // it has come without
-      state.extra->ask.reset();
-      std::erase(worker.asking, &part);
-    }
-  }
   worker.unfinished_bytes += state.bytes[slot];
   if (state.pushes == part.rounds + 1) ++part.arrived;
   if (part.next_rank == rank && state.pushes == part.rounds + 1 && !part.updating) {
@@ -151,10 +144,12 @@ bool ServerMachine::StartUpdate(Time now, Part& part, Outputs& out) {
   const std::uint64_t version = std::max(part.by.version, part.version);
   const bool whole =
       part.info.num_parts > 1 && version > 0 && values_.UpdatesWhole(part.id, version);
+  const std::exception_ptr misplaced = whole ? LearnWhole(part.id) : nullptr;
   part.input_error = std::move(part.round_error);
+  if (misplaced) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(misplaced));
   if (part.input_error || part.update_error) {
     if (part.sum_begun) values_.DropSum(part.id);
-    if (whole) SkipWhole(now, part, out);
+    if (whole && !misplaced) SkipWhole(now, part, out);
     return true;
   }
   part.by.version = part.version = version;
@@ -310,11 +305,27 @@ void ServerMachine::OnAsk(const Message& message, Outputs& out) {
   }
 }
 
+// The rank's next request has come. What was asked or granted for it is over: also if it is not the
+// push that asked, which has timed out at the worker and given up its place. True: bytes are free.
+bool ServerMachine::EndAsks(Part& part, std::int32_t rank) {
+  RankState& state = part.Of(rank);
+  if (!state.extra) return false;
+  RankExtra& extra = *state.extra;
+  if (extra.ask && *extra.ask < state.next) {
+    extra.ask.reset();
+    std::erase(WorkerOf(rank).asking, &part);
+  }
+  if (extra.reserved == 0 || extra.reserved_for >= state.next) return false;
+  WorkerOf(rank).unfinished_bytes -= std::exchange(extra.reserved, 0);
+  return true;
+}
+
 void ServerMachine::Grant(Part& part, std::int32_t rank, Outputs& out) {
   Worker& worker = WorkerOf(rank);
   RankExtra& extra = part.Of(rank).Extra();
   std::erase(worker.asking, &part);
   worker.unfinished_bytes += extra.ask_bytes - std::exchange(extra.reserved, extra.ask_bytes);
+  extra.reserved_for = *extra.ask;
   out.Send(TheWorker(rank), {.kind = Kind::kGrant,
                              .rank = rank,
                              .incarnation = worker.incarnation,

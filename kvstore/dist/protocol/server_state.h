@@ -44,8 +44,10 @@ struct ServerMachine::RankExtra {
   std::vector<Message> answers;            // for requests that come again
   std::optional<std::uint64_t> ask;        // a push that waits for kGrant
   std::uint64_t ask_bytes = 0;
-  std::uint64_t reserved = 0;  // bytes of a granted push, among Worker::unfinished_bytes
-  bool running = false;        // a control request
+  // Bytes of a push that is granted, among Worker::unfinished_bytes, and its sequence number.
+  std::uint64_t reserved = 0;
+  std::uint64_t reserved_for = 0;
+  bool running = false;  // a control request
 };
 
 // One rank at one part. A server has (ranks x parts) of these, so it is small.
@@ -116,10 +118,16 @@ struct ServerMachine::Generation {
 };
 
 struct ServerMachine::Store {
+  struct Compression {
+    CompressionBody body;
+    std::int32_t rank;  // that came first
+  };
+
   std::string type;
   bool async = false;
   std::int32_t opened_by = 0;
   std::vector<Generation> generations;
+  std::optional<Compression> compression;
 
   bool Knows(std::uint64_t version) const {
     const std::uint64_t generation = GenerationOf(version);

@@ -33,6 +33,10 @@ bool SameOptimizer(const OptimizerBody& a, const OptimizerBody& b) {
   return a.name == b.name && sorted(a) == sorted(b);
 }
 
+std::string TextOf(const CompressionOptions& options) {
+  return fmt::format("type {}, threshold {}", options.type, options.threshold);
+}
+
 }  // namespace
 
 void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, Outputs& out) {
@@ -144,14 +148,28 @@ void ServerMachine::SetParameters(const Message& message) {
   if (known.error) std::rethrow_exception(ToException(*known.error));
   // Pushes of this version go on, with the parameters before if these cannot be set.
   known.version = std::max(known.version, message.version);
+  if (body.name != known.optimizer.name) {
+    throw InvalidArgument(fmt::format("worker {} sets parameters of optimizer {}, expected {}",
+                                      message.rank, body.name, known.optimizer.name));
+  }
   control_.SetParameters(message.part.store, message.version, body);
 }
 
+// Codes that are held for a round must still be what they were when they came.
 void ServerMachine::SetCompression(const Message& message) {
-  OpenedStore(message.part.store);
+  Store& store = OpenedStore(message.part.store);
   CompressionBody body;
   if (!Decode(message.meta, &body)) throw InvalidArgument("the compression cannot be read");
+  if (store.compression) {
+    const CompressionOptions& known = store.compression->body.options;
+    if (known.type == body.options.type && known.threshold == body.options.threshold) return;
+    throw InvalidArgument(
+        fmt::format("gradient compression of the store is {}, as worker {} has set it; worker {} "
+                    "sets {}",
+                    TextOf(known), store.compression->rank, message.rank, TextOf(body.options)));
+  }
   control_.SetCompression(message.part.store, body.options);
+  store.compression = Store::Compression{.body = std::move(body), .rank = message.rank};
 }
 
 void ServerMachine::StartControl(Part& part, const Message& message, Outputs& out) {
@@ -203,7 +221,9 @@ void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
   WorkerOf(rank).left = true;
   WorkerOf(rank).asking.clear();
   for (const auto& [id, part] : parts_) {
-    part->Of(rank).slow = 0;
+    RankState& state = part->Of(rank);
+    state.slow = 0;
+    if (state.extra) WorkerOf(rank).unfinished_bytes -= std::exchange(state.extra->reserved, 0);
     if (!part->created) continue;
     if (FindStore(id.store)->async) {
       DropIfRemoved(*part);

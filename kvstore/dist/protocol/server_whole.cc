@@ -27,9 +27,15 @@ ServerMachine::Whole& ServerMachine::WholeOf(const PartId& id) {
   return wholes_.try_emplace({id.store, id.key}, Whole{.id = array}).first->second;
 }
 
+// Where the parts of the array are. An error if it is cut otherwise here than this part says.
+std::exception_ptr ServerMachine::LearnWhole(const PartId& id) {
+  Whole& whole = WholeOf(id);
+  if (whole.array) return nullptr;
+  return ErrorOf([&] { whole.array = values_.WholeOf(id); });
+}
+
 void ServerMachine::JoinWhole(Time now, Part& part, Outputs& out) {
   Whole& whole = WholeOf(part.id);
-  if (!whole.array) whole.array = values_.WholeOf(part.id);
   Whole::Round& round = whole.rounds[part.rounds + 1];
   ++round.come;
   round.parts.push_back(&part);
@@ -40,7 +46,6 @@ void ServerMachine::JoinWhole(Time now, Part& part, Outputs& out) {
 // The part's round has failed: those of the other parts cannot end well.
 void ServerMachine::SkipWhole(Time now, Part& part, Outputs& out) {
   Whole& whole = WholeOf(part.id);
-  if (!whole.array) whole.array = values_.WholeOf(part.id);
   Whole::Round& round = whole.rounds[part.rounds + 1];
   ++round.come;
   FailWhole(whole, part.rounds + 1, part.input_error ? *part.input_error : *part.update_error, out);

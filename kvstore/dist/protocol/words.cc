@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/utf8.h"
+
 namespace heddle::kvstore::dist {
 
 std::string_view RoleName(Role role) {
@@ -29,7 +31,6 @@ std::string JoinAddress(const std::string& host, int port) {
 
 std::string InOneLine(std::string_view text) {
   constexpr std::size_t kBytesMax = 1000;
-  constexpr std::size_t kLetterMax = 4;
   std::string line;
   bool space = false;
   for (const char c : text) {
@@ -43,13 +44,7 @@ std::string InOneLine(std::string_view text) {
     if (line.size() > kBytesMax) break;
   }
   if (line.size() <= kBytesMax) return line;
-  const auto continues = [&](std::size_t at) {
-    return (static_cast<unsigned char>(line[at]) & 0xC0) == 0x80;
-  };
-  std::size_t end = kBytesMax;
-  while (end > kBytesMax - kLetterMax && continues(end)) --end;
-  if (continues(end)) end = kBytesMax;  // no UTF-8
-  return line.substr(0, end) + "...";
+  return std::string(CutAtLetter(line, kBytesMax)) + "...";
 }
 
 std::string InSeconds(Time time) {

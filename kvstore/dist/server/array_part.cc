@@ -6,6 +6,8 @@
 #include <array>
 #include <span>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 #include "kvstore/row_sparse_update.h"
 #include "ops/cast.h"
@@ -116,6 +118,12 @@ void ArrayParts::Part::RoundSum() {
 
 void ArrayParts::Part::AddCodes(const Payload& codes, const Compressor& compressor) {
   const auto count = static_cast<std::size_t>(extent());
+  const auto expected = static_cast<std::uint64_t>(compressor.CodeBytes(extent()));
+  if (codes.bytes() != expected) {
+    throw InvalidArgument(fmt::format("key {}, part {} of {}: expected {} bytes of codes, got {}",
+                                      ToString(KeyRef(info.key)), id.part, info.num_parts, expected,
+                                      codes.bytes()));
+  }
   std::vector<std::byte> copy;
   const void* code = InPlace(codes, 1);
   if (code == nullptr) {

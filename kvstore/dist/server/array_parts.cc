@@ -27,6 +27,12 @@ const std::shared_ptr<ArrayParts::Part>& ArrayParts::FindShared(const PartId& id
 }
 
 void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& value) {
+  if (!HasCountableBytes(info)) {
+    throw InvalidArgument(fmt::format(
+        "key {}: expected at most 2^63 - 1 bytes of an array, and of a row and its id, got {} of "
+        "shape {}",
+        ToString(KeyRef(info.key)), Name(info.dtype), ToString(info.shape)));
+  }
   auto part = std::make_shared<Part>(id, info, engine_);
   Message whole{.kind = Kind::kReset, .dtype = info.dtype, .part = id};
   if (info.row_sparse) whole.flags = kFlagRowSparse;

@@ -94,7 +94,8 @@ class ArrayParts final : public PartStore {
   // updater of the server's own throws, after some keys of its own perhaps.
   void LoadStates(std::uint32_t store, const StatesBody& states, const Payload& arrays);
 
-  // An op that writes this one has all states to itself: updates that are ops read it.
+  // An op that writes this one has all states to itself: updates that are ops read it. It must not
+  // fail.
   const Var& states() const { return states_; }
 
  private:
@@ -121,7 +122,8 @@ class ArrayParts final : public PartStore {
   std::exception_ptr Check(const Part& part, const Message& message) const;
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
-  // What an updater of the server's own keeps of the part's key, of whose lives it does not know.
+  // Queues it: of what an updater of the server's own keeps of the part's key, of whose lives it
+  // does not know.
   void ForgetState(const Part& part) const;
   const ServerUpdater* UpdaterThatForgets(const Part& part) const;  // null: there is none
   // Whether there is one, and the key has parts of an earlier or later life.

@@ -2,6 +2,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,8 +12,10 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "kvstore/dist/server/array_part.h"
 #include "kvstore/optimizer/update_plan.h"
+#include "ops/convert.h"
 #include "ops/copy.h"
 
 namespace heddle::kvstore::dist {
@@ -89,10 +92,11 @@ class ArrayReader {
   ArrayReader(const Payload& payload, Engine& engine) : payload_(payload), engine_(engine) {}
 
   NDArray Next(const PartStates::Array& array) {
-    NDArray copy({array.elements}, array.dtype, Cpu(), engine_);
-    if (payload_.bytes() - offset_ < static_cast<std::uint64_t>(copy.bytes())) {
+    const std::uint64_t elements_left = (payload_.bytes() - offset_) / SizeOf(array.dtype);
+    if (elements_left < static_cast<std::uint64_t>(array.elements)) {
       ThrowUnfit("arrays are missing");
     }
+    NDArray copy({array.elements}, array.dtype, Cpu(), engine_);
     CopyOut(payload_, offset_, copy.data(), static_cast<std::size_t>(copy.bytes()));
     offset_ += static_cast<std::size_t>(copy.bytes());
     return copy;
@@ -104,23 +108,43 @@ class ArrayReader {
   std::size_t offset_ = 0;
 };
 
-std::unique_ptr<UpdateState> LoadState(const PartStates& saved, bool multi_precision,
+// Elements of a state of a part.
+std::int64_t StateElements(const PartInfo& info, bool per_row) {
+  const std::int64_t extent = info.end - info.begin;
+  if (info.row_sparse) return per_row ? extent : extent * RowElements(info.shape);
+  const Shape shape = info.num_parts == 1 ? info.shape : Shape{extent};
+  if (!per_row) return shape.size();
+  return shape.ndim() > 0 ? shape[0] : 1;
+}
+
+// `saved.info` is the part's. What is restored must be as the update makes it, which copies it.
+std::unique_ptr<UpdateState> LoadState(const PartStates& saved, const internal::UpdatePlan& plan,
                                        ArrayReader* arrays) {
-  auto state = std::make_unique<UpdateState>(multi_precision);
+  const PartInfo& info = saved.info;
+  auto state = std::make_unique<UpdateState>(plan.multi_precision);
   state->step = saved.updates;
   if (saved.numbers.size() != state->numbers.size()) ThrowUnfit("a wrong count of numbers");
   std::ranges::copy(saved.numbers, state->numbers.begin());
+  const bool has_master = plan.multi_precision && ops::Is16BitFloat(info.dtype);
+  const DType dtype = has_master ? DType::kFloat32 : info.dtype;
+  const std::span<const internal::UpdateStateType> types = plan.rule->states();
   for (const PartStates::Array& array : saved.arrays) {
-    NDArray copy = arrays->Next(array);
-    if (array.name == "master") {
-      state->restored_master = std::move(copy);
-      continue;
+    const auto what = [&] {
+      return fmt::format("key {}, part {} of {}: array '{}'", ToString(KeyRef(info.key)),
+                         saved.part.part, info.num_parts, array.name);
+    };
+    const bool is_master = has_master && array.name == "master";
+    const std::size_t place = array.name.size() == 1 ? array.name[0] - '0' : types.size();
+    if (!is_master && place >= types.size()) {
+      ThrowUnfit(fmt::format("{}: expected {}a number below {}", what(),
+                             has_master ? "'master' or " : "", types.size()));
     }
-    const std::size_t place = array.name.size() == 1 ? array.name[0] - '0' : state->arrays.size();
-    if (place >= state->arrays.size()) {
-      ThrowUnfit(fmt::format("unknown array '{}'", array.name));
+    const std::int64_t elements = StateElements(info, !is_master && types[place].per_row);
+    if (array.elements != elements || array.dtype != dtype) {
+      ThrowUnfit(fmt::format("{}: expected {} elements of {}, got {} of {}", what(), elements,
+                             Name(dtype), array.elements, Name(array.dtype)));
     }
-    state->restored[place] = std::move(copy);
+    (is_master ? state->restored_master : state->restored[place]) = arrays->Next(array);
   }
   return state;
 }
@@ -197,8 +221,7 @@ void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const
     if (updater.update) {
       own.emplace_back(found->second->info.key, LoadOwn(saved, &reader));
     } else {
-      loaded.emplace_back(found->second.get(),
-                          LoadState(saved, rule->plan->multi_precision, &reader));
+      loaded.emplace_back(found->second.get(), LoadState(saved, *rule->plan, &reader));
     }
   }
   for (auto& [part, state] : loaded) {
@@ -225,8 +248,21 @@ const ServerUpdater* ArrayParts::UpdaterThatForgets(const Part& part) const {
   return rule != nullptr && rule->updater.forget ? &rule->updater : nullptr;
 }
 
+// By an op, between the updates before and those after: it may wait for an update of another key,
+// and the network's threads must not.
 void ArrayParts::ForgetState(const Part& part) const {
-  if (const ServerUpdater* const updater = UpdaterThatForgets(part)) updater->forget(part.info.key);
+  const ServerUpdater* const updater = UpdaterThatForgets(part);
+  if (updater == nullptr) return;
+  const NoWaitScope no_wait;  // the node's lock is held
+  engine_.Push({.name = "dist.forget", .writes = {states_}},
+               [forget = updater->forget, key = part.info.key] {
+                 try {
+                   forget(key);
+                 } catch (const std::exception& error) {
+                   Log(LogLevel::kError, "key {}: its optimizer has not forgotten it: {}",
+                       ToString(KeyRef(key)), error.what());
+                 }
+               });
 }
 
 }  // namespace heddle::kvstore::dist

@@ -115,8 +115,10 @@ class Transport {
   // had. From here on `from` is known as `to`, in all calls and events that begin later. False,
   // and nothing happens, if `from` is not connected or `to` is.
   virtual bool Rename(NodeId from, NodeId to) = 0;
-  // Connects to `peer`; returns when the handshake is done. NetworkError, or TimeoutError at the
-  // deadline, naming peer, address and what came back. Tries again while nobody listens yet.
+  // Connects to `peer`; returns when the handshake is done. Tries again while nobody listens yet,
+  // or this process has no descriptor left. Errors name peer, address and what came back:
+  // InvalidArgument for an address that is none, InvalidState if `peer` is connected, NetworkError
+  // if it refuses, is somebody else, or this node closes, TimeoutError at the deadline.
   // NetworkError soon after `given_up`, unless empty, returns true, which is asked several times a
   // second.
   virtual void Connect(NodeId peer, const std::string& address,

@@ -51,11 +51,22 @@ PartInfo DistKey::InfoOf(const PlacedPart& part) const {
           part.begin, part.end};
 }
 
-void DistKey::Enter(const std::shared_ptr<PartsCall>& call) {
-  if (IsPush(call->options_.kind)) call->not_submitted_ = link_->pushes().Enter();
+void DistKey::Enter(PartsCall& call, std::uint64_t ticket) {
   MutexLock lock(mutex_);
-  PartsCall* const last = std::exchange(last_, call.get());
-  (last != nullptr ? last->behind_ : first_) = call;
+  EnterLocked(call, ticket);
+}
+
+void DistKey::EnterLocked(PartsCall& call, std::uint64_t ticket) {
+  if (std::exchange(call.entered_, true)) return;
+  call.op_ticket_ = ticket;
+  const bool is_last = last_ != nullptr && last_->op_ticket_ < ticket;
+  std::shared_ptr<PartsCall>* place = is_last ? &last_->behind_ : &first_;
+  while (*place != nullptr && ((*place)->in_batch_ || (*place)->op_ticket_ < ticket)) {
+    place = &(*place)->behind_;
+  }
+  call.behind_ = std::move(*place);
+  if (call.behind_ == nullptr) last_ = &call;
+  *place = call.shared_from_this();
 }
 
 bool DistKey::is_small() const {
@@ -64,12 +75,13 @@ bool DistKey::is_small() const {
   return elements * SizeOf(dtype_) <= Transport::kCopiedMax;
 }
 
-void DistKey::Ready(PartsCall& call) {
+void DistKey::Ready(PartsCall& call, std::uint64_t ticket) {
   CallBatch* const batch = is_small() ? CallBatch::OfThread(*link_) : nullptr;
   if (batch != nullptr) {
     std::shared_ptr<PartsCall> first;
     {
       MutexLock lock(mutex_);
+      EnterLocked(call, ticket);
       call.ready_ = true;
       if (first_.get() != &call) return;  // the one before it will take it along
       call.in_batch_ = true;
@@ -78,16 +90,23 @@ void DistKey::Ready(PartsCall& call) {
     batch->Add(std::move(first));
     return;
   }
-  const std::size_t requests = SendReady(call);
+  const std::size_t requests = SendReady(call, ticket);
   link_->TakeAnswers(requests);
 }
 
 void DistKey::Drop(PartsCall& call) {
+  PushGate::Entry not_submitted;  // let go of without the lock
+  std::uint64_t ticket = 0;
   {
     MutexLock lock(mutex_);
     call.requests_.clear();
+    if (!std::exchange(call.entered_, true)) {
+      not_submitted = std::move(call.not_submitted_);
+      return;
+    }
+    ticket = call.op_ticket_;
   }
-  Ready(call);
+  Ready(call, ticket);
 }
 
 bool DistKey::SetUnsent(PartsCall& call, std::size_t part, PushValue* value) {
@@ -97,13 +116,14 @@ bool DistKey::SetUnsent(PartsCall& call, std::size_t part, PushValue* value) {
   return true;
 }
 
-std::size_t DistKey::SendReady(PartsCall& call) {
+std::size_t DistKey::SendReady(PartsCall& call, std::uint64_t ticket) {
   ReusedOutputs out;
   // Let go of without locks: barriers may begin.
   boost::container::small_vector<PushGate::Entry, 2> submitted;
   std::size_t requests = 0;
   {
     MutexLock lock(mutex_);
+    EnterLocked(call, ticket);
     call.ready_ = true;
     while (first_ != nullptr && first_->ready_ && !first_->in_batch_) {
       const std::shared_ptr<PartsCall> next = PopLocked();

@@ -26,9 +26,13 @@ class PartsCall;
 
 // Shared by the store's table and the calls under way.
 //
-// Order. A call enters the queue of its key when the program makes it (Enter), and its requests go
-// to the parts when it and all before it are ready: its inputs can be read, or its outputs be
-// written. So every part sees the calls in program order, whatever is ready first.
+// Order. A call enters the queue of its key when its op has been pushed, in the order of the ops'
+// tickets, and its requests go to the parts when it and all before it are ready: its inputs can be
+// read, or its outputs be written. So every part sees the calls in program order, whatever is ready
+// first. Where threads make calls at the same time their order at the key is that of their ops at
+// the arrays: a call waits for calls and ops of lower tickets alone, and so never for ever. One
+// whose op runs before its push has returned enters then (Ready); another thread's call that is
+// ready meanwhile may have gone ahead.
 class DistKey {
  public:
   // whole: one part, whatever its size. removals: how often the key was removed before.
@@ -50,9 +54,11 @@ class DistKey {
   WorkerLink& link() const { return *link_; }
   const std::shared_ptr<const std::string>& name() const { return name_; }  // for people
 
-  void Enter(const std::shared_ptr<PartsCall>& call) EXCLUDES(mutex_);
+  // The op of the call has been pushed and has this ticket. Nothing happens if the call has
+  // entered, or was dropped.
+  void Enter(PartsCall& call, std::uint64_t ticket) EXCLUDES(mutex_);
   // The call has its requests, or will have none: sends those of all that are ready at the front.
-  void Ready(PartsCall& call) EXCLUDES(mutex_);
+  void Ready(PartsCall& call, std::uint64_t ticket) EXCLUDES(mutex_);
   // The call will have no requests.
   void Drop(PartsCall& call) EXCLUDES(mutex_);
   // Gives a part of a push its value, if its requests have not been submitted: else false.
@@ -78,8 +84,9 @@ class DistKey {
   std::size_t place = 0;
 
  private:
+  void EnterLocked(PartsCall& call, std::uint64_t ticket) REQUIRES(mutex_);
   // The call is ready: sends what is, from the front. How many requests.
-  std::size_t SendReady(PartsCall& call) EXCLUDES(mutex_);
+  std::size_t SendReady(PartsCall& call, std::uint64_t ticket) EXCLUDES(mutex_);
   std::shared_ptr<PartsCall> PopLocked() REQUIRES(mutex_);
   // Of one message: there and back it is cheaper with others.
   bool is_small() const;
@@ -96,7 +103,7 @@ class DistKey {
   const boost::container::small_vector<PlacedPart, 1> parts_;  // most keys have one
 
   Mutex mutex_;
-  // The queue: each call keeps the one behind it.
+  // The queue, by tickets: each call keeps the one behind it. What is in a batch is in front.
   std::shared_ptr<PartsCall> first_ GUARDED_BY(mutex_);
   PartsCall* last_ GUARDED_BY(mutex_) = nullptr;
 };

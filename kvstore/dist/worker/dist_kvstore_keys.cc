@@ -178,22 +178,20 @@ Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value,
   if (const std::span<const Array> list(&value, 1); !AreNear(list, Cpu())) {
     return QueueValue(key, kind, CopiesNear(list, Cpu(), /*priority=*/0)[0], std::move(missing));
   }
-  CallStarter starter(PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0)));
-  starter->MakeWhole(std::move(missing));
+  const auto call = PartsCall::Make(calls_, key, OptionsOf(kind, *key, 0));
+  call->MakeWhole(std::move(missing));
   Var ended = engine().NewVar("dist.ended");
-  engine().PushAsync({.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
-                      .reads = {value.var()},
-                      .writes = {ended},
-                      .lane = Lane::kComm,
-                      .start_inline = true},
-                     [starter = std::move(starter), value](Completion done) {
-                       if constexpr (std::is_same_v<Array, NDArray>) {
-                         starter->SendElements(value);
-                       } else {
-                         starter->SendRows(value);
-                       }
-                       starter->Start(std::move(done));
-                     });
+  PushOpOf(call, engine(),
+           {.name = kind == Kind::kInit ? "kvstore.init" : "kvstore.reset",
+            .reads = {value.var()},
+            .writes = {ended}},
+           [value](PartsCall& parts) {
+             if constexpr (std::is_same_v<Array, NDArray>) {
+               parts.SendElements(value);
+             } else {
+               parts.SendRows(value);
+             }
+           });
   return ended;
 }
 
@@ -202,18 +200,15 @@ Var DistKVStore::QueueValue(const KeyPtr& key, Kind kind, const Array& value,
 Var DistKVStore::QueueAwait(const KeyPtr& key, bool first_part) {
   CallOptions options = OptionsOf(Kind::kInit, *key, 0);
   options.flags |= kFlagNoValue;
-  CallStarter starter(PartsCall::Make(calls_, key, options));
   Var ended = engine().NewVar("dist.ended");
-  engine().PushAsync(
-      {.name = "kvstore.init", .writes = {ended}, .lane = Lane::kComm, .start_inline = true},
-      [starter = std::move(starter), first_part](Completion done) {
-        if (first_part) {
-          starter->SendNothingToTheFirst();
-        } else {
-          starter->SendNothing();
-        }
-        starter->Start(std::move(done));
-      });
+  PushOpOf(PartsCall::Make(calls_, key, options), engine(),
+           {.name = "kvstore.init", .writes = {ended}}, [first_part](PartsCall& parts) {
+             if (first_part) {
+               parts.SendNothingToTheFirst();
+             } else {
+               parts.SendNothing();
+             }
+           });
   return ended;
 }
 
@@ -389,21 +384,15 @@ void DistKVStore::DoRemove(KeyRef name) {
   CallOptions options = OptionsOf(Kind::kRemove, *key, /*priority=*/0);
   options.flags = 0;
   const auto call = PartsCall::Make(calls_, key, options);
-  std::optional<CallStarter> starter;
   {
-    MutexLock lock(mutex_);  // comes before the key's
+    MutexLock lock(mutex_);
     const auto found = keys_.find(name);
     if (found == keys_.end() || found->second != key) ThrowUnknownKey("Remove", name);
     keys_.erase(found);
     ++removals_[name.ToKey()];
-    starter.emplace(call);
   }
-  engine().PushAsync(
-      {.name = "kvstore.remove", .reads = {removing_}, .lane = Lane::kComm, .start_inline = true},
-      [starter = *std::move(starter)](Completion done) {
-        starter->SendNothing();
-        starter->Start(std::move(done));
-      });
+  PushOpOf(call, engine(), {.name = "kvstore.remove", .reads = {removing_}},
+           [](PartsCall& parts) { parts.SendNothing(); });
 }
 
 }  // namespace heddle::kvstore::dist

@@ -204,8 +204,8 @@ void DistKVStore::SetGradientCompression(const CompressionOptions& options) {
     fresh = NewCompressor(options, compressor_.get(), pushed_);
   }
   if (fresh == nullptr) return;
-  CallServers("set_gradient_compression", Kind::kSetCompression,
-              Encode(CompressionBody{fresh->options()}));
+  CallServersInTurn("set_gradient_compression", Kind::kSetCompression,
+                    Encode(CompressionBody{fresh->options()}));
   MutexLock lock(mutex_);
   compressor_ = fresh;
 }

@@ -41,18 +41,14 @@ void DistKVStore::QueueStagedPull(const KeyPtr& key, std::span<const NDArray> ou
   const IncomingParts incoming(key, out[0]);
   CallOptions options = OptionsOf(Kind::kPull, *key, priority);
   options.dtype = out[0].dtype();
-  CallStarter starter(PartsCall::Make(calls_, key, options));
-  starter->TellArrivals(incoming.arrivals());
-  engine().PushAsync({.name = "kvstore.pull",
-                      .writes = {incoming.pinned().var()},
-                      .lane = Lane::kComm,
-                      .priority = priority,
-                      .start_inline = true},
-                     [starter = std::move(starter), into = incoming.pinned()](Completion done) {
-                       starter->SendNothing();
-                       starter->ReceiveElements(into);
-                       starter->Start(std::move(done));
-                     });
+  const auto call = PartsCall::Make(calls_, key, options);
+  call->TellArrivals(incoming.arrivals());
+  PushOpOf(call, engine(),
+           {.name = "kvstore.pull", .writes = {incoming.pinned().var()}, .priority = priority},
+           [into = incoming.pinned()](PartsCall& parts) {
+             parts.SendNothing();
+             parts.ReceiveElements(into);
+           });
   incoming.QueueArrivals(priority);
   std::vector<NDArray> others;
   for (const NDArray& array : out) {
@@ -95,17 +91,11 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int
     first = NDArray(key->shape(), options.dtype, Cpu(), engine());
     copies_from = 0;
   }
-  CallStarter starter(PartsCall::Make(calls_, key, options));
-  OpOptions op{.name = "kvstore.pull",
-               .writes = {first.var()},
-               .lane = Lane::kComm,
-               .priority = priority,
-               .start_inline = true};
+  OpOptions op{.name = "kvstore.pull", .writes = {first.var()}, .priority = priority};
   if (first.is_partial()) op.reads = {first.var()};
-  engine().PushAsync(op, [starter = std::move(starter), first](Completion done) {
-    starter->SendNothing();
-    starter->ReceiveElements(first);
-    starter->Start(std::move(done));
+  PushOpOf(PartsCall::Make(calls_, key, options), engine(), op, [first](PartsCall& parts) {
+    parts.SendNothing();
+    parts.ReceiveElements(first);
   });
   for (const NDArray& array : out.subspan(copies_from)) first.CopyTo(array, priority);
   pulled_bytes_.fetch_add(first.bytes(), std::memory_order_relaxed);
@@ -129,17 +119,12 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
   }
   CallOptions options = OptionsOf(Kind::kPull, *key, priority);
   options.dtype = out[0].dtype();
-  CallStarter starter(PartsCall::Make(calls_, key, options));
-  engine().PushAsync({.name = "kvstore.pull",
-                      .writes = {out[0].var()},
-                      .lane = Lane::kComm,
-                      .priority = priority,
-                      .start_inline = true},
-                     [starter = std::move(starter), first = out[0]](Completion done) {
-                       starter->SendNothing();
-                       starter->ReceiveRows(first);
-                       starter->Start(std::move(done));
-                     });
+  PushOpOf(PartsCall::Make(calls_, key, options), engine(),
+           {.name = "kvstore.pull", .writes = {out[0].var()}, .priority = priority},
+           [first = out[0]](PartsCall& parts) {
+             parts.SendNothing();
+             parts.ReceiveRows(first);
+           });
   for (const RowSparseNDArray& array : out.subspan(1)) out[0].CopyTo(array, priority);
 }
 
@@ -170,25 +155,21 @@ void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArr
   }
   CallOptions options = OptionsOf(Kind::kRowPull, *key, priority);
   options.dtype = out[0].dtype();
-  CallStarter starter(PartsCall::Make(calls_, key, options));
-  engine().PushAsync(
-      {.name = "kvstore.row_sparse_pull",
-       .reads = {ids.var()},
-       .writes = {out[0].var()},
-       .lane = Lane::kComm,
-       .priority = priority,
-       .start_inline = true},
-      [starter = std::move(starter), first = out[0], ids](Completion done) {
-        PartsCall& parts = *starter;
-        try {
-          parts.SendRowIds(storage::SortedRowIds(ids, parts.key().shape()[0]));
-        } catch (const InvalidArgument& error) {
-          throw InvalidArgument(fmt::format("RowSparsePull: key {}: {}",
-                                            ToString(KeyRef(parts.key().key())), error.what()));
-        }
-        parts.ReceiveRows(first);
-        parts.Start(std::move(done));
-      });
+  PushOpOf(PartsCall::Make(calls_, key, options), engine(),
+           {.name = "kvstore.row_sparse_pull",
+            .reads = {ids.var()},
+            .writes = {out[0].var()},
+            .priority = priority},
+           [first = out[0], ids](PartsCall& parts) {
+             const DistKey& key = parts.key();
+             try {
+               parts.SendRowIds(storage::SortedRowIds(ids, key.shape()[0]));
+             } catch (const InvalidArgument& error) {
+               throw InvalidArgument(fmt::format("RowSparsePull: key {}: {}",
+                                                 ToString(KeyRef(key.key())), error.what()));
+             }
+             parts.ReceiveRows(first);
+           });
   for (const RowSparseNDArray& array : out.subspan(1)) out[0].CopyTo(array, priority);
 }
 

@@ -71,7 +71,7 @@ DistKVStore::KeyPushes DistKVStore::PreparePush(std::string_view call,
     if (optimizer_ != nullptr) plan = optimizer_->plan();
     for (const KeyPush& push : pushes) CheckPushLocked(call, push, plan.get());
     // From here on nothing fails.
-    pushed_ = true;
+    pushed_ = pushed_ || !pushes.empty();
     if (plan != nullptr) TellParametersLocked(*plan, &*told);
     for (KeyPush& push : pushes) {
       push.options = OptionsOf(Kind::kPush, *push.key, priority);
@@ -137,17 +137,12 @@ void SendValue(PartsCall& call, const Array& value) {
 
 void DistKVStore::QueuePush(const KeyPush& push, int priority) {
   const auto queue = [&](const auto& value) {
-    CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
-    engine().PushAsync({.name = "kvstore.push",
-                        .reads = {value.var()},
-                        .lane = Lane::kComm,
-                        .priority = priority,
-                        .run_when_poisoned = true,
-                        .start_inline = true},
-                       [starter = std::move(starter), value](Completion done) {
-                         SendValue(*starter, value);
-                         starter->Start(std::move(done));
-                       });
+    PushOpOf(PartsCall::Make(calls_, push.key, push.options), engine(),
+             {.name = "kvstore.push",
+              .reads = {value.var()},
+              .priority = priority,
+              .run_when_poisoned = true},
+             [value](PartsCall& call) { SendValue(call, value); });
   };
   GpuSumPlanner* const planner = sums_along_links_ ? &push.key->sums : nullptr;
   if (!push.row_sparse.empty()) {
@@ -166,18 +161,15 @@ void DistKVStore::QueuePush(const KeyPush& push, int priority) {
 }
 
 void DistKVStore::QueueStagedPush(const KeyPush& push, const NDArray& value, int priority) {
-  CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
-  starter->AwaitElements();
+  const auto call = PartsCall::Make(calls_, push.key, push.options);
+  call->AwaitElements();
   const OutgoingParts outgoing(push.key, value, priority);
-  const std::shared_ptr<PartsCall> call = starter.call();
-  engine().PushAsync(
-      {.name = "kvstore.push",
-       .reads = {outgoing.first()},
-       .lane = Lane::kComm,
-       .priority = priority,
-       .run_when_poisoned = true,
-       .start_inline = true},
-      [starter = std::move(starter)](Completion done) { starter->Start(std::move(done)); });
+  PushOpOf(call, engine(),
+           {.name = "kvstore.push",
+            .reads = {outgoing.first()},
+            .priority = priority,
+            .run_when_poisoned = true},
+           [](PartsCall&) {});
   outgoing.SupplyTo(call, priority);
 }
 
@@ -193,7 +185,6 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
   }
   const std::shared_ptr<const Compressor> compressor = push.compressor;
   const NDArray codes({compressor->CodeBytes(value.size())}, DType::kUInt8, Cpu(), engine());
-  CallStarter starter(PartsCall::Make(calls_, push.key, push.options));
   engine().Push({.name = "kvstore.compress",
                  .reads = {value.var(), residual.var()},
                  .writes = {residual.var(), codes.var()},
@@ -207,23 +198,21 @@ void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value,
                   compressor->Compress(value.dtype(), value.const_data(), residual.data<float>(),
                                        codes.data(), static_cast<std::size_t>(value.size()));
                 });
-  engine().PushAsync({.name = "kvstore.push",
-                      .reads = {codes.var(), value.var()},
-                      .lane = Lane::kComm,
-                      .priority = priority,
-                      .run_when_poisoned = true,
-                      .start_inline = true},
-                     [starter = std::move(starter), value, codes, compressor](Completion done) {
-                       auto failure = FailureOfInput(value.engine(), value.var());
-                       // There was no memory for them.
-                       if (!failure) failure = FailureOfInput(codes.engine(), codes.var());
-                       if (failure) {
-                         starter->SendFailure(*failure);
-                       } else {
-                         starter->SendCodes(codes, *compressor);
-                       }
-                       starter->Start(std::move(done));
-                     });
+  PushOpOf(PartsCall::Make(calls_, push.key, push.options), engine(),
+           {.name = "kvstore.push",
+            .reads = {codes.var(), value.var()},
+            .priority = priority,
+            .run_when_poisoned = true},
+           [value, codes, compressor](PartsCall& call) {
+             auto failure = FailureOfInput(value.engine(), value.var());
+             // There was no memory for them.
+             if (!failure) failure = FailureOfInput(codes.engine(), codes.var());
+             if (failure) {
+               call.SendFailure(*failure);
+             } else {
+               call.SendCodes(codes, *compressor);
+             }
+           });
 }
 
 void DistKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
@@ -264,8 +253,7 @@ bool DistKVStore::CanFuse(const KeyPushes& pushes, std::span<const KeyArrays> ou
 void DistKVStore::QueueStagedPushPull(const KeyPush& push, const NDArray& out, int priority) {
   CallOptions options = push.options;
   options.kind = Kind::kPushPull;
-  CallStarter starter(PartsCall::Make(calls_, push.key, options));
-  const std::shared_ptr<PartsCall> call = starter.call();
+  const auto call = PartsCall::Make(calls_, push.key, options);
   std::optional<OutgoingParts> outgoing;
   NDArray value;  // if it is not outgoing
   if (StagedParts::Suits(*push.key, push.arrays[0])) {
@@ -281,18 +269,16 @@ void DistKVStore::QueueStagedPushPull(const KeyPush& push, const NDArray& out, i
     into = incoming->pinned();
     call->TellArrivals(incoming->arrivals());
   }
-  engine().PushAsync({.name = "kvstore.pushpull",
-                      .reads = {outgoing ? outgoing->first() : value.var()},
-                      .writes = {into.var()},
-                      .lane = Lane::kComm,
-                      .priority = priority,
-                      .run_when_poisoned = true,
-                      .start_inline = true},
-                     [starter = std::move(starter), value, into](Completion done) {
-                       if (!value.empty()) SendValue(*starter, value);
-                       starter->ReceiveElementsOrFail(into);
-                       starter->Start(std::move(done));
-                     });
+  PushOpOf(call, engine(),
+           {.name = "kvstore.pushpull",
+            .reads = {outgoing ? outgoing->first() : value.var()},
+            .writes = {into.var()},
+            .priority = priority,
+            .run_when_poisoned = true},
+           [value, into](PartsCall& parts) {
+             if (!value.empty()) SendValue(parts, value);
+             parts.ReceiveElementsOrFail(into);
+           });
   if (outgoing) outgoing->SupplyTo(call, priority);
   if (incoming) {
     incoming->QueueArrivals(priority);
@@ -315,19 +301,16 @@ void DistKVStore::QueuePushPull(const KeyPush& push, const NDArray& out, int pri
   const NDArray& value = near.view()[0];
   CallOptions options = push.options;
   options.kind = Kind::kPushPull;
-  CallStarter starter(PartsCall::Make(calls_, push.key, options));
-  engine().PushAsync({.name = "kvstore.pushpull",
-                      .reads = {value.var()},
-                      .writes = {out.var()},
-                      .lane = Lane::kComm,
-                      .priority = priority,
-                      .run_when_poisoned = true,
-                      .start_inline = true},
-                     [starter = std::move(starter), value, out](Completion done) {
-                       SendValue(*starter, value);
-                       starter->ReceiveElementsOrFail(out);
-                       starter->Start(std::move(done));
-                     });
+  PushOpOf(PartsCall::Make(calls_, push.key, options), engine(),
+           {.name = "kvstore.pushpull",
+            .reads = {value.var()},
+            .writes = {out.var()},
+            .priority = priority,
+            .run_when_poisoned = true},
+           [value, out](PartsCall& call) {
+             SendValue(call, value);
+             call.ReceiveElementsOrFail(out);
+           });
   pulled_bytes_.fetch_add(out.bytes(), std::memory_order_relaxed);
 }
 

@@ -2,7 +2,6 @@
 
 #include <heddle/error.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -12,6 +11,8 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/utf8.h"
+#include "engine/running_op.h"
 #include "engine/trace_source.h"
 #include "ops/copy.h"
 #include "ops/row_ids.h"
@@ -94,8 +95,14 @@ std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var) {
   if (const std::optional<Failure> failure = engine.FailureOf(var)) {
     body.message = fmt::format("{}: {}", failure->op, failure->message);
   }
-  body.message.resize(std::min(body.message.size(), kMessageBytesMax));
+  body.message.resize(CutAtLetter(body.message, kMessageBytesMax).size());
   return body;
+}
+
+PartsCall::PartsCall(const std::shared_ptr<CallCount>& count, std::shared_ptr<DistKey> key,
+                     const CallOptions& options)
+    : alive_(count), key_(std::move(key)), options_(options) {
+  if (IsPush(options_.kind)) not_submitted_ = key_->link().pushes().Enter();
 }
 
 // ---- What is sent
@@ -245,7 +252,7 @@ void PartsCall::Start(Completion done) {
   missing_.store(slots_.size(), std::memory_order_relaxed);  // before Ready, which publishes it
   const bool empty = slots_.empty();
   if (!empty) self_ = shared_from_this();
-  key_->Ready(*this);
+  key_->Ready(*this, engine::TicketOfRunningOp());
   if (empty) Finish();
 }
 
@@ -253,10 +260,6 @@ void PartsCall::Cancel() {
   if (std::exchange(started_, true)) return;
   key_->Drop(*this);
   if (arrivals_ != nullptr) arrivals_->End();
-}
-
-CallStarter::CallStarter(std::shared_ptr<PartsCall> call) : call_(std::move(call)) {
-  call_->key().Enter(call_);
 }
 
 // ---- What is received

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <heddle/completion.h>
+#include <heddle/engine.h>
 #include <heddle/ndarray.h>
 #include <heddle/row_sparse.h>
 
@@ -15,6 +16,7 @@
 #include <set>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <boost/container/small_vector.hpp>
@@ -91,14 +93,14 @@ struct CallOptions {
 
 using PartNumbers = std::set<std::uint32_t>;
 
-// Life: DistKey::Enter and then Start or Cancel once, all by a CallStarter; then the answers; when
-// the last one is there, the completion is called. The queue of the key holds the call until it has
-// sent its requests, and the call holds itself until its last answer.
+// Life: Start or Cancel once, by a CallStarter, and DistKey::Enter, before or after that (see
+// PushOpOf); then the answers; when the last one is there, the completion is called. The queue of
+// the key holds the call until it has sent its requests, and the call holds itself until its last
+// answer.
 class PartsCall : public std::enable_shared_from_this<PartsCall> {
  public:
   PartsCall(const std::shared_ptr<CallCount>& count, std::shared_ptr<DistKey> key,
-            const CallOptions& options)
-      : ticket_(count), key_(std::move(key)), options_(options) {}
+            const CallOptions& options);
   static std::shared_ptr<PartsCall> Make(const std::shared_ptr<CallCount>& count,
                                          std::shared_ptr<DistKey> key, const CallOptions& options) {
     return std::allocate_shared<PartsCall>(engine::BlockAllocator<PartsCall>(), count,
@@ -173,7 +175,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   void AssembleRows();
   std::span<std::byte> DestinationOf(const PlacedPart& part) const;
 
-  const CallCount::Ticket ticket_;  // goes last
+  const CallCount::Ticket alive_;  // goes last
   const std::shared_ptr<DistKey> key_;
   const CallOptions options_;
   // Most keys have one part.
@@ -188,9 +190,11 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   std::optional<Completion> done_;
   bool started_ = false;
   // Guarded by the key's lock.
+  bool entered_ = false;  // the queue, or was dropped before that
   bool ready_ = false;
-  bool in_batch_ = false;              // B1
-  bool submitted_ = false;             // of a call that awaits values
+  bool in_batch_ = false;   // B1
+  bool submitted_ = false;  // of a call that awaits values
+  std::uint64_t op_ticket_ = 0;
   PushGate::Entry not_submitted_;      // of a push
   std::shared_ptr<PartsCall> behind_;  // in the key's queue
   std::shared_ptr<PartsCall> self_;    // while answers are missing
@@ -201,11 +205,10 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   std::size_t failed_ GUARDED_BY(mutex_) = 0;  // answers
 };
 
-// Enters a call into the queue of its key, and starts it from the body of its op, or sets the queue
-// free if the op never runs: if it cannot even be pushed.
+// In the body of a call's op, which starts the call. If the op never runs, it cancels the call.
 class CallStarter {
  public:
-  explicit CallStarter(std::shared_ptr<PartsCall> call);
+  explicit CallStarter(std::shared_ptr<PartsCall> call) : call_(std::move(call)) {}
   CallStarter(CallStarter&&) = default;
   CallStarter& operator=(CallStarter&&) = delete;
   ~CallStarter() {
@@ -213,10 +216,26 @@ class CallStarter {
   }
   PartsCall& operator*() const { return *call_; }
   PartsCall* operator->() const { return call_.get(); }
-  const std::shared_ptr<PartsCall>& call() const { return call_; }
 
  private:
   std::shared_ptr<PartsCall> call_;
 };
+
+// Pushes the op of `call`, which gives it its requests by prepare(PartsCall&) and starts it, and
+// lets it enter the queue of its key.
+template <class Prepare>
+void PushOpOf(const std::shared_ptr<PartsCall>& call, Engine& engine, OpOptions options,
+              Prepare prepare) {
+  options.lane = Lane::kComm;
+  options.start_inline = true;
+  CallStarter starter(call);
+  const std::uint64_t ticket = engine.PushAsync(
+      options,
+      [starter = std::move(starter), prepare = std::move(prepare)](Completion done) mutable {
+        prepare(*starter);
+        starter->Start(std::move(done));
+      });
+  call->key().Enter(*call, ticket);
+}
 
 }  // namespace heddle::kvstore::dist

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -17,6 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "kvstore/compression/compressor.h"
+#include "kvstore/optimizer/update_rule.h"
 #include "tests/kvstore/support.h"
 #include "tests/message_of.h"
 
@@ -529,6 +531,96 @@ TEST_F(ArrayPartsTest, CodesAreSummedAsALocalStoreDoes) {
   }
 }
 
+// What Check has taken may be held for a while.
+TEST_F(ArrayPartsTest, CodesOfAnotherLengthAreNotRead) {
+  const PartId id{0, 0, 1};
+  parts_.Create(id, {Key("w"), Shape{64}, DType::kFloat32, false, 1, 0, 64},
+                Received(std::vector<std::byte>(256)));
+  parts_.SetCompression(0, MakeCompressor({.type = "1bit", .threshold = 0.5}));
+  Message push{.kind = Kind::kPush, .flags = kFlagCompressed, .part = id};
+  push.payload = Received(std::vector<std::byte>(8));
+  EXPECT_EQ(parts_.Check(id, push), nullptr);
+  parts_.SetCompression(0, MakeCompressor({.type = "2bit", .threshold = 0.5}));
+  EXPECT_EQ(MessageOf([&] { parts_.Add(id, push, /*first=*/true); }),
+            "key 'w', part 0 of 1: expected 16 bytes of codes, got 8");
+}
+
+TEST_F(ArrayPartsTest, StatesThatDoNotFitAreRefusedAndChangeNothing) {
+  const std::uint64_t version = std::uint64_t{1} << 32;
+  parts_.SetOptimizer(0, version, Sgd({.momentum = 0.5}), false);
+  parts_.SetOptimizer(1, version, Sgd({.momentum = 0.5, .multi_precision = true}), false);
+  parts_.SetOptimizer(2, version, MakeOptimizer("groupadagrad", {}), false);
+  const auto create = [&](std::uint32_t store, std::uint32_t part, const PartInfo& info) {
+    const auto elements = static_cast<std::size_t>(info.row_sparse ? 0 : info.end - info.begin);
+    parts_.Create({store, part, 1}, info,
+                  Received(std::vector<std::byte>(elements * SizeOf(info.dtype))));
+  };
+  const PartInfo dense{Key("w"), Shape{3, 2}, DType::kFloat32, false, 1, 0, 6};
+  const PartInfo cut{Key("w"), Shape{10'000}, DType::kFloat32, false, 3, 8192, 10'000};
+  const PartInfo rows{Key("w"), Shape{9, 2}, DType::kFloat32, true, 2, 4, 9};
+  const PartInfo half{Key("w"), Shape{6}, DType::kBFloat16, false, 1, 0, 6};
+  create(0, 0, dense);
+  create(0, 1, cut);
+  create(0, 2, rows);
+  create(1, 0, half);
+  create(1, 1, dense);
+  create(2, 0, dense);
+  create(2, 2, rows);
+  // "": taken.
+  const auto load = [&](std::uint32_t store, std::uint32_t part, const PartInfo& info,
+                        const PartStates::Array& array, std::int64_t sent = -1) -> std::string {
+    StatesBody states;
+    PartStates& state = states.parts.emplace_back();
+    state.part = {store, part, 1};
+    state.info = info;
+    state.numbers.resize(internal::kUpdateNumbersMax);
+    state.arrays = {array};
+    const auto count = static_cast<std::size_t>(sent < 0 ? array.elements : sent);
+    try {
+      parts_.LoadStates(store, states,
+                        Received(std::vector<std::byte>(count * SizeOf(array.dtype))));
+    } catch (const InvalidArgument& refused) {
+      return refused.what();
+    }
+    return "";
+  };
+  constexpr DType kFloat = DType::kFloat32;
+  const std::string begin = "loading the optimizer's states: key 'w', part 0 of 1: array ";
+  EXPECT_EQ(load(0, 0, dense, {"0", kFloat, 1'000'000}),
+            begin + "'0': expected 6 elements of float32, got 1000000 of float32");
+  EXPECT_EQ(load(0, 0, dense, {"0", kFloat, 5}),
+            begin + "'0': expected 6 elements of float32, got 5 of float32");
+  EXPECT_EQ(load(0, 0, dense, {"0", DType::kFloat64, 6}),
+            begin + "'0': expected 6 elements of float32, got 6 of float64");
+  for (const char* const name : {"1", "9", "/", ":", "", "00", "master"}) {
+    EXPECT_EQ(load(0, 0, dense, {name, kFloat, 6}),
+              begin + "'" + name + "': expected a number below 1");
+  }
+  EXPECT_EQ(load(0, 0, dense, {"0", kFloat, 6}, /*sent=*/5),
+            "loading the optimizer's states: arrays are missing");
+  EXPECT_EQ(load(1, 0, half, {"master", DType::kBFloat16, 6}),
+            begin + "'master': expected 6 elements of float32, got 6 of bfloat16");
+  EXPECT_EQ(load(1, 0, half, {"0", DType::kBFloat16, 6}),
+            begin + "'0': expected 6 elements of float32, got 6 of bfloat16");
+  EXPECT_EQ(load(1, 0, half, {"1", kFloat, 6}),
+            begin + "'1': expected 'master' or a number below 1");
+  EXPECT_EQ(load(1, 1, dense, {"master", kFloat, 6}),
+            "loading the optimizer's states: key 'w', part 1 of 1: array 'master': expected a "
+            "number below 1");
+  EXPECT_EQ(load(2, 0, dense, {"0", kFloat, 6}),
+            begin + "'0': expected 3 elements of float32, got 6 of float32");
+  for (const std::uint32_t store : {0u, 1u, 2u}) {
+    EXPECT_TRUE(parts_.SaveStates(store, std::nullopt).first.parts.empty()) << store;
+  }
+  EXPECT_EQ(load(0, 0, dense, {"0", kFloat, 6}), "");
+  EXPECT_EQ(load(0, 1, cut, {"0", kFloat, 10'000 - 8192}), "");
+  EXPECT_EQ(load(0, 2, rows, {"0", kFloat, 5 * 2}), "");
+  EXPECT_EQ(load(1, 0, half, {"master", kFloat, 6}), "");
+  EXPECT_EQ(load(1, 0, half, {"0", kFloat, 6}), "");
+  EXPECT_EQ(load(2, 0, dense, {"0", kFloat, 3}), "");
+  EXPECT_EQ(load(2, 2, rows, {"0", kFloat, 5}), "");
+}
+
 TEST_F(ArrayPartsTest, WhatDoesNotFitIsRefusedByName) {
   const PartId id{0, 0, 1};
   parts_.Create(id, {Key("w"), Shape{4}, DType::kFloat32, false, 1, 0, 4},
@@ -592,6 +684,24 @@ TEST_F(ArrayPartsTest, AFirstValueThatDoesNotFitIsRefused) {
             "key 'w', part 0 of 1: expected row ids that are sorted and unique");
   parts_.Create({0, 0, 1}, {Key("w"), Shape{4}, DType::kFloat32, false, 1, 0, 4},
                 Received(std::vector<std::byte>(16)));
+}
+
+// A row and its id would have no bytes, modulo 2^64.
+TEST_F(ArrayPartsTest, AnArrayWhoseBytesCannotBeCountedIsRefused) {
+  const auto create = [&](const Shape& shape, DType dtype, bool row_sparse) {
+    return MessageOf([&] {
+      parts_.Create({0, 0, 1}, {Key("w"), shape, dtype, row_sparse, 1, 0, 1}, Payload());
+    });
+  };
+  EXPECT_EQ(create({1, (std::int64_t{1} << 61) - 1}, DType::kFloat64, true),
+            "key 'w': expected at most 2^63 - 1 bytes of an array, and of a row and its id, got "
+            "float64 of shape (1, 2305843009213693951)");
+  EXPECT_EQ(create({1, (std::int64_t{1} << 62) - 2}, DType::kFloat32, true),
+            "key 'w': expected at most 2^63 - 1 bytes of an array, and of a row and its id, got "
+            "float32 of shape (1, 4611686018427387902)");
+  EXPECT_EQ(create({std::int64_t{1} << 61}, DType::kFloat64, false),
+            "key 'w': expected at most 2^63 - 1 bytes of an array, and of a row and its id, got "
+            "float64 of shape (2305843009213693952,)");
 }
 
 }  // namespace

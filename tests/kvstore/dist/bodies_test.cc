@@ -4,6 +4,8 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <limits>
@@ -159,6 +161,36 @@ TEST(Bodies, PartsThatCannotBeAreRefused) {
   bad = good;
   bad.num_parts = 0;
   EXPECT_FALSE(decodes(bad));
+  bad.num_parts = 1;  // and not all of it
+  EXPECT_FALSE(decodes(bad));
+  bad.begin = 0;
+  EXPECT_TRUE(decodes(bad));
+}
+
+TEST(Bodies, PartsWhoseBytesCannotBeCountedAreRefused) {
+  constexpr std::int64_t kOne = 1;
+  const auto decodes = [](const Shape& shape, DType dtype, bool row_sparse) {
+    InitBody got;
+    return Decode(Encode(InitBody{{.key = 7,
+                                   .shape = shape,
+                                   .dtype = dtype,
+                                   .row_sparse = row_sparse,
+                                   .num_parts = 2,
+                                   .begin = 0,
+                                   .end = std::min<std::int64_t>(shape[0], 1)}}),
+                  &got);
+  };
+  for (const bool row_sparse : {false, true}) {
+    // With its id such a row has no bytes, modulo 2^64.
+    EXPECT_FALSE(decodes({1, (kOne << 61) - 1}, DType::kFloat64, row_sparse));
+    EXPECT_FALSE(decodes({1, (kOne << 62) - 2}, DType::kFloat32, row_sparse));
+    EXPECT_FALSE(decodes({1, (kOne << 60) - 1}, DType::kFloat64, row_sparse));
+    EXPECT_TRUE(decodes({1, (kOne << 60) - 2}, DType::kFloat64, row_sparse));
+    EXPECT_FALSE(decodes({kOne << 61, 1}, DType::kFloat32, row_sparse));
+    EXPECT_TRUE(decodes({(kOne << 61) - 1, 1}, DType::kFloat32, row_sparse));
+    EXPECT_FALSE(decodes({0, kOne << 40, kOne << 40}, DType::kFloat32, row_sparse));
+    EXPECT_TRUE(decodes({0, kOne << 40, 2}, DType::kFloat32, row_sparse));
+  }
 }
 
 TEST(Bodies, RostersThatCannotBeAreRefused) {

@@ -160,13 +160,12 @@ TEST(StagedPushTest, EndsOnAnEngineThatIsBeingStopped) {
     const auto calls = std::make_shared<CallCount>();
     CallOptions options;
     options.kind = Kind::kPush;
-    CallStarter starter(PartsCall::Make(calls, key, options));
-    starter->AwaitElements();
+    const auto call = PartsCall::Make(calls, key, options);
+    call->AwaitElements();
     const OutgoingParts outgoing(key, NDArray::Full(shape, 1, DType::kFloat32, Gpu(0), engine), 0);
-    const std::shared_ptr<PartsCall> call = starter.call();
-    engine.PushAsync(
-        {.name = "kvstore.push", .reads = {outgoing.first()}, .run_when_poisoned = true},
-        [starter = std::move(starter)](Completion done) { starter->Start(std::move(done)); });
+    PushOpOf(call, engine,
+             {.name = "kvstore.push", .reads = {outgoing.first()}, .run_when_poisoned = true},
+             [](PartsCall&) {});
     std::thread stopper([&] { EXPECT_NO_THROW(engine.Stop(std::chrono::seconds(60))); });
     while (!IsStopping(engine)) std::this_thread::yield();
     EXPECT_THROW(outgoing.SupplyTo(call, 0), InvalidState);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <limits>
 #include <random>
 #include <set>
 #include <string>
@@ -19,6 +20,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/dist/job.h"
+#include "tests/message_of.h"
 #include "tests/sanitized.h"
 #include "tools/testing/temp_folder.h"
 
@@ -57,6 +59,49 @@ TEST_P(DistStoreTest, ARoundIsTheSumOfAllWorkers) {
       EXPECT_EQ(out.ToVector<float>(), std::vector<float>(static_cast<std::size_t>(count), 6));
     }
     store.Barrier();
+  });
+}
+
+// Which of two calls comes first at the key must be the one whose op comes first at the array: else
+// each would wait for the other.
+TEST_P(DistStoreTest, ThreadsMayShareKeysAndArrays) {
+  constexpr int kThreads = 3;
+  const int calls = Scaled(1500);
+  const std::uint64_t seed = kvstore_test::TestSeed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Job job({.network = GetParam()});
+  job.RunWorkers("dist_async", [&](int, KVStore& store, Engine& engine) {
+    const std::vector<Key> keys{"a", "b"};
+    const std::vector<NDArray> arrays{Filled(engine, 40, 1), Filled(engine, 40, 1)};
+    store.Init(keys, arrays);
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&, thread] {
+        std::mt19937_64 random(seed + static_cast<std::uint64_t>(thread));
+        for (int call = 0; call < calls; ++call) {
+          const Key& key = keys[random() % 2];
+          const NDArray& array = arrays[random() % 2];
+          switch (random() % 4) {
+            case 0:
+              store.Push(key, array);
+              break;
+            case 1:
+              store.Pull(key, array);
+              break;
+            case 2:
+              store.PushPull(key, array, array);
+              break;
+            default:
+              store.Pull(keys, arrays);
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_NO_THROW(engine.WaitForAll(std::chrono::seconds(60))) << engine.DumpState();
+    for (const NDArray& array : arrays) {
+      EXPECT_EQ(array.ToVector<float>(), std::vector<float>(40, 1));
+    }
   });
 }
 
@@ -382,6 +427,32 @@ TEST_P(DistStoreTest, AFailedInputFailsItsRoundForAllAndNoOther) {
   });
 }
 
+TEST_P(DistStoreTest, WhatAFailedInputSaysIsCutBetweenLetters) {
+  Job job({.network = GetParam()});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    for (const std::string begin : {"", "a"}) {  // one of the two puts a letter across the limit
+      const Key key = "w" + begin;
+      store.Init(key, Filled(engine, 10, 0));
+      const NDArray gradient = Filled(engine, 10, 1);
+      engine.Push({.name = "backward", .writes = {gradient.var()}}, [begin] {
+        std::string letters = begin;
+        for (int i = 0; i < 40'000; ++i) letters += "\xc3\xa9";
+        throw std::runtime_error(letters);
+      });
+      store.Push(key, gradient);
+      NDArray out({10}, DType::kFloat32, Cpu(), engine);
+      store.Pull(key, out);
+      const std::string message = MessageOf<Error>([&] { out.WaitToRead(); });
+      EXPECT_GT(std::ranges::count(message, '\xc3'), 30'000);
+      EXPECT_EQ(std::ranges::count(message, '\xc3'), std::ranges::count(message, '\xa9'));
+    }
+    try {
+      engine.WaitForAll();
+    } catch (const std::exception&) {  // the backward ops'
+    }
+  });
+}
+
 TEST_P(DistStoreTest, WorkersMayLeaveAfterDifferentRounds) {
   Job job({.network = GetParam(), .num_workers = 3, .num_servers = 2});
   job.RunWorkers("dist_sync", [](int rank, KVStore& store, Engine& engine) {
@@ -681,6 +752,75 @@ TEST_P(DistStoreTest, OfDifferentOptimizersOfSeveralRanksTheFirstCountsEverywher
       store.Pull("w", out);
       EXPECT_EQ(out.ToVector<float>(),
                 LocalRounds(kWorkers, 1, kCount, DType::kFloat32, make(winner.load()))[0]);
+    });
+  }
+}
+
+// Likewise. Codes of one kind are none of the other.
+TEST_P(DistStoreTest, OfDifferentCompressionsOfSeveralRanksTheFirstCountsEverywhere) {
+  constexpr int kWorkers = 2;
+  constexpr std::int64_t kCount = 50'000;
+  const std::array<CompressionOptions, kWorkers> options = {
+      {{.type = "1bit", .threshold = 0.25}, {.type = "2bit", .threshold = 0.5}}};
+  std::array<std::vector<float>, kWorkers> expected;
+  for (int winner = 0; winner < kWorkers; ++winner) {
+    Engine engine(EngineOptions::FromEnvironment());
+    const auto store = KVStore::Create("local", engine);
+    store->SetGradientCompression(options[static_cast<std::size_t>(winner)]);
+    store->Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+    store->Push("w", std::vector{ArrayOf(Gradient(0, 1, kCount), engine),
+                                 ArrayOf(Gradient(1, 1, kCount), engine)});
+    NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    store->Pull("w", out);
+    expected[static_cast<std::size_t>(winner)] = out.ToVector<float>();
+  }
+  const std::uint64_t first = kvstore_test::TestSeed();
+  for (std::uint64_t seed = first; seed < first + (GetParam() == Network::kSim ? 20 : 4); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    std::atomic<int> winner{-1};
+    Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 3, .seed = seed});
+    job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+      std::string error;
+      try {
+        store.SetGradientCompression(options[static_cast<std::size_t>(rank)]);
+        EXPECT_EQ(winner.exchange(rank), -1) << "two calls won";
+      } catch (const InvalidArgument& refused) {
+        error = refused.what();
+      }
+      store.Barrier();
+      ASSERT_GE(winner.load(), 0) << "no call won";
+      const auto won = static_cast<std::size_t>(winner.load());
+      if (!error.empty()) {
+        for (const char* const text : {"worker 0", "worker 1", "1bit", "2bit", "0.25", "0.5"}) {
+          EXPECT_THAT(error, testing::HasSubstr(text));
+        }
+        store.SetGradientCompression(options[won]);
+      }
+      store.Init("w", ArrayOf(Gradient(0, 0, kCount), engine));
+      store.Push("w", ArrayOf(Gradient(rank, 1, kCount), engine));
+      NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      EXPECT_EQ(out.ToVector<float>(), expected[won]);
+    });
+  }
+}
+
+// As "never" is written; no array has so many bytes as such a number of float32.
+TEST_P(DistStoreTest, ACutBoundBeyondAllBytesCutsNothing) {
+  for (const std::int64_t cut_bound :
+       {std::numeric_limits<std::int64_t>::max(), std::int64_t{1} << 62}) {
+    SCOPED_TRACE(cut_bound);
+    Job job(
+        {.network = GetParam(), .num_servers = 2, .slice_bytes = 1 << 20, .cut_bound = cut_bound});
+    job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+      const Shape shape{300, 200};
+      const NDArray ones = NDArray::Full(shape, 1, DType::kFloat32, Cpu(), engine);
+      store.Init("w", ones);
+      store.SetOptimizer(MakeOptimizer("groupadagrad", {}));
+      store.Push("w", ones);  // an error if it is cut
+      NDArray out(shape, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      EXPECT_LT(out.ToVector<float>()[0], 1);
     });
   }
 }

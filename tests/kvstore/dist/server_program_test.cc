@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <latch>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -133,6 +134,41 @@ TEST(ServerProgram, OptimizersOfTheServersUpdateByTheSumOfAllWorkers) {
     store.Barrier();
     EXPECT_EQ(growing.made(), 2) << "one a server";
   });
+}
+
+// Forgetting a key waits for the update of another one; the server waits for neither.
+TEST(ServerProgram, AKeyIsForgottenBehindTheUpdatesUnderWay) {
+  Mutex mutex;
+  std::latch updating(1), may_end(1);
+  std::atomic<int> forgotten = 0;
+  const ServerUpdater updater{.update =
+                                  [&](const ServerUpdate& update) {
+                                    const MutexLock lock(mutex);
+                                    updating.count_down();
+                                    may_end.wait();
+                                    update.weight += update.gradient;
+                                  },
+                              .forget =
+                                  [&](KeyRef) {
+                                    const MutexLock lock(mutex);
+                                    ++forgotten;
+                                  }};
+  {
+    Job job({.program = {.optimizers = [&](std::string_view) { return updater; }}});
+    job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+      const NDArray ones = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
+      store.SetOptimizer(MakeForeignOptimizer("slow", {}));
+      store.Init({"a", "b"}, {ones, ones});
+      store.Push("a", ones);
+      updating.wait();
+      store.Reset("b", ones);
+      const NDArray out = NDArray::Zeros({3}, DType::kFloat32, Cpu(), engine);
+      store.Pull("b", out);
+      EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 1));
+      may_end.count_down();
+    });
+  }
+  EXPECT_EQ(forgotten, 1);
 }
 
 TEST(ServerProgram, StatesOfItsOptimizersAreSavedAndLoadedByAnotherNumberOfServers) {

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -476,6 +478,21 @@ TEST(ServerMachine, PushesWaitForTheOptimizerThatTheyCountOn) {
   EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 1));
 }
 
+// The states of one would serve as the other's.
+TEST(ServerMachine, ParametersOfAnotherOptimizerAreRefused) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  const auto refused =
+      job.Control(0, Kind::kSetParameters, Encode(OptimizerBody{.name = "adam"}), Version(1, 1));
+  job.Push(0, 0, {1}, Version(1, 1));
+  const auto pull = job.Pull(0, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(refused), HasSubstr("expected sgd"));
+  EXPECT_EQ(job.control().calls.back(), "optimizer 1 sgd");
+  EXPECT_EQ(job.ValueOf(pull), Values({1}));
+}
+
 TEST(ServerMachine, EqualOptimizersAreOneAndDifferentOnesAnError) {
   SmallJob job(3);
   const OptimizerBody a{.name = "sgd", .parameters = {{"learning_rate", 0.1}, {"momentum", 0.9}}};
@@ -491,6 +508,36 @@ TEST(ServerMachine, EqualOptimizersAreOneAndDifferentOnesAnError) {
   EXPECT_THAT(job.ErrorOf(third), AllOf(HasSubstr("worker 0"), HasSubstr("worker 2"),
                                         HasSubstr("momentum=0.9"), HasSubstr("momentum=0.8")));
   EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "optimizer 1 sgd"));
+}
+
+TEST(ServerMachine, EqualCompressionsAreOneAndDifferentOnesAnError) {
+  SmallJob job(3);
+  const auto set = [&](int rank, const std::string& type, double threshold) {
+    return job.Control(rank, Kind::kSetCompression,
+                       Encode(CompressionBody{{.type = type, .threshold = threshold}}));
+  };
+  job.control().fail = "compression 2bit";
+  const auto failed = set(2, "2bit", 7);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(failed), HasSubstr("refused")) << "and is not what others must set";
+  job.control().fail = "";
+  const auto first = set(1, "1bit", 0.5);
+  const auto same = set(2, "1bit", 0.5);
+  const auto other_type = set(0, "2bit", 0.5);
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(first), "");
+  EXPECT_EQ(job.ErrorOf(same), "");
+  EXPECT_THAT(
+      job.ErrorOf(other_type),
+      HasSubstr("gradient compression of the store is type 1bit, threshold 0.5, as worker 1 "
+                "has set it; worker 0 sets type 2bit, threshold 0.5"));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(other_type)), InvalidArgument);
+  const auto other_threshold = set(0, "1bit", 0.25);
+  const auto at_last = set(0, "1bit", 0.5);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(other_threshold), HasSubstr("threshold 0.25"));
+  EXPECT_EQ(job.ErrorOf(at_last), "");
+  EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "compression 1bit"));
 }
 
 TEST(ServerMachine, PushesOfAnOptimizerThatCannotBeSetFail) {
@@ -905,6 +952,20 @@ TEST_F(WholeArrays, EndWhereOneServerIsManyFailedRoundsAhead) {
   job.Run();
   EXPECT_EQ(job.ValueOf(pulls[0]), Values({2 + 6}));
   EXPECT_EQ(job.ValueOf(pulls[1]), Values({4 + 6}));
+}
+
+// What a worker says of a part may be wrong. That is the error of the update, and no others'.
+TEST_F(WholeArrays, ThatAreCutOtherwiseThanAPartSaysFailTheirUpdate) {
+  Link();
+  bool is_asked = false;
+  job.parts(0).whole = [&](const PartId&) -> std::optional<WholeArray> {
+    if (std::exchange(is_asked, true)) throw InvalidArgument("part 0 of an array of 0 parts");
+    return WholeArray{.parts_here = 1, .others = {1}};
+  };
+  for (const std::int32_t rank : {0, 1}) Push(rank, 0, {1});
+  const auto pull = Pull(0, 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(pull), HasSubstr("part 0 of an array of 0 parts"));
 }
 
 TEST_F(WholeArrays, SumsOfAnEarlierProcessOfAServerChangeNothing) {

@@ -23,6 +23,7 @@
 #include "kvstore/dist/transport/tcp/send_queue.h"
 #include "kvstore/dist/transport/tcp/tcp_peer.h"
 #include "tests/kvstore/dist/cutting_proxy.h"
+#include "tests/kvstore/dist/no_descriptors.h"
 #include "tests/kvstore/dist/plain_socket.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
@@ -146,6 +147,19 @@ TEST(TcpCuts, CutForTooLongThePeerIsLost) {
   EXPECT_EQ(ends.server.Lost()[0].peer, kWorker0);
   EXPECT_THAT(ends.server.Lost()[0].why, HasSubstr("Connection reset by peer"));
   EXPECT_THAT(ends.server.Lost()[0].why, HasSubstr("not connected again for 0.2 s"));
+  EXPECT_THAT(ends.worker.Lost()[0].why, HasSubstr("Connection reset by peer"));
+}
+
+TEST(TcpCuts, WithoutDescriptorsToConnectAgainThePeerIsLost) {
+  CutEnds ends(milliseconds(200));
+  ends.Connect();
+  ends.SendSome();
+  ends.ExpectAll();
+  const NoDescriptors none;
+  ends.proxy.Cut();
+  ASSERT_TRUE(ends.worker.WaitForLoss());
+  EXPECT_EQ(ends.worker.Lost()[0].peer, kServer0);
+  EXPECT_EQ(ends.worker.Lost()[0].address, ends.proxy.address());
   EXPECT_THAT(ends.worker.Lost()[0].why, HasSubstr("Connection reset by peer"));
 }
 

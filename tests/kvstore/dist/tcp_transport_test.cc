@@ -6,14 +6,18 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/dist/no_descriptors.h"
 #include "tests/kvstore/dist/tcp_node.h"
+#include "tests/message_of.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
@@ -674,6 +678,23 @@ TEST(TcpTransport, TheListenerMayComeLater) {
   TcpNode server(options);
   connect.join();
   EXPECT_TRUE(connected);
+}
+
+// It asks whether it was given up after an attempt, the first of which has found none.
+TEST(TcpTransport, WithoutDescriptorsItTriesAgainUntilTheDeadline) {
+  TcpNode server(OptionsOf(kServer0, Reception::kThread));
+  TcpNode worker(OptionsOf(kWorker0));
+  const std::string address = server.transport->address();
+  std::optional<NoDescriptors> none(std::in_place);
+  const std::string error = MessageOf<TimeoutError>(
+      [&] { worker.transport->Connect(kServer0, address, In(std::chrono::milliseconds(100))); });
+  EXPECT_THAT(error, HasSubstr("server 0 at " + address));
+  EXPECT_THAT(error, HasSubstr("Too many open files"));
+  worker.transport->Connect(kServer0, address, Long(), [&] {
+    none.reset();
+    return false;
+  });
+  EXPECT_FALSE(none);
 }
 
 TEST(TcpTransport, BadAddressesAreInvalid) {

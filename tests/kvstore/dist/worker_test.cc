@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -333,7 +335,6 @@ TEST(WorkerMachine, WhatTimesOutBeforeItIsSentIsNotSent) {
   EXPECT_EQ(job.ValueOf(pull), Values({1}));
 }
 
-// Otherwise the rounds of its array's parts would be out of step from then on.
 // Pushes of this version may have gone, and wait for it at the server.
 TEST(WorkerMachine, ParametersThatTimeOutBeforeTheyAreSentAreSentAllTheSame) {
   SmallJob job(1);
@@ -363,6 +364,7 @@ TEST(WorkerMachine, ParametersThatTimeOutBeforeTheyAreSentAreSentAllTheSame) {
   EXPECT_EQ(job.ValueOf(push), Values({8}));
 }
 
+// Otherwise the rounds of its array's parts would be out of step from then on.
 TEST(WorkerMachine, APartOfSeveralThatTimesOutBeforeItIsSentKeepsItsRound) {
   SmallJob job(2);
   for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
@@ -581,6 +583,51 @@ TEST(WorkerMachine, TheBytesOfAValueCountWhenItComes) {
   const auto pull = job.PushPull(1, 0, {1, 1});
   job.Run();
   EXPECT_EQ(job.ValueOf(pull), Values({3, 3}));
+}
+
+// Its place goes to the next request, and its bytes to other pushes.
+TEST(WorkerMachine, APushThatTimesOutAfterItsGrantLeavesNoBytesReserved) {
+  for (const bool removes : {false, true}) {
+    ServerOptions server;
+    WorkerOptions worker;
+    server.unfinished_bytes_max = worker.unfinished_bytes_max = 20;
+    SmallJob job(2, 1, server, worker);
+    for (std::uint32_t part = 0; part < 3; ++part) {
+      for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, {0, 0});
+    }
+    job.Run();
+    job.Push(0, 0, {1, 1});  // 16 bytes
+    job.Submit(0, {.kind = Kind::kPush,
+                   .part = SmallJob::IdOf(1),
+                   .payload = PayloadOf({2, 2}),
+                   .deadline = job.now + seconds(1)});
+    EXPECT_EQ(CountOf(job, Kind::kAsk), 1u);
+    // The lowest rank that part 1 waits for is let in, but the grant is on its way for too long.
+    std::deque<SmallJob::Envelope> grants;
+    while (!job.queue.empty()) {
+      SmallJob::Envelope envelope = std::move(job.queue.front());
+      job.queue.pop_front();
+      if (envelope.message.kind == Kind::kGrant) {
+        grants.push_back(std::move(envelope));
+      } else {
+        job.Deliver(std::move(envelope));
+      }
+    }
+    EXPECT_EQ(grants.size(), 1u);
+    EXPECT_EQ(job.server().State().waiting, 32u);
+    job.Advance(seconds(2));
+    if (removes) {
+      job.Submit(0, {.kind = Kind::kRemove, .part = SmallJob::IdOf(1)});
+    } else {
+      job.Pull(0, 1);
+    }
+    job.Run();
+    EXPECT_EQ(job.server().State().waiting, 16u) << removes;
+    for (SmallJob::Envelope& grant : grants) job.Deliver(std::move(grant));
+    job.Push(1, 0, {1, 1});
+    job.Run();
+    EXPECT_EQ(job.server().State().waiting, 0u) << removes;
+  }
 }
 
 // Other parts of the array may have gone: this one, and what it held up, keep their places, as

@@ -5,16 +5,19 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <exception>
 #include <future>
 #include <memory>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/system/system_error.hpp>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -44,12 +47,8 @@ class Attempts {
   Connected Run() {
     const auto [host, port] = SplitAddress();
     for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kPauseMax)) {
-      const std::vector<tcp::endpoint> endpoints = Resolve(host, port);
-      listens_ = endpoints.empty();
-      for (const tcp::endpoint& endpoint : endpoints) {
-        std::optional<Connected> connected = Try(endpoint, host);
-        if (connected) return *std::move(connected);
-      }
+      std::optional<Connected> connected = TryAll(host, port);
+      if (connected) return *std::move(connected);
       if (target_.cut && !listens_) Refused(seen_);
       Sleep(pause);
     }
@@ -92,6 +91,28 @@ class Attempts {
     throw InvalidArgument(fmt::format("{}: expected an address such as '127.0.0.1:9091'", What()));
   }
 
+  // Nothing if it is worth another try: also if this process has no descriptor left for it, or no
+  // thread.
+  std::optional<Connected> TryAll(const std::string& host, std::uint16_t port) {
+    try {
+      const std::vector<tcp::endpoint> endpoints = Resolve(host, port);
+      listens_ = endpoints.empty();
+      for (const tcp::endpoint& endpoint : endpoints) {
+        std::optional<Connected> connected = Try(endpoint, host);
+        if (connected) return connected;
+      }
+    } catch (const boost::system::system_error& error) {  // Asio's, which is no std::system_error
+      NotTried(error.code().message());
+    } catch (const std::system_error& error) {
+      NotTried(error.code().message());
+    }
+    return std::nullopt;
+  }
+  void NotTried(const std::string& why) {
+    seen_ = fmt::format("it could not be tried: {}", why);
+    listens_ = true;  // for all that is known
+  }
+
   // Looking names up blocks for as long as it likes: on a thread that is left alone if it takes
   // longer than there is time.
   std::vector<tcp::endpoint> Resolve(const std::string& host, std::uint16_t port) {
@@ -102,13 +123,17 @@ class Attempts {
     std::promise<Found> promise;
     auto future = promise.get_future();
     std::thread([host, port, promise = std::move(promise)]() mutable {
-      boost::asio::io_context context;
-      tcp::resolver resolver(context);
-      Found found;
-      for (const auto& entry : resolver.resolve(host, std::to_string(port), found.first)) {
-        found.second.push_back(entry.endpoint());
+      try {
+        boost::asio::io_context context;
+        tcp::resolver resolver(context);
+        Found found;
+        for (const auto& entry : resolver.resolve(host, std::to_string(port), found.first)) {
+          found.second.push_back(entry.endpoint());
+        }
+        promise.set_value(std::move(found));
+      } catch (...) {
+        promise.set_exception(std::current_exception());
       }
-      promise.set_value(std::move(found));
     }).detach();
     seen_ = fmt::format("no answer to the question where '{}' is", host);
     while (future.wait_until(std::min(target_.deadline, Clock::now() + kStep)) !=

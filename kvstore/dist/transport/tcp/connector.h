@@ -39,11 +39,11 @@ struct Connected {
   std::uint64_t received = 0;   // messages of this end, before the cut
 };
 
-// A connected channel behind its handshake. As long as nobody listens, or the listener vanishes, it
-// tries again; after a cut a listener that is not there any more is an error at once, and so is
-// another process. InvalidArgument for an address that is none; NetworkError if the peer refuses,
-// or is not who is wanted, or if TLS fails; TimeoutError at the deadline, with what was seen last;
-// all name peer and address.
+// A connected channel behind its handshake. As long as nobody listens, or the listener vanishes, or
+// this process has no descriptor left, it tries again; after a cut a listener that is not there any
+// more is an error at once, and so is another process. InvalidArgument for an address that is none;
+// NetworkError if the peer refuses, or is not who is wanted, or if TLS fails; TimeoutError at the
+// deadline, with what was seen last; all name peer and address.
 Connected ConnectTo(const ConnectTarget& target, const Identity& self, Link link);
 
 }  // namespace heddle::kvstore::dist

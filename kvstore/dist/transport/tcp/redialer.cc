@@ -13,11 +13,13 @@ void Redialer::Start(std::function<void()> dial) {
     call.thread.join();
     return true;
   });
-  Call& call = calls_.emplace_back();
+  std::list<Call> started(1);  // not among the others if there is no thread for it
+  Call& call = started.front();
   call.thread = std::thread([&call, dial = std::move(dial)] {
     dial();
     call.done.store(true, std::memory_order_release);
   });
+  calls_.splice(calls_.end(), started);
 }
 
 void Redialer::Stop() {

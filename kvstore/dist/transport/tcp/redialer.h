@@ -18,7 +18,8 @@ class Redialer {
   Redialer(const Redialer&) = delete;
   Redialer& operator=(const Redialer&) = delete;
 
-  // Calls `dial` on a thread of its own; after Stop not at all.
+  // Calls `dial`, which must not throw, on a thread of its own; after Stop not at all.
+  // std::system_error if the system has no thread to give.
   void Start(std::function<void()> dial) EXCLUDES(mutex_);
   // Returns when all have ended, which is the business of what they call.
   void Stop() EXCLUDES(mutex_);

@@ -1,6 +1,5 @@
 // Connections of peers that are cut: who has connected connects again, and both go on.
-#include <heddle/error.h>
-
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -52,7 +51,7 @@ void TcpTransportImpl::NoteCut(const Peer& peer, const std::string& why) {
 void TcpTransportImpl::Redial(const PeerPtr& peer, Link link, Clock::time_point deadline,
                               const std::string& why) {
   const std::uint64_t received = LinksOf(peer)[IndexOf(link)]->received();
-  redialer_.Start([this, peer, link, deadline, why, received, self = identity()] {
+  const auto dial = [this, peer, link, deadline, why, received, self = identity()] {
     const ConnectTarget target{
         .peer = peer->id.load(std::memory_order_acquire),
         .address = peer->address,
@@ -70,7 +69,7 @@ void TcpTransportImpl::Redial(const PeerPtr& peer, Link link, Clock::time_point 
     std::string wrong;
     try {
       *connected = ConnectTo(target, self, link);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       wrong = fmt::format("{}, then {}", why, error.what());
     }
     boost::asio::post(peer->reactor.context(), [this, peer, link, connected, wrong] {
@@ -78,7 +77,12 @@ void TcpTransportImpl::Redial(const PeerPtr& peer, Link link, Clock::time_point 
       if (!wrong.empty()) return Lose(peer, wrong);
       Resume(peer, link, std::move(connected->channel), connected->received);
     });
-  });
+  };
+  try {
+    redialer_.Start(dial);
+  } catch (const std::exception& error) {
+    Lose(peer, fmt::format("{}, then it could not be connected again: {}", why, error.what()));
+  }
 }
 
 void TcpTransportImpl::PostTakeUp(const PeerPtr& peer, const HelloBody& hello, Channel channel,
