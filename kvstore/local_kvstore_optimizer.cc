@@ -2,6 +2,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <fmt/format.h>
@@ -78,6 +79,7 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
   }
   for (const Saved& key : saved) {
     if (key.origin != nullptr) key.value->Wait();
+    if (key.out->error != nullptr) std::rethrow_exception(key.out->error);
     states.keys.push_back(*key.out);
   }
   {

@@ -228,7 +228,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     }
   }
   // From here on nothing fails.
-  pushed_ = true;
+  pushed_ = pushed_ || !pushes.empty();
   std::int64_t pushed_bytes = 0;
   for (const Placement& placement : placements) {
     Slot& slot = placement.slot != nullptr ? *placement.slot : InsertLocked(placement.value);

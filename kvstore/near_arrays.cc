@@ -1,6 +1,7 @@
 #include "kvstore/near_arrays.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "storage/array_state.h"
 #include "storage/row_sparse_state.h"
@@ -15,9 +16,19 @@ bool IsNear(const Array& array, Device device) {
   return IsOnGpu(its) || IsOnGpu(device) ? its == device : true;
 }
 
+bool IsPartial(const NDArray& array) { return internal::StateOf(array).is_partial; }
+bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
+
+// Can an op that reads a value on `device` write `array`, one of `outputs`, itself?
+template <class Array>
+bool IsWritten(const Array& array, Device device, std::size_t outputs) {
+  return IsNear(array, device) && (outputs == 1 || !IsPartial(array));
+}
+
 // Where what stands in for `array` lies.
 template <class Array>
 Device StandIn(const Array& array, Device device) {
+  if (IsNear(array, device)) return array.device();
   return IsOnGpu(device) ? device : CpuPinned(array.device().id);
 }
 
@@ -26,6 +37,12 @@ Device StandIn(const Array& array, Device device) {
 template <class Array>
 bool AreNear(std::span<const Array> arrays, Device device) {
   return std::ranges::all_of(arrays, [&](const Array& array) { return IsNear(array, device); });
+}
+
+template <class Array>
+bool NeedRelays(std::span<const Array> out, Device device) {
+  return !std::ranges::all_of(
+      out, [&](const Array& array) { return IsWritten(array, device, out.size()); });
 }
 
 template <class Array>
@@ -41,7 +58,7 @@ template <class Array>
 RelayedOutputs<Array>::RelayedOutputs(std::span<const Array> out, Device device) {
   std::vector<Array> relays;
   for (const Array& array : out) {
-    if (IsNear(array, device)) {
+    if (IsWritten(array, device, out.size())) {
       near_.push_back(array);
       continue;
     }
@@ -62,6 +79,7 @@ void RelayedOutputs<Array>::Forward(int priority) const {
 
 #define HEDDLE_INSTANTIATE(Array)                                                     \
   template bool AreNear<Array>(std::span<const Array>, Device);                       \
+  template bool NeedRelays<Array>(std::span<const Array>, Device);                    \
   template std::vector<Array> CopiesNear<Array>(std::span<const Array>, Device, int); \
   template class RelayedOutputs<Array>
 HEDDLE_INSTANTIATE(NDArray);

@@ -22,6 +22,9 @@ inline bool IsOnGpu(Device device) { return device.type == DeviceType::kGpu; }
 // Can the ops of a value on `device` touch all of them?
 template <class Array>
 bool AreNear(std::span<const Array> arrays, Device device);
+// Can one op write all of them?
+template <class Array>
+bool NeedRelays(std::span<const Array> out, Device device);
 
 template <class Array>
 std::vector<Array> CopiesNear(std::span<const Array> arrays, Device device, int priority);
@@ -48,7 +51,9 @@ class NearInputs {
 };
 
 // Outputs of an op that reads a value on `device`. Those that are not near are copies of relays,
-// one for each dtype, which the op writes in their place.
+// one for each dtype, which the op writes in their place. So are parts of arrays among several
+// outputs: an op does not run if an array is poisoned that it overwrites in part alone, which must
+// not keep the others from their value.
 template <class Array>
 class RelayedOutputs {
  public:

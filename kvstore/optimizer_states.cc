@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -86,18 +89,31 @@ json ToJson(const OptimizerSettings& settings) {
           {"multipliers", multipliers}};
 }
 
-json ToJson(const KeyStates& key) {
+// The arrays that the key has, by their names in the file.
+template <class Use>
+void ForEachArray(const KeyStates& key, const internal::UpdateRule& rule, const Use& use) {
+  if (!key.master.empty()) use(kMasterName, key.master);
+  if (!key.own.empty()) use(kOwnName, key.own);
+  for (std::size_t k = 0; k < key.arrays.size(); ++k) {
+    if (!key.arrays[k].empty()) use(rule.states()[k].name, key.arrays[k]);
+  }
+}
+
+json ToJson(const KeyStates& key, const internal::UpdateRule& rule) {
+  json arrays = json::array();
+  ForEachArray(key, rule, [&](const auto& name, const NDArray&) { arrays.push_back(name); });
   return {{"key", ToJson(key.key)},
           {"shape", std::vector<std::int64_t>(key.shape.begin(), key.shape.end())},
           {"dtype", Name(key.dtype)},
           {"updates", key.updates},
           {"step", key.step},
-          {"numbers", key.numbers}};
+          {"numbers", key.numbers},
+          {"arrays", std::move(arrays)}};
 }
 
-json ToJson(const OptimizerStates& states) {
+json ToJson(const OptimizerStates& states, const internal::UpdateRule& rule) {
   json keys = json::array();
-  for (const KeyStates& key : states.keys) keys.push_back(ToJson(key));
+  for (const KeyStates& key : states.keys) keys.push_back(ToJson(key, rule));
   json all = {{"version", kVersion},
               {"optimizer", states.optimizer},
               {"multi_precision", states.multi_precision},
@@ -198,6 +214,15 @@ KeyStates KeyStatesFrom(const json& j) {
   return key;
 }
 
+// Which arrays each key has.
+std::vector<std::set<std::string>> ArrayNamesFrom(const json& j) {
+  std::vector<std::set<std::string>> names;
+  for (const json& key : j.at("keys")) {
+    names.push_back(key.at("arrays").get<std::set<std::string>>());
+  }
+  return names;
+}
+
 OptimizerStates StatesFrom(const json& j, std::string_view optimizer) {
   const std::int64_t version = CountFrom(j.at("version"));
   if (version != kVersion) {
@@ -226,12 +251,16 @@ void CheckArray(const std::string& name, const NDArray& array, const Shape& shap
                             ToString(array.shape())));
 }
 
-// Moves the arrays of the file to their keys.
-void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule, OptimizerStates* states) {
+// Moves the arrays of the file to their keys, which have those that `names` says: states come with
+// the first update that needs them.
+void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule,
+                const std::vector<std::set<std::string>>& names, OptimizerStates* states) {
   std::size_t taken = 0;
-  const auto take = [&](const std::string& name, const Shape& shape, DType dtype) {
+  const auto take = [&](std::size_t i, const auto& own_name, const Shape& shape, DType dtype) {
+    if (!names[i].contains(std::string(own_name))) return NDArray();
+    const std::string name = ArrayName(i, own_name);
     NDArray array = file.Find(name);
-    if (array.empty()) return array;
+    if (array.empty()) throw IoError(fmt::format("expected an array '{}', found none", name));
     CheckArray(name, array, shape, dtype);
     array.WaitToRead();
     ++taken;
@@ -240,25 +269,15 @@ void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule, Optimiz
   for (std::size_t i = 0; i < states->keys.size(); ++i) {
     KeyStates& key = states->keys[i];
     if (IsForeignOptimizer(states->optimizer)) {
-      const std::string name = ArrayName(i, kOwnName);
-      const NDArray found = file.Find(name);
-      key.own = take(name, Shape{found.empty() ? 0 : found.size()}, DType::kUInt8);
+      const NDArray found = file.Find(ArrayName(i, kOwnName));
+      key.own = take(i, kOwnName, Shape{found.empty() ? 0 : found.size()}, DType::kUInt8);
     }
-    key.master = take(ArrayName(i, kMasterName), key.shape, DType::kFloat32);
-    const bool has_master = states->multi_precision && key.step > 0 &&
-                            ops::Is16BitFloat(key.dtype) && !IsForeignOptimizer(states->optimizer);
-    if (has_master && key.master.empty()) {
-      throw IoError(fmt::format("expected an array '{}', found none", ArrayName(i, kMasterName)));
-    }
+    key.master = take(i, kMasterName, key.shape, DType::kFloat32);
     const DType dtype = key.master.empty() ? key.dtype : DType::kFloat32;
     for (std::size_t k = 0; k < rule.states().size(); ++k) {
       const internal::UpdateStateType& type = rule.states()[k];
       const Shape rows{key.shape.ndim() > 0 ? key.shape[0] : 1};
-      const std::string name = ArrayName(i, type.name);
-      key.arrays[k] = take(name, type.per_row ? rows : key.shape, dtype);
-      if (key.step > 0 && k < rule.num_states() && key.arrays[k].empty()) {
-        throw IoError(fmt::format("expected an array '{}', found none", name));
-      }
+      key.arrays[k] = take(i, type.name, type.per_row ? rows : key.shape, dtype);
     }
   }
   if (taken != file.arrays.size()) {
@@ -272,16 +291,12 @@ void WriteStates(const std::string& file, const OptimizerStates& states,
                  const internal::UpdateRule& rule) {
   std::vector<NamedArray> arrays;
   for (std::size_t i = 0; i < states.keys.size(); ++i) {
-    const KeyStates& key = states.keys[i];
-    if (!key.master.empty()) arrays.push_back({ArrayName(i, kMasterName), key.master});
-    if (!key.own.empty()) arrays.push_back({ArrayName(i, kOwnName), key.own});
-    for (std::size_t k = 0; k < key.arrays.size(); ++k) {
-      if (key.arrays[k].empty()) continue;
-      arrays.push_back({ArrayName(i, rule.states()[k].name), key.arrays[k]});
-    }
+    ForEachArray(states.keys[i], rule, [&](const auto& name, const NDArray& array) {
+      arrays.push_back({ArrayName(i, name), array});
+    });
   }
   try {
-    SaveArrays(file, arrays, {{kMetadataName, ToJson(states).dump()}});
+    SaveArrays(file, arrays, {{kMetadataName, ToJson(states, rule).dump()}});
   } catch (const json::exception& error) {  // nothing else than this can be wrong with it
     throw InvalidArgument(
         fmt::format("{}: expected keys whose text is UTF-8: {}", file, error.what()));
@@ -296,8 +311,9 @@ OptimizerStates ReadStates(const std::string& file, std::string_view optimizer,
     throw IoError(fmt::format("{}: expected optimizer states, found arrays without them", file));
   }
   try {
-    OptimizerStates states = StatesFrom(json::parse(metadata->second), optimizer);
-    TakeArrays(loaded, rule, &states);
+    const json all = json::parse(metadata->second);
+    OptimizerStates states = StatesFrom(all, optimizer);
+    TakeArrays(loaded, rule, ArrayNamesFrom(all), &states);
     return states;
   } catch (const json::exception& error) {
     throw IoError(fmt::format("{}: expected optimizer states: {}", file, error.what()));

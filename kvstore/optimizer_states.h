@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,7 +27,8 @@ struct KeyStates {
   std::array<double, internal::kUpdateNumbersMax> numbers = {};
   NDArray master;                                          // empty: none
   std::array<NDArray, internal::kUpdateStatesMax> arrays;  // empty: none
-  NDArray own;  // bytes of an optimizer that only servers have; empty: none
+  NDArray own;               // bytes of an optimizer that only servers have; empty: none
+  std::exception_ptr error;  // why there is none of all this; null: it is there
 };
 
 // What the value of a key looks like.

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -172,12 +171,18 @@ struct StoredValue::SnapshotOp {
   std::shared_ptr<const StatesOrigin> origin;
   std::shared_ptr<KeyStates> out;
 
+  // Writes nothing of the value, so what goes wrong (there is no memory for copies) must not poison
+  // it.
   void operator()(const GpuWork* gpu = nullptr) const {
     const StoredValue& v = *value;
-    if (v.origin_number_ < origin->number) {
-      origin->ReadLoaded([&](const UpdateState& loaded) { loaded.SnapshotTo(out.get(), gpu); });
-    } else if (v.origin_number_ == origin->number && v.update_state_ != nullptr) {
-      v.update_state_->SnapshotTo(out.get(), gpu);
+    try {
+      if (v.origin_number_ < origin->number) {
+        origin->ReadLoaded([&](const UpdateState& loaded) { loaded.SnapshotTo(out.get(), gpu); });
+      } else if (v.origin_number_ == origin->number && v.update_state_ != nullptr) {
+        v.update_state_->SnapshotTo(out.get(), gpu);
+      }
+    } catch (...) {
+      out->error = std::current_exception();
     }
   }
 };
@@ -338,7 +343,7 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
       return;
     }
   }
-  if (!AreNear(out, self->device())) {
+  if (NeedRelays(out, self->device())) {
     const RelayedOutputs<Array> outputs(out, self->device());
     QueuePull(self, outputs.near(), priority);
     outputs.Forward(priority);
@@ -357,20 +362,7 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
     Queue(engine, options, PullOp<Array>{self, out[0]});
     return;
   }
-  // Whole arrays take one op, which reads the value once. A part of an array has an op of its own:
-  // that op does not run if its array is poisoned, which must not keep the others from their value.
-  std::vector<Array> whole;
-  if (std::any_of(out.begin(), out.end(), [](const Array& array) { return IsPartial(array); })) {
-    for (const Array& array : out) {
-      if (IsPartial(array)) {
-        QueuePull(self, View(array), priority);
-      } else {
-        whole.push_back(array);
-      }
-    }
-    if (whole.empty()) return;
-    out = whole;
-  }
+  // One op, which reads the value once: all get the same.
   Queue(engine,
         {.name = "kvstore.pull",
          .reads = {stored},
@@ -514,6 +506,9 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   StoredValue& v = *self;
   DCHECK(!v.IsInUpdater());
   v.QueueFetch();
+  // No body runs in the pushes here: it might push the key as well, and come for the lock. Nor do
+  // they wait for room that such bodies, which wait for the lock, are to make.
+  const NoWaitScope no_wait;
   MutexLock lock(v.updater_mutex_);
   v.updater_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   struct Leave {
@@ -541,7 +536,6 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   };
   if (v.IsSentCodes(compressor.get())) {
     if constexpr (std::is_same_v<Array, NDArray>) {
-      const NoWaitScope no_wait;  // as in QueueFetch
       const MutexLock together(self->together_mutex_);
       queue_merge(QueueCodes(self, values, compressor, /*needs_value=*/true, priority));
     }
@@ -554,8 +548,6 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
   } catch (...) {
     error = std::current_exception();
   }
-  std::optional<NoWaitScope> no_wait;  // an exception on its way, perhaps of Ctrl-C, is not held up
-  if (error != nullptr) no_wait.emplace();
   Queue(engine,
         {.name = "kvstore.settle",
          .reads = v.ReadsOf(std::span<const Array>()),

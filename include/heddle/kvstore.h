@@ -157,9 +157,8 @@ struct CompressionOptions {
 };
 std::vector<std::string_view> CompressionTypes();  // sorted
 
-// Bytes of dense arrays that the calls so far have asked to move, those included that are still
-// queued. (How many rows a row-sparse array has is known only to the ops.) Without
-// those of row-sparse arrays, whose number of rows is known only when an op runs.
+// Bytes of dense arrays that the calls so far have asked to move, those that are still queued
+// included; row-sparse arrays do not count, as only the ops know how many rows they have.
 struct TransferStats {
   std::int64_t pushed_bytes = 0;  // from pushed arrays to the store; of their codes if compressed
   std::int64_t pulled_bytes = 0;  // from the store to outputs
@@ -326,8 +325,9 @@ class KVStore {
   // is after all that this thread has pushed; with_optimizer also the optimizer's parameters,
   // schedule and multipliers. Returns when the file is in place. Not the values: save those as
   // well. InvalidState without an optimizer, from inside an op, or if another thread sets an
-  // optimizer or loads states meanwhile; IoError if the file cannot be written; the error of a
-  // poisoned key.
+  // optimizer or loads states meanwhile; InvalidArgument if a key is not UTF-8; OutOfMemory if
+  // there is no room for a copy of the states; IoError if the file cannot be written; the error of
+  // a poisoned key.
   virtual void SaveOptimizerStates(const std::string& file, bool with_optimizer = false);
   // Takes the states of a file in place of those that are, for later pushes, and gives the
   // optimizer the parameters, schedule and multipliers if they are there. Training goes on with the

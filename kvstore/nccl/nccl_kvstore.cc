@@ -146,13 +146,17 @@ void NcclKVStore::CheckList(std::string_view call, const Pushed& pushed,
                     "gpu({})",
                     fmt::join(expected, "), gpu("), fmt::join(devices, "), gpu(")));
   }
+  if (meeting_ == nullptr) CheckKnown(call, pushed);
 }
 
-// Every process has it, with the same shape and dtype.
+// Of several processes, all have the key, with the same shape and dtype.
 void NcclKVStore::CheckKnown(std::string_view call, const Pushed& pushed) const {
   const MutexLock lock(mutex_);
   const auto slot = slots_.find(pushed.key);
-  if (slot == slots_.end()) ThrowUnknownKey(call, pushed.key);
+  if (slot == slots_.end()) {
+    if (meeting_ == nullptr) return;
+    ThrowUnknownKey(call, pushed.key);
+  }
   const NDArray& value = pushed.values[0];
   if (value.shape() != slot->second.shape) {
     ThrowShape(call, pushed.key, slot->second.shape, value.shape());
@@ -250,11 +254,19 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   }
   CheckOneKind(call, pairs);
   std::vector<Pushed> pushes = JoinRepeatedKeys(pairs);
+  const bool is_first = meeting_ == nullptr && group() == nullptr;
   if (const GroupPtr group = GroupOf(call, pushes)) {
     ThrowIfFailed();
     Together(call, [&] { QueueSums(group, pushes, priority); });
   }
-  Alike(call, [&] { QueueUpdates(pushes, priority); });
+  try {
+    Alike(call, [&] { QueueUpdates(pushes, priority); });
+  } catch (...) {
+    // The devices are those of the first push that is none of the store's errors.
+    const MutexLock lock(mutex_);
+    if (is_first) group_ = nullptr;
+    throw;
+  }
   pushed_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
 }
 
@@ -286,8 +298,10 @@ void NcclKVStore::QueueUpdates(std::span<Pushed> pushes, int priority) {
   const MutexLock lock(mutex_);
   for (Pushed& pushed : pushes) {
     // A key that the push has made lies where its first value lay.
+    const NDArray& value = pushed.values[0];
     Slot& slot =
-        slots_.try_emplace(pushed.key.ToKey(), Slot{pushed.values[0].device()}).first->second;
+        slots_.try_emplace(pushed.key.ToKey(), Slot{value.device(), value.shape(), value.dtype()})
+            .first->second;
     std::ranges::move(pushed.sums, std::back_inserter(slot.spare_sums));
   }
 }
@@ -312,11 +326,12 @@ void NcclKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ig
       CheckShape("Pull", pair.key, pair.arrays[0], array);
       distinct &= written.insert(internal::StateOf(array).buffer).second;
     }
-    const auto same_dtype = [&](const NDArray& array) {
-      return array.dtype() == pair.arrays[0].dtype();
+    // A part of an array is not overwritten if the array is poisoned, and has an op of its own.
+    const auto may_be_broadcast = [&](const NDArray& array) {
+      return array.dtype() == pair.arrays[0].dtype() && !array.is_partial();
     };
     if (group == nullptr || meeting_ != nullptr || GpusOf(pair.arrays) != group->devices() ||
-        !std::ranges::all_of(pair.arrays, same_dtype)) {
+        !std::ranges::all_of(pair.arrays, may_be_broadcast)) {
       direct.push_back(pair);
       continue;
     }

@@ -44,7 +44,7 @@ constexpr ParameterType kParameters[] = {
     kMultiPrecision,
 };
 
-// The learning rate of a key is multiplied by eta * |w| / (|s * g| + wd * |w| + eps) if both norms
+// The learning rate of a key is multiplied by eta * |w| / (s * |g| + wd * |w| + eps) if both norms
 // are positive, except for keys whose names end in gamma, beta or bias. With momentum correction
 // the momentum is multiplied by lr / (lr of the key's last update), as scheduled. MXNet 1.9.1 takes
 // the last update of any key.

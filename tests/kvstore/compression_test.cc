@@ -203,6 +203,12 @@ TEST_P(CompressionTest, InitPullAndBroadcastStayWhole) {
   EXPECT_EQ(out.ToVector<float>(), All(0.5));
 }
 
+// The setting comes before the first push of a key; of an empty list there is none.
+TEST_P(CompressionTest, AnEmptyListIsNoPush) {
+  store->Push(KeyList(std::vector<std::string>{}), ArrayLists(std::vector<NDArray>{}));
+  EXPECT_NO_THROW(store->SetGradientCompression({.type = "2bit"}));
+}
+
 // Nothing of a push that fails counts, neither at the value nor at the senders.
 TEST_P(CompressionTest, AFailedPushLeavesTheResidualsAsTheyWere) {
   store->SetGradientCompression({.type = "2bit"});

@@ -113,6 +113,31 @@ TEST_P(ContractTest, ThePoisonOfOneOutputDoesNotReachTheOthers) {
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { large.WaitToRead(); }), "broken");
 }
 
+// A push of another thread comes before all of them or after: there is one op for it to be ordered
+// by.
+TEST_P(ContractTest, OutputsOfAKeyGetTheSameValue) {
+  store->Init("k", Full(4));
+  NDArray gradient = Full(5);
+  Hold writer(engine, {gradient.var()}, {gradient.var()});
+  store->Push("k", gradient);
+  const auto parts = [&] {
+    return NDArray::Full({6, 3}, 1, DType::kFloat32, On(Cpu()), engine).Slice(2, 4);
+  };
+  const std::vector<NDArray> out = {parts(), Full(0), parts(), Full(0, Cpu(), DType::kFloat64)};
+  store->Pull("k", out);
+  const std::string pending = engine.DumpState();
+  std::size_t pulls = 0;
+  for (std::size_t at = pending.find("'kvstore.pull' "); at != std::string::npos;
+       at = pending.find("'kvstore.pull' ", at + 1)) {
+    ++pulls;
+  }
+  EXPECT_LE(pulls, 1u) << pending;
+  writer.Release();
+  for (const NDArray& array : out) {
+    EXPECT_EQ(array.AsType(DType::kFloat32).ToVector<float>(), All(5));
+  }
+}
+
 // ---- PushPull and Broadcast
 
 TEST_P(ContractTest, PushPullWithoutOutWritesTheValue) {

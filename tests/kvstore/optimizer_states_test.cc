@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 #include <heddle/files.h>
 #include <heddle/kvstore.h>
+#include <heddle/memory.h>
 #include <heddle/optimizer.h>
 #include <heddle/row_sparse.h>
 
@@ -438,6 +439,50 @@ TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {
   ExpectSameTraining(*store, *same, DType::kFloat32);
 }
 
+// Those that no update has needed so far are not in the file, which is whole all the same.
+TEST_P(OptimizerStatesTest, StatesThatNoUpdateHasNeededAreNotMissed) {
+  for (const bool with_optimizer : {false, true}) {
+    const auto from = NewStore(), to = NewStore();
+    from->Init("a", Full(1));
+    const OptimizerPtr sgd = MakeOptimizer("sgd");
+    from->SetOptimizer(sgd);
+    from->Push("a", Full(1));
+    if (!with_optimizer) sgd->Set("momentum", 0.5);
+    from->SaveOptimizerStates(file_, with_optimizer);
+    to->Init("a", Value(*from, "a", DType::kFloat32));
+    to->SetOptimizer(Make("sgd"));
+    to->LoadOptimizerStates(file_);
+    from->LoadOptimizerStates(file_);
+    if (!with_optimizer) sgd->Set("momentum", 0.9);
+    for (int step = 0; step < 3; ++step) {
+      from->Push("a", Full(2));
+      to->Push("a", Full(2));
+    }
+    EXPECT_EQ(Value(*from, "a", DType::kFloat32).ToVector<float>(),
+              Value(*to, "a", DType::kFloat32).ToVector<float>());
+  }
+}
+
+// There is room for what trains, not for copies of it.
+TEST_P(OptimizerStatesTest, ASaveThatRunsOutOfMemoryChangesNothing) {
+  if (GetParam().gpus != nullptr) GTEST_SKIP() << "memory of the CPUs is what is short";
+  const NDArray gradient = NDArray::Ones({100'000}, DType::kFloat32, Cpu(), engine);
+  store->Init("w", gradient);
+  store->SetOptimizer(Make("sgd"));
+  store->Push("w", gradient);
+  engine.WaitForAll();
+  TrimMemory(DeviceType::kCpu);
+  ConfigureMemory(DeviceType::kCpu, {.bytes_max = GetMemoryStats(DeviceType::kCpu).used});
+  EXPECT_THROW(store->SaveOptimizerStates(file_), OutOfMemory);
+  ConfigureMemory(DeviceType::kCpu, MemoryOptions::FromEnvironment(DeviceType::kCpu));
+  store->Push("w", gradient);
+  const NDArray out = NDArray::Zeros({100'000}, DType::kFloat32, Cpu(), engine);
+  store->Pull("w", out);
+  EXPECT_NO_THROW(out.WaitToRead());
+  EXPECT_NO_THROW(engine.WaitForAll());
+  store->SaveOptimizerStates(file_);
+}
+
 // Without it training would go on from the rounded value, with other bits.
 TEST_P(OptimizerStatesTest, AFileWithoutTheMasterCopyIsDamaged) {
   Init(*store, DType::kFloat16);
@@ -462,7 +507,7 @@ TEST_P(OptimizerStatesTest, DamagedSettingsAreErrors) {
   const std::string text = saved.metadata.at("heddle.optimizer_states");
   for (const auto& [from, to, part] : std::vector<std::array<std::string, 3>>{
            {"\"momentum\":0.9", "\"momentum\":5.0", "momentum: expected a number in [0, 1), got 5"},
-           {"\"momentum\"", "\"momentun\"", "did you mean 'momentum'"},
+           {"\"momentum\":", "\"momentun\":", "did you mean 'momentum'"},
            {"\"step\":2", "\"step\":0", "step: expected at least 1, got 0"},
            {"\"learning_rate\":0.5", "\"learning_rate\":-1", "key 'a'"}}) {
     std::string edited = text;

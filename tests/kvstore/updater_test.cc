@@ -168,6 +168,68 @@ TEST_P(UpdaterTest, TwoThreadsNeverInterleaveInTheUpdateOfAKey) {
   EXPECT_EQ(Pulled(*store, "b"), All(4 * kPushes));
 }
 
+// The bodies wait for the updater, so nothing in it may wait for them.
+TEST_P(UpdaterTest, BodiesOfOpsMayPushTheKeyMeanwhile) {
+  store->Init("k", Full(0));
+  std::latch entered(1), body_runs(1);
+  std::atomic<bool> is_first = true;
+  store->SetUpdater([&](KeyRef, const NDArray& input, const NDArray& stored) {
+    if (is_first.exchange(false)) {
+      entered.count_down();
+      body_runs.wait();
+    }
+    stored += input;
+  });
+  const NDArray one = Full(1);
+  std::thread other([&] {
+    entered.wait();
+    engine.Push({.name = "pushes"}, [&] {
+      body_runs.count_down();
+      store->Push("k", one);
+    });
+    engine.WaitForAll();
+  });
+  store->Push("k", one);
+  other.join();
+  EXPECT_EQ(Pulled(*store, "k"), All(2));
+}
+
+// Nor for the room that they are to make.
+TEST(UpdaterAtTheBound, BodiesOfOpsMayPushTheKeyMeanwhile) {
+  for (const std::string type : {"threaded", "serial", "seeded"}) {
+    SCOPED_TRACE(type);
+    EngineOptions options;
+    options.type = type;
+    options.num_workers = 1;
+    options.max_pending_ops = 4;
+    Engine engine(options);
+    const auto full = [&](double value) {
+      return NDArray::Full({6}, value, DType::kFloat32, Cpu(), engine);
+    };
+    const auto store = KVStore::Create("local", engine);
+    store->Init("k", full(0));
+    const NDArray one = full(1);
+    one.WaitToRead();
+    std::latch body_runs(1);
+    bool is_first = true;
+    store->SetUpdater([&](KeyRef, const NDArray& input, const NDArray& stored) {
+      if (std::exchange(is_first, false)) {
+        engine.Push({.name = "pushes"}, [&] {
+          body_runs.count_down();
+          store->Push("k", one);
+        });
+        if (type == "threaded") body_runs.wait();
+      }
+      for (int i = 0; i < 8; ++i) stored += input;
+    });
+    store->Push("k", one);
+    EXPECT_NO_THROW(engine.WaitForAll());
+    const NDArray out = full(0);
+    store->Pull("k", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(6, 16));
+  }
+}
+
 TEST_P(UpdaterTest, MayPushOtherKeysButNotItsOwn) {
   store->Init({"a", "b"}, {Full(0), Full(0)});
   std::string message;

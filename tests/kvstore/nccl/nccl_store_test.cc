@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -239,6 +240,40 @@ TEST_P(NcclStoreTest, BadListsAreErrorsAndNothingHappens) {
               store->RowSparsePull("k", rows, good[0]);
             }).find("not supported"),
             std::string::npos);
+}
+
+TEST_P(NcclStoreTest, APushThatIsRefusedDoesNotSettleTheDevices) {
+  store->Init("k", Full(1));
+  const std::vector<NDArray> bad = {NDArray::Ones({5}, DType::kFloat32, Gpu(0), engine),
+                                    NDArray::Ones({5}, DType::kFloat32, Gpu(1), engine)};
+  EXPECT_THROW(store->Push("k", bad), InvalidArgument);
+  EXPECT_EQ(nccl->inits(), 0);
+  store->SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}}));
+  EXPECT_THROW(store->Push("other", OnDevices(1, 2)), UnknownKey);
+  store->Push("k", OnDevices(1));
+  EXPECT_EQ(Pulled(*store, "k"), All(-9));
+}
+
+TEST_P(NcclStoreTest, ThePoisonOfAPartReachesNoOtherOutputAndIsNotCured) {
+  store->Push({"k", "l"}, {OnDevices(1), OnDevices(2)});
+  for (const bool is_list : {false, true}) {
+    const NDArray large = NDArray::Full({6, 3}, 1, DType::kFloat32, Gpu(1), engine);
+    engine.Push({.name = "fail", .writes = {large.var()}},
+                [] { throw std::runtime_error("broken"); });
+    std::vector<NDArray> out = OnDevices(0);
+    out[1] = large.Slice(2, 4);
+    const std::vector<NDArray> others = OnDevices(0);
+    if (is_list) {
+      store->Pull({"k", "l"}, {out, others});
+      ExpectAll(others, 20);
+    } else {
+      store->Pull("k", out);
+    }
+    for (const int i : {0, 2, 3}) EXPECT_EQ(out[i].ToVector<float>(), All(10));
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { large.WaitToRead(); }), "broken");
+  }
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
 }
 
 TEST_P(NcclStoreTest, TheDevicesAreThoseOfTheFirstList) {
