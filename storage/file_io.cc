@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/unique_fd.h"
+
 namespace heddle::storage {
 namespace {
 
@@ -26,20 +28,9 @@ constexpr std::int64_t kBytesPerCallMax = std::int64_t{1} << 30;
   throw IoError(fmt::format("{} {}: {}", doing, path, std::generic_category().message(error)));
 }
 
-// Makes a rename or a new name in `path`'s directory survive a crash.
-void SyncDirectoryOf(const std::string& path) {
+std::string DirectoryOf(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  const std::string directory = parent.empty() ? std::string(".") : parent.string();
-  const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) ThrowErrno("open directory", directory);
-  const int failed = fsync(fd);
-  const int error = errno;
-  close(fd);
-  // Some file systems cannot sync directories and say EINVAL.
-  if (failed != 0 && error != EINVAL) {
-    errno = error;
-    ThrowErrno("sync directory", directory);
-  }
+  return parent.empty() ? std::string(".") : parent.string();
 }
 
 }  // namespace
@@ -80,9 +71,14 @@ void AtomicFile::Write(const void* data, std::int64_t bytes) {
 void AtomicFile::Commit() {
   if (fsync(fd_) != 0) ThrowErrno("sync", temporary_);
   if (close(std::exchange(fd_, -1)) != 0) ThrowErrno("close", temporary_);
+  // Opened first: one that may be written to but not read fails here, and the old file stays.
+  const std::string directory = DirectoryOf(path_);
+  const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.get() < 0) ThrowErrno("open directory", directory);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) ThrowErrno("rename to", path_);
   temporary_.clear();
-  SyncDirectoryOf(path_);
+  // Makes the new name survive a crash. Some file systems cannot sync directories and say EINVAL.
+  if (fsync(opened.get()) != 0 && errno != EINVAL) ThrowErrno("sync directory", directory);
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {

@@ -14,6 +14,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/utf8.h"
+
 namespace heddle::storage {
 namespace {
 
@@ -42,7 +44,7 @@ std::string_view FileNameOf(DType dtype) {
 std::string Quoted(std::string_view text) {
   constexpr std::size_t kShown = 80;
   return text.size() <= kShown ? fmt::format("'{}'", text)
-                               : fmt::format("'{}...'", text.substr(0, kShown));
+                               : fmt::format("'{}...'", CutAtLetter(text, kShown));
 }
 
 // Takes the header from the JSON parser's events. Knows where it is, so anything else than

@@ -199,7 +199,7 @@ class NDArray(_core.Array):
 
     def flatten(self) -> "NDArray":
         """A view as a matrix: the first axis, and all the others as one."""
-        return self.reshape((self.shape[0], -1)) if self.ndim != 1 else self.reshape((-1, 1))
+        return self._reshape([self.shape[0], _product(self.shape[1:])])
 
     def expand_dims(self, axis: int) -> "NDArray":
         """A view with an axis of extent 1 more, before `axis`."""

@@ -246,7 +246,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._rates: "list[tuple[float, float | None]]" = []
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
         self._parcels: "list[_Parcel]" = []
-        self._add(self._names(named_parameters))
+        named = self._names(named_parameters)
+        if store_optimizer is not None:
+            store_optimizer.rescale_grad = store_optimizer.rescale_grad / self._divisor
+            self._store.set_optimizer(store_optimizer)
+        self._add(named)
 
     # What optimizers have.
 
@@ -285,7 +289,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
         """Adds a group; its parameters get names by their number."""
         self._inner.add_param_group(param_group)
-        self._rates = []
         self._add(self._names(None))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -345,10 +348,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parcels = _pack(added, together=self._store_optimizer is None)
         self._parcels += parcels
         if self._store_optimizer is not None:
-            if not self._rates:
-                self._store_optimizer.rescale_grad = self._store_optimizer.rescale_grad / self._divisor
-                self._follow_rates()
-                self._store.set_optimizer(self._store_optimizer)
+            self._follow_rates()
             self._start_weights(added)
         elif isinstance(self._store, _kvstore.KVStore):
             for parcel in parcels:

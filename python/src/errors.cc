@@ -2,6 +2,7 @@
 #include <heddle/error.h>
 
 #include <array>
+#include <cstring>
 
 #include "python/src/bindings.h"
 
@@ -15,8 +16,12 @@ struct Classes {
 };
 Classes* classes = nullptr;  // never freed: the interpreter goes first
 
+// What a message quotes may be no UTF-8.
 void Raise(const nb::object& type, const std::exception& error) {
-  PyErr_SetString(type.ptr(), error.what());
+  const char* const what = error.what();
+  const auto size = static_cast<Py_ssize_t>(std::strlen(what));
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(what, size, "replace"));
+  if (text.is_valid()) PyErr_SetObject(type.ptr(), text.ptr());
 }
 
 // The most derived first. What is not caught here goes to nanobind's own translator.

@@ -22,8 +22,6 @@ using storage::DLManagedTensorVersioned;
 
 // --- DLPack --------------------------------------------------------------------------------------
 
-// --- DLPack --------------------------------------------------------------------------------------
-
 template <class Managed>
 struct CapsuleNames;
 template <>

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 
 #include "python/src/bindings.h"
 
@@ -92,12 +91,17 @@ PyFailure::PyFailure(nb::python_error& error)
     : value_(nb::borrow(error.value())),
       traceback_(nb::borrow(error.traceback())),
       message_(TypeName(error.value())) {
-  PyObject* const text = PyObject_Str(error.value().ptr());
-  if (text == nullptr) {
+  const nb::object text = nb::steal(PyObject_Str(error.value().ptr()));
+  nb::bytes bytes;  // lone surrogates, which os.fsdecode makes, have no UTF-8
+  if (text.is_valid()) {
+    bytes =
+        nb::steal<nb::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  }
+  if (!bytes.is_valid()) {
     PyErr_Clear();
     return;
   }
-  message_ += fmt::format(": {}", nb::cast<std::string_view>(nb::steal<nb::str>(text)));
+  message_ += fmt::format(": {}", std::string_view(bytes.c_str(), bytes.size()));
 }
 
 void PyFailure::Raise() const {

@@ -1,6 +1,7 @@
 """The classes of errors, and what a failing op or engine call raises."""
 
 import builtins
+import os
 import threading
 import traceback
 
@@ -160,6 +161,31 @@ def test_an_engine_that_could_not_start_does_not_fail_the_exit_too(run_python):
     result = run_python("import heddle as mx\ntry:\n    mx.nd.ones((2,))\nexcept mx.InvalidArgument as error:\n    print(error)",
                         HEDDLE_NUM_WORKERS="many")
     assert (result.returncode, result.stderr) == (0, "") and "HEDDLE_NUM_WORKERS" in result.stdout
+
+
+def test_bytes_of_a_message_that_are_no_utf8_are_replaced(run_python):
+    """They used to be a UnicodeDecodeError in place of the error."""
+    result = run_python("import heddle as mx\ntry:\n    mx.nd.ones((2,))\nexcept mx.InvalidArgument as error:\n"
+                        "    print(ascii(str(error)))", HEDDLE_NUM_WORKERS=os.fsdecode(b"\xff"))
+    assert result.returncode == 0 and r"given '\ufffd'" in result.stdout, result.stderr
+
+
+def test_an_exception_of_an_op_comes_back_whatever_its_text_is():
+    """One with no UTF-8 used to get lost."""
+    class Silent(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    for error in (ValueError("no " + os.fsdecode(b"\xff")), Silent()):
+        x = mx.nd.zeros((2,))
+
+        def fail(error=error):
+            raise error
+
+        mx.engine.push(fail, writes=[x])
+        with pytest.raises(type(error)) as raised:
+            x.asnumpy()
+        assert raised.value is error
 
 
 def test_clear_error_cures():

@@ -1,6 +1,7 @@
 """Arrays: arithmetic against NumPy, indexing, shapes, conversions, printing, files."""
 
 import gc
+import json
 import pickle
 import random
 import struct
@@ -472,6 +473,16 @@ def test_shapes():
             a.reshape(bad)
 
 
+def test_flatten_makes_a_matrix_of_any_shape():
+    for shape, flat in (((2, 3, 4), (2, 12)), ((2, 3), (2, 3)), ((5,), (5, 1)), ((0, 3), (0, 3)), ((0, 3, 4), (0, 12)),
+                        ((3, 0, 2), (3, 0)), ((0,), (0, 1))):
+        assert mx.nd.zeros(shape).flatten().shape == mx.nd.flatten(mx.nd.zeros(shape)).shape == flat
+    none = mx.nd.zeros((0, 3))
+    assert none.reshape((-1, 3)).shape == (0, 3) and none.reshape(-1).shape == (0,)
+    with pytest.raises(mx.InvalidArgument, match="do not fit"):
+        none.reshape((0, -1))  # any extent would
+
+
 def test_copies_and_casts():
     a = mx.nd.array([1.5, -2.5])
     same(a.astype("int32"), numpy.array([1, -2]))
@@ -656,6 +667,15 @@ def test_hostile_files_are_io_errors(tmp_path):
             mx.nd.load(file)
     mx._core.save(str(file), [("a", mx.nd.ones((1,)))], {"heddle.kind": "list"})
     assert list(mx.nd.load(file)) == ["a"]  # whatever it says of itself
+
+
+def test_long_names_of_hostile_files_are_cut_between_letters(tmp_path):
+    """Half a letter used to be a UnicodeDecodeError in place of what is wrong."""
+    file = tmp_path / "model.safetensors"
+    header = json.dumps({"a" + "\u00e9" * 60: {"dtype": "F8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + b"x")
+    with pytest.raises(mx.IoError, match="array 'a\u00e9{39}\\.\\.\\.'.*found 'F8'"):
+        mx.nd.load(file)
 
 
 def test_errors_come_back_where_values_are_read():

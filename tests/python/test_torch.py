@@ -265,6 +265,21 @@ def test_groups_can_be_added():
     assert (first.tolist(), second.tolist()) == ([0, 0], [0.5, 0.5])
 
 
+def test_an_added_group_leaves_the_average_over_the_workers_as_it_is():
+    """Each group used to divide all gradients by their number once more."""
+    class Two(mx.kv.KVStore):
+        num_workers = 2
+
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    rule = mx.optimizer.SGD()
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([first], lr=1.0), store=Two("local"), store_optimizer=rule)
+    optimizer.add_param_group({"params": [second], "lr": 0.5})
+    assert rule.rescale_grad == 0.5
+    (first + second).sum().backward()
+    optimizer.step()
+    assert (first.tolist(), second.tolist()) == ([0.5, 0.5], [0.75, 0.75])
+
+
 def test_broadcast_parameters_takes_modules_dictionaries_and_pairs():
     model, store = make_model(), mx.kv.create("local")
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -16,21 +16,21 @@ namespace {
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kInt32, DType::kBFloat16, DType::kUInt8};
 
 // The same values on a device and in the oracle's memory.
-struct Slot {
+struct GpuSlot {
   NDArray array;
   NDArray expected;
 };
 
-class Program {
+class GpuProgram {
  public:
-  Program(Engine& engine, int gpus, std::uint64_t seed) : engine_(engine), gpus_(gpus) {
+  GpuProgram(Engine& engine, int gpus, std::uint64_t seed) : engine_(engine), gpus_(gpus) {
     random_.seed(seed);
     for (int i = 0; i < 8; ++i) slots_.push_back(Fresh(Size()));
   }
 
   void Run(int steps) {
     for (int i = 0; i < steps && !testing::Test::HasFailure(); ++i) Step();
-    for (const Slot& slot : slots_) Check(slot);
+    for (const GpuSlot& slot : slots_) Check(slot);
   }
 
  private:
@@ -60,17 +60,17 @@ class Program {
   // Exact in all dtypes; products and sums wrap or round alike.
   int Value() { return static_cast<int>(Below(12)); }
 
-  Slot Fresh(std::int64_t size) { return Fresh(size, AnyDType(), AnyDevice()); }
-  Slot Fresh(std::int64_t size, DType dtype, Device device) {
+  GpuSlot Fresh(std::int64_t size) { return Fresh(size, AnyDType(), AnyDevice()); }
+  GpuSlot Fresh(std::int64_t size, DType dtype, Device device) {
     std::vector<int> values(static_cast<std::size_t>(size));
     for (int& value : values) value = Value();
     return {NDArray::FromVector(values, {size}, dtype, device, engine_),
             NDArray::FromVector(values, {size}, dtype, Cpu(), oracle_)};
   }
 
-  Slot& Any() { return slots_[Below(slots_.size())]; }
+  GpuSlot& Any() { return slots_[Below(slots_.size())]; }
   // A view of some of its elements, often all.
-  Slot View(const Slot& slot) {
+  GpuSlot View(const GpuSlot& slot) {
     if (Below(2) == 0) return slot;
     const std::int64_t size = slot.array.size();
     const auto begin = static_cast<std::int64_t>(Below(static_cast<std::uint64_t>(size)));
@@ -78,7 +78,7 @@ class Program {
         begin + 1 + static_cast<std::int64_t>(Below(static_cast<std::uint64_t>(size - begin)));
     return {slot.array.Slice(begin, end), slot.expected.Slice(begin, end)};
   }
-  static Slot First(const Slot& slot, std::int64_t count) {
+  static GpuSlot First(const GpuSlot& slot, std::int64_t count) {
     return {slot.array.Slice(0, count), slot.expected.Slice(0, count)};
   }
 
@@ -89,8 +89,8 @@ class Program {
         break;
       case 1:
       case 2: {
-        const Slot from = View(Any());
-        const Slot to = View(Any());
+        const GpuSlot from = View(Any());
+        const GpuSlot to = View(Any());
         const std::int64_t count = std::min(from.array.size(), to.array.size());
         const int priority = static_cast<int>(Below(3)) - 1;
         First(from, count).array.CopyTo(First(to, count).array, priority);
@@ -98,46 +98,46 @@ class Program {
         break;
       }
       case 3: {
-        const Slot& from = Any();
+        const GpuSlot& from = Any();
         const Device device = AnyDevice();
         Any() = {from.array.Copy(device), from.expected.Copy()};
         break;
       }
       case 4: {
-        const Slot& from = Any();
+        const GpuSlot& from = Any();
         const DType dtype = AnyDType();
         Any() = {from.array.AsType(dtype), from.expected.AsType(dtype)};
         break;
       }
       case 5: {
-        const Slot slot = View(Any());
+        const GpuSlot slot = View(Any());
         const int value = Value();
         slot.array.Fill(value);
         slot.expected.Fill(value);
         break;
       }
       case 6: {
-        const Slot slot = View(Any());
-        const Slot other = Fresh(slot.array.size(), slot.array.dtype(), slot.array.device());
+        const GpuSlot slot = View(Any());
+        const GpuSlot other = Fresh(slot.array.size(), slot.array.dtype(), slot.array.device());
         Arithmetic(slot, other);
         break;
       }
       case 7: {
-        const Slot& slot = Any();
+        const GpuSlot& slot = Any();
         const int value = Value();
-        Any() = Below(2) == 0 ? Slot{slot.array * value, slot.expected * value}
-                              : Slot{value - slot.array, value - slot.expected};
+        Any() = Below(2) == 0 ? GpuSlot{slot.array * value, slot.expected * value}
+                              : GpuSlot{value - slot.array, value - slot.expected};
         break;
       }
       case 8: {
-        const Slot out = View(Any());
-        const Slot a = Fresh(out.array.size(), out.array.dtype(), out.array.device());
+        const GpuSlot out = View(Any());
+        const GpuSlot a = Fresh(out.array.size(), out.array.dtype(), out.array.device());
         Sum({a.array, out.array, a.array}, out.array);
         Sum({a.expected, out.expected, a.expected}, out.expected);
         break;
       }
       case 9: {
-        const Slot from = View(Any());
+        const GpuSlot from = View(Any());
         const std::uint64_t which = Below(5);
         Any() = {Function(which, from.array), Function(which, from.expected)};
         break;
@@ -165,7 +165,7 @@ class Program {
     }
   }
 
-  void Arithmetic(const Slot& slot, const Slot& other) {
+  void Arithmetic(const GpuSlot& slot, const GpuSlot& other) {
     switch (Below(3)) {
       case 0:
         slot.array += other.array;
@@ -181,7 +181,7 @@ class Program {
     }
   }
 
-  void Check(const Slot& slot) {
+  void Check(const GpuSlot& slot) {
     // Doubles hold every value of the dtypes exactly. Floats that overflowed may be NaN by now.
     const std::vector<double> found = slot.array.ToVector<double>();
     const std::vector<double> expected = slot.expected.ToVector<double>();
@@ -198,13 +198,13 @@ class Program {
   const int gpus_;
   std::mt19937_64 random_;
   Engine oracle_{OneByOne()};
-  std::vector<Slot> slots_;
+  std::vector<GpuSlot> slots_;
 };
 
 }  // namespace
 
 void RunGpuProgram(Engine& engine, int gpus, int steps, std::uint64_t seed) {
-  Program(engine, gpus, seed).Run(steps);
+  GpuProgram(engine, gpus, seed).Run(steps);
 }
 
 }  // namespace heddle::storage_test

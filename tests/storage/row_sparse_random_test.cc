@@ -26,36 +26,36 @@ namespace {
 using Ids = std::vector<std::int64_t>;
 using Rows = std::map<std::int64_t, std::vector<float>>;
 
-struct Slot {
+struct RowsSlot {
   RowSparseNDArray array;
   Rows model;
 };
 
-class Program {
+class RowsProgram {
  public:
-  Program(Engine& engine, std::uint64_t seed)
+  RowsProgram(Engine& engine, std::uint64_t seed)
       : engine_(engine), random_(seed), shape_{Below(30) + 1, Below(4)} {
     for (int i = 0; i < 4; ++i) slots_.push_back(Fresh());
   }
 
   void Run(int steps) {
     for (int i = 0; i < steps; ++i) Step();
-    for (const Slot& slot : slots_) Check(slot);
+    for (const RowsSlot& slot : slots_) Check(slot);
   }
 
  private:
   std::int64_t Below(std::int64_t end) {
     return std::uniform_int_distribution<std::int64_t>(0, end - 1)(random_);
   }
-  Slot& Any() { return slots_[static_cast<std::size_t>(Below(4))]; }
+  RowsSlot& Any() { return slots_[static_cast<std::size_t>(Below(4))]; }
   float Number() {
     if (Below(4) == 0) return 0;
     return std::uniform_real_distribution<float>(-2, 2)(random_);
   }
   std::size_t row_size() const { return static_cast<std::size_t>(shape_[1]); }
 
-  Slot Fresh() {
-    Slot slot;
+  RowsSlot Fresh() {
+    RowsSlot slot;
     Ids ids;
     std::vector<float> rows;
     const std::int64_t one_in = 1 + Below(4);
@@ -82,8 +82,8 @@ class Program {
   }
 
   void Step() {
-    Slot& a = Any();
-    const Slot b = Any();
+    RowsSlot& a = Any();
+    const RowsSlot b = Any();
     switch (Below(10)) {
       case 0:
         a = Fresh();
@@ -103,8 +103,8 @@ class Program {
         break;
       }
       case 3: {
-        const Slot c = Any();
-        const Slot old = a;
+        const RowsSlot c = Any();
+        const RowsSlot old = a;
         Sum({b.array, c.array, old.array}, a.array);
         a.model = b.model;
         Add(a.model, c.model);
@@ -143,7 +143,7 @@ class Program {
       }
       case 7: {
         // Into the dense form, to which a third is added.
-        const Slot c = Any();
+        const RowsSlot c = Any();
         const NDArray dense = b.array.ToDense();
         dense += c.array;
         std::vector<float> expected = Dense(b.model);
@@ -172,7 +172,7 @@ class Program {
     return dense;
   }
 
-  void Check(const Slot& slot) {
+  void Check(const RowsSlot& slot) {
     const RowVectors<float> there = slot.array.ToVectors<float>();
     Ids ids;
     std::vector<float> rows;
@@ -188,7 +188,7 @@ class Program {
   Engine& engine_;
   std::mt19937_64 random_;
   const Shape shape_;
-  std::vector<Slot> slots_;
+  std::vector<RowsSlot> slots_;
 };
 
 class RowSparseRandom : public engine_test::EveryEngine {};
@@ -198,7 +198,7 @@ TEST_P(RowSparseRandom, ProgramsEqualTheModel) {
   const std::uint64_t seed = engine_test::BaseSeed();
   for (int round = 0; round < engine_test::Rounds(30); ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed + static_cast<std::uint64_t>(round)));
-    Program(engine, seed + static_cast<std::uint64_t>(round)).Run(80);
+    RowsProgram(engine, seed + static_cast<std::uint64_t>(round)).Run(80);
     if (HasFatalFailure()) return;
   }
 }

@@ -69,6 +69,12 @@ TEST(SafetensorsHeader, TakesFieldsInAnyOrderAndSpace) {
   EXPECT_TRUE(Parse("{}", 0).tensors.empty());
 }
 
+TEST(SafetensorsHeader, CutsLongNamesBetweenLetters) {
+  std::string shown = "a";
+  for (int i = 0; i < 39; ++i) shown += "\u00e9";  // 79 bytes: of the next only one would have room
+  ExpectRefused("{\"" + shown + "\u00e9\":{\"dtype\":\"F8\"}}", 0, "array '" + shown + "...'");
+}
+
 TEST(SafetensorsHeader, RefusesWhatIsNotAHeader) {
   ExpectRefused("", 0, "expected a safetensors header");
   ExpectRefused("[]", 0, "expected a safetensors header");

@@ -122,6 +122,21 @@ TEST_F(RunTest, OptionsComeBeforeTheEnvironment) {
   EXPECT_THAT(result.output, HasSubstr("at 127.0.0.1:4321"));
 }
 
+TEST_F(RunTest, ARootPortThatIsNoneIsNamedWithItsVariable) {
+  for (const std::string variable : {"HEDDLE_ROOT_PORT", "DMLC_PS_ROOT_PORT"}) {
+    for (const std::string port : {"90 91", "http", "0", "65536"}) {
+      const ProgramResult result =
+          RunProgram(Run({"true"}),
+                     {"HEDDLE_ROOT_HOST=127.0.0.1", "HEDDLE_ROOT_PORT=", "DMLC_PS_ROOT_PORT=4321",
+                      variable + "=" + port, "OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4"});
+      EXPECT_EQ(result.status, 1);
+      EXPECT_THAT(result.output,
+                  HasSubstr("root_port: expected a whole number from 1 to 65535, given '" + port +
+                            "' (" + variable + ")"));
+    }
+  }
+}
+
 TEST_F(RunTest, UnderSrunAJobTrainsWithTheTokenOfAFile) {
   SKIP_WITHOUT("batch", "slurmctld", "slurmd", "munged", "salloc", "srun");
   const auto site = std::find_if(Sites().begin(), Sites().end(),

@@ -32,6 +32,7 @@ namespace {
 using kvstore::dist::LaunchedProcess;
 
 constexpr int kRootPort = 9091;
+constexpr int kPortMax = 65535;
 
 struct RunArguments {
   int num_workers = 0;
@@ -106,8 +107,11 @@ int RootPort(const RunArguments& arguments) {
   if (arguments.root_port) return *arguments.root_port;
   for (const char* const name : {"HEDDLE_ROOT_PORT", "DMLC_PS_ROOT_PORT"}) {
     const auto text = Variable(name);
-    const std::optional<int> port = text ? ParseWhole<int>(*text) : std::nullopt;
-    if (port) return *port;
+    if (!text) continue;
+    const std::optional<int> port = ParseWhole<int>(*text);
+    if (port && *port >= 1 && *port <= kPortMax) return *port;
+    throw InvalidArgument(fmt::format(
+        "root_port: expected a whole number from 1 to {}, given '{}' ({})", kPortMax, *text, name));
   }
   return kRootPort;
 }
@@ -131,11 +135,11 @@ void WaitForName(const std::string& host) {
 
 // Of the job, but not what says who may join: that is as the user has it.
 void SetEnvironment(const RunArguments& arguments, const Place& place,
-                    const LaunchedProcess& process, const std::string& root_host) {
+                    const LaunchedProcess& process, const std::string& root_host, int root_port) {
   Job job;
   job.num_workers = arguments.num_workers;
   job.num_servers = arguments.num_servers;
-  for (const auto& [name, value] : EnvironmentOf(job, place, root_host, RootPort(arguments))) {
+  for (const auto& [name, value] : EnvironmentOf(job, place, root_host, root_port)) {
     if (name == "HEDDLE_TOKEN" || name == "HEDDLE_TOKEN_FILE" || name == "HEDDLE_JOB_ID") continue;
     if (value.empty()) {
       unsetenv(name.c_str());
@@ -162,8 +166,9 @@ void Run(RunArguments arguments) {
   const LaunchedProcess process = WhichProcess(1 + arguments.num_servers + arguments.num_workers);
   const Place place = PlaceOf(process, arguments);
   const std::string root_host = RootHost(arguments, process);
+  const int root_port = RootPort(arguments);
   WaitForName(root_host);
-  SetEnvironment(arguments, place, process, root_host);
+  SetEnvironment(arguments, place, process, root_host, root_port);
   if (place.role == DistRole::kWorker) Become(arguments.program);
   Become({"/proc/self/exe", std::string(DistRoleName(place.role))});
 }
@@ -187,7 +192,7 @@ void AddRunCommand(CLI::App& app) {
       "Address of the machine of process 0 (HEDDLE_ROOT_HOST; needed on several hosts)");
   run->add_option("--root-port", arguments->root_port,
                   fmt::format("Port of the scheduler (HEDDLE_ROOT_PORT, or {})", kRootPort))
-      ->check(CLI::Range(1, 65535));
+      ->check(CLI::Range(1, kPortMax));
   run->add_option("program", arguments->program, "What workers run, with its arguments")
       ->required();
   run->positionals_at_end();
