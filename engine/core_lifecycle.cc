@@ -199,12 +199,9 @@ void EngineCore::StopOnce(std::optional<Deadline> deadline) {
   int none = 0;
   while (!workers_.compare_exchange_strong(none, kNoMoreWorkers, std::memory_order_acquire)) {
     none = 0;
-    if (HasPassed(deadline)) {
-      throw TimeoutError(
-          "stopping the engine: the deadline has passed; the threads of oneTBB are busy elsewhere, "
-          "and workers that it has promised have not come");
-    }
-    std::this_thread::sleep_for(kLateLook);
+    const int revoked = host_->Revoke();
+    workers_.fetch_sub(revoked, std::memory_order_relaxed);
+    if (revoked == 0) std::this_thread::sleep_for(kLateLook);
   }
   // Both go with the engine: a late pusher may look at them.
   if (host_ != nullptr) host_->End();

@@ -71,6 +71,11 @@ class TbbHost final : public WorkerHost {
   void RequestWorker(When when) noexcept override {
     if (!doorman_.Wake(when == When::kSoon ? kSoon : kAtOnce)) Enqueue();
   }
+  int Revoke() noexcept override {
+    const MutexLock lock(tasks_->mutex);
+    tasks_->revoked += tasks_->waiting;
+    return std::exchange(tasks_->waiting, 0);
+  }
   // Not of those that are enqueued: the host program may keep TBB's threads for long.
   bool IsComing() const noexcept override { return doorman_.IsComing(); }
   void AboutToLeave() noexcept override { doorman_.AboutToLeave(); }
@@ -79,14 +84,39 @@ class TbbHost final : public WorkerHost {
   }
 
  private:
+  // The tasks that TBB has and no thread of it has begun. Which of them are revoked is all the
+  // same. They may outlive the host, which is there for those that begin.
+  struct Tasks {
+    Mutex mutex;
+    int waiting GUARDED_BY(mutex) = 0;
+    int revoked GUARDED_BY(mutex) = 0;
+
+    // False: it is a revoked one.
+    bool Begin() {
+      const MutexLock lock(mutex);
+      const bool begins = revoked == 0;
+      --(begins ? waiting : revoked);
+      return begins;
+    }
+  };
+
   void Enqueue() {
-    arena_.enqueue([this] {
+    const std::shared_ptr<Tasks> tasks = tasks_;
+    task_arena& arena = arena_;
+    {
+      const MutexLock lock(tasks->mutex);
+      ++tasks->waiting;
+    }
+    // It may be revoked already, and this host be gone.
+    arena.enqueue([this, tasks] {
+      if (!tasks->Begin()) return;
       PreferPromptWakeups();
       if (run_worker_()) Enqueue();
     });
   }
 
   const std::function<bool()> run_worker_;
+  const std::shared_ptr<Tasks> tasks_ = std::make_shared<Tasks>();
   task_arena& arena_;
   Doorman doorman_;
 };

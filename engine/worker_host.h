@@ -26,6 +26,9 @@ class WorkerHost {
 
   // Calls run_worker on another thread until it returns false. Threads: any.
   virtual void RequestWorker(When when) noexcept = 0;
+  // Takes back requests that the host's threads have not come to, and may not for long. Returns how
+  // many: their calls will not come.
+  virtual int Revoke() noexcept { return 0; }
   // True: some call of run_worker() begins soon and has not begun yet. seq_cst: of
   // a ticket taken or a mode changed before the call it will know. Threads: any.
   virtual bool IsComing() const noexcept = 0;

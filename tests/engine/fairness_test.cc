@@ -3,15 +3,18 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <chrono>
 #include <ctime>
 #include <functional>
 #include <latch>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
 
 #include "tests/engine/support.h"
 
@@ -112,6 +115,38 @@ TEST(FairnessTest, TasksOfTheHostMayPushAndWait) {
     ASSERT_EQ(value, 20);
   });
   EXPECT_EQ(runs.load(), 64 * 20);
+}
+
+// Tasks of the host that would wait for the engine, say, and have all of oneTBB's threads.
+TEST(FairnessTest, AStopDoesNotWaitForThreadsThatTheHostKeeps) {
+  if (!kTbbAllowed) GTEST_SKIP() << "the thread sanitizer's engines run on plain threads";
+  EngineOptions options;
+  options.num_workers = 3;
+  auto engine = std::make_unique<Engine>(options);  // lets oneTBB have as many threads
+  constexpr int kTasks = 64;
+  const std::shared_ptr<std::latch> may_end = std::make_shared<std::latch>(1);
+  const auto started = std::make_shared<std::atomic<int>>(0);
+  const auto ended = std::make_shared<std::atomic<int>>(0);
+  tbb::task_arena arena(kTasks, /*reserved_for_masters=*/0);
+  for (int i = 0; i < kTasks; ++i) {
+    arena.enqueue([may_end, started, ended] {
+      ++*started;
+      may_end->wait();
+      ++*ended;
+    });
+  }
+  int before = -1;
+  while (*started != std::exchange(before, *started) || before == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  for (int i = 0; i < 30; ++i) {
+    engine->Push({.name = "long"},
+                 [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  }
+  EXPECT_NO_THROW(engine->Stop(kSoon));
+  engine.reset();
+  may_end->count_down();
+  while (*ended < kTasks) std::this_thread::yield();  // those that were taken back do no harm
 }
 
 TEST(FairnessTest, OpsMayUseTheHostsParallelFor) {
