@@ -106,6 +106,8 @@ class EngineCore {
   NewOp BeginGpuPush(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                      PushMode mode);
   std::uint64_t CommitGpuPush(Op* op) noexcept;
+  void AwaitRoom(const OpOptions& options);
+  void RunPending();
   void AbandonPush(Op* op) noexcept;
   void WaitForVar(const Var& var, std::optional<Deadline> deadline);
   void WaitForReadsAndWrites(const Var& var, std::optional<Deadline> deadline);
@@ -329,6 +331,8 @@ class EngineCore {
   FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error,
                                      const VarState* var = nullptr) REQUIRES(lock_);
   void ReleaseFromBoundLocked(std::int64_t bytes) REQUIRES(lock_);
+  void WakeForWritesLocked(VarState* var) REQUIRES(lock_);
+  void GrantMoreLocked() REQUIRES(lock_);
   Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) {
     return epoch == current_epoch_ ? open_epoch_ : closed_epochs_[epoch - base_epoch_];
   }
@@ -591,7 +595,7 @@ class EngineCore {
   std::atomic<int> gpu_pushers_{0};
   // The streams go: ops of CPUs that still run were pushed too late, and push none for GPUs. Set
   // under lock_, while no body runs.
-  std::atomic<bool> gpu_closed_{false};
+  std::atomic<bool> drained_{false};
 
   Mutex lookout_mutex_;
   CondVar lookout_wake_;

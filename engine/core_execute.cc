@@ -161,10 +161,7 @@ void EngineCore::TakeCompletedLocked(Op* op) {
 [[gnu::always_inline]] inline Op* EngineCore::PickUntimedLocked(Executor& executor) {
   TakeCompletionsLocked();
   while (tracker_.has_more_to_grant()) {
-    tracker_.GrantMore([this](Op* op) {
-      lock_.AssertHeld();
-      PushGrantedLocked(op);
-    });
+    GrantMoreLocked();
     if (!ready_.empty()) break;
   }
   DrainIfUrgentLocked();
@@ -405,7 +402,7 @@ bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
     in_flight_.push_back(op);
     AppointLeaderLocked();  // P1
     // The push raced with Stop: the engine may go, its core not.
-    const bool late = mode_.load(std::memory_order_relaxed) == Mode::kStopped;
+    const bool late = drained_.load(std::memory_order_relaxed);
     if (late && !std::exchange(late_in_flight_, true)) Ref();
     return false;
   }
@@ -443,12 +440,9 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
       PushReadyLocked(ready);
     }
   };
-  const auto on_write = [&](VarState* var) {
+  const auto on_write = [this](VarState* var) {
     lock_.AssertHeld();
-    WakeWaitersLocked([var](const Waiter& waiter) {
-      return waiter.kind == WaitKind::kVar && waiter.var == var &&
-             static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
-    });
+    WakeForWritesLocked(var);
   };
   const auto on_idle = [&](VarState* var) {
     lock_.AssertHeld();
@@ -478,6 +472,26 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
   if (--EpochLocked(epoch).pending == 0 && epoch == base_epoch_ && base_epoch_ != current_epoch_) {
     AdvanceEpochsLocked();
   }
+}
+
+// Those whose wait for writes of `var` is over.
+void EngineCore::WakeForWritesLocked(VarState* var) {
+  WakeWaitersLocked([var](const Waiter& waiter) {
+    return waiter.kind == WaitKind::kVar && waiter.var == var &&
+           static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
+  });
+}
+
+void EngineCore::GrantMoreLocked() {
+  tracker_.GrantMore(
+      [this](Op* op) {
+        lock_.AssertHeld();
+        PushGrantedLocked(op);
+      },
+      [this](VarState* var) {
+        lock_.AssertHeld();
+        WakeForWritesLocked(var);
+      });
 }
 
 void EngineCore::ReleaseFromBoundLocked(std::int64_t bytes) {

@@ -186,7 +186,7 @@ void EngineCore::StopOnce(std::optional<Deadline> deadline) {
     }
     // All ops are done, so no body runs, and one that runs later takes the lock before: an op of a
     // CPU whose push had looked before closed_ was set. See docs/thread_model.md, Stopping.
-    gpu_closed_.store(true, std::memory_order_relaxed);
+    drained_.store(true, std::memory_order_relaxed);
   }
   {
     const MutexLock lock(lookout_mutex_);
@@ -505,6 +505,7 @@ void EngineCore::LookAfterCompleted() noexcept {
   const Mode mode = mode_.load(std::memory_order_seq_cst);
   if (kind_ == Kind::kThreaded && mode >= Mode::kNap && !TookCompletions()) WakeFromPublish(mode);
   if (kind_ == Kind::kThreaded) return;
+  if (mode == Mode::kStopped) return EmptyInboxAfterStop();
   const engine::TrackerGuard guard(lock_);
   WakeWaitersLocked([](const Waiter&) { return true; });
 }

@@ -159,9 +159,9 @@ NewOp EngineCore::BeginGpuPush(const OpOptions& options, std::size_t body_bytes,
   gpu_pushers_.fetch_add(1, std::memory_order_seq_cst);
   NewOp fresh{nullptr, nullptr};
   try {
-    // Stop waits for the bodies that it finds, too; the lock orders gpu_closed_ before the others.
+    // Stop waits for the bodies that it finds, too; the lock orders drained_ before the others.
     const bool is_child = tls_context.core == this;
-    if (is_child ? gpu_closed_.load(std::memory_order_relaxed)
+    if (is_child ? drained_.load(std::memory_order_relaxed)
                  : closed_.load(std::memory_order_seq_cst)) {
       ThrowStopped(options);
     }
@@ -383,6 +383,11 @@ bool EngineCore::EnterBound(const OpOptions& options, PushMode mode) {
   if (!HasRoomLocked(bytes) && may_wait) AwaitRoomLocked(options);
   if (bytes > 0) pending_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return true;
+}
+
+// As a push without temporary bytes that may wait.
+void EngineCore::AwaitRoom(const OpOptions& options) {
+  if (LooksFull()) EnterBound(options, PushMode::kWaitForRoom);
 }
 
 // Everything pending waits for completions: perhaps only a push from outside can bring them.

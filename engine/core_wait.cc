@@ -153,10 +153,17 @@ void EngineCore::WaitForReadsAndWrites(const Var& var, std::optional<Deadline> d
     WaitForWrites(var.state(), deadline, engine::TraceWait::kVarReads);
   } catch (...) {
     const engine::TrackerGuard guard(lock_);
-    tracker_.Withdraw(var.state(), fence, [this](Op* op) {
-      lock_.AssertHeld();
-      PushGrantedLocked(op);
-    });
+    tracker_.Withdraw(
+        var.state(), fence,
+        [this](Op* op) {
+          lock_.AssertHeld();
+          PushGrantedLocked(op);
+        },
+        [this](VarState* written) {
+          lock_.AssertHeld();
+          WakeForWritesLocked(written);
+        });
+    if (kind_ != Kind::kThreaded) WakeForPushLocked();
     EnsureWorkerLocked();
     throw;
   }

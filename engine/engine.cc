@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <unordered_set>
 
@@ -10,6 +11,7 @@
 
 #include "base/env.h"
 #include "base/job_file.h"
+#include "base/log.h"
 #include "engine/core.h"
 #include "engine/fork.h"
 
@@ -106,11 +108,15 @@ Engine::~Engine() {
     core->Stop(std::nullopt, /*destroying=*/true);
     core->Unref();
   };
-  // The last handle has gone with what an op of its own captures: that op cannot wait for itself.
-  if (engine::tls_context.core == core_) {
-    std::thread(end).detach();
-  } else {
+  if (engine::tls_context.core != core_) {
     end();
+    return;
+  }
+  // The last handle has gone with what an op of its own captures: that op cannot wait for itself.
+  try {
+    std::thread(end).detach();
+  } catch (const std::system_error& error) {
+    Log(LogLevel::kError, "an engine cannot be stopped, and stays: {}", error.what());
   }
 }
 

@@ -88,10 +88,7 @@ Op* EngineCore::PickSeededLocked(Executor& executor) {
   while (true) {
     DrainLocked();
     while (tracker_.has_more_to_grant()) {
-      tracker_.GrantMore([this](Op* op) {
-        lock_.AssertHeld();
-        PushGrantedLocked(op);
-      });
+      GrantMoreLocked();
     }
     std::uint64_t choices = seeded_completions_.size();
     for (const SeededEpoch& ready : seeded_ready_) {
@@ -167,6 +164,20 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   } while (inbox_head_ <= ticket && AwaitPublishedLocked());
   ReleaseInlineLocked();
   return ticket;
+}
+
+// What was pushed under a NoWaitScope, which is over.
+void EngineCore::RunPending() {
+  if (kind_ != Kind::kSerial || tls_context.op != nullptr || tls_context.no_wait_depth > 0) return;
+  const engine::TrackerGuard guard(lock_);
+  while (!AcquireInlineLocked(std::nullopt)) {
+  }
+  {
+    Executor executor;
+    const ExecutorLink link(*this, executor);
+    RunReadyInlineLocked(executor, [] { return false; });
+  }
+  ReleaseInlineLocked();
 }
 
 // A push or a drop that raced with Stop, or a drop after it: its message must not be lost.

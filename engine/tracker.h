@@ -141,7 +141,7 @@ class Tracker {
         if (own != nullptr || var->failure != nullptr) SetFailure(var, own);
       }
       UnmarkIssued(access);
-      if (var->writer == nullptr && var->head && !var->granting) Grant(var, on_ready);
+      if (var->writer == nullptr && var->head && !var->granting) Grant(var, on_ready, on_write);
       if (access.is_write() && var->waiters > 0) on_write(var);
       if (var->dropped && var->Idle()) on_idle(var);
     }
@@ -166,7 +166,7 @@ class Tracker {
         --var->readers;
         if (var->reader_hint == op) var->reader_hint = nullptr;
         if (var->readers == 0) {
-          if (var->head && !var->granting) Grant(var, on_ready);
+          if (var->head && !var->granting) Grant(var, on_ready, on_write);
         } else if (var->gpu_holds) [[unlikely]] {
           GrantEarly(var, on_ready);
         }
@@ -182,7 +182,7 @@ class Tracker {
         } else if (op->clears_error) {
           SetFailure(var, nullptr);
         }
-        if (var->head) Grant(var, on_ready);
+        if (var->head) Grant(var, on_ready, on_write);
         if (var->waiters > 0) on_write(var);
       }
       if (var->dropped && var->Idle()) on_idle(var);
@@ -191,24 +191,24 @@ class Tracker {
 
   // The fence of that ticket, if it waits, becomes a read: its thread waits no more, so it must
   // hold up no reads behind it. It keeps its number among the writes.
-  template <class OnReady>
-  void Withdraw(VarState* var, std::uint64_t ticket, OnReady&& on_ready) {
+  template <class OnReady, class OnWrite>
+  void Withdraw(VarState* var, std::uint64_t ticket, OnReady&& on_ready, OnWrite&& on_write) {
     for (AccessRef ref = var->head; ref; ref = ref.op()->access(ref.index()).next) {
       if (ref.op()->ticket != ticket) continue;
       ref.op()->access(ref.index()).set_withdrawn();
-      if (var->writer == nullptr && !var->granting) Grant(var, on_ready);
+      if (var->writer == nullptr && !var->granting) Grant(var, on_ready, on_write);
       return;
     }
   }
 
   // True: a run of waiting reads was too long for one hold of the lock; call GrantMore.
   bool has_more_to_grant() const { return !granting_.empty(); }
-  template <class OnReady>
-  void GrantMore(OnReady&& on_ready) {
+  template <class OnReady, class OnWrite>
+  void GrantMore(OnReady&& on_ready, OnWrite&& on_write) {
     VarState* var = granting_.back();
     granting_.pop_back();
     var->granting = false;
-    Grant(var, on_ready);
+    Grant(var, on_ready, on_write);
   }
 
   void SetFailure(VarState* var, FailureRecord* failure) {
@@ -260,8 +260,8 @@ class Tracker {
   }
 
   // Restores V3 after the last granted access of `var` has left.
-  template <class OnReady>
-  void Grant(VarState* var, OnReady&& on_ready) {
+  template <class OnReady, class OnWrite>
+  void Grant(VarState* var, OnReady&& on_ready, OnWrite&& on_write) {
     int granted = 0;
     while (var->head) {
       const AccessRef ref = var->head;
@@ -276,7 +276,10 @@ class Tracker {
           granting_.push_back(var);
           return;
         }
-        if (access.withdrawn()) ++var->writes_finished;  // all before it have finished
+        if (access.withdrawn()) {
+          ++var->writes_finished;  // all before it have finished
+          if (var->waiters > 0) on_write(var);
+        }
         ++var->readers;
         var->reader_hint = op;
       }
