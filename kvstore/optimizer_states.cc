@@ -27,7 +27,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kMetadataName = "heddle.optimizer_states";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::string_view kMasterName = "master";
 constexpr std::string_view kOwnName = "own";
 
@@ -273,7 +273,13 @@ void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule,
       key.own = take(i, kOwnName, Shape{found.empty() ? 0 : found.size()}, DType::kUInt8);
     }
     key.master = take(i, kMasterName, key.shape, DType::kFloat32);
-    const DType dtype = key.master.empty() ? key.dtype : DType::kFloat32;
+    const bool has_master = states->multi_precision && ops::Is16BitFloat(key.dtype) &&
+                            !IsForeignOptimizer(states->optimizer);
+    if (has_master ? key.step > 0 && key.master.empty() : !key.master.empty()) {
+      throw IoError(fmt::format("expected {} array '{}'", has_master ? "an" : "no",
+                                ArrayName(i, kMasterName)));
+    }
+    const DType dtype = has_master ? DType::kFloat32 : key.dtype;
     for (std::size_t k = 0; k < rule.states().size(); ++k) {
       const internal::UpdateStateType& type = rule.states()[k];
       const Shape rows{key.shape.ndim() > 0 ? key.shape[0] : 1};

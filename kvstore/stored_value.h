@@ -162,6 +162,12 @@ class StoredValue {
   struct MergeOp;
   struct SettleOp;
 
+  // RunUpdater without what waits.
+  template <class Array>
+  static void CallUpdater(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
+                          std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
+                          int priority) EXCLUDES(self->updater_mutex_);
+
   const Var& var() const { return is_row_sparse() ? rows_.var() : array_.var(); }
   Engine& engine() const { return is_row_sparse() ? rows_.engine() : array_.engine(); }
 

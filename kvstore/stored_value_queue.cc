@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "engine/fail_write.h"
 #include "engine/held_up.h"
+#include "engine/room.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/gpu_batches.h"
 #include "kvstore/gpu_rows.h"
@@ -503,9 +504,19 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
                              std::span<const Array> values,
                              std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
                              int priority) {
+  DCHECK(!self->IsInUpdater());
+  self->QueueFetch();
+  engine::AwaitRoom(self->var(), "kvstore.merge");
+  CallUpdater(self, values, std::move(compressor), updaters, priority);
+  engine::RunPending(self->var());
+}
+
+template <class Array>
+void StoredValue::CallUpdater(const std::shared_ptr<StoredValue>& self,
+                              std::span<const Array> values,
+                              std::shared_ptr<const Compressor> compressor,
+                              const Updaters& updaters, int priority) {
   StoredValue& v = *self;
-  DCHECK(!v.IsInUpdater());
-  v.QueueFetch();
   // No body runs in the pushes here: it might push the key as well, and come for the lock. Nor do
   // they wait for room that such bodies, which wait for the lock, are to make.
   const NoWaitScope no_wait;

@@ -254,7 +254,6 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   }
   CheckOneKind(call, pairs);
   std::vector<Pushed> pushes = JoinRepeatedKeys(pairs);
-  const bool is_first = meeting_ == nullptr && group() == nullptr;
   if (const GroupPtr group = GroupOf(call, pushes)) {
     ThrowIfFailed();
     Together(call, [&] { QueueSums(group, pushes, priority); });
@@ -262,10 +261,14 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   try {
     Alike(call, [&] { QueueUpdates(pushes, priority); });
   } catch (...) {
-    // The devices are those of the first push that is none of the store's errors.
+    // The devices are those of the first push that the store takes.
     const MutexLock lock(mutex_);
-    if (is_first) group_ = nullptr;
+    if (meeting_ == nullptr && !settled_) group_ = nullptr;
     throw;
+  }
+  {
+    const MutexLock lock(mutex_);
+    settled_ = settled_ || group_ != nullptr;
   }
   pushed_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
 }

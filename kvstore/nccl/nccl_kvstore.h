@@ -171,6 +171,7 @@ class NcclKVStore final : public KVStore {
   Mutex meeting_mutex_;  // one call of the meeting at a time; taken before mutex_
   mutable Mutex mutex_;
   GroupPtr group_ GUARDED_BY(mutex_);
+  bool settled_ GUARDED_BY(mutex_) = false;        // a push by it has been taken
   std::exception_ptr failure_ GUARDED_BY(mutex_);  // that of the store, see Fail
   KeyTable<Slot> slots_ GUARDED_BY(mutex_);
 };

@@ -402,9 +402,9 @@ TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {
     SaveArrays(file_, saved.arrays, {{"heddle.optimizer_states", edited}});
     ExpectError({file_, part}, *store, /*is_io_error=*/true);
   };
-  expect("\"version\":1", "\"version\":2",
-         "expected version 1 of optimizer states, found version 2");
-  expect("\"version\":1", "\"version\":\"1\"", "expected");
+  expect("\"version\":2", "\"version\":1",
+         "expected version 2 of optimizer states, found version 1");
+  expect("\"version\":2", "\"version\":\"2\"", "expected");
   expect("\"num_update\":1", "\"num_update\":-1", "-1");
   expect("\"keys\":", "\"kays\":", "keys");
   expect("float32", "float33", "float33");
@@ -492,6 +492,14 @@ TEST_P(OptimizerStatesTest, AFileWithoutTheMasterCopyIsDamaged) {
   const ArrayFile saved = LoadArrays(file_, Cpu(), engine);
   ASSERT_EQ(saved.arrays.size(), 2U);
   SaveArrays(file_, {saved.arrays[0]}, saved.metadata);
+  ExpectError({file_, "expected an array '1.master'"}, *store, /*is_io_error=*/true);
+  // Nor may the file say that there is none.
+  auto metadata = saved.metadata;
+  std::string& text = metadata.at("heddle.optimizer_states");
+  const std::string with = "\"arrays\":[\"master\"]";
+  ASSERT_NE(text.rfind(with), std::string::npos) << text;
+  text.replace(text.rfind(with), with.size(), "\"arrays\":[]");
+  SaveArrays(file_, {saved.arrays[0]}, metadata);
   ExpectError({file_, "expected an array '1.master'"}, *store, /*is_io_error=*/true);
 }
 

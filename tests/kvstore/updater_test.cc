@@ -2,6 +2,7 @@
 #include <heddle/kvstore.h>
 
 #include <atomic>
+#include <chrono>
 #include <latch>
 #include <memory>
 #include <stdexcept>
@@ -228,6 +229,40 @@ TEST(UpdaterAtTheBound, BodiesOfOpsMayPushTheKeyMeanwhile) {
     store->Pull("k", out);
     EXPECT_EQ(out.ToVector<float>(), std::vector<float>(6, 16));
   }
+}
+
+TEST(UpdaterAtTheBound, PushesWaitForRoom) {
+  EngineOptions options;
+  options.num_workers = 1;
+  options.max_pending_ops = 8;
+  Engine engine(options);
+  const auto full = [&](double value) {
+    return NDArray::Full({6}, value, DType::kFloat32, Cpu(), engine);
+  };
+  const auto store = KVStore::Create("local", engine);
+  store->Init("k", full(0));
+  store->SetUpdater([](KeyRef, const NDArray& input, const NDArray& stored) { stored += input; });
+  const NDArray one = full(1);
+  one.WaitToRead();
+  std::latch may_end(1), started(1);
+  engine.Push({.name = "blocks", .reads = {one.var()}, .writes = {one.var()}}, [&] {
+    started.count_down();
+    may_end.wait();
+  });
+  started.wait();
+  constexpr int kPushes = 100;
+  std::atomic<int> pushed = 0;
+  std::thread pusher([&] {
+    for (; pushed < kPushes; ++pushed) store->Push("k", one);
+  });
+  while (engine.stats().pushed < 8) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_LT(pushed, kPushes / 2);
+  may_end.count_down();
+  pusher.join();
+  const NDArray out = full(0);
+  store->Pull("k", out);
+  EXPECT_EQ(out.ToVector<float>(), std::vector<float>(6, kPushes));
 }
 
 TEST_P(UpdaterTest, MayPushOtherKeysButNotItsOwn) {

@@ -149,7 +149,7 @@ bool ServerMachine::StartUpdate(Time now, Part& part, Outputs& out) {
   if (misplaced) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(misplaced));
   if (part.input_error || part.update_error) {
     if (part.sum_begun) values_.DropSum(part.id);
-    if (whole && !misplaced) SkipWhole(now, part, out);
+    if (whole) SkipWhole(now, part, out);
     return true;
   }
   part.by.version = part.version = version;

@@ -40,15 +40,22 @@ void ServerMachine::JoinWhole(Time now, Part& part, Outputs& out) {
   ++round.come;
   round.parts.push_back(&part);
   round.by = part.by;
+  if (round.error) FailWhole(whole, part.rounds + 1, ErrorBody(*round.error), out);
   ContinueWhole(now, whole, part.rounds + 1, out);
 }
 
-// The part's round has failed: those of the other parts cannot end well.
+// The part's round has failed: those of the other parts cannot end well. The other servers hear of
+// it from the first part that knows where they are.
 void ServerMachine::SkipWhole(Time now, Part& part, Outputs& out) {
   Whole& whole = WholeOf(part.id);
   Whole::Round& round = whole.rounds[part.rounds + 1];
   ++round.come;
-  FailWhole(whole, part.rounds + 1, part.input_error ? *part.input_error : *part.update_error, out);
+  const ErrorBody& error = part.input_error ? *part.input_error : *part.update_error;
+  if (!whole.array) {
+    if (!round.error) round.error = std::make_unique<ErrorBody>(error);
+    return;
+  }
+  FailWhole(whole, part.rounds + 1, error, out);
   ContinueWhole(now, whole, part.rounds + 1, out);
 }
 

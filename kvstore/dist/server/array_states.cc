@@ -254,15 +254,22 @@ void ArrayParts::ForgetState(const Part& part) const {
   const ServerUpdater* const updater = UpdaterThatForgets(part);
   if (updater == nullptr) return;
   const NoWaitScope no_wait;  // the node's lock is held
-  engine_.Push({.name = "dist.forget", .writes = {states_}},
-               [forget = updater->forget, key = part.info.key] {
-                 try {
-                   forget(key);
-                 } catch (const std::exception& error) {
-                   Log(LogLevel::kError, "key {}: its optimizer has not forgotten it: {}",
-                       ToString(KeyRef(key)), error.what());
-                 }
-               });
+  const auto tell = [key = part.info.key](const std::exception_ptr& error) {
+    Log(LogLevel::kError, "key {}: its optimizer has not forgotten it: {}", ToString(KeyRef(key)),
+        ToErrorBody(error).message);
+  };
+  const auto body = [forget = updater->forget, key = part.info.key, tell] {
+    try {
+      forget(key);
+    } catch (...) {
+      tell(std::current_exception());
+    }
+  };
+  try {
+    engine_.Push({.name = "dist.forget", .writes = {states_}}, body);
+  } catch (...) {  // the server ends
+    tell(std::current_exception());
+  }
 }
 
 }  // namespace heddle::kvstore::dist

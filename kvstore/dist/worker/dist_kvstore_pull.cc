@@ -71,7 +71,7 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int
       out[0].dtype() == TravelDType(key->dtype(), out[0].dtype())) {
     return QueueStagedPull(key, out, priority);
   }
-  if (!AreNear(out, Cpu())) {
+  if (NeedRelays(out, Cpu())) {
     const RelayedOutputs<NDArray> outputs(out, Cpu());
     QueuePull(key, outputs.near(), priority);
     outputs.Forward(priority);

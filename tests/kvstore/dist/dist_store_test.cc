@@ -105,6 +105,25 @@ TEST_P(DistStoreTest, ThreadsMayShareKeysAndArrays) {
   });
 }
 
+TEST_P(DistStoreTest, ThePoisonOfAPartOfAnArrayDoesNotReachOtherOutputs) {
+  Job job({.network = GetParam()});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("k", Filled(engine, 40, 4));
+    const NDArray large = Filled(engine, 100, 1);
+    engine.Push({.name = "fail", .writes = {large.var()}},
+                [] { throw std::runtime_error("broken"); });
+    const NDArray other = Filled(engine, 40, 0);
+    store.Pull("k", {large.Slice(10, 50), other});
+    EXPECT_EQ(other.ToVector<float>(), std::vector<float>(40, 4));
+    EXPECT_THROW(large.WaitToRead(), std::runtime_error);
+    EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+    const NDArray whole = Filled(engine, 100, 1);
+    store.Pull("k", {whole.Slice(10, 50), other});
+    EXPECT_EQ(whole.ToVector<float>()[10], 4);
+    EXPECT_EQ(whole.ToVector<float>()[50], 1);
+  });
+}
+
 // What rank `rank` pushes in a round; the same for whoever asks.
 std::vector<float> Gradient(int rank, int round, std::int64_t count) {
   std::mt19937 random(static_cast<unsigned>(rank * 1000 + round));

@@ -144,14 +144,18 @@ TEST(ServerProgram, AKeyIsForgottenBehindTheUpdatesUnderWay) {
   const ServerUpdater updater{.update =
                                   [&](const ServerUpdate& update) {
                                     const MutexLock lock(mutex);
-                                    updating.count_down();
+                                    if (!updating.try_wait()) updating.count_down();
                                     may_end.wait();
-                                    update.weight += update.gradient;
+                                    for (int i = 0; i < 3; ++i) {
+                                      update.weight.data<float>()[i] +=
+                                          update.gradient.data<const float>()[i];
+                                    }
                                   },
                               .forget =
                                   [&](KeyRef) {
                                     const MutexLock lock(mutex);
                                     ++forgotten;
+                                    throw 1;  // changes nothing else
                                   }};
   {
     Job job({.program = {.optimizers = [&](std::string_view) { return updater; }}});
@@ -166,6 +170,9 @@ TEST(ServerProgram, AKeyIsForgottenBehindTheUpdatesUnderWay) {
       store.Pull("b", out);
       EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 1));
       may_end.count_down();
+      store.Push("a", ones);
+      store.Pull("a", out);
+      EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 3));
     });
   }
   EXPECT_EQ(forgotten, 1);

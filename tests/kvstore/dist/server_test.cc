@@ -968,6 +968,41 @@ TEST_F(WholeArrays, ThatAreCutOtherwiseThanAPartSaysFailTheirUpdate) {
   EXPECT_THAT(job.ErrorOf(pull), HasSubstr("part 0 of an array of 0 parts"));
 }
 
+TEST_F(WholeArrays, APartThatIsElsewhereFailsThoseThatAreThere) {
+  Link();
+  const PartId stray = SmallJob::IdOf(2);
+  for (const std::int32_t rank : {0, 1}) {
+    Request init{.kind = Kind::kInit,
+                 .part = stray,
+                 .flags = rank == 0 ? std::uint8_t{0} : kFlagNoValue,
+                 .meta = Encode(InitBody{{.key = std::string("a"),
+                                          .shape = {2},
+                                          .dtype = DType::kInt64,
+                                          .num_parts = 2,
+                                          .begin = 0,
+                                          .end = 1}})};
+    if (rank == 0) init.payload = PayloadOf({0});
+    job.Submit(rank, std::move(init));
+  }
+  job.Run();
+  int asked = 0;  // once whether it is updated whole, and then where its parts are
+  job.parts(0).whole = [&](const PartId& id) -> std::optional<WholeArray> {
+    if (id == stray && asked++ % 2 == 1) throw InvalidArgument("part 2 of an array of 2 parts");
+    return WholeArray{.parts_here = 2, .others = {1}};
+  };
+  for (const std::int32_t rank : {0, 1}) {
+    job.Submit(
+        rank, {.kind = Kind::kPush, .part = stray, .version = kVersion, .payload = PayloadOf({1})});
+  }
+  job.Run();
+  PushAll();
+  const std::vector<std::uint64_t> pulls = {Pull(0, 0), Pull(0, 1)};
+  job.Run();
+  for (const std::uint64_t pull : pulls) {
+    EXPECT_THAT(job.ErrorOf(pull), HasSubstr("part 2 of an array of 2 parts"));
+  }
+}
+
 TEST_F(WholeArrays, SumsOfAnEarlierProcessOfAServerChangeNothing) {
   Link();
   for (const std::int32_t rank : {0, 1}) Push(rank, 0, {1});
