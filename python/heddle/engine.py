@@ -77,8 +77,13 @@ def set_type(name: str) -> None:
     wanted = _TYPES.get(name.lower()) if isinstance(name, str) else None
     if wanted is None:
         raise InvalidArgument(f"expected an engine of {', '.join(_TYPES)}, got {name!r}")
+    former = os.environ.get("HEDDLE_ENGINE")
     os.environ["HEDDLE_ENGINE"] = wanted
     if engine_type() != wanted:
+        if former is None:
+            del os.environ["HEDDLE_ENGINE"]
+        else:
+            os.environ["HEDDLE_ENGINE"] = former
         raise InvalidState(f"the engine is {engine_type()} already: choose it before its first use")
 
 

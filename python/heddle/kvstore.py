@@ -118,6 +118,7 @@ class KVStore(_core.KVStore, KVStoreBase):
         if (isinstance(optimizer, _optimizer._Native) and optimizer._runs_in_store()
                 and optimizer._native_schedule_only()):
             self._set_native_optimizer(optimizer._native)
+            optimizer._stores.add(self)
             self._updater = None
         elif self.type.startswith("dist"):
             self._set_native_optimizer(optimizer._for_servers())

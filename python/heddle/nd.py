@@ -41,6 +41,7 @@ def _dims(shape: "int | Sequence[int]") -> list[int]:
 
 
 _Axes = Union[int, Sequence[int], None]
+_NUMBERS = (int, float, numpy.integer, numpy.floating, numpy.bool_)
 
 
 class NDArray(_core.Array):
@@ -274,6 +275,11 @@ class NDArray(_core.Array):
 
     def _reduced(self, call: str, reduce, axis: "_Axes", keepdims: bool, exclude: bool = False) -> "NDArray":
         """reduce(array, axis), which knows one axis, or None for all, along any number of them."""
+        kind = _dtype._NUMPY[self._dtype].kind
+        if self._has_scalars and call == "sum" and kind == "b":  # as NumPy does, in place of one bool
+            return self.astype("int64")._reduced(call, reduce, axis, keepdims, exclude)
+        if self._has_scalars and call == "mean" and kind != "f":
+            return self.astype("float64")._reduced(call, reduce, axis, keepdims, exclude).astype("float32")
         axes = _axes_of(call, axis, self.ndim)
         if axis is None or not (axes or self._has_scalars):  # () is all, as MXNet has it, or none, as NumPy does
             axes = list(range(self.ndim))
@@ -347,13 +353,15 @@ class NDArray(_core.Array):
     def __setitem__(self, key, value) -> None:
         ranges = _ranges(self.shape, key)
         if ranges is None:
+            if isinstance(value, _NUMBERS):
+                full((), value, self.context, self.dtype)  # raises if it does not fit; NumPy would cut it
             values = self.asnumpy()
             values[_numpy_key(key)] = value.asnumpy() if isinstance(value, _core.Array) else value
             array(values, ctx=self.context, dtype=self.dtype).copyto(self)
             return
         dims = [count for _, _, count, keep in ranges if keep]
         part = _view(self, ranges)
-        if isinstance(value, (int, float, numpy.integer, numpy.floating, numpy.bool_)):
+        if isinstance(value, _NUMBERS):
             if part is not None:
                 part._fill(value)
                 return
@@ -442,7 +450,10 @@ def _ranges(shape: tuple, key) -> "list[tuple[int, int, int, int]] | None":
     for axis, (one, extent) in enumerate(zip(keys, shape)):
         if isinstance(one, slice):
             begin, end, step = one.indices(extent)
-            ranges.append((begin, step, len(range(begin, end, step)), 1))
+            count = len(range(begin, end, step))
+            if not count:  # it may begin before the axis, at -1
+                begin, step = 0, 1
+            ranges.append((begin, step, count, 1))
         else:
             index = int(one) + extent if one < 0 else int(one)
             if not 0 <= index < extent:

@@ -10,6 +10,7 @@ They are NDArrays in all else: their operations are queued. Comparisons give boo
 
 from __future__ import annotations
 
+import re
 from typing import cast
 
 import numpy
@@ -35,8 +36,10 @@ class ndarray(_nd.NDArray):
 
     def __repr__(self) -> str:
         text = repr(self.asnumpy())
-        if self._dtype == 0:  # the default
-            text = text.replace(", dtype=float32", "")
+        if self._dtype == 0:  # the default; a line may end before it
+            text = re.sub(r",\s*dtype=float32\)$", ")", text)
+        elif self._dtype == _dtype._BFLOAT16:
+            text = re.sub(r"dtype=float32\)$", "dtype=bfloat16)", text)
         if self.context.device_type != "cpu" or self.context.device_id:
             text = f"{text[:-1]}, ctx={self.context})"
         return text

@@ -15,7 +15,9 @@ import json
 import math
 import numbers
 import os
+import threading
 import warnings
+import weakref
 from typing import Any, Callable, Iterable, TypeVar
 
 from . import _core
@@ -29,6 +31,7 @@ __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
 
 _Class = TypeVar("_Class", bound=type)
 _RATES = {"lr": "learning_rate", "wd": "weight_decay"}
+_NOT_FOR_SERVERS = ("begin_num_update", "num_update")  # which count by themselves
 _OF_MULTIPLIERS = ("param_dict", "idx2name")  # attributes that say by what the rates of a key are multiplied
 
 
@@ -37,6 +40,26 @@ def _nearest(name: str, known: "Iterable[str]", least: float) -> "list[str]":
     import difflib  # here, since importing it takes time that only misspelt names should cost
 
     return difflib.get_close_matches(name, known, 1, least)
+
+
+_updated = threading.local()  # device_id: of the weight that this thread updates
+
+
+@contextlib.contextmanager
+def _counted_on(device_id: int):
+    """Updates in the block are counted on a device."""
+    former = getattr(_updated, "device_id", 0)
+    _updated.device_id = device_id
+    try:
+        yield
+    finally:
+        _updated.device_id = former
+
+
+def _check_schedule_of_servers(call: str, scheduler) -> None:
+    if scheduler is not None and not isinstance(scheduler, _schedulers._Native):
+        raise InvalidState(f"{call}: the scheduler of a store with servers runs in the store: expected one of "
+                           f"heddle.lr_scheduler, got {type(scheduler).__name__}")
 
 
 class Optimizer:
@@ -52,6 +75,7 @@ class Optimizer:
 
     opt_registry: dict = {}
     _native: "_core.Optimizer | None" = None  # what a store of the C++ library has of it
+    num_update: int
 
     def __init__(self, rescale_grad: float = 1.0, param_idx2name: "dict | None" = None, wd: float = 0.0,
                  clip_gradient: "float | None" = None, learning_rate: "float | None" = None,
@@ -62,8 +86,7 @@ class Optimizer:
         self.clip_gradient = clip_gradient
         self.multi_precision = multi_precision
         self.begin_num_update = begin_num_update
-        self.num_update = begin_num_update
-        self._index_update_count: dict = {}
+        self._take_counts({}, begin_num_update)
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
         self.lr_mult: dict = {}
@@ -148,6 +171,35 @@ class Optimizer:
             self._index_update_count[one] = count
             self.num_update = max(self.num_update, count)
 
+    # Counts are kept by device: the replicas of a key whose updaters share the optimizer make one step.
+
+    @property
+    def _index_update_count(self) -> dict:
+        """Those of the device whose weight this thread updates. They begin at the ones that were loaded."""
+        tables, device_id = self._all_index_update_counts, getattr(_updated, "device_id", 0)
+        if device_id not in tables:
+            tables.setdefault(device_id, dict(self._loaded_counts))
+        return tables[device_id]
+
+    def _count_of(self, index) -> "int | None":
+        """The highest of all devices."""
+        tables = (self._loaded_counts, *self._all_index_update_counts.values())
+        return max((counts[index] for counts in tables if index in counts), default=None)
+
+    def _counts(self) -> dict:
+        tables = (self._loaded_counts, *self._all_index_update_counts.values())
+        return {index: self._count_of(index) for counts in tables for index in list(counts)}  # other threads may count
+
+    def _take_counts(self, counts: dict, num_update: "int | None" = None) -> None:
+        """Those of a file in place of all; by default num_update is the highest."""
+        self._loaded_counts = counts
+        self._all_index_update_counts: "dict[int, dict]" = {}
+        self.num_update = max([self.begin_num_update, *counts.values()]) if num_update is None else num_update
+
+    def _forget_count(self, index) -> None:
+        for counts in (self._loaded_counts, *self._all_index_update_counts.values()):
+            counts.pop(index, None)
+
     def _multiplier(self, table: dict, attribute: str, index) -> float:
         if index in self.param_dict:
             return getattr(self.param_dict[index], attribute)
@@ -168,18 +220,19 @@ class Optimizer:
     # Copies have a native half of their own, or none until a store asks for it.
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_native"}
+        return {name: value for name, value in vars(self).items() if name not in ("_native", "_stores")}
 
     # For servers: their own object of the class is made without arguments and gets the numbers among the attributes.
 
     def _for_servers(self) -> "_core.Optimizer":
-        if not self._native_schedule_only():
-            raise InvalidState("set_optimizer: the scheduler of a store with servers runs in the store: expected one of "
-                               f"heddle.lr_scheduler, got {type(self.lr_scheduler).__name__}")
+        _check_schedule_of_servers("set_optimizer", self.lr_scheduler)
+        name = type(self).__name__.lower()
+        if name in _core.optimizer_names():
+            raise InvalidArgument(f"set_optimizer: the servers would run the built-in optimizer {name!r} in place of "
+                                  f"{type(self).__module__}.{type(self).__qualname__}: expected a class of another name")
         values = [(_RATES.get(name, name), float(value)) for name, value in vars(self).items()
-                  if isinstance(value, (bool, int, float)) and not name.startswith("_")
-                  and name not in ("begin_num_update", "num_update")]
-        self._native = _core.make_foreign_optimizer(type(self).__name__.lower(), values)
+                  if isinstance(value, numbers.Real) and not name.startswith("_") and name not in _NOT_FOR_SERVERS]
+        self._native = _core.make_foreign_optimizer(name, values)
         if self.lr_scheduler is not None:
             self.lr_scheduler = self.lr_scheduler
         self._send_multipliers()
@@ -195,16 +248,33 @@ class Optimizer:
             object.__setattr__(self, name, _number_like(getattr(self, name, value), value))
 
     def __setattr__(self, name: str, value) -> None:
-        object.__setattr__(self, name, value)
-        if self._native is None:
+        if name in _OF_MULTIPLIERS and self._native is not None:
+            former = getattr(self, name)
+            object.__setattr__(self, name, value)
+            try:
+                self._send_multipliers()
+            except BaseException:
+                object.__setattr__(self, name, former)
+                raise
             return
+        if self._native is not None and not name.startswith("_") and name not in _NOT_FOR_SERVERS:
+            self._send_to_servers(name, value)
+        object.__setattr__(self, name, value)
+
+    def _send_to_servers(self, name: str, value) -> None:
+        """An attribute that is about to change. The servers have those that were numbers when they got the optimizer."""
+        assert self._native is not None
         known = _RATES.get(name, name)
         if name == "lr_scheduler":
+            _check_schedule_of_servers(name, value)
             self._native.set_schedule(None if value is None else value._schedule())
-        elif name in _OF_MULTIPLIERS:
-            self._send_multipliers()
         elif known in dict(self._native.parameters()):
+            if not isinstance(value, numbers.Real):
+                raise InvalidType(f"{name}: expected a number, which the servers have of it, got {value!r}")
             self._native.set(known, float(value))
+        elif isinstance(value, numbers.Real) and not hasattr(getattr(type(self), name, None), "__set__"):
+            raise InvalidState(f"{name}: the servers have got none by set_optimizer: expected it before, got {value!r} now: "
+                               "set it on a copy (copy.copy), for another set_optimizer")
 
     def _native_schedule_only(self) -> bool:
         return self.lr_scheduler is None or isinstance(self.lr_scheduler, _schedulers._Native)
@@ -271,8 +341,8 @@ class _Native(Optimizer):
         object.__setattr__(self, "_parameters", {name for name, _ in native.parameters()})
         set_ = object.__setattr__
         set_(self, "begin_num_update", begin_num_update)
-        set_(self, "num_update", begin_num_update)
-        set_(self, "_index_update_count", {})
+        self._take_counts({})
+        set_(self, "_stores", weakref.WeakSet())
         set_(self, "idx2name", dict(param_idx2name or {}))
         set_(self, "param_dict", dict(param_dict or {}))
         set_(self, "lr_mult", {})
@@ -316,8 +386,13 @@ class _Native(Optimizer):
             if value is not None and not callable(value):
                 raise InvalidType(f"lr_scheduler: expected a scheduler, got {value!r}")
             native = isinstance(value, _schedulers._Native)
+            if value is not None and not native and any(
+                    store._optimizer is self and store._updater is None for store in self._stores):
+                raise InvalidState("lr_scheduler: the store that has the optimizer asks none written in Python: expected it "
+                                   f"before set_optimizer, or one of heddle.lr_scheduler, got {type(value).__name__}")
             self._native.set_schedule(value._schedule() if native else None)
-        elif type(self).__module__ == __name__ and name not in vars(self) and not hasattr(type(self), name):
+        elif (type(self).__module__ == __name__ and not name.startswith("_") and name not in vars(self)
+              and not hasattr(type(self), name)):
             # An attribute of nobody's that is spelt nearly as a parameter would change nothing.
             nearest = _nearest(name, (self._parameters | _RENAMED.keys()) - {"lr"}, 0.8)
             if nearest:
@@ -354,6 +429,7 @@ class _Native(Optimizer):
     def __setstate__(self, state: dict) -> None:
         values = state["_parameters"]
         object.__setattr__(self, "_native", _core.make_optimizer(self._name, list(values.items())))
+        object.__setattr__(self, "_stores", weakref.WeakSet())
         for name, value in {**state, "_parameters": set(values)}.items():
             object.__setattr__(self, name, value)
         self.lr_scheduler = self.lr_scheduler
@@ -441,7 +517,8 @@ class Updater:
         if self._native is not None and isinstance(self.optimizer, _Native):
             if isinstance(weight, _core.RowSparse):
                 raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
-            self.optimizer._set_scheduled_rate(index)
+            with _counted_on(weight.context.device_id):
+                self.optimizer._set_scheduled_rate(index)
             dense = grad._to_dense() if isinstance(grad, _core.RowSparse) else grad
             self._native.update(index, dense, weight)
             return
@@ -455,14 +532,15 @@ class Updater:
                                       "by loading")
             self._loaded.remove(index)
             self.states[index] = _moved(self.states[index], weight.context)
-        self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
+        with _counted_on(weight.context.device_id):
+            self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
 
     def _forget(self, index) -> None:
         """The state of a key that is gone, or begins anew."""
         self.states.pop(index, None)
         self._weights.pop(index, None)
         self._loaded.discard(index)
-        self.optimizer._index_update_count.pop(index, None)
+        self.optimizer._forget_count(index)
         if self._native is not None:
             self._native.forget(index)
 
@@ -494,20 +572,20 @@ class Updater:
             "version": _STATES_VERSION, "optimizer": type(self.optimizer).__name__.lower(), "keys": keys,
             "states": [[index, _numbered(state, arrays)] for index, state in self.states.items()],
             "weights": list(self._weights.items()),
-            "counts": list(self.optimizer._index_update_count.items()),
+            "counts": list(self.optimizer._counts().items()),
             "num_update": self.optimizer.num_update,
         }
         if dump_optimizer:
             content["settings"] = {name: value for name, value in vars(self.optimizer).items()
                                    if value is None or isinstance(value, (bool, int, float, str))}
         named = [(str(i), array) for i, array in enumerate(arrays)]
-        _core.save(fname, named, {"heddle.python_optimizer_states": json.dumps(content)})
+        _core.save(fname, named, {"heddle.python_optimizer_states": json.dumps(content, default=_index_as_json)})
 
     def _load(self, fname: str, keys: "list | None" = None, forms: "list | None" = None) -> None:
         """`keys`: those of a store, which the states have to belong to; `forms`: (key, shape, dtype) of its values."""
         if self._native is not None:
             self._native.load_states(fname, forms)
-            self._take_counts(dict(self._native.counts()))
+            self.optimizer._take_counts(dict(self._native.counts()))
             return
         named, metadata = _core.load(fname, 0)
         text = metadata.get("heddle.python_optimizer_states")
@@ -544,8 +622,7 @@ class Updater:
         self.states = states
         self._weights = weights
         self._loaded = set(states)
-        self.optimizer._index_update_count = counts
-        self.optimizer.num_update = num_update
+        self.optimizer._take_counts(counts, num_update)
         for attribute in settings.keys() & vars(self.optimizer).keys():
             setattr(self.optimizer, attribute, settings[attribute])
 
@@ -564,7 +641,7 @@ class Updater:
             values = array.asnumpy()  # bfloat16 as float32: the same values
             pieces.append((_dtype._NAMES[array._dtype], values))
         text = json.dumps({
-            "state": form, "count": self.optimizer._index_update_count.get(index),
+            "state": form, "count": self.optimizer._count_of(index),
             "arrays": [[name, list(values.shape)] for name, values in pieces],
         }).encode()
         return b"".join([len(text).to_bytes(8, "little"), text, *(values.tobytes() for _, values in pieces)])
@@ -587,14 +664,10 @@ class Updater:
             raise IoError(f"load_optimizer_states: key {index!r}: the state cannot be read: {error}") from error
         self.states[index] = state
         self._loaded.add(index)
-        counts = self.optimizer._index_update_count
+        counts = self.optimizer._counts()
         if count is not None:
             counts[index] = count
-        self._take_counts(counts)
-
-    def _take_counts(self, counts: dict) -> None:
-        self.optimizer._index_update_count = counts
-        self.optimizer.num_update = max([self.optimizer.begin_num_update, *counts.values()])
+        self.optimizer._take_counts(counts)
 
 
 def _number_like(before, value: float):
@@ -614,6 +687,12 @@ def _numbered(state, arrays: list):
         return {"value": state}
     raise InvalidType("save_optimizer_states: expected states of arrays, numbers and tuples of them, got "
                       f"{type(state).__name__}")
+
+
+def _index_as_json(index) -> int:
+    if isinstance(index, numbers.Integral):  # one of NumPy's
+        return int(index)
+    raise InvalidType(f"save_optimizer_states: expected indices that are int or str, got {type(index).__name__}")
 
 
 def _form_of(weight) -> list:

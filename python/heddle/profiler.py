@@ -58,9 +58,11 @@ def _set_own_state(state: str) -> None:
         _running = True
         return
     if _running:
-        _core.waitall(None)
-        _core.stop_trace()
-    _running = False
+        try:
+            _core.waitall(None)
+        finally:  # an error of what ran is no reason to record on
+            _running = False
+            _core.stop_trace()
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:

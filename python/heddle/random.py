@@ -6,6 +6,7 @@ import threading
 
 import numpy
 
+from . import dtype as _dtype
 from . import nd as _nd
 
 _lock = threading.Lock()
@@ -35,10 +36,27 @@ def _shape(shape, out):
     return out.shape if out is not None else () if shape is None else tuple(_nd._dims(shape))
 
 
+def _below(high: numpy.ndarray, code: int) -> numpy.ndarray:
+    """The greatest numbers of a dtype below `high`, which itself need not be one."""
+    kind = _dtype._NUMPY[code]  # of bfloat16 float32, of which it is the upper half
+    with numpy.errstate(over="ignore"):
+        found = high.astype(kind)
+    found = numpy.where(found < high, found, numpy.nextafter(found, kind.type(-numpy.inf)))
+    if code == _dtype._BFLOAT16:
+        bits = found.view("uint32")
+        upper = bits & numpy.uint32(0xFFFF0000)  # towards 0, so for negative ones a step further
+        found = numpy.where((found < 0) & (upper != bits), upper + numpy.uint32(1 << 16), upper).view(kind)
+    return found.astype("float64")
+
+
 def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     """Numbers that are equally likely in [low, high)."""
     with _lock:
         values = _stream().uniform(low, high, _shape(shape, out))
+    for code in [_dtype._code_of(dtype)] + ([] if out is None else [out._dtype]):
+        if _dtype._NUMPY[code].kind == "f":  # the cast must not round up to `high`
+            most = _below(numpy.asarray(high, "float64"), code)
+            values = numpy.where(most < low, values, numpy.minimum(values, most))
     return _filled(values, ctx, dtype, out)
 
 

@@ -215,7 +215,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     backward_passes_per_step: how many backward passes add up to the gradient that is exchanged.
     average: whether the sum over workers is divided by their number.
 
-    With several workers each step exchanges all gradients; one that a rank does not have counts as zeros.
+    With several workers each step exchanges all gradients; one that a rank does not have counts as zeros. A parameter
+    may be frozen and thawed (requires_grad) at any time, at all ranks between the same steps.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer,
@@ -244,6 +245,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._passes = backward_passes_per_step
         self._divisor = self._store.num_workers if average else 1
         self._rates: "list[tuple[float, float | None]]" = []
+        self._frozen: "list[tuple[str, torch.Tensor]]" = []  # not exchanged as yet
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
         self._parcels: "list[_Parcel]" = []
         named = self._names(named_parameters)
@@ -334,14 +336,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
                                       f"none for {without} of {len(grouped)}")
             if len({name for name, _ in found}) != len(found):
                 raise InvalidArgument("DistributedOptimizer: expected names that differ, got one twice")
-        ours = set(grouped)
-        return [(name, parameter) for name, parameter in found
-                if parameter in ours and parameter not in self._exchanges and parameter.requires_grad]
+        new = set(grouped) - self._exchanges.keys() - {parameter for _, parameter in self._frozen}
+        names: "dict[torch.Tensor, str]" = {}
+        for name, parameter in found:
+            if parameter in new:
+                names.setdefault(parameter, name)  # layers that are tied give theirs several
+        return [(name, parameter) for parameter, name in names.items()]
 
     def _add(self, named: "list[tuple[str, torch.Tensor]]") -> None:
         prefix = "" if self._store_optimizer is not None else "gradient."
         added = []
         for name, parameter in named:
+            if not parameter.requires_grad:
+                self._frozen.append((name, parameter))
+                continue
             exchange = _Exchange(parameter, prefix + name, -len(self._exchanges))
             self._exchanges[parameter] = exchange
             added.append(exchange)
@@ -358,6 +366,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._store.init(parcel.key, _nd.from_dlpack(torch.zeros(shape, dtype=first.dtype)))
         for exchange in added:
             _hook(exchange, self)
+
+    def _add_thawed(self) -> None:
+        """Those that were frozen: all ranks train the same ones, so all get here by the same step."""
+        thawed = [one for one in self._frozen if one[1].requires_grad]
+        if thawed:
+            self._frozen = [one for one in self._frozen if not one[1].requires_grad]
+            self._rates = []  # the store has none of theirs
+            self._add(thawed)
 
     def _start_weights(self, added: "list[_Exchange]") -> None:
         """The store has rank 0's weights, and so does each rank."""
@@ -425,15 +441,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parcel.sent = True
 
     def _finish(self) -> None:
+        self._add_thawed()
         used = []
         for parcel in self._parcels:
             if not parcel.sent:
                 parameters = [member.parameter for member in parcel.members]
                 if self._store.num_workers > 1:
                     for parameter in parameters:
-                        if parameter.grad is None:
+                        if parameter.grad is None and parameter.requires_grad:  # a frozen one must not decay
                             parameter.grad = torch.zeros_like(parameter)
-                elif all(parameter.grad is None for parameter in parameters):
+                if all(parameter.grad is None for parameter in parameters):
                     continue
                 self._send(parcel)
             used.append(parcel)

@@ -228,6 +228,29 @@ def test_the_profiler_records_ops(tmp_path):
         mx.profiler.set_state("pause")
 
 
+def test_a_failed_op_does_not_keep_the_profiler_running(tmp_path):
+    """The next 'run' said that it runs already."""
+    def fail():
+        raise ValueError("no")
+
+    mx.profiler.set_config(filename=tmp_path / "trace")
+    for _ in range(2):
+        mx.profiler.set_state("run")
+        mx.engine.push(fail, name="failing")
+        with pytest.raises(ValueError, match="no"):
+            mx.profiler.set_state("stop")
+        assert b"failing" in (tmp_path / "trace").read_bytes()
+
+
+def test_an_engine_that_is_refused_leaves_the_environment_alone(run_python):
+    text = ("import os\nimport heddle as mx\nmx.nd.ones((1,))\nformer = os.environ.get('HEDDLE_ENGINE')\ntry:\n"
+            "    mx.engine.set_type('seeded')\nexcept mx.InvalidState:\n"
+            "    print(os.environ.get('HEDDLE_ENGINE') == former)")
+    for environment in ({}, {"HEDDLE_ENGINE": "serial"}):
+        result = run_python(text, **environment)
+        assert (result.returncode, result.stdout.strip()) == (0, "True"), result.stderr
+
+
 def test_the_engine_can_be_looked_at():
     a = mx.nd.zeros((2,))
     with Gate(a):

@@ -100,9 +100,11 @@ class Program:
             self.assign(a, x, number)
         elif kind == 9:
             key = self.key(x.shape)
-            values = numpy.asarray(x[key]).copy()
+            part, values = a[key].copy(), numpy.asarray(x[key]).copy()
             if values.ndim and values.size:
-                self.keep(a[key].copy(), values)
+                self.keep(part, values)
+            elif values.ndim:
+                assert part.shape == values.shape
         elif kind == 10:
             self.keep(-a.abs(), -numpy.abs(x))
         else:
@@ -123,11 +125,11 @@ class Program:
     def key(self, shape):
         key = []
         for extent in shape[:self.random.randrange(1, len(shape) + 1)]:
-            if self.random.random() < 0.5:
+            if extent and self.random.random() < 0.5:
                 key.append(self.random.randrange(-extent, extent))
             else:
-                ends = [self.random.choice([None, *range(-extent, extent + 1)]) for _ in range(2)]
-                key.append(slice(*ends, self.random.choice([None, 1, 2, -1])))
+                ends = [self.random.choice([None, *range(-extent - 2, extent + 3)]) for _ in range(2)]
+                key.append(slice(*ends, self.random.choice([None, 1, 2, -1, -2])))
         return tuple(key) if len(key) > 1 else key[0]
 
     def compare(self):
@@ -142,6 +144,19 @@ def test_random_programs_give_numpys_values(seed):
             program.step()
             if step % 50 == 49:
                 program.compare()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
+def test_arrays_without_elements_have_parts(shape, seed):
+    """A slice backwards of no elements was an error."""
+    program = Program(seed)
+    for _ in range(50):
+        key, a = program.key(shape), mx.nd.zeros(shape)
+        assert a[key].shape == numpy.zeros(shape)[key].shape, key
+        a[key] = 1
+        a[key] = a[key].copy()
+    mx.nd.zeros((0, 3))[::-1] = 1
+    assert mx.nd.zeros((2, 6))[0, -10::-1].shape == mx.nd.arange(6)[-10::-1].shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -219,6 +234,25 @@ def test_reductions_of_mxnet():
     assert mx.nd.sum(a, axis=(0, 1), exclude=True, keepdims=True).shape == (2, 3, 1)
     same(a.norm(axis=(0, 1)), numpy.array([29.664794921875, 31.71750259399414, 33.82307052612305, 35.97220993041992]), rtol=1e-7)
     assert mx.nd.norm(a, ord=1).asnumpy().tolist() == [276]
+
+
+def test_reductions_of_bools_and_integers_are_numpys():
+    """Sums of bools were one bool, means of integers lost their fraction; heddle.nd's are MXNet's."""
+    above = mx.np.array([1, 2, 3, 0]) > 1
+    assert int(above.sum()) == 2 and above.sum().dtype == numpy.int64
+    assert float(above.mean()) == 0.5 and above.mean().dtype == numpy.float32
+    x = numpy.array([[1, 2, 4], [16777217, 0, 2]])
+    for dtype in ("int8", "uint8", "int32", "int64", "bool"):
+        y = x.astype(dtype)
+        a = mx.np.array(y, dtype=dtype)
+        for options in ({}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"axis": (0, 1)}, {"axis": ()}):
+            same(a.sum(**options), y.sum(**options))
+            mean = a.mean(**options)
+            assert type(mean) is mx.np.ndarray and mean.dtype == numpy.float32
+            same(mean, y.mean(**options, dtype="float64").astype("float32"))
+    assert mx.nd.array([1, 2], dtype="int32").mean().asnumpy().tolist() == [1]
+    assert mx.nd.array([1, 1], dtype="bool").sum().dtype == numpy.bool_
+    assert mx.np.ones((2,), dtype="float16").mean().dtype == numpy.float16
 
 
 def test_a_norm_rounds_once():
@@ -374,7 +408,13 @@ def test_numbers_have_to_fit_wherever_they_are_assigned():
                 a[key] = number
         with pytest.raises(TypeError, match="complex"):
             a[key] = numpy.complex64(1)
+    for key in ([0], numpy.array([True, False, True]), mx.nd.array([0, 2]), (slice(None), [1])):  # these stored 0
+        for number in (0.5, numpy.float64(0.5), 2**40):
+            with pytest.raises(ValueError, match="int32"):
+                a[key] = number
     same(a, numpy.zeros((3, 4)))
+    a[[0]] = 2.0
+    same(a[0], numpy.full(4, 2))
 
 
 def test_a_power_in_place_changes_the_array():
@@ -548,6 +588,10 @@ def test_printing():
     assert str(mx.nd.sparse.zeros("row_sparse", (2, 3))) == "<RowSparseNDArray 2x3 @cpu(0)>"
     b = mx.np.ones((2,), dtype="int32", ctx=mx.cpu(1))
     assert repr(b) == "array([1, 1], dtype=int32, ctx=cpu(1))" and str(b) == "[1 1]"
+    assert repr(mx.np.arange(50)) == repr(numpy.arange(50.0))  # over several lines
+    assert "dtype" not in repr(mx.np.arange(17) / 7)
+    assert repr(mx.np.zeros((0,))) == "array([])"
+    assert repr(mx.np.ones(2, dtype="bfloat16", ctx=mx.cpu(1))) == "array([1., 1.], dtype=bfloat16, ctx=cpu(1))"
     assert (mx.np.ones(2) < 2).asnumpy().dtype == numpy.bool_
     assert type(b + 1) is mx.np.ndarray and type(b[0:1]) is mx.np.ndarray
 
@@ -603,6 +647,34 @@ def test_random_numbers_follow_the_seed():
     assert abs(more.mean() - 5) < 0.5 and abs(more.std() - 2) < 0.5
     out = mx.nd.zeros((3,))
     assert mx.random.normal(out=out) is out and (out.asnumpy() != 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_uniform_numbers_stay_below_the_upper_end(dtype):
+    """The cast rounded some up to it."""
+    for low, high in ((0, 1), (-2, -1), (-1, 0), (0, 0.1), (1000, 1001)):
+        mx.random.seed(0)
+        values = mx.random.uniform(low, high, (100000,), dtype).asnumpy().astype("float64")
+        assert low <= values.min() and values.max() < high
+    low, high = numpy.array([[0.0], [1.0]]), numpy.array([[1.0], [2.0]])
+    for options in ({}, {"dtype": dtype}, {"dtype": "float64"}):
+        out = mx.nd.zeros((2, 50000), dtype=dtype)
+        mx.random.uniform(low, high, out=out, **options)
+        assert (out.asnumpy().max(axis=1) < high[:, 0]).all()
+    assert mx.random.uniform(2, 2, (1,), dtype).asscalar() == 2
+
+
+def test_the_greatest_number_of_a_dtype_below_another():
+    below = mx.random._below
+    ends = numpy.array([1.0, 1 + 2.0**-20, -1.0, -1 - 2.0**-20, 0.1, 2.0**-30])
+    for name, digits in (("float16", 11), ("bfloat16", 8), ("float32", 24)):
+        code = mx.dtype._code_of(name)
+        found = below(ends, code)
+        assert (found < ends).all()
+        step = numpy.maximum(2.0 ** (numpy.frexp(found)[1] - digits), 2.0**-24 if name == "float16" else 0)
+        assert (found % step == 0).all() and (found + step >= ends).all(), name
+    assert below(numpy.array(0.0), mx.dtype._code_of("bfloat16")) < 0
+    assert below(numpy.array(1e6), mx.dtype._code_of("float16")) == 65504
 
 
 def test_files_keep_lists_and_names(tmp_path):

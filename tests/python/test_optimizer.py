@@ -6,6 +6,7 @@ import copy
 import json
 import pathlib
 import pickle
+import threading
 import types
 
 import numpy
@@ -732,6 +733,129 @@ def test_a_scheduler_written_in_python_lets_a_store_save_states(tmp_path):
     for other, message in ((store(shape=(3,)), "expected a state of shape"), (store(key="v"), "got some of key 'w'")):
         with pytest.raises(mx.InvalidArgument, match=message):
             other.load_optimizer_states(file)
+
+
+class ByStep(mx.lr_scheduler.LRScheduler):
+    """As a user writes one."""
+
+    def __call__(self, num_update):
+        return 1 / num_update
+
+
+@pytest.mark.parametrize("make", [mx.optimizer.SGD, lambda **options: Momentum(momentum=0.0, **options)])
+def test_updaters_that_share_an_optimizer_count_a_step_once(make):
+    """One for each device, as Trainers have them: each counted the step of all."""
+    optimizer = make(lr_scheduler=ByStep())
+    updaters = [mx.optimizer.get_updater(optimizer) for _ in range(3)]
+    weights = [mx.nd.zeros((1,), mx.cpu(i)) for i in range(3)]
+
+    def step(updaters):
+        for updater, weight in zip(updaters, weights):
+            updater("w", mx.nd.ones((1,), weight.context), weight)
+        return [weight.asscalar() for weight in weights]
+
+    assert step(updaters) == [-1] * 3 and optimizer.num_update == 1
+    assert step(updaters) == [-1.5] * 3 and optimizer.num_update == 2
+    states = updaters[1].get_states()
+    again = make(lr_scheduler=ByStep())
+    loaded = [mx.optimizer.get_updater(again) for _ in range(3)]
+    for updater in loaded:
+        updater.set_states(states)
+    assert again.num_update == 2
+    step(loaded)
+    assert again.num_update == 3
+    numpy.testing.assert_allclose(step(loaded), [-1.5 - 1 / 3 - 1 / 4] * 3, rtol=1e-6)
+    for updater in loaded:
+        updater._forget("w")
+    assert not again._counts()
+
+
+def test_threads_count_on_the_devices_of_their_own_weights():
+    optimizer = Momentum()
+
+    def train(device):
+        updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.zeros((1,), device)
+        for _ in range(200):
+            updater("w", mx.nd.ones((1,), device), weight)
+
+    threads = [threading.Thread(target=train, args=(mx.cpu(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert optimizer._all_index_update_counts == {i: {"w": 200} for i in range(4)}
+
+
+def test_a_scheduler_written_in_python_comes_before_the_store():
+    """One that a store was never to ask was taken."""
+    native = mx.lr_scheduler.FactorScheduler(1, 0.5)
+    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((1,)))
+    kv.set_optimizer(optimizer)
+    for scheduler in (None, native):
+        optimizer.lr_scheduler = scheduler
+        with pytest.raises(mx.InvalidState, match="before set_optimizer, or one of heddle.lr_scheduler, got ByStep"):
+            optimizer.lr_scheduler = ByStep()
+        assert optimizer.lr_scheduler is scheduler
+    for other in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        other.lr_scheduler = ByStep()
+    kv.set_optimizer(other)
+    out = mx.nd.zeros((1,))
+    for value in (-1, -1.5):
+        kv.push("w", mx.nd.ones((1,)))
+        kv.pull("w", out=out)
+        assert out.asscalar() == value
+    optimizer.lr_scheduler = ByStep()  # no store has it any more
+
+
+def test_what_servers_would_not_run_is_refused():
+    class SGD(mx.optimizer.Optimizer):
+        pass
+
+    with pytest.raises(mx.InvalidArgument, match="built-in optimizer 'sgd' in place of .*SGD: expected a class of another name"):
+        SGD()._for_servers()
+    with pytest.raises(mx.InvalidState, match="expected one of heddle.lr_scheduler, got ByStep"):
+        Momentum(lr_scheduler=ByStep())._for_servers()
+
+
+def test_changes_that_do_not_reach_the_servers_are_refused_before_they_are_made():
+    optimizer = Momentum(learning_rate=0.5, clip_gradient=None)
+    optimizer.limit = numpy.float32(0.25)
+    native = optimizer._for_servers()
+    assert dict(native.parameters())["limit"] == 0.25
+    optimizer.momentum = 1
+    optimizer.limit = numpy.float32(0.5)
+    optimizer.note = "of the worker"
+    assert (native.get("momentum"), native.get("limit")) == (1, 0.5)
+    factor = optimizer.lr_scheduler = mx.lr_scheduler.FactorScheduler(1, 0.5)
+    names = optimizer.idx2name
+    for name, value, error, text in (
+            ("lr_scheduler", ByStep(), mx.InvalidState, "lr_scheduler: .*expected one of heddle.lr_scheduler, got ByStep"),
+            ("momentum", None, mx.InvalidType, "momentum: expected a number, .*got None"),
+            ("momentum", float("nan"), mx.InvalidArgument, "momentum"),
+            ("clip_gradient", 5.0, mx.InvalidState, "clip_gradient: .*by set_optimizer: expected it before, got 5.0 now"),
+            ("steps", 3, mx.InvalidState, "steps: .*expected it before, got 3 now"),
+            ("param_dict", {1.5: types.SimpleNamespace(lr_mult=1, wd_mult=1)}, mx.InvalidType, "key")):
+        former = vars(optimizer).get(name)
+        with pytest.raises(error, match=text):
+            setattr(optimizer, name, value)
+        assert vars(optimizer).get(name) is former
+    assert optimizer.lr_scheduler is factor and optimizer.idx2name is names and native.get("momentum") == 1
+    other = copy.copy(optimizer)
+    other.clip_gradient = 5.0
+    assert dict(other._for_servers().parameters())["clip_gradient"] == 5
+
+
+def test_indices_of_numpy_are_saved_as_numbers():
+    updater = mx.optimizer.get_updater(Momentum())
+    updater(numpy.int64(3), mx.nd.ones((1,)), mx.nd.ones((1,)))
+    again = mx.optimizer.get_updater(Momentum())
+    again.set_states(updater.get_states())
+    assert list(again.states) == [3] and again.optimizer._index_update_count == {3: 1}
+    updater(b"w", mx.nd.ones((1,)), mx.nd.ones((1,)))
+    with pytest.raises(mx.InvalidType, match="indices that are int or str, got bytes"):
+        updater.get_states()
 
 
 def test_half_precision_keeps_a_master_copy():

@@ -280,6 +280,57 @@ def test_an_added_group_leaves_the_average_over_the_workers_as_it_is():
     assert (first.tolist(), second.tolist()) == ([0.5, 0.5], [0.75, 0.75])
 
 
+class Two(Doubling):
+    num_workers = 2
+
+
+def test_a_parameter_of_two_names_is_exchanged_once():
+    """It was divided by the number of workers for each of them."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter), ("q", parameter)], Two())
+    (parameter * 3).sum().backward()
+    optimizer.step()
+    assert parameter.tolist() == [-2] * 4
+
+
+@pytest.mark.parametrize("size", [2, 9000])  # in a parcel with the other, or alone
+def test_parameters_may_be_thawed_and_frozen_again(size):
+    """Thawed ones were updated by the gradient of this rank alone, frozen ones decayed."""
+    first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.ones(size), requires_grad=False)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0, weight_decay=0.5),
+                                        [("first", first), ("second", second)], Two(), average=False)
+
+    def step():
+        optimizer.zero_grad()
+        (first.sum() + second.sum()).backward()
+        optimizer.step()
+        assert second.eq(second[0]).all()
+        return second[0].item()
+
+    assert step() == 1
+    second.requires_grad_(True)
+    assert step() == 1 - 0.5 - 2
+    assert step() == -1.5 + 0.75 - 2
+    second.requires_grad_(False)
+    assert step() == -2.75 and second.grad is None
+
+
+def test_a_thawed_parameter_goes_to_the_store_by_its_name_and_rate():
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    third, store = torch.nn.Parameter(torch.ones(2)), mx.kv.create("local")
+    optimizer = ht.DistributedOptimizer(
+        torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.5}], lr=1.0),
+        [("first", first), ("second", second)], store, store_optimizer=mx.optimizer.SGD())
+    optimizer.add_param_group({"params": [third]})
+    for value in (1, 0.5):
+        optimizer.zero_grad()
+        (first + second + third).sum().backward()
+        optimizer.step()
+        assert second.tolist() == [value] * 2
+        second.requires_grad_(True)
+    assert set(store.keys()) == {"first", "second", "parameter.2"}
+
+
 def test_broadcast_parameters_takes_modules_dictionaries_and_pairs():
     model, store = make_model(), mx.kv.create("local")
     before = {name: value.clone() for name, value in model.state_dict().items()}
