@@ -31,7 +31,8 @@ while (($#)); do
   shift
 done
 folder="${folder:-$root/build/bundle}"
-if [[ -e "$folder" && ! -e "$folder/gpu.sh" ]]; then
+# tools/ has gpu.sh too.
+if [[ -e "$folder" && ! (-e "$folder/gpu.sh" && -e "$folder/bin/heddle") ]]; then
   echo "bundle: $folder is there and no bundle: expected a folder to make" >&2
   exit 2
 fi
@@ -50,7 +51,7 @@ rm -rf "$folder"
 mkdir -p "$folder/bin" "$folder/tests" "$folder/lib"
 cp "$build/tools/heddle/heddle" "$folder/bin/"
 if [[ -x "$build/benchmarks/gpu/bench_gpu" ]]; then cp "$build/benchmarks/gpu/bench_gpu" "$folder/bin/"; fi
-if [[ -e "$build/gpu_tests.txt" ]]; then xargs cp -t "$folder/tests" <"$build/gpu_tests.txt"; fi
+if [[ -e "$build/gpu_tests.txt" ]]; then xargs -d '\n' cp -t "$folder/tests" <"$build/gpu_tests.txt"; fi
 cp "$root/tools/gpu.sh" "$root/LICENSE" "$folder/"
 
 # NCCL is not linked but loaded; the doctor says from where. CUPTI too, by the name that its file says.

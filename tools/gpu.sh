@@ -9,8 +9,8 @@
 #   memcheck     the tests under compute-sanitizer, for accesses out of bounds and errors of CUDA's calls
 #   racecheck    the same for races in shared memory
 #
-# Ends with status 1 if something failed or a bar falls short. Without a GPU it says so, runs nothing and ends
-# with status 0; so do memcheck and racecheck without compute-sanitizer, which comes with CUDA.
+# Ends with status 1 if something failed, heddle itself too, or a bar falls short. Without a GPU it says so, runs
+# nothing and ends with status 0; so do memcheck and racecheck without compute-sanitizer, which comes with CUDA.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -43,6 +43,12 @@ else
     exit 2
   fi
   if [[ -e "$build/gpu_tests.txt" ]]; then mapfile -t tests <"$build/gpu_tests.txt"; fi
+fi
+
+# Of a program that does not run the doctor says nothing, which is not "none".
+if ! said="$("$heddle" --version 2>&1)"; then
+  echo "gpu: $heddle does not run here: $said" >&2
+  exit 1
 fi
 
 # What the doctor says of GPUs: "gpu(0)  ..." or "none  why".

@@ -52,11 +52,25 @@ filter="${1:-$filter}"
 cmake --preset "$preset" > /dev/null
 cmake --build --preset "$preset" --target "$target"
 
+# As ctest sets them: HEDDLE_TEST_ENVIRONMENT in cmake/HeddleOptions.cmake.
+settings=()
+case "$preset" in
+  tsan) settings=("TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1") ;;
+  asan) settings=("ASAN_OPTIONS=detect_stack_use_after_return=1" "UBSAN_OPTIONS=print_stacktrace=1") ;;
+esac
+
+# GoogleTest calls it a success when there is nothing to run.
+if ! env "${settings[@]}" "build/$preset/$program" --gtest_list_tests "--gtest_filter=$filter" |
+  grep '^  ' >/dev/null; then
+  echo "soak: no test of $target matches '$filter'" >&2
+  exit 2
+fi
+
 runs=0
 start=$SECONDS
 while ((SECONDS - start < seconds)); do
   seed=$((RANDOM * 32768 + RANDOM))
-  run=(env "HEDDLE_TEST_SEED=$seed" "HEDDLE_TEST_ROUNDS=3"
+  run=(env "${settings[@]}" "HEDDLE_TEST_SEED=$seed" "HEDDLE_TEST_ROUNDS=3"
        "build/$preset/$program" --gtest_brief=1 "--gtest_filter=$filter")
   if ! "${run[@]}"; then
     echo "soak: failed; repeat with: ${run[*]}"

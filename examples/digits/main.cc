@@ -30,6 +30,8 @@ struct Options {
 
 void AddOptions(CLI::App& app, Options& options) {
   digits::TrainingOptions& training = options.training;
+  // What tools/demo.sh is given follows what it gives itself.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--store", options.stores, "Types of store, one training each")
       ->delimiter(',')
       ->capture_default_str();

@@ -46,6 +46,24 @@ TEST(Command, NeedsASubcommandThatItKnows) {
   }
 }
 
+TEST(Command, OutputThatIsLostIsAnError) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--version"},
+        {"launch", "--launcher", "kubernetes", "--image", "i", "-n", "1", "--", "t"}}) {
+    for (const std::string to : {"> /dev/full", ">&-"}) {
+      std::vector<std::string> command = {"/bin/sh", "-c", "exec \"$@\" " + to, "sh", kHeddle};
+      command.insert(command.end(), arguments.begin(), arguments.end());
+      const ProgramResult result = RunProgram(command);
+      EXPECT_EQ(result.status, 1) << arguments[0] << to;
+      EXPECT_THAT(result.output, StartsWith("heddle: ")) << arguments[0] << to;
+    }
+  }
+  // Used to be ended by an exception that nobody caught.
+  EXPECT_EQ(
+      RunProgram({"/bin/sh", "-c", "exec \"$@\" > /dev/full 2>&1", "sh", kHeddle, "weave"}).status,
+      1);
+}
+
 // The main promise of traces: they are there when the process was killed.
 TEST(TraceCommand, ConvertsTheFileOfAKilledProcess) {
   const TempFolder folder;

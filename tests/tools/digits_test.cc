@@ -180,6 +180,14 @@ TEST(DigitsProgram, WhatCannotWorkIsRefusedBeforeAnyTraining) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+TEST(DigitsProgram, OfAnOptionThatIsThereTwiceTheLastCounts) {
+  const heddle::tools::ProgramResult result = heddle::tools::RunProgram(
+      {DIGITS_PROGRAM, "--store", "local", "--devices", "3", "--batch", "63", "--epochs", "50",
+       "--devices", "1", "--batch", "60", "--epochs", "1"});
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_NE(result.output.find(", 1 device\n"), std::string::npos) << result.output;
+}
+
 TEST(DigitsProgram, EndsWithTheAccuracyOfEachStore) {
   const heddle::tools::ProgramResult result =
       heddle::tools::RunProgram({DIGITS_PROGRAM, "--store", "local,device", "--epochs", "30"});

@@ -278,6 +278,16 @@ TEST_F(LaunchTest, AReaderThatGoesAwayDoesNotDisturbTheJob) {
   EXPECT_EQ(ReadFile(folder / "0") + ReadFile(folder / "1"), "done\ndone\n");
 }
 
+// The launcher used to read that before anything else, for ever.
+TEST_F(LaunchTest, AJobEndsAlsoWhenWhatAWorkerLeavesBehindWritesOn) {
+  Strings command = {"/bin/sh", "-c", "exec timeout -s KILL 30 \"$@\" > /dev/null 2>&1", "sh"};
+  const Strings launch = Launch({"-n", "1", "--grace", "0.1"}, Shell("yes >&2 & exit 3"));
+  command.insert(command.end(), launch.begin(), launch.end());
+  EXPECT_EQ(RunProgram(command).status, 3);
+  EXPECT_THAT(Left(), IsEmpty());
+  for (const std::string& process : Left()) kill(std::atoi(process.c_str()), SIGKILL);
+}
+
 TEST_F(LaunchTest, StdinIsEmpty) {
   EXPECT_EQ(RunLaunch({"-n", "1"}, Shell("wc -c")).output, "[worker 0] 0\n");
 }
@@ -679,6 +689,55 @@ TEST_F(LaunchTest, ArgumentsOfTheProgramAreItsOwn) {
                       Shell("echo \"$A|${EMPTY-unset}\""))
                 .output,
             "[worker 0] b=c|\n");
+}
+
+// CLI11 takes words in brackets apart, and drops what is empty in them.
+TEST_F(LaunchTest, WordsInBracketsReachTheProgramAsTheyAre) {
+  EXPECT_EQ(RunLaunch({"-n", "1"}, {"echo", "[1,2]", "[]", "x"}).output, "[worker 0] [1,2] [] x\n");
+  EXPECT_EQ(RunLaunch({"-n", "1"}, {"echo", "a", "--", "[1,2]"}).output, "[worker 0] a -- [1,2]\n");
+}
+
+TEST_F(LaunchTest, WithoutTwoDashesTheProgramBeginsWithTheFirstWordThatIsNoOption) {
+  EXPECT_EQ(RunProgram({kHeddle, "launch", "--scheduler-command", "true", "--server-command",
+                        "true", "-n", "1", "echo", "-n1", "--", "[1,2]", "-s"})
+                .output,
+            "[worker 0] -n1 -- [1,2] -s\n");
+}
+
+TEST_F(LaunchTest, ProcessesRunInTheFolderThatIsGiven) {
+  const TempFolder folder;
+  const ProgramResult result =
+      RunLaunch({"-n", "1", "--folder", folder.path(), "--server-command", "echo > server"},
+                Shell("while ! [ -e server ]; do sleep 0.01; done; pwd"));
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output,
+              HasSubstr("[worker 0] " + std::filesystem::canonical(folder.path()).string() + "\n"));
+  const ProgramResult missing = RunLaunch({"-n", "1", "--folder", "/no/such/folder"}, {"true"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.output, AllOf(HasSubstr("'/no/such/folder'"), HasSubstr("--folder")));
+}
+
+TEST_F(LaunchTest, OptionsOfOtherLaunchersAreNamed) {
+  for (const std::string option :
+       {"--cpus", "--image", "--launcher-arg", "--memory", "--name", "--token-file"}) {
+    const ProgramResult result = RunLaunch({"-n", "1", option + "=1"}, {"true"});
+    EXPECT_EQ(result.status, 1) << option;
+    EXPECT_THAT(result.output, HasSubstr("launcher local: expected no " + option));
+  }
+}
+
+// The socket that the scheduler inherits used to get the number of a closed one, and to be
+// replaced.
+TEST_F(LaunchTest, ItMayBeStartedWithoutStdinStdoutAndStderr) {
+  const Strings launch = Launch(
+      {"-n", "1", "-s", "1", "--scheduler-command", "test -S /proc/self/fd/$HEDDLE_LISTEN_FD"},
+      {"true"});
+  for (const std::string closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    Strings command = {"/bin/sh", "-c", "exec \"$@\" " + closed, "sh"};
+    command.insert(command.end(), launch.begin(), launch.end());
+    const ProgramResult result = RunProgram(command);
+    EXPECT_EQ(result.status, 0) << closed << "\n" << result.output;
+  }
 }
 
 TEST_F(LaunchTest, BadOptionsAreErrorsThatSayWhatWasExpected) {

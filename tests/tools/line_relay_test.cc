@@ -54,6 +54,19 @@ TEST_F(LineRelayTest, ALineIsShownWhenItsEndHasCome) {
   EXPECT_TRUE(sink_.empty());
 }
 
+TEST_F(LineRelayTest, WhatIsPresentIsReadAndTheEndIsSeen) {
+  LineSource source(std::move(from_.read), "[a] ", sink_);
+  source.ReadPresent();
+  EXPECT_TRUE(sink_.empty());
+  EXPECT_TRUE(source.open());
+  Write(from_.write, "one\ntwo");
+  from_.write.Close();
+  source.ReadPresent();
+  EXPECT_FALSE(source.open());
+  sink_.WriteSome();
+  EXPECT_EQ(ReadAll(to_.read), "[a] one\n[a] two\n");
+}
+
 TEST_F(LineRelayTest, AReaderThatDoesNotReadIsNotWaitedFor) {
   std::string expected, taken;
   while (!sink_.full()) {

@@ -96,6 +96,56 @@ TEST(KubernetesManifest, BadInputIsNamed) {
               HasSubstr("expected no hosts"));
 }
 
+TEST(KubernetesManifest, WordsAndValuesStayWhatTheyAre) {
+  // By the rules of Kubernetes: "$(NAME)" is replaced, "$$" stands for "$".
+  const ProgramResult result =
+      RunProgram({kHeddle, "launch", "--launcher", "kubernetes", "--image", "i", "-n", "1", "--env",
+                  "SECRET=a$(b)", "--", "train", "$$", "$(HEDDLE_JOB_ID)", "$5", "a$"});
+  ASSERT_EQ(result.status, 0) << result.output;
+  const json container = Kind(json::parse(result.output), "Job")
+                             .at("spec")
+                             .at("template")
+                             .at("spec")
+                             .at("containers")
+                             .at(0);
+  const Strings command = container.at("command");
+  EXPECT_EQ(Strings(command.end() - 5, command.end()),
+            (Strings{"train", "$$$$", "$$(HEDDLE_JOB_ID)", "$5", "a$"}));
+  EXPECT_EQ(ValueOf(container.at("env"), "SECRET"), "a$$(b)");
+}
+
+TEST(Manifests, OptionsThatAClusterDoesNotFollowAreNamed) {
+  const auto refused = [](const std::string& launcher, const Strings& given,
+                          const std::string& option) {
+    Strings options = given;
+    options.push_back(option);
+    const ProgramResult result = Launch(launcher, options);
+    EXPECT_EQ(result.status, 1) << option;
+    EXPECT_THAT(result.output, HasSubstr("launcher " + launcher + ": expected no " +
+                                         option.substr(0, option.find('='))));
+  };
+  for (const char* const option : {"--folder=/f", "--grace=1", "--linger=1", "--root-host=node1"}) {
+    refused("kubernetes", {"--image", "i"}, option);
+    refused("yarn", {"--token-file", "hdfs:///secret"}, option);
+  }
+  for (const char* const option :
+       {"--all-roles", "--cpus=2", "--memory=64", "--scheduler-command=schedule",
+        "--server-command=serve", "--token-file=hdfs:///secret"}) {
+    refused("kubernetes", {"--image", "i"}, option);
+  }
+}
+
+TEST(YarnManifest, RolesRunWhatTheyAreGiven) {
+  const auto scheduler = [](const Strings& options) {
+    Strings all = {"--token-file", "hdfs:///secret"};
+    all.insert(all.end(), options.begin(), options.end());
+    return Printed("yarn", all).at("components").at(0).at("launch_command").get<std::string>();
+  };
+  EXPECT_EQ(scheduler({}), "exec 'heddle' 'scheduler'");
+  EXPECT_EQ(scheduler({"--scheduler-command", "schedule x"}), "exec '/bin/sh' '-c' 'schedule x'");
+  EXPECT_EQ(scheduler({"--all-roles"}), "exec 'train' 'a '\\''b'\\'''");
+}
+
 TEST(YarnManifest, IsAServiceWithAComponentARole) {
   const json service = Printed("yarn", {"--name", "mine", "--token-file", "hdfs:///secret",
                                         "--cpus", "2", "--memory", "64"});

@@ -299,6 +299,23 @@ TEST(SshLaunch, WithoutHostsItSaysHowToNameThem) {
   EXPECT_THAT(result.output, AllOf(HasSubstr("--hosts"), HasSubstr("--hosts-file")));
 }
 
+// A program in place of ssh, so that nothing else hands descriptors on.
+TEST(SshLaunch, ProcessesInheritNoPipeOfTheirKeeper) {
+  const TempFolder folder;
+  const std::string path = std::getenv("PATH"), stand_in = folder / "ssh";
+  std::ofstream(stand_in) << "#!/bin/sh\nfor last; do :; done; exec /bin/sh -c \"$last\"\n";
+  std::filesystem::permissions(stand_in, std::filesystem::perms::owner_all);
+  const Strings list = {"/bin/sh", "-c", "echo $(ls /proc/self/fd)"};
+  const ProgramResult here = RunProgram(list);
+  const ProgramResult result = RunProgram(
+      With(With({kHeddle, "launch", "-n", "1", "--launcher", "ssh", "--hosts", "127.0.0.1"},
+                kNoServers),
+           With({"--"}, list)),
+      {"PATH=" + folder.path() + ":" + path});
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("[worker 0] " + here.output));
+}
+
 // What is mpirun's own: of two that start at once on a host, one may take the other's folder away.
 TEST(MpiLaunch, TheWorkersStartOnceTheServersMpirunIsUp) {
   if (!MissingProgram({"mpirun"}).empty()) GTEST_SKIP() << "mpirun is not installed";

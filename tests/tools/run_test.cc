@@ -122,6 +122,42 @@ TEST_F(RunTest, OptionsComeBeforeTheEnvironment) {
   EXPECT_THAT(result.output, HasSubstr("at 127.0.0.1:4321"));
 }
 
+// CLI11 takes words in brackets apart, and drops what is empty in them.
+TEST_F(RunTest, WordsInBracketsReachTheProgramAsTheyAre) {
+  const Strings environment =
+      Plus(Environment(),
+           {"HEDDLE_ROOT_HOST=127.0.0.1", "OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4"});
+  EXPECT_EQ(RunProgram(Run({"echo", "[1,2]", "[]", "x"}), environment).output, "[1,2] [] x\n");
+  EXPECT_EQ(
+      RunProgram({kHeddle, "run", "-n", "2", "-s", "1", "echo", "-s", "--", "[1,2]"}, environment)
+          .output,
+      "-s -- [1,2]\n");
+}
+
+// What Slurm says of mpirun's daemons says nothing of the processes that they start.
+TEST_F(RunTest, SlurmIsAskedWhereItsOwnTasksAre) {
+  const Strings program = {"--", "sh", "-c", "echo ${HEDDLE_LOCAL_RANK-none} $HEDDLE_ROOT_HOST"};
+  const Strings run = {kHeddle, "run", "-n", "4", "-s", "2"};
+  const Strings step = {"SLURM_STEP_NUM_NODES=1", "SLURM_STEP_NODELIST=node9"};
+  const Strings mpi = {"OMPI_COMM_WORLD_RANK=6", "OMPI_COMM_WORLD_SIZE=7",
+                       "OMPI_COMM_WORLD_LOCAL_SIZE=3"};
+  const Strings daemon = {"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=1"};
+  for (const Strings& environment : {Plus(step, mpi), Plus(Plus(step, mpi), daemon)}) {
+    const ProgramResult given =
+        RunProgram(Plus(Plus(run, {"--root-host", "127.0.0.1"}), program), environment);
+    EXPECT_EQ(given.output, "none 127.0.0.1\n");
+    const ProgramResult missing = RunProgram(Plus(run, program), environment);
+    EXPECT_EQ(missing.status, 1);
+    EXPECT_THAT(missing.output, HasSubstr("root_host is missing"));
+  }
+  const Strings task = {"SLURM_PROCID=6", "SLURM_STEP_NUM_TASKS=7"};
+  EXPECT_EQ(RunProgram(Plus(run, program), Plus(step, task)).output, "3 127.0.0.1\n");
+  // As with srun --mpi=pmi2.
+  EXPECT_EQ(
+      RunProgram(Plus(run, program), Plus(Plus(step, task), {"PMI_RANK=6", "PMI_SIZE=7"})).output,
+      "3 127.0.0.1\n");
+}
+
 TEST_F(RunTest, ARootPortThatIsNoneIsNamedWithItsVariable) {
   for (const std::string variable : {"HEDDLE_ROOT_PORT", "DMLC_PS_ROOT_PORT"}) {
     for (const std::string port : {"90 91", "http", "0", "65536"}) {

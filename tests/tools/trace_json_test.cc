@@ -153,6 +153,7 @@ TEST(TraceJson, WorkOfDevicesHasATrackForEachStream) {
   using Kind = internal::DeviceWork::Kind;
   trace.names[700] = "_ZN6heddle3ops4cuda12_GLOBAL__N_112RunDotBlocksIfEEvT_";
   trace.names[800] = "plain_kernel";
+  trace.names[900] = "f";  // extern "C"; used to be shown as float
   const auto add = [&](int device, std::uint64_t ticket, std::uint64_t from, std::uint64_t to,
                        Kind kind, std::uint64_t name, std::uint64_t bytes) {
     trace.works.push_back({{device, 7}, ticket, kStart + from, kStart + to, kind, name, bytes});
@@ -162,6 +163,7 @@ TEST(TraceJson, WorkOfDevicesHasATrackForEachStream) {
   add(0, 1, 5000, 5500, Kind::kCopy, 0, 64);
   add(0, 0, 6000, 6500, Kind::kFill, 0, 32);
   add(1, 99, 3000, 3500, Kind::kKernel, 0, 0);
+  add(1, 99, 3500, 3600, Kind::kKernel, 900, 0);
   std::ostringstream out;
   const TraceJsonCounts counts = WriteTraceJson(JoinTraces({trace}), {}, out);
   EXPECT_EQ(counts.streams, 2u);
@@ -180,8 +182,8 @@ TEST(TraceJson, WorkOfDevicesHasATrackForEachStream) {
   EXPECT_NE(ops[0]["tid"], ops[3]["tid"]);
   std::vector<std::string> names;
   for (const json& work : EventsOf(written, "X", "work")) names.push_back(work["name"]);
-  const std::vector<std::string> expected = {"heddle::ops::cuda::RunDotBlocks", "plain_kernel",
-                                             "copy", "fill", "kernel"};
+  const std::vector<std::string> expected = {
+      "heddle::ops::cuda::RunDotBlocks", "plain_kernel", "copy", "fill", "kernel", "f"};
   EXPECT_EQ(names, expected);
   EXPECT_EQ(EventsOf(written, "s", "issue").size(), 3u);  // nothing is known of op 99
   EXPECT_EQ(EventsOf(written, "f", "issue")[0]["tid"], ops[0]["tid"]);

@@ -280,8 +280,9 @@ void JobKeeper::OnEnd(Process& process, int wait_status) {
   const pid_t pid = std::exchange(process.pid, -1);
   process.in.reset();
   process.in_fd.Close();
-  // A part that has failed has said more than its carrier's status.
-  while (process.err.ReadSome()) continue;
+  // A part that has failed has said more than its carrier's status. What the process has started
+  // may write on.
+  process.err.ReadPresent();
   if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) return;
   if (ExitStatus(wait_status) != 0) {
     return OnFailure(
@@ -452,10 +453,10 @@ bool JobKeeper::WaitsForParts() const {
 }
 
 void JobKeeper::DrainOutput() {
-  // Nobody writes any more, so what is there is all.
+  // Nobody of the job writes any more, so what is there is all.
   for (Process& process : processes_) {
     for (LineSource* const source : {&process.out, &process.err}) {
-      while (source->ReadSome()) continue;
+      source->ReadPresent();
       source->Finish();
     }
   }

@@ -3,10 +3,8 @@
 #include <heddle/error.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -62,12 +61,7 @@ int Keep(const KeepArguments& arguments) {
     throw InvalidArgument(fmt::format("host {}: expected an index below {}, the hosts of the job",
                                       host, part.places.size()));
   }
-  if (chdir(part.job.folder.c_str()) != 0) {
-    throw IoError(
-        fmt::format("cannot change to folder '{}' on this host: {}; choose another one "
-                    "with --folder",
-                    part.job.folder, std::strerror(errno)));
-  }
+  EnterFolder(part.job);
   std::vector<Task> tasks;
   for (const Place& place : part.places[host]) {
     tasks.push_back({.name = PlaceName(place),
@@ -77,7 +71,7 @@ int Keep(const KeepArguments& arguments) {
   }
   return KeepTasks(std::move(tasks),
                    {.grace = part.job.grace, .linger = part.job.linger, .is_part = true},
-                   from_stdin ? dup(STDIN_FILENO) : -1);
+                   from_stdin ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1) : -1);
 }
 
 }  // namespace

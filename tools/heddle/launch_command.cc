@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "tools/heddle/commands.h"
 #include "tools/heddle/hosts.h"
 #include "tools/heddle/launcher.h"
+#include "tools/heddle/program_words.h"
 
 namespace heddle::tools {
 namespace {
@@ -65,6 +67,14 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::round<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
+void CheckOptions(const CLI::App& launch, const std::string& name, const Launcher& launcher) {
+  for (const std::string_view option : launcher.UselessOptions()) {
+    if (launch.count(std::string(option)) == 0) continue;
+    throw InvalidArgument(fmt::format(
+        "launcher {}: expected no {}, given one, which means nothing to it", name, option));
+  }
+}
+
 // What a role runs that is no worker.
 std::vector<std::string> RoleCommand(const LaunchArguments& arguments, const std::string& given,
                                      const std::string& heddle, const char* subcommand) {
@@ -84,8 +94,8 @@ Job MakeJob(const LaunchArguments& arguments, const Launcher& launcher) {
   job.num_workers = arguments.num_workers;
   job.num_servers = arguments.num_servers > 0 ? arguments.num_servers : arguments.num_workers;
   job.heddle = arguments.heddle.empty() ? launcher.HeddleThere() : arguments.heddle;
-  // The scheduler runs on this machine.
-  job.scheduler = RoleCommand(arguments, arguments.scheduler_command, ThisProgram(), "scheduler");
+  job.scheduler = RoleCommand(arguments, arguments.scheduler_command,
+                              launcher.SchedulerIsHere() ? ThisProgram() : job.heddle, "scheduler");
   job.server = RoleCommand(arguments, arguments.server_command, job.heddle, "server");
   job.worker = arguments.program;
   job.environment = ParseVariables(arguments.environment);
@@ -125,8 +135,7 @@ void AddPlaceOptions(CLI::App& launch, LaunchArguments& arguments) {
       ->allow_extra_args(false);
   launch.add_option("--heddle", arguments.heddle,
                     "The heddle command on those machines (where this one is)");
-  launch.add_option("--folder", arguments.folder,
-                    "Where the processes run on those machines (the folder here)");
+  launch.add_option("--folder", arguments.folder, "Where the processes run (the folder here)");
 }
 
 // Of launchers that print what a cluster is to start.
@@ -144,7 +153,7 @@ void AddManifestOptions(CLI::App& launch, LaunchArguments& arguments) {
 
 }  // namespace
 
-void AddLaunchCommand(CLI::App& app) {
+void AddLaunchCommand(CLI::App& app, const std::vector<std::string>& taken) {
   auto arguments = std::make_shared<LaunchArguments>();
   CLI::App* const launch = app.add_subcommand("launch",
                                               "Start a scheduler, servers and workers that run a "
@@ -187,8 +196,10 @@ void AddLaunchCommand(CLI::App& app) {
   launch->add_option("program", arguments->program, "What workers run, with its arguments")
       ->required();
   launch->positionals_at_end();
-  launch->callback([arguments] {
+  launch->callback([arguments, launch, &taken] {
+    arguments->program = WholeProgram(arguments->program, taken);
     const std::unique_ptr<Launcher> launcher = MakeLauncher(arguments->launcher);
+    CheckOptions(*launch, arguments->launcher, *launcher);
     throw CLI::RuntimeError(
         launcher->Run(MakeJob(*arguments, *launcher)));  // how CLI11 hands on a status
   });

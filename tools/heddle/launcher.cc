@@ -132,7 +132,19 @@ bool IsOfLauncher(std::string_view variable) {
 
 std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
+void EnterFolder(const Job& job) {
+  if (chdir(job.folder.c_str()) == 0) return;
+  throw IoError(
+      fmt::format("cannot change to folder '{}' on this host: {}; choose another one "
+                  "with --folder",
+                  job.folder, std::strerror(errno)));
+}
+
 std::string Launcher::HeddleThere() const { return ThisProgram(); }
+
+std::vector<std::string_view> Launcher::UselessOptions() const {
+  return {"--cpus", "--image", "--memory", "--name", "--token-file"};
+}
 
 std::unique_ptr<Launcher> MakeLauncher(std::string_view name) {
   for (const LauncherEntry& entry : kLaunchers) {

@@ -33,11 +33,11 @@ struct Job {
   std::string root_host;              // where the scheduler listens; "": as the launcher finds best
   int root_port = 0;                  // 0: any free one
   std::string id, token;
+  std::string folder;  // where the processes run
   // For launchers that start processes elsewhere.
   std::vector<Host> hosts;  // in the order of ranks; none: as the launcher finds
   std::vector<std::string> launcher_arguments;  // for the program that it starts them with
   std::string heddle;                           // this command's path there
-  std::string folder;                           // where the processes run
   // For those that print what a cluster is to start.
   std::string name = "heddle";  // of the job there
   std::string image;            // of the container that it runs in
@@ -78,6 +78,9 @@ bool IsOfLauncher(std::string_view variable);
 
 std::string ThisProgram();  // the path of the heddle command that runs
 
+// Goes to where the processes run. Throws IoError.
+void EnterFolder(const Job& job);
+
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -88,6 +91,9 @@ class Launcher {
   virtual int Run(const Job& job) = 0;
   // The heddle command where processes run, if the user does not say: this program's path.
   virtual std::string HeddleThere() const;
+  virtual bool SchedulerIsHere() const { return true; }
+  // Options of `heddle launch` that would change nothing: those of manifests, if it prints none.
+  virtual std::vector<std::string_view> UselessOptions() const;
 };
 
 // Throws InvalidArgument, listing the known names.

@@ -6,6 +6,7 @@
 
 #include <limits.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 namespace heddle::tools {
@@ -41,7 +42,7 @@ void LineSink::WriteSome() {
 
 bool LineSource::ReadSome() {
   if (!open()) return false;
-  std::array<char, 1 << 16> buffer;
+  std::array<char, kReadBytesMax> buffer;
   const ssize_t got = read(fd_.get(), buffer.data(), buffer.size());
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (got <= 0) {
@@ -51,6 +52,14 @@ bool LineSource::ReadSome() {
   partial_.append(buffer.data(), static_cast<std::size_t>(got));
   TakeLines();
   return true;
+}
+
+void LineSource::ReadPresent() {
+  int present = 0;
+  if (!open() || ioctl(fd_.get(), FIONREAD, &present) != 0) return;
+  // A read of a pipe takes all that it has room for; one more may see the end.
+  std::size_t reads = static_cast<std::size_t>(present) / kReadBytesMax + 2;
+  while (reads-- > 0 && ReadSome()) continue;
 }
 
 void LineSource::TakeLines() {

@@ -58,6 +58,8 @@ class LineSource {
   // Reads what is there, some of it at a time. At the end closes, and shows a last line that has no
   // end. False if there is nothing now.
   bool ReadSome();
+  // Reads what is there, and the end if that has come, but not all that a writer still adds.
+  void ReadPresent();
   // Shows what is left without an end, and closes.
   void Finish();
 
@@ -68,6 +70,7 @@ class LineSource {
  private:
   // A line longer than this is shown in pieces, each a line.
   static constexpr std::size_t kLineBytesMax = 1 << 20;
+  static constexpr std::size_t kReadBytesMax = 1 << 16;
 
   void TakeLines();
 

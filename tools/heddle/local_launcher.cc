@@ -1,7 +1,10 @@
 // All processes of the job on this machine.
 #include <heddle/error.h>
 
+#include <filesystem>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tools/heddle/job_keeper.h"
 #include "tools/heddle/launcher.h"
@@ -16,6 +19,8 @@ class LocalLauncher final : public Launcher {
     if (!job.hosts.empty()) {
       throw InvalidArgument("launcher local starts processes on this machine: expected no hosts");
     }
+    // Else the folder may be one that its path does not lead to, behind another user's.
+    if (job.folder != std::filesystem::current_path()) EnterFolder(job);
     RootListener root =
         ListenAt(job.root_host.empty() ? "127.0.0.1" : job.root_host, job.root_port);
     std::vector<Task> tasks;
@@ -38,6 +43,12 @@ class LocalLauncher final : public Launcher {
            .local_size = job.num_workers});
     }
     return KeepTasks(std::move(tasks), {.grace = job.grace, .linger = job.linger});
+  }
+
+  std::vector<std::string_view> UselessOptions() const override {
+    std::vector<std::string_view> options = Launcher::UselessOptions();
+    options.push_back("--launcher-arg");
+    return options;
   }
 };
 

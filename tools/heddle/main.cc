@@ -1,16 +1,21 @@
 // The `heddle` command.
 #include <heddle/error.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "base/build_info.h"
 #include "tools/heddle/commands.h"
+#include "tools/heddle/program_words.h"
 
 namespace {
 
@@ -21,24 +26,35 @@ int Exit(const CLI::App& app, const CLI::ParseError& error) {
   return status == 0 || dynamic_cast<const CLI::RuntimeError*>(&error) != nullptr ? status : 1;
 }
 
-}  // namespace
+// A file or socket that got the number of one that is closed would be taken for it, or replaced.
+// Writing to stdout goes on to fail, so that lost output is noticed.
+void OpenStandardFiles() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    [[maybe_unused]] const int opened = open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
+  }
+}
 
-int main(int argc, char** argv) {
+// fmt::print would throw where stderr cannot be written either.
+void Complain(const std::string& text) { std::fputs(("heddle: " + text + "\n").c_str(), stderr); }
+
+int RunLine(std::vector<const char*> line) {
+  const std::vector<std::string> taken = heddle::tools::TakeProgram(line);
   CLI::App app("heddle: asynchronous execution engine and parameter store", "heddle");
   app.set_version_flag("--version", fmt::format("heddle {}", heddle::kVersion));
   app.require_subcommand(1);
   heddle::tools::AddBenchCommand(app);
   heddle::tools::AddDoctorCommand(app);
   heddle::tools::AddKeepCommand(app);
-  heddle::tools::AddLaunchCommand(app);
-  heddle::tools::AddRunCommand(app);
+  heddle::tools::AddLaunchCommand(app, taken);
+  heddle::tools::AddRunCommand(app, taken);
   heddle::tools::AddSchedulerCommand(app);
   heddle::tools::AddServerCommand(app);
   heddle::tools::AddStatusCommand(app);
   heddle::tools::AddTraceCommand(app);
   heddle::tools::AddWireDumpCommand(app);
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(line.size()), line.data());
   } catch (const CLI::RequiredError& error) {
     // CLI11 would only say that a command is missing.
     const std::vector<std::string> given = app.remaining();
@@ -47,14 +63,25 @@ int main(int argc, char** argv) {
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
       if (!command->get_group().empty()) known.push_back(command->get_name());
     }
-    fmt::print(stderr, "heddle: unknown command '{}': expected one of {}\n", given.front(),
-               fmt::join(known, ", "));
+    Complain(fmt::format("unknown command '{}': expected one of {}", given.front(),
+                         fmt::join(known, ", ")));
     return 1;
   } catch (const CLI::ParseError& error) {
     return Exit(app, error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "heddle: {}\n", error.what());
+    Complain(error.what());
     return 1;
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  OpenStandardFiles();
+  const int status = RunLine({argv, argv + argc});
+  const int error = std::fflush(stdout) != 0 ? errno : std::ferror(stdout) != 0 ? EIO : 0;
+  if (error == 0) return status;
+  Complain(fmt::format("stdout cannot be written: {}", std::strerror(error)));
+  return status != 0 ? status : 1;
 }

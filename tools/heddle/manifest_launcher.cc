@@ -4,7 +4,10 @@
 
 #include <cctype>
 #include <cstdio>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -55,7 +58,24 @@ void Print(const ordered_json& description) {
 class ManifestLauncher : public Launcher {
  public:
   std::string HeddleThere() const override { return "heddle"; }  // as its container finds it
+  bool SchedulerIsHere() const override { return false; }
+  std::vector<std::string_view> UselessOptions() const override {
+    return {"--folder", "--grace", "--linger", "--root-host"};
+  }
 };
+
+// Kubernetes replaces "$(NAME)" in commands and values, and "$$" by "$". A "$" elsewhere stays.
+std::string Escaped(const std::string& text) {
+  std::string escaped;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    escaped.push_back(text[i]);
+    if (text[i] != '$') continue;
+    const char before = i > 0 ? text[i - 1] : '\0';
+    const char behind = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (before == '$' || behind == '$' || behind == '(') escaped.push_back('$');
+  }
+  return escaped;
+}
 
 // An Indexed Job whose pods find one another through a headless Service, and a Secret.
 class KubernetesLauncher final : public ManifestLauncher {
@@ -70,6 +90,14 @@ class KubernetesLauncher final : public ManifestLauncher {
            {"kind", "List"},
            {"items", {Secret(job), Service(job), IndexedJob(job)}}});
     return 0;
+  }
+
+  // `heddle run` knows by itself what the roles are.
+  std::vector<std::string_view> UselessOptions() const override {
+    std::vector<std::string_view> options = ManifestLauncher::UselessOptions();
+    options.insert(options.end(), {"--all-roles", "--cpus", "--memory", "--scheduler-command",
+                                   "--server-command", "--token-file"});
+    return options;
   }
 
  private:
@@ -115,16 +143,17 @@ class KubernetesLauncher final : public ManifestLauncher {
 
   static ordered_json Container(const Job& job) {
     constexpr const char* kFolder = "/var/run/secrets/heddle";
-    ordered_json command = {job.heddle,    "run",
+    const std::string heddle = Escaped(job.heddle);
+    ordered_json command = {heddle,        "run",
                             "-n",          std::to_string(job.num_workers),
                             "-s",          std::to_string(job.num_servers),
                             "--root-host", fmt::format("{0}-0.{0}", job.name),
                             "--root-port", std::to_string(RootPort(job)),
                             "--"};
-    for (const std::string& word : job.worker) command.push_back(word);
+    for (const std::string& word : job.worker) command.push_back(Escaped(word));
     ordered_json environment = ordered_json::array();
     const auto set = [&](const std::string& name, const std::string& value) {
-      environment.push_back({{"name", name}, {"value", value}});
+      environment.push_back({{"name", name}, {"value", Escaped(value)}});
     };
     set("HEDDLE_TOKEN_FILE", fmt::format("{}/token", kFolder));
     set("HEDDLE_JOB_ID", job.id);
@@ -151,7 +180,7 @@ class YarnLauncher final : public ManifestLauncher {
           "launcher yarn: expected --token-file, where the job's token is in a file system of the "
           "cluster: hdfs://...");
     }
-    ordered_json components = {Component(job, DistRole::kScheduler, 1, {job.heddle, "scheduler"}),
+    ordered_json components = {Component(job, DistRole::kScheduler, 1, job.scheduler),
                                Component(job, DistRole::kServer, job.num_servers, job.server),
                                Component(job, DistRole::kWorker, job.num_workers, job.worker)};
     Print({{"name", job.name}, {"version", "1.0"}, {"components", std::move(components)}});

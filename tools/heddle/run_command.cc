@@ -4,6 +4,7 @@
 #include <heddle/dist.h>
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -25,6 +26,7 @@
 #include "tools/heddle/commands.h"
 #include "tools/heddle/hosts.h"
 #include "tools/heddle/launcher.h"
+#include "tools/heddle/program_words.h"
 
 namespace heddle::tools {
 namespace {
@@ -84,9 +86,19 @@ Place PlaceOf(const LaunchedProcess& process, const RunArguments& arguments) {
           .local_size = arguments.num_workers};
 }
 
+// Where the tasks of its step are, Slurm says also to what a task has started, as mpirun's daemon,
+// which numbers its processes itself.
+bool IsTaskOfSlurm(const LaunchedProcess& process) {
+  const std::vector<LaunchedProcess> told = kvstore::dist::LaunchedProcesses(Variable);
+  return std::any_of(told.begin(), told.end(), [&](const LaunchedProcess& task) {
+    return task.rank_variable == "SLURM_PROCID" && task.rank == process.rank &&
+           task.size == process.size;
+  });
+}
+
 bool IsOnOneHost(const LaunchedProcess& process) {
   return (process.size && process.local_size == process.size) ||
-         Variable("SLURM_STEP_NUM_NODES") == "1";
+         (IsTaskOfSlurm(process) && Variable("SLURM_STEP_NUM_NODES") == "1");
 }
 
 // Where process 0 is.
@@ -97,7 +109,9 @@ std::string RootHost(const RunArguments& arguments, const LaunchedProcess& proce
   }
   if (IsOnOneHost(process)) return "127.0.0.1";
   // Slurm starts task 0 on the first node of the step.
-  if (const auto nodes = Variable("SLURM_STEP_NODELIST")) return ExpandNodeList(*nodes).front();
+  if (const auto nodes = Variable("SLURM_STEP_NODELIST"); nodes && IsTaskOfSlurm(process)) {
+    return ExpandNodeList(*nodes).front();
+  }
   throw InvalidArgument(
       "root_host is missing: the processes are on several hosts; give the address of the one of "
       "process 0 with --root-host, HEDDLE_ROOT_HOST or DMLC_PS_ROOT_URI");
@@ -175,7 +189,7 @@ void Run(RunArguments arguments) {
 
 }  // namespace
 
-void AddRunCommand(CLI::App& app) {
+void AddRunCommand(CLI::App& app, const std::vector<std::string>& taken) {
   auto arguments = std::make_shared<RunArguments>();
   CLI::App* const run = app.add_subcommand(
       "run",
@@ -196,7 +210,10 @@ void AddRunCommand(CLI::App& app) {
   run->add_option("program", arguments->program, "What workers run, with its arguments")
       ->required();
   run->positionals_at_end();
-  run->callback([arguments] { Run(*arguments); });
+  run->callback([arguments, &taken] {
+    arguments->program = WholeProgram(arguments->program, taken);
+    Run(*arguments);
+  });
 }
 
 }  // namespace heddle::tools

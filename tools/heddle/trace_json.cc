@@ -112,6 +112,7 @@ std::string_view ArrowName(RequestArrow::Kind kind) {
 
 // What a linker calls a kernel, as its author does, without types and arguments.
 std::string ShortKernelName(const std::string& symbol) {
+  if (!symbol.starts_with("_Z")) return symbol;  // "f" would be read as a type, float
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> readable(
       abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
