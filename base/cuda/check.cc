@@ -19,6 +19,7 @@ void ThrowCudaError(cudaError_t error, const char* call) {
 
 void LogIfFailed(cudaError_t error, const char* call) noexcept {
   if (error == cudaSuccess || IsShuttingDown(error)) return;
+  cudaGetLastError();  // as above
   Log(LogLevel::kError, "{}: {}", call, DescribeCudaError(error));
 }
 

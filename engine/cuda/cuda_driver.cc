@@ -46,7 +46,9 @@ class CudaDriver final : public GpuDriver {
     return name;
   }
 
+  // What the thread's own calls have left is no error of what comes now.
   int Enter(int device) override {
+    cudaGetLastError();
     int outer = device;
     CUDA_CHECK(cudaGetDevice(&outer));
     if (outer != device) CUDA_CHECK(cudaSetDevice(device));

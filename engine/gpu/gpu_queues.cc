@@ -70,7 +70,7 @@ void GpuQueues::Open(int id) {
   }
   device.first[kLanes] = device.queues.size();
   device.opened.store(true, std::memory_order_release);  // pairs with the acquire in FinishSome
-  if (!reaper_.joinable()) reaper_ = std::thread([this] { Reap(); });
+  if (!reaper_.joinable()) reaper_ = std::thread([this, id] { Reap(id); });
 }
 
 GpuQueue& GpuQueues::QueueOf(const internal::Op& op) {
@@ -224,8 +224,14 @@ bool GpuQueues::SignalComes(const GpuQueue& queue) {
   return queue.signal_comes_.load(std::memory_order_relaxed);
 }
 
-void GpuQueues::Reap() {
+// `device`: one that is in use. On none a thread's first call would make a context on gpu(0).
+void GpuQueues::Reap(int device) {
   PreferPromptWakeups();
+  try {
+    driver_->Enter(device);  // for good
+  } catch (const Error& error) {
+    Log(LogLevel::kWarning, "the thread that finishes GPU ops: {}", error.what());
+  }
   const int pauses = PausesPerMicrosecond();
   while (true) {
     int polls = kPollMicroseconds;

@@ -135,7 +135,9 @@ class GpuQueues {
     const bool entered = error == nullptr;
     if (error == nullptr) error = skipped;
     error = body(error);
-    if (entered && error == nullptr) error = LaunchError();
+    // Always asked, so that what a body has left is not found by the next op of this thread.
+    const std::exception_ptr launch = entered ? LaunchError() : nullptr;
+    if (error == nullptr) error = launch;
     const GpuMark mark = End(queue, waits, async, entered, error);
     if (entered) driver_->Leave(outer);
     return {mark, error};
@@ -166,7 +168,7 @@ class GpuQueues {
   std::exception_ptr ErrorOf(DeviceQueues& device);
   void Fail(int id, std::exception_ptr error);
 
-  void Reap();
+  void Reap(int device);
   bool FinishSome();
   bool FinishFront(GpuQueue& queue);
   void AskForSignals();

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <exception>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
 #include <pthread.h>
 #include <semaphore.h>
 
+#include "base/log.h"
 #include "base/mutex.h"
 
 namespace heddle::kvstore::dist {
@@ -37,20 +39,30 @@ class Describers {
     sigaction(SIGUSR1, nullptr, &before);
     if (before.sa_handler != SIG_DFL) return;
     sem_init(&signalled, 0, 0);
-    std::thread([this] { Print(); }).detach();
+    std::thread([this] { PrintOnSignals(); }).detach();
     struct sigaction ours {};
     ours.sa_handler = [](int) { sem_post(&signalled); };
     ours.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &ours, nullptr);
   }
 
-  void Print() EXCLUDES(mutex_) {
+  void PrintOnSignals() EXCLUDES(mutex_) {
     pthread_setname_np(pthread_self(), "heddle-state");
     for (;;) {
       if (sem_wait(&signalled) != 0) continue;  // interrupted
       MutexLock lock(mutex_);
-      for (const auto* describe : all_) fmt::print(stderr, "{}\n", (*describe)());
+      for (const auto* describe : all_) Print(*describe);
+    }
+  }
+
+  // Nothing that goes wrong here, where stderr cannot be written for example, is worth the process.
+  static void Print(const std::function<std::string()>& describe) noexcept {
+    try {
+      const std::string text = describe() + "\n";
+      std::fwrite(text.data(), 1, text.size(), stderr);
       std::fflush(stderr);
+    } catch (const std::exception& error) {
+      Log(LogLevel::kError, "the state cannot be described: {}", error.what());
     }
   }
 

@@ -435,6 +435,11 @@ void DeviceGroup::GiveUp() noexcept {
 }
 
 void DeviceGroup::Watch() {
+  try {
+    driver_->Enter(devices_[0]);  // for good: on no device its calls would make a context on gpu(0)
+  } catch (const Error& error) {
+    Log(LogLevel::kWarning, "{}: the thread that watches over it: {}", Who(), error.what());
+  }
   while (AwaitCalls()) Look();
 }
 

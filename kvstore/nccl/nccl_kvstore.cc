@@ -16,6 +16,7 @@
 #include "kvstore/checks.h"
 #include "kvstore/registry.h"
 #include "storage/array_state.h"
+#include "storage/gpus.h"
 
 namespace heddle::kvstore {
 
@@ -173,6 +174,13 @@ NcclKVStore::GroupPtr NcclKVStore::group() const {
 
 NcclKVStore::GroupPtr NcclKVStore::NewGroup(const std::vector<int>& devices,
                                             std::optional<GroupPlace> place) const {
+  // NCCL may let a device write into its neighbour's arrays, which are of pools.
+  storage::Gpus& gpus = storage::Gpus::Of(engine());
+  for (const int device : devices) {
+    for (const int peer : devices) {
+      if (device != peer) gpus.Linked(device, peer);
+    }
+  }
   return std::make_shared<DeviceGroup>(nccl_, GpuDriverOf(engine()), devices, options_,
                                        std::move(place));
 }

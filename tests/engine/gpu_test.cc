@@ -322,6 +322,22 @@ TEST_F(GpuTest, BeyondThoseIssuedAheadTheMostUrgentIsNext) {
   EXPECT_THAT(order, ElementsAre(0, -1, -3, -4, -5, -9));
 }
 
+// A failed launch is of the op that it belongs to, also if that one has failed already.
+TEST_F(GpuTest, WhatABodyLeavesIsNotFoundByTheNextOp) {
+  EngineOptions options = Options();
+  options.num_workers = 1;
+  Engine engine(options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  engine.PushGpu({.name = "bad", .writes = {x}, .device = Gpu(0)}, [](GpuStream) {
+    SimGpu::FailLaunch("cudaErrorMemoryAllocation");
+    throw std::runtime_error("mine");
+  });
+  engine.PushGpu({.name = "good", .writes = {y}, .device = Gpu(0)}, [](GpuStream) {});
+  EXPECT_NO_THROW(engine.WaitForVar(y));
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "mine");
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
 TEST_F(GpuTest, AFailedLaunchPoisonsBeforeItsDependentsAreIssued) {
   Engine engine(Options());
   const Var x = engine.NewVar("x"), y = engine.NewVar("y");

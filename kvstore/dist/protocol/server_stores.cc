@@ -114,6 +114,9 @@ void ServerMachine::SetOptimizer(const Message& message) {
     throw InvalidArgument(fmt::format("worker {} sets optimizer {} of a store that has had {}",
                                       message.rank, generation, store.generations.size()));
   }
+  // One that could not be set is nobody's: its worker, which has been told, may set another.
+  const bool is_last = generation == store.generations.size();
+  if (is_last && store.generations.back().error) store.generations.pop_back();
   if (generation <= store.generations.size()) {
     const Generation& known = store.generations[generation - 1];
     if (!SameOptimizer(known.optimizer, body)) {

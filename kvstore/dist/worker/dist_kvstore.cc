@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "engine/fork.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/control_call.h"
 
@@ -34,6 +35,11 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
 // What is under way completes first: nothing of the store outlives it, so that its place in the job
 // can be given up right after.
 DistKVStore::~DistKVStore() {
+  if (engine::InForkedChild()) {
+    // The job is the parent's: the link, by whose end a worker leaves, must not end here.
+    [[maybe_unused]] const auto* const kept = new std::shared_ptr<WorkerLink>(link_);
+    return;
+  }
   while (!calls_->WaitUntilNone(std::chrono::steady_clock::now() + std::chrono::milliseconds(50))) {
     // Other engines run ops only inside waits.
     if (engine().options().type == "threaded") continue;

@@ -246,7 +246,7 @@ std::shared_ptr<Landing> WorkerNode::OnHeader(NodeId from, const Message& header
   HandleSmall();
   MutexLock lock(mutex_);
   const Request* const request = machine_.Find(from.rank, header.part, header.sequence);
-  if (request == nullptr) return nullptr;
+  if (request == nullptr || request->token == 0) return nullptr;  // a leave has no sink
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(request->token));
   return sink->LandingFor(header, payload_bytes);
 }

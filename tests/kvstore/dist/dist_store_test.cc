@@ -18,6 +18,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/kvstore/dist/job.h"
 #include "tests/message_of.h"
@@ -122,6 +124,37 @@ TEST_P(DistStoreTest, ThePoisonOfAPartOfAnArrayDoesNotReachOtherOutputs) {
     EXPECT_EQ(whole.ToVector<float>()[10], 4);
     EXPECT_EQ(whole.ToVector<float>()[50], 1);
   });
+}
+
+// The job is the parent's, whatever the child does with what it has got.
+TEST(ForkedChildOfAJob, LetsGoOfItsStoreWithoutAWord) {
+  if (kSanitized) GTEST_SKIP() << "a lock of the sanitizer's allocator may be held for ever";
+  Job job({.network = Network::kTcp});
+  const auto node = job.Join(0);
+  {
+    Engine engine(EngineOptions::FromEnvironment());
+    auto store = MakeDistStore(engine, "dist_sync", node, node->NewStore());
+    store->Init("k", Filled(engine, 3, 1));
+    const NDArray gradient = Filled(engine, 3, 2);
+    std::optional<Completion> done;
+    engine.PushAsync({.name = "gradient", .writes = {gradient.var()}},
+                     [&](Completion completion) { done = std::move(completion); });
+    store->Push("k", gradient);  // a call is under way
+    while (engine.stats().running == 0) std::this_thread::yield();
+    const pid_t child = fork();
+    if (child == 0) {
+      store.reset();
+      _exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    (*done)();
+    const NDArray out = Filled(engine, 3, 0);
+    store->Pull("k", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 2));
+  }
+  node->Close();
 }
 
 // What rank `rank` pushes in a round; the same for whoever asks.

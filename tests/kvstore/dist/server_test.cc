@@ -478,6 +478,24 @@ TEST(ServerMachine, PushesWaitForTheOptimizerThatTheyCountOn) {
   EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 1));
 }
 
+TEST(ServerMachine, AfterAnOptimizerThatCannotBeSetAnotherOneCan) {
+  SmallJob job(2);
+  job.control().fail = "optimizer 1 custom";
+  const auto refused =
+      job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "custom"}), Version(1, 0));
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(refused), HasSubstr("refused"));
+  const OptimizerBody sgd{.name = "sgd"};
+  const auto next = job.Control(0, Kind::kSetOptimizer, Encode(sgd), Version(1, 0));
+  const auto equal = job.Control(1, Kind::kSetOptimizer, Encode(sgd), Version(1, 0));
+  const auto other =
+      job.Control(1, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "adam"}), Version(1, 0));
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(next), "");
+  EXPECT_EQ(job.ErrorOf(equal), "");
+  EXPECT_THAT(job.ErrorOf(other), HasSubstr("as worker 0 has set it"));
+}
+
 // The states of one would serve as the other's.
 TEST(ServerMachine, ParametersOfAnotherOptimizerAreRefused) {
   SmallJob job(1);
