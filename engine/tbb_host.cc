@@ -7,8 +7,10 @@
 // advance.
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -60,22 +62,76 @@ class SharedArena {
       GUARDED_BY(mutex_);  // earlier engines keep theirs
 };
 
+class TbbHost;
+
+// The tasks that TBB has and no thread of it has begun, by the number of their host. A task knows
+// that number alone: it may outlive its host, and the process may end before its turn.
+class WaitingTasks {
+ public:
+  static WaitingTasks& OfAllHosts() {
+    static auto* tasks = new WaitingTasks;  // never destroyed: TBB's threads may look at it
+    return *tasks;
+  }
+
+  std::uint64_t Add(TbbHost* host) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    hosts_[++last_number_].host = host;
+    return last_number_;
+  }
+  void Remove(std::uint64_t number) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    hosts_.erase(number);
+  }
+  void Expect(std::uint64_t number) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    ++hosts_.at(number).waiting;
+  }
+  // Which of the tasks are revoked is all the same. Returns how many.
+  int Revoke(std::uint64_t number) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    Host& host = hosts_.at(number);
+    host.revoked += host.waiting;
+    return std::exchange(host.waiting, 0);
+  }
+  // The host of a task that begins; null: it was revoked.
+  TbbHost* Begin(std::uint64_t number) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    const auto found = hosts_.find(number);
+    if (found == hosts_.end()) return nullptr;
+    Host& host = found->second;
+    const bool begins = host.revoked == 0;
+    --(begins ? host.waiting : host.revoked);
+    return begins ? host.host : nullptr;
+  }
+
+ private:
+  struct Host {
+    TbbHost* host = nullptr;
+    int waiting = 0;
+    int revoked = 0;
+  };
+
+  Mutex mutex_;
+  std::uint64_t last_number_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<std::uint64_t, Host> hosts_ GUARDED_BY(mutex_);
+};
+
 class TbbHost final : public WorkerHost {
  public:
   TbbHost(int workers, std::function<bool()> run_worker)
       : run_worker_(std::move(run_worker)),
         arena_(SharedArena::WithPlaces(workers)),
+        number_(WaitingTasks::OfAllHosts().Add(this)),
         doorman_(run_worker_) {}
+  ~TbbHost() override { WaitingTasks::OfAllHosts().Remove(number_); }
+  TbbHost(const TbbHost&) = delete;
+  TbbHost& operator=(const TbbHost&) = delete;
 
   void End() noexcept override { doorman_.End(); }
   void RequestWorker(When when) noexcept override {
     if (!doorman_.Wake(when == When::kSoon ? kSoon : kAtOnce)) Enqueue();
   }
-  int Revoke() noexcept override {
-    const MutexLock lock(tasks_->mutex);
-    tasks_->revoked += tasks_->waiting;
-    return std::exchange(tasks_->waiting, 0);
-  }
+  int Revoke() noexcept override { return WaitingTasks::OfAllHosts().Revoke(number_); }
   // Not of those that are enqueued: the host program may keep TBB's threads for long.
   bool IsComing() const noexcept override { return doorman_.IsComing(); }
   void AboutToLeave() noexcept override { doorman_.AboutToLeave(); }
@@ -84,40 +140,22 @@ class TbbHost final : public WorkerHost {
   }
 
  private:
-  // The tasks that TBB has and no thread of it has begun. Which of them are revoked is all the
-  // same. They may outlive the host, which is there for those that begin.
-  struct Tasks {
-    Mutex mutex;
-    int waiting GUARDED_BY(mutex) = 0;
-    int revoked GUARDED_BY(mutex) = 0;
-
-    // False: it is a revoked one.
-    bool Begin() {
-      const MutexLock lock(mutex);
-      const bool begins = revoked == 0;
-      --(begins ? waiting : revoked);
-      return begins;
-    }
-  };
-
   void Enqueue() {
-    const std::shared_ptr<Tasks> tasks = tasks_;
+    const std::uint64_t number = number_;
     task_arena& arena = arena_;
-    {
-      const MutexLock lock(tasks->mutex);
-      ++tasks->waiting;
-    }
+    WaitingTasks::OfAllHosts().Expect(number);
     // It may be revoked already, and this host be gone.
-    arena.enqueue([this, tasks] {
-      if (!tasks->Begin()) return;
+    arena.enqueue([number] {
+      TbbHost* const host = WaitingTasks::OfAllHosts().Begin(number);
+      if (host == nullptr) return;
       PreferPromptWakeups();
-      if (run_worker_()) Enqueue();
+      if (host->run_worker_()) host->Enqueue();
     });
   }
 
   const std::function<bool()> run_worker_;
-  const std::shared_ptr<Tasks> tasks_ = std::make_shared<Tasks>();
   task_arena& arena_;
+  const std::uint64_t number_;
   Doorman doorman_;
 };
 
