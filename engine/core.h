@@ -593,8 +593,9 @@ class EngineCore {
   const std::unique_ptr<engine::GpuQueues> gpu_;
   // GPU ops on their way into the inbox: nobody could issue them once the streams are gone.
   std::atomic<int> gpu_pushers_{0};
-  // The streams go: ops of CPUs that still run were pushed too late, and push none for GPUs. Set
-  // under lock_, while no body runs.
+  // Stop has seen all ops done. Those that still run were pushed too late: what they leave in
+  // flight keeps the core, and they push none for GPUs, whose streams go. Set under lock_, while no
+  // body runs.
   std::atomic<bool> drained_{false};
 
   Mutex lookout_mutex_;

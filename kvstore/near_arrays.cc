@@ -16,9 +16,6 @@ bool IsNear(const Array& array, Device device) {
   return IsOnGpu(its) || IsOnGpu(device) ? its == device : true;
 }
 
-bool IsPartial(const NDArray& array) { return internal::StateOf(array).is_partial; }
-bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
-
 // Can an op that reads a value on `device` write `array`, one of `outputs`, itself?
 template <class Array>
 bool IsWritten(const Array& array, Device device, std::size_t outputs) {

@@ -13,9 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "storage/array_state.h"
+
 namespace heddle::kvstore {
 
 inline bool IsOnGpu(Device device) { return device.type == DeviceType::kGpu; }
+
+inline bool IsPartial(const NDArray& array) { return internal::StateOf(array).is_partial; }
+inline bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
 
 // Array: NDArray or RowSparseNDArray.
 

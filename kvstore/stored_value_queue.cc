@@ -25,9 +25,6 @@ namespace heddle::kvstore {
 
 namespace {
 
-bool IsPartial(const NDArray& array) { return internal::StateOf(array).is_partial; }
-bool IsPartial(const RowSparseNDArray& /*array*/) { return false; }
-
 // At the start of a body that drops its handles at its end: see PrefetchCounts.
 void PrefetchHeld(std::span<const NDArray> arrays) { internal::PrefetchCounts(arrays); }
 void PrefetchHeld(std::span<const RowSparseNDArray> /*arrays*/) {}

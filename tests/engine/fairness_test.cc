@@ -135,11 +135,12 @@ TEST(FairnessTest, AStopDoesNotWaitForThreadsThatTheHostKeeps) {
       ++*ended;
     });
   }
+  // Nothing tells how many threads oneTBB has: all have come when no more do.
   int before = -1;
   while (*started != std::exchange(before, *started) || before == 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 30; ++i) {  // long enough that the engine asks for further workers
     engine->Push({.name = "long"},
                  [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
   }

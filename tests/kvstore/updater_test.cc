@@ -256,6 +256,7 @@ TEST(UpdaterAtTheBound, PushesWaitForRoom) {
     for (; pushed < kPushes; ++pushed) store->Push("k", one);
   });
   while (engine.stats().pushed < 8) std::this_thread::yield();
+  // Only for a pusher that does not wait to get on: one that waits cannot.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_LT(pushed, kPushes / 2);
   may_end.count_down();

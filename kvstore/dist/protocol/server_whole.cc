@@ -40,7 +40,7 @@ void ServerMachine::JoinWhole(Time now, Part& part, Outputs& out) {
   ++round.come;
   round.parts.push_back(&part);
   round.by = part.by;
-  if (round.error) FailWhole(whole, part.rounds + 1, ErrorBody(*round.error), out);
+  if (round.error) FailWhole(whole, part.rounds + 1, *round.error, out);
   ContinueWhole(now, whole, part.rounds + 1, out);
 }
 
