@@ -30,7 +30,7 @@ class PinnedSource final : public BlockSource {
  public:
   PinnedSource(GpuDriver& driver, int near) : driver_(driver), near_(near) {}
   void* Take(std::int64_t bytes) override { return driver_.AllocatePinned(near_, bytes); }
-  void Return(void* block) noexcept override { driver_.FreePinned(block); }
+  void Return(void* block) noexcept override { driver_.FreePinned(near_, block); }
   void Trim() noexcept override {}
 
  private:

@@ -23,16 +23,4 @@ void LogIfFailed(cudaError_t error, const char* call) noexcept {
   Log(LogLevel::kError, "{}: {}", call, DescribeCudaError(error));
 }
 
-DeviceGuard::DeviceGuard(int device) {
-  int current = -1;
-  CUDA_CHECK(cudaGetDevice(&current));
-  if (current == device) return;
-  CUDA_CHECK(cudaSetDevice(device));
-  outer_ = current;
-}
-
-DeviceGuard::~DeviceGuard() {
-  if (outer_ >= 0) LogIfFailed(cudaSetDevice(outer_), "cudaSetDevice");
-}
-
 }  // namespace heddle

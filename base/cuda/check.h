@@ -1,4 +1,4 @@
-// Checked calls of the CUDA runtime, and the current device for a scope.
+// Checked calls of the CUDA runtime.
 #pragma once
 
 #include <string>
@@ -20,18 +20,6 @@ void LogIfFailed(cudaError_t error, const char* call) noexcept;
 inline bool IsShuttingDown(cudaError_t error) {
   return error == cudaErrorCudartUnloading || error == cudaErrorContextIsDestroyed;
 }
-
-// Makes `device` the thread's current one for a scope.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device);
-  ~DeviceGuard();
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int outer_ = -1;  // -1: it was current before
-};
 
 }  // namespace heddle
 

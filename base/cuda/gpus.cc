@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/cuda/check.h"
+#include "base/cuda/current_device.h"
 
 namespace heddle {
 

@@ -39,8 +39,8 @@ class CountingDriver final : public GpuDriver {
   int device_count() const override { return driver_.device_count(); }
   std::string WhyNoGpu(int id) const override { return driver_.WhyNoGpu(id); }
   std::string UniqueName(int device) const override { return driver_.UniqueName(device); }
-  int Enter(int device) override { return driver_.Enter(device); }
-  void Leave(int outer) noexcept override { driver_.Leave(outer); }
+  Context Enter(int device) override { return driver_.Enter(device); }
+  void Leave(Context outer) noexcept override { driver_.Leave(outer); }
   Stream NewStream(bool urgent, int priority) override {
     ++made_;
     return driver_.NewStream(urgent, priority);
@@ -68,7 +68,7 @@ class CountingDriver final : public GpuDriver {
     ++made_;
     return driver_.AllocatePinned(near, bytes);
   }
-  void FreePinned(void* block) noexcept override { driver_.FreePinned(block); }
+  void FreePinned(int near, void* block) noexcept override { driver_.FreePinned(near, block); }
   bool EnablePeer(int device, int peer) override { return driver_.EnablePeer(device, peer); }
   internal::GpuLink LinkOf(int device, int peer) noexcept override {
     return driver_.LinkOf(device, peer);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/cuda/check.h"
+#include "base/cuda/current_device.h"
 #include "base/gpus.h"
 #include "base/mutex.h"
 #include "engine/cuda/cupti_trace.h"
@@ -47,18 +48,11 @@ class CudaDriver final : public GpuDriver {
   }
 
   // What the thread's own calls have left is no error of what comes now.
-  int Enter(int device) override {
+  Context Enter(int device) override {
     cudaGetLastError();
-    int outer = device;
-    CUDA_CHECK(cudaGetDevice(&outer));
-    if (outer != device) CUDA_CHECK(cudaSetDevice(device));
-    return outer;
+    return EnterDevice(device);
   }
-  void Leave(int outer) noexcept override {
-    int current = outer;
-    LogIfFailed(cudaGetDevice(&current), "cudaGetDevice");
-    if (current != outer) LogIfFailed(cudaSetDevice(outer), "cudaSetDevice");
-  }
+  void Leave(Context outer) noexcept override { LeaveDevice(static_cast<CUcontext>(outer)); }
 
   Stream NewStream(bool urgent, int priority) override {
     int least = 0;
@@ -74,11 +68,11 @@ class CudaDriver final : public GpuDriver {
     CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     return event;
   }
-  void Free(int, Stream stream) noexcept override {
-    LogIfFailed(cudaStreamDestroy(AsStream(stream)), "cudaStreamDestroy");
+  void Free(int device, Stream stream) noexcept override {
+    On(device, [&] { LogIfFailed(cudaStreamDestroy(AsStream(stream)), "cudaStreamDestroy"); });
   }
-  void FreeEvent(int, Event event) noexcept override {
-    LogIfFailed(cudaEventDestroy(AsEvent(event)), "cudaEventDestroy");
+  void FreeEvent(int device, Event event) noexcept override {
+    On(device, [&] { LogIfFailed(cudaEventDestroy(AsEvent(event)), "cudaEventDestroy"); });
   }
 
   void Record(Event event, Stream stream) override {
@@ -117,17 +111,17 @@ class CudaDriver final : public GpuDriver {
     return block;
   }
   void FreeDevice(int device, void* block) noexcept override {
-    const int outer = EnterToFree(device);
-    LogIfFailed(cudaFreeAsync(block, ExistingMemoryOf(device).stream), "cudaFreeAsync");
-    Leave(outer);
+    On(device, [&] {
+      LogIfFailed(cudaFreeAsync(block, ExistingMemoryOf(device).stream), "cudaFreeAsync");
+    });
   }
   void TrimDevice(int device) noexcept override {
     const DeviceMemory memory = ExistingMemoryOf(device);
     if (memory.pool == nullptr) return;
-    const int outer = EnterToFree(device);
-    LogIfFailed(cudaStreamSynchronize(memory.stream), "cudaStreamSynchronize");
-    LogIfFailed(cudaMemPoolTrimTo(memory.pool, 0), "cudaMemPoolTrimTo");
-    Leave(outer);
+    On(device, [&] {
+      LogIfFailed(cudaStreamSynchronize(memory.stream), "cudaStreamSynchronize");
+      LogIfFailed(cudaMemPoolTrimTo(memory.pool, 0), "cudaMemPoolTrimTo");
+    });
   }
   void* AllocatePinned(int near, std::int64_t bytes) override {
     const DeviceGuard guard(near);
@@ -138,8 +132,8 @@ class CudaDriver final : public GpuDriver {
     CUDA_CHECK(error);
     return block;
   }
-  void FreePinned(void* block) noexcept override {
-    LogIfFailed(cudaFreeHost(block), "cudaFreeHost");
+  void FreePinned(int near, void* block) noexcept override {
+    On(near, [&] { LogIfFailed(cudaFreeHost(block), "cudaFreeHost"); });
   }
 
   // Of pools the access is a property, which cudaDeviceEnablePeerAccess does not change.
@@ -184,12 +178,16 @@ class CudaDriver final : public GpuDriver {
     return true;
   }
 
-  // Makes `device` current; returns the outer one, for Leave.
-  static int EnterToFree(int device) noexcept {
-    int outer = device;
-    LogIfFailed(cudaGetDevice(&outer), "cudaGetDevice");
-    if (outer != device) LogIfFailed(cudaSetDevice(device), "cudaSetDevice");
-    return outer;
+  // Gives something back while `device`, which has a context, is current: on a thread that has none
+  // the runtime would make one, on gpu(0).
+  template <class Free>
+  static void On(int device, Free&& free) noexcept {
+    try {
+      const DeviceGuard guard(device);
+      free();
+    } catch (const CudaError& error) {
+      LogIfFailed(static_cast<cudaError_t>(error.code()), "entering a device");
+    }
   }
 
   // Made by the first call, on the current device.

@@ -25,6 +25,7 @@ class GpuDriver {
  public:
   using Stream = void*;
   using Event = void*;
+  using Context = void*;  // what is current; null: no device is
 
   // What an event says.
   struct State {
@@ -41,9 +42,10 @@ class GpuDriver {
   // other GPU's, on whatever host.
   virtual std::string UniqueName(int device) const = 0;
 
-  // Makes `device` the calling thread's current one; returns the outer one, for Leave.
-  virtual int Enter(int device) = 0;
-  virtual void Leave(int outer) noexcept = 0;
+  // Makes `device` the calling thread's current one; returns what was, for Leave. Neither makes a
+  // context on another device.
+  virtual Context Enter(int device) = 0;
+  virtual void Leave(Context outer) noexcept = 0;
 
   // On the current device. `urgent`: with the highest priority that the device has.
   virtual Stream NewStream(bool urgent, int priority) = 0;
@@ -79,7 +81,7 @@ class GpuDriver {
   // Host memory that all devices copy from and to by themselves; null: there is no more. `near`:
   // the one device that may get a context by this. Slow, and so is giving it back.
   virtual void* AllocatePinned(int near, std::int64_t bytes) = 0;
-  virtual void FreePinned(void* block) noexcept = 0;
+  virtual void FreePinned(int near, void* block) noexcept = 0;
 
   // --- copies, in the order of a stream whose device is current ---
 

@@ -102,7 +102,7 @@ void GpuQueues::MakeStream(GpuQueue& queue) {
 
 // Enters the device and makes the stream wait for `waits`. Why it could not; null: done.
 std::exception_ptr GpuQueues::Begin(GpuQueue& queue, const std::vector<GpuMark>& waits,
-                                    int* outer) {
+                                    GpuDriver::Context* outer) {
   DeviceQueues& device = *devices_[static_cast<std::size_t>(queue.device_)];
   if (device.failed.load(std::memory_order_acquire)) return ErrorOf(device);
   try {

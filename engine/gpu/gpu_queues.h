@@ -130,7 +130,7 @@ class GpuQueues {
   template <class Body>
   Result Issue(GpuQueue& queue, const std::vector<GpuMark>& waits, internal::AsyncState* async,
                std::exception_ptr skipped, Body&& body) {
-    int outer = 0;
+    GpuDriver::Context outer = nullptr;
     std::exception_ptr error = Begin(queue, waits, &outer);
     const bool entered = error == nullptr;
     if (error == nullptr) error = skipped;
@@ -160,7 +160,8 @@ class GpuQueues {
   };
 
   void Open(int id);
-  std::exception_ptr Begin(GpuQueue& queue, const std::vector<GpuMark>& waits, int* outer);
+  std::exception_ptr Begin(GpuQueue& queue, const std::vector<GpuMark>& waits,
+                           GpuDriver::Context* outer);
   void MakeStream(GpuQueue& queue);
   std::exception_ptr LaunchError() noexcept;
   GpuMark End(GpuQueue& queue, const std::vector<GpuMark>& waits, internal::AsyncState* async,

@@ -11,8 +11,8 @@ class NoDriver final : public GpuDriver {
   int device_count() const override { return 0; }
   std::string WhyNoGpu(int id) const override { return heddle::WhyNoGpu(id); }
   std::string UniqueName(int) const override { Unreachable(); }
-  int Enter(int) override { Unreachable(); }
-  void Leave(int) noexcept override { Unreachable(); }
+  Context Enter(int) override { Unreachable(); }
+  void Leave(Context) noexcept override { Unreachable(); }
   Stream NewStream(bool, int) override { Unreachable(); }
   Event NewEvent() override { Unreachable(); }
   void Free(int, Stream) noexcept override { Unreachable(); }
@@ -26,7 +26,7 @@ class NoDriver final : public GpuDriver {
   void FreeDevice(int, void*) noexcept override { Unreachable(); }
   void TrimDevice(int) noexcept override { Unreachable(); }
   void* AllocatePinned(int, std::int64_t) override { Unreachable(); }
-  void FreePinned(void*) noexcept override { Unreachable(); }
+  void FreePinned(int, void*) noexcept override { Unreachable(); }
   bool EnablePeer(int, int) override { Unreachable(); }
   GpuLink LinkOf(int, int) noexcept override { Unreachable(); }
   void Copy(Stream, void*, const void*, std::int64_t) override { Unreachable(); }

@@ -22,6 +22,8 @@ bool Communicators::Open(std::span<const int> devices, int stream_priority, cons
     const EnteredDevice entered(*driver_, member.device);
     member.stream = driver_->NewStream(/*urgent=*/false, stream_priority);
   }
+  // For NCCL too, which brings back whatever device is current where the group ends.
+  const EnteredDevice first(*driver_, devices.front());
   nccl_->GroupStart();
   std::exception_ptr error;
   int rank = first_rank;

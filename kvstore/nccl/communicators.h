@@ -26,7 +26,7 @@ class EnteredDevice {
 
  private:
   internal::GpuDriver& driver_;
-  const int outer_;
+  const internal::GpuDriver::Context outer_;
 };
 
 // Threads: as of Nccl, one call at a time.

@@ -24,7 +24,7 @@
 namespace heddle::engine_test {
 namespace {
 
-thread_local int current_device = 0;
+thread_local SimGpu::Context current_device = nullptr;  // a SimDevice
 thread_local std::string launch_error;
 
 constexpr int kIllegalAddress = 700;  // what CUDA numbers it
@@ -165,7 +165,7 @@ class SimGpu::SimStream {
 
 SimGpu::SimGpu(int devices, std::uint64_t seed) : shared_(std::make_shared<Shared>()), seed_(seed) {
   for (int i = 0; i < devices; ++i) {
-    devices_.push_back(std::make_unique<SimDevice>());
+    devices_.push_back(std::make_unique<SimDevice>(i));
     names_.emplace(i, fmt::format("simulated GPU {}", i));
   }
 }
@@ -177,8 +177,8 @@ SimGpu::~SimGpu() {
 
 void SimGpu::Launch(GpuStream stream, std::function<void()> kernel, Kind kind, std::int64_t bytes) {
   auto* sim = static_cast<SimStream*>(stream.handle);
-  CHECK(current_device == stream.device && sim->device() == stream.device,
-        "a launch on gpu({}) while gpu({}) is current", stream.device, current_device);
+  CHECK(current() == stream.device && sim->device() == stream.device,
+        "a launch on gpu({}) while gpu({}) is current", stream.device, current());
   internal::DeviceWork work{.op = traced_op<Reporter>.op,
                             .kind = kind,
                             .device = stream.device,
@@ -201,7 +201,9 @@ void SimGpu::Launch(GpuStream stream, std::function<void()> kernel, Kind kind, s
 
 void SimGpu::FailLaunch(std::string name) { launch_error = std::move(name); }
 
-int SimGpu::current() { return current_device; }
+int SimGpu::current() {
+  return current_device == nullptr ? -1 : static_cast<const SimDevice*>(current_device)->id;
+}
 
 std::set<int> SimGpu::devices_entered() const {
   std::set<int> entered;
@@ -215,24 +217,26 @@ std::string SimGpu::WhyNoGpu(int id) const {
   return fmt::format("gpu({}): there are {} simulated ones", id, devices_.size());
 }
 
-int SimGpu::Enter(int device) {
-  devices_.at(static_cast<std::size_t>(device))->entered = true;
-  return std::exchange(current_device, device);
+SimGpu::Context SimGpu::Enter(int device) {
+  SimDevice& entered = *devices_.at(static_cast<std::size_t>(device));
+  entered.entered = true;
+  return std::exchange(current_device, &entered);
 }
 
-void SimGpu::Leave(int outer) noexcept { current_device = outer; }
+void SimGpu::Leave(Context outer) noexcept { current_device = outer; }
 
 SimGpu::Stream SimGpu::NewStream(bool, int) {
   const int number = ++streams_made_;
   ++streams_left_;
-  SimDevice& device = *devices_[static_cast<std::size_t>(current_device)];
-  return new SimStream(current_device, number, device, shared_, turns_max_, seed_.fetch_add(1));
+  const int id = current();
+  SimDevice& device = *devices_.at(static_cast<std::size_t>(id));
+  return new SimStream(id, number, device, shared_, turns_max_, seed_.fetch_add(1));
 }
 
 SimGpu::Event SimGpu::NewEvent() {
   ++events_made_;
   ++events_left_;
-  return new SimEvent{.device = current_device};
+  return new SimEvent{.device = current()};
 }
 
 void SimGpu::Free(int device, Stream stream) noexcept {
@@ -310,7 +314,7 @@ void SimGpu::FreeDevice(int device, void* block) noexcept { memory_.Free(device,
 void* SimGpu::AllocatePinned(int, std::int64_t bytes) {
   return memory_.Allocate(SimMemory::kPinned, bytes, std::int64_t{1} << 40);
 }
-void SimGpu::FreePinned(void* block) noexcept { memory_.Free(SimMemory::kPinned, block); }
+void SimGpu::FreePinned(int, void* block) noexcept { memory_.Free(SimMemory::kPinned, block); }
 
 bool SimGpu::EnablePeer(int device, int peer) {
   const bool linked = LinkOf(device, peer).access;

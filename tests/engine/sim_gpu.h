@@ -83,7 +83,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   // Copied between devices so far.
   std::int64_t peer_bytes() const { return peer_bytes_; }
 
-  static int current();  // device of this thread
+  static int current();  // device of this thread; -1: none
   std::set<int> devices_entered() const;
   int streams_made() const { return streams_made_; }
   int events_made() const { return events_made_; }
@@ -91,8 +91,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   int device_count() const override { return static_cast<int>(devices_.size()); }
   std::string WhyNoGpu(int id) const override;
   std::string UniqueName(int device) const override { return names_.at(device); }
-  int Enter(int device) override;
-  void Leave(int outer) noexcept override;
+  Context Enter(int device) override;
+  void Leave(Context outer) noexcept override;
   Stream NewStream(bool urgent, int priority) override;
   Event NewEvent() override;
   void Free(int device, Stream stream) noexcept override;
@@ -108,7 +108,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void FreeDevice(int device, void* block) noexcept override;
   void TrimDevice(int) noexcept override {}
   void* AllocatePinned(int near, std::int64_t bytes) override;
-  void FreePinned(void* block) noexcept override;
+  void FreePinned(int near, void* block) noexcept override;
   bool EnablePeer(int device, int peer) override;
   internal::GpuLink LinkOf(int device, int peer) noexcept override;
   void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;
@@ -200,6 +200,9 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
                       GpuStream stream, WantedKernel kernel) const;
 
   struct SimDevice {
+    explicit SimDevice(int its_id) : id(its_id) {}
+
+    const int id;
     std::atomic<bool> failed{false};
     std::atomic<bool> entered{false};
   };

@@ -106,12 +106,12 @@ class CopyingGpu final : public engine_test::SimGpu {
     pinned_[static_cast<const std::byte*>(block)] = bytes;
     return block;
   }
-  void FreePinned(void* block) noexcept override {
+  void FreePinned(int near, void* block) noexcept override {
     {
       const std::lock_guard lock(mutex_);
       pinned_.erase(static_cast<const std::byte*>(block));
     }
-    SimGpu::FreePinned(block);
+    SimGpu::FreePinned(near, block);
   }
   void Copy(Stream stream, void* to, const void* from, std::int64_t bytes) override {
     const bool out = IsPinned(to);

@@ -258,7 +258,7 @@ void SimNccl::Launch(const Kernel& kernel) {
     for (const std::vector<std::byte>& input : meeting.inputs) inputs.push_back(input.data());
     ops::Sum(form.dtype, inputs, at[1], form.bytes / SizeOf(form.dtype));
   };
-  const int outer = gpu_->Enter(comm.device);
+  const internal::GpuDriver::Context outer = gpu_->Enter(comm.device);
   gpu_->LaunchOn({comm.device, kernel.stream}, std::move(arrays), std::move(bytes), run);
   gpu_->Leave(outer);
 }

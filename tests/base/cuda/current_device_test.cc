@@ -1,0 +1,84 @@
+#include "base/cuda/current_device.h"
+
+#include <heddle/error.h>
+
+#include <thread>
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "base/cuda/check.h"
+#include "base/gpus.h"
+
+namespace heddle {
+namespace {
+
+int CurrentDevice() {
+  int current = -1;
+  CUDA_CHECK(cudaGetDevice(&current));
+  return current;
+}
+
+// As nvidia-smi would count them: every context holds memory of its device.
+bool HasContext(int device) {
+  void* call = nullptr;
+  cudaDriverEntryPointQueryResult answer{};
+#if CUDART_VERSION >= 12050
+  CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &call, 12000,
+                                              cudaEnableDefault, &answer));
+#else
+  CUDA_CHECK(
+      cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &call, cudaEnableDefault, &answer));
+#endif
+  unsigned flags = 0;
+  int active = 0;
+  EXPECT_EQ(reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(call)(device, &flags, &active),
+            CUDA_SUCCESS);
+  return active != 0;
+}
+
+TEST(CurrentDevice, OneThatIsNotThereIsRefused) {
+  EXPECT_THROW(EnterDevice(GpuCount()), CudaError);
+  EXPECT_THROW(EnterDevice(-1), CudaError);
+}
+
+TEST(CurrentDevice, AThreadThatHadNoneHasNoneAgain) {
+  if (GpuCount() == 0) GTEST_SKIP() << WhyNoGpu(0);
+  const int last = GpuCount() - 1;
+  const bool zero_had_one = HasContext(0);
+  std::thread([&] {
+    EXPECT_EQ(CurrentDevice(), 0);
+    {
+      const DeviceGuard guard(last);
+      EXPECT_EQ(CurrentDevice(), last);
+      void* block = nullptr;
+      CUDA_CHECK(cudaMalloc(&block, 1 << 20));  // the runtime goes by what was entered
+      cudaPointerAttributes attributes{};
+      CUDA_CHECK(cudaPointerGetAttributes(&attributes, block));
+      EXPECT_EQ(attributes.device, last);
+      CUDA_CHECK(cudaFree(block));
+    }
+    EXPECT_EQ(CurrentDevice(), 0);
+  }).join();
+  EXPECT_TRUE(HasContext(last));
+  if (last > 0) {
+    EXPECT_EQ(HasContext(0), zero_had_one);
+  }
+}
+
+TEST(CurrentDevice, GuardsNestAndBringTheOuterOneBack) {
+  if (GpuCount() < 2) GTEST_SKIP() << "needs two GPUs; " << WhyNoGpu(1);
+  std::thread([] {
+    CUDA_CHECK(cudaSetDevice(1));
+    {
+      const DeviceGuard guard(0);
+      EXPECT_EQ(CurrentDevice(), 0);
+      const DeviceGuard inner(1);
+      EXPECT_EQ(CurrentDevice(), 1);
+    }
+    EXPECT_EQ(CurrentDevice(), 1);
+  }).join();
+}
+
+}  // namespace
+}  // namespace heddle
