@@ -19,8 +19,10 @@ class Allocator {
   virtual ~Allocator() = default;
 
   // A block of at least `bytes` > 0, aligned to kBlockAlignment, contents undefined. OutOfMemory
-  // names the bytes asked for, those in use and the cap.
+  // names the bytes asked for, those of the block if they are more, those in use and the cap.
   virtual void* Allocate(std::int64_t bytes) = 0;
+  // What the block of Allocate(bytes) counts as, in use and against the cap: at least `bytes` > 0.
+  virtual std::int64_t BlockBytes(std::int64_t bytes) const = 0;
   // Takes back a block of Allocate(bytes).
   virtual void Free(void* block, std::int64_t bytes) noexcept = 0;
   // Gives free blocks back to the system; returns their bytes.

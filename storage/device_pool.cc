@@ -19,13 +19,15 @@ class DevicePool final : public Allocator {
       : keeps_(keeps), source_(std::move(source)), budget_(bytes_max, std::move(name)) {}
 
   void* Allocate(std::int64_t bytes) override {
-    if (bytes > kBlockBytesMax) budget_.ThrowOverCap(bytes);
+    if (bytes > kBlockBytesMax) budget_.ThrowOverCap(bytes, bytes);
     const SizeClass size = ClassOf(bytes);
     void* block = Pop(size.index);
     if (block == nullptr) block = TakeFresh(size, bytes);
     budget_.Use(size.bytes);
     return block;
   }
+
+  std::int64_t BlockBytes(std::int64_t bytes) const override { return PoolBlockBytes(bytes); }
 
   void Free(void* block, std::int64_t bytes) noexcept override {
     const SizeClass size = ClassOf(bytes);
@@ -109,7 +111,7 @@ class DevicePool final : public Allocator {
 
   // When the cap or the source refuses, cached blocks of other classes make room.
   void* TakeFresh(SizeClass size, std::int64_t asked) {
-    if (!Reserve(size.bytes)) budget_.ThrowOverCap(asked);
+    if (!Reserve(size.bytes)) budget_.ThrowOverCap(asked, size.bytes);
     void* block = nullptr;
     try {
       Remember(size);
@@ -119,7 +121,7 @@ class DevicePool final : public Allocator {
     }
     try {
       block = Take(size.bytes);
-      if (block == nullptr) budget_.ThrowSystemEmpty(asked);
+      if (block == nullptr) budget_.ThrowSystemEmpty(asked, size.bytes);
     } catch (...) {
       Forget(size);
       throw;

@@ -8,6 +8,12 @@
 
 namespace heddle::storage {
 
+std::string AskedFor(std::int64_t bytes, std::int64_t block_bytes) {
+  return block_bytes == bytes
+             ? fmt::format("asked for {} bytes", bytes)
+             : fmt::format("asked for {} bytes, which take a block of {}", bytes, block_bytes);
+}
+
 bool MemoryBudget::Reserve(std::int64_t bytes) {
   std::int64_t held = held_.load(std::memory_order_relaxed);
   do {
@@ -32,15 +38,15 @@ MemoryStats MemoryBudget::stats() const {
   return stats;
 }
 
-void MemoryBudget::ThrowOverCap(std::int64_t bytes) const {
+void MemoryBudget::ThrowOverCap(std::int64_t bytes, std::int64_t block_bytes) const {
   const MemoryStats now = stats();
-  throw OutOfMemory(fmt::format("{}: asked for {} bytes, {} in use, cap {} bytes", name_, bytes,
-                                now.used, now.bytes_max));
+  throw OutOfMemory(fmt::format("{}: {}, {} in use, cap {} bytes", name_,
+                                AskedFor(bytes, block_bytes), now.used, now.bytes_max));
 }
 
-void MemoryBudget::ThrowSystemEmpty(std::int64_t bytes) const {
-  throw OutOfMemory(fmt::format("{}: asked for {} bytes, {} in use, the system has no more", name_,
-                                bytes, stats().used));
+void MemoryBudget::ThrowSystemEmpty(std::int64_t bytes, std::int64_t block_bytes) const {
+  throw OutOfMemory(fmt::format("{}: {}, {} in use, the system has no more", name_,
+                                AskedFor(bytes, block_bytes), stats().used));
 }
 
 }  // namespace heddle::storage

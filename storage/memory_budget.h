@@ -10,6 +10,9 @@
 
 namespace heddle::storage {
 
+// For errors: how many bytes were asked for, and how many that takes if it is more.
+std::string AskedFor(std::int64_t bytes, std::int64_t block_bytes);
+
 // Threads: all methods, any thread. Counters are relaxed: they order nothing, and stats() may see
 // an allocation in progress.
 class MemoryBudget {
@@ -31,9 +34,10 @@ class MemoryBudget {
   }
   MemoryStats stats() const;
 
-  // `bytes` asked for did not fit under the cap; or fitted, and there was no more.
-  [[noreturn]] void ThrowOverCap(std::int64_t bytes) const;
-  [[noreturn]] void ThrowSystemEmpty(std::int64_t bytes) const;
+  // A block of `block_bytes`, for the `bytes` asked for, did not fit under the cap; or fitted, and
+  // there was no more.
+  [[noreturn]] void ThrowOverCap(std::int64_t bytes, std::int64_t block_bytes) const;
+  [[noreturn]] void ThrowSystemEmpty(std::int64_t bytes, std::int64_t block_bytes) const;
 
  private:
   const std::string name_;

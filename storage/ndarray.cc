@@ -2,6 +2,7 @@
 #include <heddle/error.h>
 #include <heddle/ndarray.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -17,6 +18,7 @@
 #include "storage/array_checks.h"
 #include "storage/array_state.h"
 #include "storage/gpus.h"
+#include "storage/memory_budget.h"
 
 namespace heddle {
 
@@ -60,10 +62,11 @@ ArrayState* NewState(Shape shape, DType dtype, Device device, Engine& engine, Va
   const std::int64_t bytes = CheckedBytes(shape, dtype);
   const auto [allocator, keeper] = storage::MemoryOf(device, engine);
   // What can never fit is the caller's to hear, not a waiter's.
-  if (const MemoryStats memory = allocator.stats(); bytes > memory.bytes_max) {
+  const std::int64_t block_bytes = allocator.BlockBytes(std::max<std::int64_t>(bytes, 1));
+  if (const MemoryStats memory = allocator.stats(); block_bytes > memory.bytes_max) {
     throw OutOfMemory(fmt::format(
-        "array of shape {}, {}, on {}: asked for {} bytes, {} in use, cap {} bytes",
-        ToString(shape), Name(dtype), ToString(device), bytes, memory.used, memory.bytes_max));
+        "array of shape {}, {}, on {}: {}, {} in use, cap {} bytes", ToString(shape), Name(dtype),
+        ToString(device), storage::AskedFor(bytes, block_bytes), memory.used, memory.bytes_max));
   }
   if (!var) var = engine.NewVar();
   auto* const buffer = new Buffer(bytes, allocator, nullptr, keeper);
@@ -83,6 +86,7 @@ class ForeignMemory final : public storage::Allocator {
   void* Allocate(std::int64_t) override {
     internal::CheckFailed(__FILE__, __LINE__, "foreign memory is there from the start");
   }
+  std::int64_t BlockBytes(std::int64_t bytes) const override { return bytes; }
   void Free(void*, std::int64_t) noexcept override {
     release_();
     delete this;

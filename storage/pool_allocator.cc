@@ -37,7 +37,7 @@ class PoolAllocator final : public Allocator {
   ~PoolAllocator() override { Trim(); }
 
   void* Allocate(std::int64_t bytes) override {
-    if (bytes > kBlockBytesMax) budget_.ThrowOverCap(bytes);
+    if (bytes > kBlockBytesMax) budget_.ThrowOverCap(bytes, bytes);
     const SizeClass size = ClassOf(bytes);
     void* block = Pop(size);
     if (block == nullptr) block = TakeFresh(size.bytes, bytes);
@@ -45,6 +45,8 @@ class PoolAllocator final : public Allocator {
     ASAN_UNPOISON_MEMORY_REGION(block, static_cast<std::size_t>(bytes));
     return block;
   }
+
+  std::int64_t BlockBytes(std::int64_t bytes) const override { return PoolBlockBytes(bytes); }
 
   void Free(void* block, std::int64_t bytes) noexcept override {
     const SizeClass size = ClassOf(bytes);
@@ -60,6 +62,31 @@ class PoolAllocator final : public Allocator {
   }
 
   std::int64_t Trim() override {
+    MutexLock lock(trim_mutex_);
+    return TrimLocked();
+  }
+
+  void set_bytes_max(std::int64_t bytes_max) override { budget_.set_bytes_max(bytes_max); }
+  MemoryStats stats() const override { return budget_.stats(); }
+
+ private:
+  struct alignas(64) List {
+    Mutex mutex;
+    FreeBlock* first GUARDED_BY(mutex) = nullptr;
+  };
+
+  void* Pop(SizeClass size) {
+    List& list = lists_[static_cast<std::size_t>(size.index)];
+    MutexLock lock(list.mutex);
+    FreeBlock* const block = list.first;
+    if (block == nullptr) return nullptr;
+    list.first = block->next;
+    return block;
+  }
+
+  // Under the lock to its end: whoever then finds the cap reached, or the system empty, knows that
+  // no block which another thread took off its list is still on its way back.
+  std::int64_t TrimLocked() REQUIRES(trim_mutex_) {
     std::int64_t trimmed = 0;
     for (int index = 0; index < kSizeClasses; ++index) {
       const std::int64_t bytes = BytesOfClass(index);
@@ -81,42 +108,41 @@ class PoolAllocator final : public Allocator {
     return trimmed;
   }
 
-  void set_bytes_max(std::int64_t bytes_max) override { budget_.set_bytes_max(bytes_max); }
-  MemoryStats stats() const override { return budget_.stats(); }
-
- private:
-  struct alignas(64) List {
-    Mutex mutex;
-    FreeBlock* first GUARDED_BY(mutex) = nullptr;
-  };
-
-  void* Pop(SizeClass size) {
-    List& list = lists_[static_cast<std::size_t>(size.index)];
-    MutexLock lock(list.mutex);
-    FreeBlock* const block = list.first;
-    if (block == nullptr) return nullptr;
-    list.first = block->next;
-    return block;
-  }
-
-  // When the cap or the system refuses, cached blocks of other classes make room. Another thread
-  // may free a block meanwhile, hence the loops.
+  // When the cap or the system refuses, cached blocks of other classes make room: those that others
+  // are giving back already, then the rest. Another thread may free a block meanwhile, hence the
+  // loops.
   void* TakeFresh(std::int64_t class_bytes, std::int64_t asked) {
-    while (!budget_.Reserve(class_bytes)) {
-      if (Trim() == 0) budget_.ThrowOverCap(asked);
-    }
-    void* block = nullptr;
-    while ((block = TakeFromSystem(class_bytes)) == nullptr) {
-      if (Trim() == 0) {
-        budget_.Unreserve(class_bytes);
-        budget_.ThrowSystemEmpty(asked);
-      }
+    if (!budget_.Reserve(class_bytes)) ReserveAfterTrim(class_bytes, asked);
+    void* block = TakeFromSystem(class_bytes);
+    if (block == nullptr) block = TakeAfterTrim(class_bytes);
+    if (block == nullptr) {
+      budget_.Unreserve(class_bytes);
+      budget_.ThrowSystemEmpty(asked, class_bytes);
     }
     ASAN_POISON_MEMORY_REGION(block, static_cast<std::size_t>(class_bytes));
     return block;
   }
 
+  void ReserveAfterTrim(std::int64_t class_bytes, std::int64_t asked) EXCLUDES(trim_mutex_) {
+    MutexLock lock(trim_mutex_);
+    while (!budget_.Reserve(class_bytes)) {
+      if (TrimLocked() == 0) budget_.ThrowOverCap(asked, class_bytes);
+    }
+  }
+
+  // Null: there is no more.
+  void* TakeAfterTrim(std::int64_t class_bytes) EXCLUDES(trim_mutex_) {
+    MutexLock lock(trim_mutex_);
+    for (;;) {
+      void* const block = TakeFromSystem(class_bytes);
+      if (block != nullptr || TrimLocked() == 0) return block;
+    }
+  }
+
   MemoryBudget budget_;
+  // Held while blocks go back to the system; the lists' mutexes are taken under it. Neither blocks
+  // that are cached nor fresh ones that fit need it.
+  Mutex trim_mutex_;
   std::array<List, kSizeClasses> lists_;
 };
 

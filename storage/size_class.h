@@ -36,6 +36,12 @@ inline SizeClass ClassOf(std::int64_t bytes) {
           (std::int64_t{1} << exponent) + (step + 1) * unit};
 }
 
+// What a pool takes of its cap for `bytes` > 0. More than kBlockBytesMax it refuses: those are as
+// they are.
+inline std::int64_t PoolBlockBytes(std::int64_t bytes) {
+  return bytes <= kBlockBytesMax ? ClassOf(bytes).bytes : bytes;
+}
+
 // The size of the blocks of a class.
 inline std::int64_t BytesOfClass(int index) {
   if (index < kLinearClasses) return (index + 1) * kBlockAlignment;

@@ -12,15 +12,17 @@ class SystemAllocator final : public Allocator {
   explicit SystemAllocator(std::int64_t bytes_max) : budget_(bytes_max, "array memory") {}
 
   void* Allocate(std::int64_t bytes) override {
-    if (!budget_.Reserve(bytes)) budget_.ThrowOverCap(bytes);
+    if (!budget_.Reserve(bytes)) budget_.ThrowOverCap(bytes, bytes);
     void* const block = TakeFromSystem(bytes);
     if (block == nullptr) {
       budget_.Unreserve(bytes);
-      budget_.ThrowSystemEmpty(bytes);
+      budget_.ThrowSystemEmpty(bytes, bytes);
     }
     budget_.Use(bytes);
     return block;
   }
+
+  std::int64_t BlockBytes(std::int64_t bytes) const override { return bytes; }
 
   void Free(void* block, std::int64_t bytes) noexcept override {
     ReturnToSystem(block, bytes);

@@ -20,8 +20,8 @@ struct MemoryOptions {
   // "pool": keeps freed blocks, in size classes at most an eighth apart. "system": keeps nothing,
   // for memory checkers.
   std::string allocator = "pool";
-  // Bound on used + cached bytes of a pool. Cached blocks are given back before an allocation fails
-  // over it.
+  // Bound on used + cached bytes of a pool, blocks rounded up to their size class. Cached blocks
+  // are given back before an allocation fails over it.
   std::int64_t bytes_max = std::numeric_limits<std::int64_t>::max();
 
   // The defaults, changed by HEDDLE_CPU_ALLOCATOR and HEDDLE_CPU_MEMORY_MAX (bytes), those of GPUs

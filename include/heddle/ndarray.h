@@ -87,8 +87,8 @@ class Scalar {
 class NDArray {
  public:
   NDArray() = default;  // empty: usable for assignment and empty() only
-  // Contents are undefined until written. Throws OutOfMemory if the array alone exceeds the pool's
-  // cap.
+  // Contents are undefined until written. Throws OutOfMemory if the array alone, rounded up to its
+  // size class, exceeds the pool's cap.
   explicit NDArray(Shape shape, DType dtype = DType::kFloat32, Device device = Cpu(),
                    Engine& engine = Engine::Default());
 

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -56,6 +58,19 @@ TEST_P(EveryAllocator, CountsUsedAndPeak) {
   allocator->Free(b, kMiB);
   EXPECT_EQ(allocator->stats().used, 0);
   EXPECT_EQ(allocator->stats().peak, 2 * kMiB);
+}
+
+TEST_P(EveryAllocator, BlockBytesAreWhatAnAllocationCountsAs) {
+  auto allocator = Make();
+  for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{64}, std::int64_t{65},
+                                   std::int64_t{513}, 4 * kMiB, 4 * kMiB + 1}) {
+    EXPECT_GE(allocator->BlockBytes(bytes), bytes);
+    void* block = allocator->Allocate(bytes);
+    EXPECT_EQ(allocator->stats().used, allocator->BlockBytes(bytes)) << bytes;
+    allocator->Free(block, bytes);
+  }
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(allocator->BlockBytes(kMost), kMost);
 }
 
 TEST_P(EveryAllocator, RefusesWhatExceedsTheCapAndNamesTheBytes) {
@@ -149,6 +164,48 @@ TEST(PoolAllocator, TrimGivesCachedBlocksBack) {
   EXPECT_EQ(pool->stats().used, kMiB);
   EXPECT_EQ(pool->Trim(), 0);
   pool->Free(used, kMiB);
+}
+
+// Such blocks are in no list, but still on the books: who needed room just then was refused.
+TEST(PoolAllocator, ABlockOnItsWayBackIsWaitedForBeforeAnAllocationFails) {
+  constexpr int kBlocks = 1 << 17;  // small ones, so that giving all of them back takes a while
+  constexpr std::int64_t kBytes = kBlocks * kBlockAlignment;
+  for (const bool by_trim : {true, false}) {
+    SCOPED_TRACE(by_trim ? "beside a Trim" : "beside another allocation");
+    auto pool = MakeAllocator({.allocator = "pool", .bytes_max = kBytes});
+    std::vector<void*> blocks;
+    for (int i = 0; i < kBlocks; ++i) blocks.push_back(pool->Allocate(kBlockAlignment));
+    for (void* block : blocks) pool->Free(block, kBlockAlignment);
+    ASSERT_EQ(pool->stats().cached, kBytes);
+    void* half = nullptr;
+    std::thread other([&] {
+      if (by_trim) {
+        pool->Trim();
+      } else {
+        EXPECT_NO_THROW(half = pool->Allocate(kBytes / 2));
+      }
+    });
+    while (pool->stats().cached == kBytes) std::this_thread::yield();  // the first has gone back
+    void* rest = nullptr;
+    EXPECT_NO_THROW(rest = pool->Allocate(kBytes / 2));
+    other.join();
+    for (void* block : {half, rest}) {
+      if (block != nullptr) pool->Free(block, kBytes / 2);
+    }
+  }
+}
+
+TEST(PoolAllocator, NamesTheBlockThatDidNotFitBesideTheBytesAskedFor) {
+  auto pool = MakeAllocator({.allocator = "pool", .bytes_max = 4 * kMiB + kMiB / 4});
+  std::string message = MessageOf<OutOfMemory>([&] { (void)pool->Allocate(4 * kMiB + 1); });
+  for (const char* part : {"4194305", "4718592", "4456448"}) {  // asked, its class, the cap
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
+  pool->set_bytes_max(std::int64_t{1} << 62);
+  const std::int64_t bytes = (std::int64_t{1} << 55) + 1;  // more than there is
+  message = MessageOf<OutOfMemory>([&] { (void)pool->Allocate(bytes); });
+  EXPECT_NE(message.find(std::to_string(bytes)), std::string::npos) << message;
+  EXPECT_NE(message.find(std::to_string(pool->BlockBytes(bytes))), std::string::npos) << message;
 }
 
 TEST(PoolAllocator, SizeClassesWasteLessThanAnEighth) {

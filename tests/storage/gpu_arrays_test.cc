@@ -209,6 +209,15 @@ TEST_P(GpuArrays, TheCapOfADeviceIsItsOwnAndNamed) {
   EXPECT_EQ(Stats(Gpu(1)).used, 2 * kMiB);
 }
 
+TEST_P(GpuArrays, AnArrayWhoseBlockCanNeverFitIsRefusedAtOnce) {
+  Pool(Gpu(1)).set_bytes_max(4 * kMiB + kMiB / 4);
+  EXPECT_THAT(MessageOf<OutOfMemory>([&] { Bytes(4 * kMiB + 1, Gpu(1)); }),
+              AllOf(HasSubstr("4194305"), HasSubstr("4718592"), HasSubstr("4456448")));
+  EXPECT_THAT(MessageOf<OutOfMemory>([&] { (void)Pool(Gpu(1)).Allocate(4 * kMiB + 1); }),
+              AllOf(HasSubstr("4194305"), HasSubstr("4718592"), HasSubstr("4456448")));
+  EXPECT_EQ(Filled(4 * kMiB, 3, Gpu(1)).ToVector<std::uint8_t>().back(), 3);
+}
+
 TEST_P(GpuArrays, ADeviceWithoutMoreMemorySaysSoOnceNothingIsCached) {
   gpu_->set_device_bytes(4 * kMiB);
   NDArray first = Filled(3 * kMiB, 1, Gpu(0));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -137,6 +138,21 @@ TEST_P(Memory, ArrayThatCanNeverFitIsRefusedAtOnce) {
   EXPECT_NE(message.find(std::to_string(before + 5 * kMiB)), std::string::npos) << message;
   EXPECT_NE(message.find(std::to_string(before + 4 * kMiB)), std::string::npos) << message;
   EXPECT_EQ(Used(), before);
+}
+
+// The pool takes 4.5 MiB for it. It was made, and whoever waited for it heard that 4 MiB and a byte
+// do not fit under 4.25 MiB.
+TEST_P(Memory, ArrayWhoseBlockCanNeverFitIsRefusedAtOnce) {
+  if (MemoryOptions::FromEnvironment(DeviceType::kCpu).allocator != "pool") {
+    GTEST_SKIP() << "no size classes";
+  }
+  Engine engine(GetParam().options);
+  const Cap cap(4 * kMiB + kMiB / 4);
+  const std::string message = MessageOf<OutOfMemory>([&] { Bytes(4 * kMiB + 1, engine); });
+  for (const char* part : {"4194305", "4718592", "4456448"}) {  // asked, its block, the cap
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
+  EXPECT_NO_THROW(Bytes(4 * kMiB, engine));
 }
 
 TEST_P(Memory, ExhaustedCapComesOutOfTheWaitAndLeavesOtherArraysAlone) {
