@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
+#include <memory>
 
 #include "engine/op.h"
 
@@ -19,8 +19,8 @@ namespace heddle::internal {
 struct alignas(engine::kBlockAlign) AsyncState {
   // Bits of `flags`. The op is finished by whoever sets the second of kBodyDone and kCalled.
   enum : std::uint32_t {
-    kClaimed = 1,   // some call has won and writes `error`
-    kCalled = 2,    // `error` is final
+    kClaimed = 1,   // some call has won and writes `thrown`
+    kCalled = 2,    // `thrown` is final
     kBodyDone = 4,  // the body has returned and its captures are gone
     kHeld = 8,      // a GPU op that waits for a place on its stream
   };
@@ -30,9 +30,9 @@ struct alignas(engine::kBlockAlign) AsyncState {
   EngineCore* core;
   std::uint64_t core_id;  // for late calls, when `core` may be gone
   Op* op;
-  std::exception_ptr error;
-  AsyncState* next_completed = nullptr;   // in EngineCore::completed_
-  bool of_gpu = false;                    // constant
+  std::unique_ptr<engine::Thrown> thrown;  // null: success
+  AsyncState* next_completed = nullptr;    // in EngineCore::completed_
+  bool of_gpu = false;                     // constant
   engine::GpuQueue* gpu_queue = nullptr;  // of a GPU op that is ready; guarded by the engine's lock
 };
 

@@ -61,13 +61,14 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "base/mutex.h"
 #include "engine/async_state.h"
 #include "engine/block_sections.h"
 #include "engine/completion_ring.h"
+#include "engine/failure.h"
 #include "engine/gpu/device_recorder.h"
 #include "engine/gpu/gpu_queues.h"
 #include "engine/held_up.h"
@@ -145,6 +146,7 @@ class EngineCore {
  private:
   using Clock = Deadline::Clock;
   using FailureRecord = engine::FailureRecord;
+  using Thrown = engine::Thrown;
   using When = engine::WorkerHost::When;
   enum class Kind { kThreaded, kSerial, kSeeded };
   static constexpr std::array<std::string_view, 3> kTypes = {"threaded", "serial", "seeded"};
@@ -258,7 +260,7 @@ class EngineCore {
   void StartThreads();
   void StopOnce(std::optional<Deadline> deadline);
   void EndStop(bool stopped) EXCLUDES(stop_mutex_);
-  void LogUnseenLocked() REQUIRES(lock_);
+  void LogUnseenLaterLocked() REQUIRES(lock_);
   void Enlist();
   void Delist() noexcept;
   bool IsLookedAfter() noexcept;
@@ -315,8 +317,8 @@ class EngineCore {
   void ExecuteLocked(Executor& executor, Op* op) REQUIRES(lock_);
   void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
   void MeasureHoldLocked(std::int64_t sample_ns, std::int64_t body_sample_ns) REQUIRES(lock_);
-  static void EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept;
-  bool FinishAsyncLocked(Op* op, std::exception_ptr& error) REQUIRES(lock_);
+  static void EndAsyncBody(Op* op, bool skipped) noexcept;
+  bool FinishAsyncLocked(Op* op, std::unique_ptr<Thrown>& thrown) REQUIRES(lock_);
   void TakeCompletionsLocked() REQUIRES(lock_);
   void TakeCompletedLocked(Op* op) REQUIRES(lock_);
   // By tail, not by slot, as WorkIsVisibleLocked.
@@ -328,8 +330,12 @@ class EngineCore {
   void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
   const FailureRecord* FailureRecordOfLocked(const VarState* var) REQUIRES(lock_);
-  FailureRecord* RecordFailureLocked(Op* op, const std::exception_ptr& error,
-                                     const VarState* var = nullptr) REQUIRES(lock_);
+  FailureRecord* RecordFailureLocked(Op* op, const Thrown& thrown, const VarState* var = nullptr)
+      REQUIRES(lock_);
+  void LogLaterLocked(const FailureRecord* failure) REQUIRES(lock_);
+  FailureRecord* TakeUnusedFailuresLocked() REQUIRES(lock_);
+  void FreeUnusedFailures() EXCLUDES(lock_);
+  static void FreeFailures(FailureRecord* latest) noexcept;
   void ReleaseFromBoundLocked(std::int64_t bytes) REQUIRES(lock_);
   void WakeForWritesLocked(VarState* var) REQUIRES(lock_);
   void GrantMoreLocked() REQUIRES(lock_);
@@ -405,7 +411,8 @@ class EngineCore {
   void WakeLookout() noexcept EXCLUDES(lookout_mutex_);
 
   // inline_engine.cc
-  bool AcquireInlineLocked(std::optional<Deadline> deadline) REQUIRES(lock_);
+  bool AcquireInlineLocked(std::optional<Deadline> deadline, bool* late) REQUIRES(lock_);
+  bool AcquireForPushLocked() REQUIRES(lock_);
   void ReleaseInlineLocked() REQUIRES(lock_);
   bool InlineWorkLocked() REQUIRES(lock_);
   bool AwaitPublishedLocked() REQUIRES(lock_);
@@ -438,6 +445,7 @@ class EngineCore {
   Op* DrainButLastLocked() REQUIRES(lock_);
   void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind)
       REQUIRES(lock_);
+  [[noreturn]] void ThrowLateLocked(VarState* var) REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
   template <class Needs>
   bool HelpedLocked(std::optional<Deadline> deadline, Needs&& needs, std::exception_ptr* error)
@@ -447,8 +455,8 @@ class EngineCore {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;
   }
   bool WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline> deadline) REQUIRES(lock_);
-  std::vector<FailureRecord*> TakeUnusedFailuresLocked() REQUIRES(lock_);
   std::string WhatBlocksLocked(VarState* var) REQUIRES(lock_);
+  std::string WhatRunsLocked() REQUIRES(lock_);
   std::string WhatIsPendingLocked() REQUIRES(lock_);
 
   // core_poll.cc
@@ -570,8 +578,9 @@ class EngineCore {
   bool late_in_flight_ GUARDED_BY(lock_) = false;     // since Stop: holds a reference
   std::vector<Op*> gpu_in_flight_ GUARDED_BY(lock_);  // the same of GPUs: their events come anyway
   VarState* vars_ GUARDED_BY(lock_) = nullptr;
-  std::vector<FailureRecord*> failures_ GUARDED_BY(lock_);    // all; unused ones until WaitForAll
-  std::vector<FailureRecord*> unreported_ GUARDED_BY(lock_);  // for WaitForAll; also listed above
+  // The records by their exceptions' addresses; of two that have one exception, the later.
+  std::unordered_map<const void*, FailureRecord*> failures_ GUARDED_BY(lock_);
+  engine::Unreported unreported_ GUARDED_BY(lock_);
 
   // Epochs: what WaitForAll waits for. An op belongs to the epoch that is open when it is
   // registered, or to that of the op that pushed it. WaitForAll closes the epoch at the inbox'

@@ -155,7 +155,17 @@ std::string EngineCore::ChainLocked(Op* op, std::int64_t now_ns) {
 std::string EngineCore::WhatBlocksLocked(VarState* var) {
   Op* op = var->writer != nullptr ? var->writer : var->reader_hint;
   if (op == nullptr) op = AnyReaderLocked(var);
-  return op == nullptr ? "no op holds it" : "held up by " + ChainLocked(op);
+  return (op == nullptr ? "no op holds it" : "held up by " + ChainLocked(op)) + WhatRunsLocked();
+}
+
+// On an engine without workers, which runs one body at a time, the one that another thread is in.
+std::string EngineCore::WhatRunsLocked() {
+  if (kind_ == Kind::kThreaded) return {};
+  for (const Executor* executor = executor_list_; executor != nullptr; executor = executor->next) {
+    if (executor->current == nullptr) continue;
+    return "; another thread runs " + DescribeLocked(executor->current);
+  }
+  return {};
 }
 
 std::string EngineCore::WhatIsPendingLocked() {

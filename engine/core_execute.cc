@@ -1,11 +1,14 @@
 // The executing side: from the inbox through the tracker to a body that has run.
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/prefetch.h"
+#include "engine/access_check.h"
 #include "engine/core.h"
 
 namespace heddle::internal {
@@ -34,16 +37,6 @@ constexpr int kVainLooksAgain = 16;
 // One op in so many is timed, unless they are long: reading the clock takes some 30 ns, five times
 // an op.
 constexpr int kSampleEvery = 32;
-
-std::string MessageOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
 
 }  // namespace
 
@@ -300,7 +293,8 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   if (request_worker) host_->RequestWorker(When::kNow);
   engine::TraceWriter* trace = kTracing ? trace_.load(std::memory_order_acquire) : nullptr;
   const std::int64_t started_ns = timed || trace != nullptr ? SteadyNowNs() : 0;
-  std::exception_ptr error;
+  bool failed = false;
+  std::unique_ptr<Thrown> thrown;  // of a synchronous op: an async one's completion keeps its own
   ThreadContext& context = tls_context;
   const ThreadContext outer = context;
   context.core = this;
@@ -312,13 +306,23 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   try {
     op->function(op->body(), poison != nullptr ? BodyAction::kDrop : BodyAction::kRun, async);
   } catch (...) {
-    error = std::current_exception();
+    failed = true;
+    if (async != nullptr) {
+      CompleteAsync(async, std::current_exception());
+    } else {
+      thrown = std::make_unique<Thrown>(std::current_exception());
+    }
   }
-  const bool failed = error != nullptr;
-  if (async != nullptr) EndAsyncBody(op, poison != nullptr, std::exchange(error, nullptr));
+  if (async != nullptr) EndAsyncBody(op, poison != nullptr);
+  std::int64_t ended_ns = 0;
+  if (started_ns != 0) {
+    ended_ns = SteadyNowNs();
+    // Now and then is often enough. As a part of this op: what that pushes does not wait for room.
+    if (any_failed_.load(std::memory_order_relaxed)) [[unlikely]]
+      FreeUnusedFailures();
+  }
   const std::int64_t children = context.children;
   context = outer;
-  const std::int64_t ended_ns = started_ns != 0 ? SteadyNowNs() : 0;
   if (trace != nullptr) [[unlikely]] {
     const auto outcome = poison != nullptr ? engine::TraceOutcome::kSkipped
                          : failed          ? engine::TraceOutcome::kFailed
@@ -344,10 +348,10 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   if (timed) MeasureBodyLocked(ended_ns - started_ns);
   if (children > 0) EpochLocked(op->epoch).children += children;
   ReleaseFromBoundLocked(op->temporary_bytes());
-  if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, error)) return;
-  FailureRecord* failure = error != nullptr ? RecordFailureLocked(op, error) : poison;
+  if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, thrown)) return;
+  FailureRecord* failure = thrown != nullptr ? RecordFailureLocked(op, *thrown) : poison;
   FinishLocked(&executor, op, failure);
-  if (poison != nullptr) engine::Tracker::Unref(poison);
+  if (poison != nullptr) tracker_.Unref(poison);
 }
 
 // Keeps the moving averages. A single long sample is more often a preempted thread than a long
@@ -379,22 +383,18 @@ void EngineCore::MeasureHoldLocked(std::int64_t sample_ns, std::int64_t body_sam
   }
 }
 
-// The body of an async op is gone: it was skipped, has returned, or has thrown `error`.
-void EngineCore::EndAsyncBody(Op* op, bool skipped, std::exception_ptr error) noexcept {
+// The body of an async op is gone: it was skipped, has returned, or has thrown.
+void EngineCore::EndAsyncBody(Op* op, bool skipped) noexcept {
   AsyncState* async = op->async_state();
-  if (skipped) {
-    async->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
-  } else if (error != nullptr) {
-    CompleteAsync(async, std::move(error));
-  }
+  if (skipped) async->flags.fetch_or(AsyncState::kClaimed, std::memory_order_relaxed);
   ReleaseAsync(async);
 }
 
-// The body of an async op has returned. True: it has been completed as well, with `error`. False:
+// The body of an async op has returned. True: it has been completed as well, with `thrown`. False:
 // its completion will come to TakeCompletionsLocked.
-bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
+bool EngineCore::FinishAsyncLocked(Op* op, std::unique_ptr<Thrown>& thrown) {
   AsyncState* async = op->async_state();
-  // acq_rel: acquires `error` from the caller; releases the body's effects to it
+  // acq_rel: acquires `thrown` from the caller; releases the body's effects to it
   if ((async->flags.fetch_or(AsyncState::kBodyDone, std::memory_order_acq_rel) &
        AsyncState::kCalled) == 0) {
     // From here on `async` is the caller's.
@@ -406,7 +406,7 @@ bool EngineCore::FinishAsyncLocked(Op* op, std::exception_ptr& error) {
     if (late && !std::exchange(late_in_flight_, true)) Ref();
     return false;
   }
-  error = async->error;
+  thrown = std::move(async->thrown);
   return true;
 }
 
@@ -416,8 +416,8 @@ void EngineCore::FinishInFlightLocked(Op* op) {
   in_flight_[index]->extension()->in_flight_index = index;
   in_flight_.pop_back();
   const AsyncState* async = op->async_state();
-  const bool failed = async != nullptr && async->error != nullptr;
-  FinishLocked(nullptr, op, failed ? RecordFailureLocked(op, async->error) : nullptr);
+  const bool failed = async != nullptr && async->thrown != nullptr;
+  FinishLocked(nullptr, op, failed ? RecordFailureLocked(op, *async->thrown) : nullptr);
   // Never the last: who brings a completion to a stopped engine holds one.
   if (in_flight_.empty() && std::exchange(late_in_flight_, false)) Unref();
 }
@@ -453,7 +453,7 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
   } else {
     tracker_.Finish(op, failure, on_ready, on_write, on_idle);
   }
-  if (failure != nullptr) engine::Tracker::Unref(failure);
+  if (failure != nullptr) tracker_.Unref(failure);
   ++done_;
   const std::uint32_t epoch = op->epoch;
   if (op->async) {
@@ -531,28 +531,74 @@ void EngineCore::AdvanceEpochsLocked() {
   });
 }
 
-// The record of the failure of `op`: a new one, unless `error` is one that the engine knows, passed
-// on. `var`: which it is told to concern; null: the first that the op writes.
-engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const std::exception_ptr& error,
+// The record of the failure of `op`: a new one, unless `thrown` is one that the engine knows,
+// passed on. `var`: which it is told to concern; null: the first that the op writes.
+engine::FailureRecord* EngineCore::RecordFailureLocked(Op* op, const Thrown& thrown,
                                                        const VarState* var) {
-  for (FailureRecord* record : failures_) {
-    const bool in_use = record->refs > 1;  // the others only wait to be freed
-    if (in_use && record->error == error) return record;
-  }
+  FailureRecord*& known = failures_[engine::AddressOf(thrown.error)];
+  if (known != nullptr && known->refs > 0) return known;  // others only wait to be freed
   any_failed_.store(true, std::memory_order_relaxed);
   auto* record = new FailureRecord;
+  known = record;
   record->ticket = op->ticket;
-  record->error = error;
+  record->error = thrown.error;
   record->failure.op = op->name;
   for (std::uint32_t i = 0; i < op->access_count && var == nullptr; ++i) {
     if (op->access(i).names_failure()) var = op->access(i).var();
   }
   if (var != nullptr) record->failure.var = VarName(*var);
-  record->failure.message = MessageOf(error);
-  record->refs = 2;  // failures_ and unreported_
-  failures_.push_back(record);
-  unreported_.push_back(record);
+  record->failure.message = thrown.message;
+  if (unreported_.full()) {
+    FailureRecord* const left_out = unreported_.TakeLeastWanted();
+    if (!left_out->seen) LogLaterLocked(left_out);
+    left_out->seen = true;
+    tracker_.Unref(left_out);
+  }
+  record->refs = 1;
+  unreported_.Add(record);
   return record;
+}
+
+// What nobody has seen of `failure` is logged with those that are freed next.
+void EngineCore::LogLaterLocked(const FailureRecord* failure) {
+  tracker_.Discard(new FailureRecord{.failure = failure->failure, .unheard = true});
+}
+
+// Those that nobody refers to, for FreeFailures.
+engine::FailureRecord* EngineCore::TakeUnusedFailuresLocked() {
+  FailureRecord* const unused = tracker_.TakeUnused();
+  for (const FailureRecord* record = unused; record != nullptr; record = record->next) {
+    const auto known = failures_.find(engine::AddressOf(record->error));
+    // Its exception may have been thrown again since: then it has another record.
+    if (known != failures_.end() && known->second == record) failures_.erase(known);
+  }
+  return unused;
+}
+
+void EngineCore::FreeUnusedFailures() {
+  FailureRecord* unused = nullptr;
+  {
+    const engine::TrackerGuard guard(lock_);
+    unused = TakeUnusedFailuresLocked();
+  }
+  FreeFailures(unused);
+}
+
+// Without the lock: what their exceptions own may use the engine as it goes.
+void EngineCore::FreeFailures(FailureRecord* latest) noexcept {
+  if (latest == nullptr) return;
+  const engine::UncheckedScope unchecked;  // nor is it what the op has declared, if this is in one
+  FailureRecord* oldest = nullptr;
+  while (latest != nullptr) {
+    FailureRecord* const earlier = std::exchange(latest->next, oldest);
+    oldest = std::exchange(latest, earlier);
+  }
+  while (oldest != nullptr) {
+    const std::unique_ptr<FailureRecord> record(std::exchange(oldest, oldest->next));
+    if (!record->unheard) continue;
+    Log(LogLevel::kError, "op '{}' failed and nobody waited for it: {}", record->failure.op,
+        record->failure.message);
+  }
 }
 
 EngineCore::ExecutorLink::ExecutorLink(EngineCore& core, Executor& executor)

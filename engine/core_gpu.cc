@@ -1,5 +1,6 @@
 // Ops of GPUs: registered, issued and finished. gpu/gpu_queues.h has the design.
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -82,7 +83,8 @@ void EngineCore::ReleasePlaceLocked(GpuQueue& queue) {
 void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   AsyncState* async = op->async_state();
   GpuQueue& queue = *async->gpu_queue;
-  const FailureRecord* poison = tracker_.PoisonAtIssue(op);
+  FailureRecord* const poison = tracker_.PoisonAtIssue(op);
+  if (poison != nullptr) ++poison->refs;
   const std::exception_ptr skipped = poison != nullptr ? poison->error : nullptr;
   tracker_.NotePoison(op);
   thread_local std::vector<GpuMark> waits;  // keeps its memory; bodies issue nothing themselves
@@ -115,6 +117,9 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
         if (device_trace != nullptr) device_trace->End();
         return failed;
       });
+  const bool failed = error != nullptr && error != skipped;
+  const auto thrown = failed ? std::make_unique<Thrown>(error) : nullptr;
+  if (any_failed_.load(std::memory_order_relaxed)) FreeUnusedFailures();  // as in ExecuteLocked
   const std::int64_t children = context.children;
   context = outer;
   if (trace != nullptr) {
@@ -131,11 +136,13 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   --executing_;
   if (children > 0) EpochLocked(op->epoch).children += children;
   ReleaseFromBoundLocked(op->temporary_bytes());
-  FailureRecord* failure = error != nullptr ? RecordFailureLocked(op, error) : nullptr;
+  FailureRecord* failure = error == nullptr ? nullptr : poison;
+  if (thrown != nullptr) failure = RecordFailureLocked(op, *thrown);
   tracker_.Issued(op, mark, failure, [this](Op* ready) {
     lock_.AssertHeld();
     PushReadyGpuLocked(ready);
   });
+  if (poison != nullptr) tracker_.Unref(poison);
   op->extension()->in_flight_index = gpu_in_flight_.size();
   gpu_in_flight_.push_back(op);
   // acq_rel: acquires the error from the reaper, or releases this issue to it
@@ -150,9 +157,10 @@ void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& erro
   for (std::uint32_t i = 0; i < op->access_count; ++i) {
     engine::Access& access = op->access(i);
     if (access.var() != var || !access.is_write()) continue;
+    const Thrown thrown(error);
     const engine::TrackerGuard guard(lock_);
     if (access.fails_alone()) return;
-    tracker_.FailAlone(op, access, RecordFailureLocked(op, error, var));
+    tracker_.FailAlone(op, access, RecordFailureLocked(op, thrown, var));
     return;
   }
   throw InvalidArgument(fmt::format("FailWrite of {}: expected a variable that op '{}' writes",
@@ -188,8 +196,13 @@ void EngineCore::FinishGpuLocked(Op* op) {
   // What it read may have failed after it was issued. That came first, even if its own launch has
   // failed: those behind it, which know of the launch, must hear of the other.
   FailureRecord* failure = tracker_.PoisonSinceIssue(op);
-  if (failure == nullptr && async->error != nullptr) {
-    failure = RecordFailureLocked(op, async->error);
+  if (const Thrown* thrown = async->thrown.get()) {
+    if (failure == nullptr) {
+      failure = RecordFailureLocked(op, *thrown);
+    } else if (!failures_.contains(engine::AddressOf(thrown->error))) {
+      // Nobody else has it, and it must not go under the lock.
+      tracker_.Discard(new FailureRecord{.error = thrown->error});
+    }
   }
   FinishLocked(nullptr, op, failure);
   ReleasePlaceLocked(queue);

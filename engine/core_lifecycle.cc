@@ -111,10 +111,10 @@ void EngineCore::StartThreads() {
 EngineCore::~EngineCore() {
   if (options_.check_access) engine::checking_engines.fetch_sub(1, std::memory_order_relaxed);
   Delist();
-  lock_.AssertHeld();  // the last reference: nobody else is here
-  LogUnseenLocked();   // of pushes that raced with Stop
-  for (FailureRecord* record : unreported_) engine::Tracker::Unref(record);
-  for (FailureRecord* record : failures_) engine::Tracker::Unref(record);
+  lock_.AssertHeld();      // the last reference: nobody else is here
+  LogUnseenLaterLocked();  // of pushes that raced with Stop
+  while (FailureRecord* record = unreported_.TakeEarliest()) tracker_.Unref(record);
+  FreeFailures(TakeUnusedFailuresLocked());
 }
 
 void EngineCore::Unref() noexcept {
@@ -211,16 +211,17 @@ void EngineCore::StopOnce(std::optional<Deadline> deadline) {
   EmptyInboxAfterStop();
   {
     const engine::TrackerGuard guard(lock_);
-    LogUnseenLocked();
+    LogUnseenLaterLocked();
   }
+  FreeUnusedFailures();
   StopTrace();
 }
 
-void EngineCore::LogUnseenLocked() {
-  for (FailureRecord* record : unreported_) {
-    if (std::exchange(record->seen, true)) continue;
-    Log(LogLevel::kError, "op '{}' failed and nobody waited for it: {}", record->failure.op,
-        record->failure.message);
+// What nobody has seen by now is logged with the failures that are freed next.
+void EngineCore::LogUnseenLaterLocked() {
+  while (FailureRecord* failure = unreported_.EarliestUnseen()) {
+    LogLaterLocked(failure);
+    unreported_.See(failure);
   }
 }
 
@@ -400,8 +401,8 @@ constexpr int kPausesForLock = 200;
 // The claimed call, which fails: hands `error` over, and the op to the engine if its body has
 // returned.
 void FinishCall(AsyncState* state, std::exception_ptr error) noexcept {
-  state->error = std::move(error);
-  // acq_rel: releases `error`; acquires the body's effects
+  state->thrown = std::make_unique<engine::Thrown>(std::move(error));
+  // acq_rel: releases `thrown`; acquires the body's effects
   if ((state->flags.fetch_or(AsyncState::kCalled, std::memory_order_acq_rel) &
        AsyncState::kBodyDone) != 0) {
     state->core->PublishCompletion(state);
@@ -455,7 +456,7 @@ void CompleteAsync(AsyncState* state, std::exception_ptr error) noexcept {
 void EngineCore::PublishCompletion(AsyncState* async) noexcept {
   std::uint64_t ticket = 0;
   const bool in_ring =
-      async->error == nullptr && !async->of_gpu && completions_.TryTakeTicket(&ticket);
+      async->thrown == nullptr && !async->of_gpu && completions_.TryTakeTicket(&ticket);
   if (in_ring && IsLookedAfter()) {
     Op* const op = async->op;
     async->refs.fetch_sub(1, std::memory_order_acq_rel);  // the engine's; the caller has another

@@ -387,7 +387,10 @@ bool EngineCore::EnterBound(const OpOptions& options, PushMode mode) {
 
 // As a push without temporary bytes that may wait.
 void EngineCore::AwaitRoom(const OpOptions& options) {
-  if (LooksFull()) EnterBound(options, PushMode::kWaitForRoom);
+  if (!LooksFull()) return;
+  EnterBound(options, PushMode::kWaitForRoom);
+  const engine::TrackerGuard guard(lock_);
+  EnsureWorkerLocked();  // as in LeaveBound: it may be long until the push comes
 }
 
 // Everything pending waits for completions: perhaps only a push from outside can bring them.
@@ -409,17 +412,24 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
   std::uint64_t released = released_;
   while (!HasRoomLocked(bytes)) {
     if (closed_.load(std::memory_order_relaxed)) {
+      EnsureWorkerLocked();  // as after a push that was abandoned: Stop may be asleep
       throw InvalidState(fmt::format(
           "push of op '{}' waiting for room: the engine has been stopped", options.name.c_str()));
     }
     if (HasPassed(deadline)) {
-      EnsureWorkerLocked();  // as after a push that was abandoned
+      EnsureWorkerLocked();
       throw TimeoutError(
           fmt::format("push of op '{}' waiting for room: the deadline has passed; {}",
                       options.name.c_str(), WhatIsPendingLocked()));
     }
     if (kind_ != Kind::kThreaded) {
-      if (!AcquireInlineLocked(deadline)) continue;
+      bool late = false;
+      try {
+        if (!AcquireInlineLocked(deadline, &late)) continue;
+      } catch (...) {
+        WaitChecks::Keep(std::current_exception());
+        break;
+      }
       RunReadyInlineLocked(executor, [&] {
         lock_.AssertHeld();
         return HasRoomLocked(bytes) || HasPassed(deadline);

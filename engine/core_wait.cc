@@ -85,15 +85,15 @@ void EngineCore::AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline) {
 // Releases the lock until `waiter` is woken or the deadline has passed (true). With a poller it may
 // return early: there may be something to run. Throws what the check of a WaitCheckScope throws.
 bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
-  // The other kinds of waits are in the middle of a push. Of these the one for room is left, too:
-  // its caller keeps the exception.
+  // In the middle of a push the caller keeps the exception.
+  const bool checks = waiter.kind != WaitKind::kPoller && WaitChecks::Any();
   const bool in_wait = waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll;
-  const bool checks = (in_wait || waiter.kind == WaitKind::kRoom) && WaitChecks::Any();
   waiter.may_lead = in_wait && tls_context.no_wait_depth == 0;
   waiter.next = waiters_;
   if (waiters_ != nullptr) waiters_->previous = &waiter;
   waiters_ = &waiter;
-  bool look = AnnounceWaitLocked(waiter);
+  // Whatever there is to run, kInline has to wait for its turn.
+  bool look = AnnounceWaitLocked(waiter) && waiter.kind != WaitKind::kInline;
   EnsureWorkerLocked();
   std::exception_ptr error;
   while (!look && error == nullptr && !waiter.woken()) {
@@ -121,7 +121,10 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
     leader_ = nullptr;
     AppointLeaderLocked();  // P1, P3
   }
-  if (error != nullptr) std::rethrow_exception(error);
+  if (error != nullptr) {
+    EnsureWorkerLocked();  // as in ThrowLateLocked
+    std::rethrow_exception(error);
+  }
   return !waiter.woken() && HasPassed(deadline);
 }
 
@@ -174,14 +177,17 @@ void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
   const bool traced = kTracing && trace_.load(std::memory_order_relaxed) != nullptr;
   const std::int64_t started_ns = traced ? SteadyNowNs() : 0;
   std::exception_ptr error;
+  FailureRecord* unused = nullptr;
   {
     const engine::TrackerGuard guard(lock_);
     WaitForVarLocked(var, deadline, kind);
     if (var->failure != nullptr) {
-      var->failure->seen = true;
+      unreported_.See(var->failure);
       error = var->failure->error;
     }
+    if (any_failed_.load(std::memory_order_relaxed)) unused = TakeUnusedFailuresLocked();
   }
+  FreeFailures(unused);
   if (traced) TraceWaitFor(kind, var->id, started_ns);
   if (error != nullptr) std::rethrow_exception(error);
 }
@@ -220,7 +226,11 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   }
   while (!reached()) {
     if (kind_ != Kind::kThreaded) {
-      if (!AcquireInlineLocked(deadline)) continue;
+      bool late = false;
+      if (!AcquireInlineLocked(deadline, &late)) {
+        if (late && !reached()) ThrowLateLocked(var);
+        continue;
+      }
       RunReadyInlineLocked(executor,
                            [&] { return reached() || (executor.ran > 0 && HasPassed(deadline)); });
       ReleaseInlineLocked();
@@ -258,13 +268,17 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       throw;
     }
     --var->waiters;
-    if (late && !reached()) {
-      const std::string blocker = WhatBlocksLocked(var);
-      throw TimeoutError(fmt::format("waiting for variable '{}': the deadline has passed; {}",
-                                     VarName(*var), blocker));
-    }
+    if (late && !reached()) ThrowLateLocked(var);
   }
   EnsureWorkerLocked();
+}
+
+void EngineCore::ThrowLateLocked(VarState* var) {
+  const std::string message = fmt::format("waiting for variable '{}': the deadline has passed; {}",
+                                          VarName(*var), WhatBlocksLocked(var));
+  // This thread may have led, and have completed at the last moment what others wait for.
+  EnsureWorkerLocked();
+  throw TimeoutError(message);
 }
 
 // The op, ready or started, that the oldest pending write of `var` waits for, followed down; null:
@@ -312,39 +326,23 @@ void EngineCore::WaitForAll(std::optional<Deadline> deadline) {
   const bool traced = kTracing && trace_.load(std::memory_order_relaxed) != nullptr;
   const std::int64_t started_ns = traced ? SteadyNowNs() : 0;
   std::exception_ptr error;
-  std::vector<FailureRecord*> unused;
+  FailureRecord* unused = nullptr;
   {
     const engine::TrackerGuard guard(lock_);
     if (!WaitForEpochLocked(CloseEpochLocked(), deadline)) {
       throw TimeoutError(
           fmt::format("waiting for all ops: the deadline has passed; {}", WhatIsPendingLocked()));
     }
-    const auto earliest = std::min_element(
-        unreported_.begin(), unreported_.end(),
-        [](const FailureRecord* a, const FailureRecord* b) { return a->ticket < b->ticket; });
-    if (earliest != unreported_.end()) {
-      FailureRecord* record = *earliest;
-      unreported_.erase(earliest);
-      record->unreported = false;
+    if (FailureRecord* record = unreported_.TakeEarliest()) {
       record->seen = true;
       error = record->error;
-      engine::Tracker::Unref(record);
-      unused = TakeUnusedFailuresLocked();
+      tracker_.Unref(record);
     }
+    unused = TakeUnusedFailuresLocked();
   }
-  for (FailureRecord* record : unused) engine::Tracker::Unref(record);
+  FreeFailures(unused);
   if (traced) TraceWaitFor(engine::TraceWait::kAll, 0, started_ns);
   if (error != nullptr) std::rethrow_exception(error);
-}
-
-// Those that only failures_ refers to, which is when WaitForAll has thrown them and their variables
-// are cured. To be freed without the lock: what their exceptions own may use the engine as it goes.
-std::vector<engine::FailureRecord*> EngineCore::TakeUnusedFailuresLocked() {
-  const auto in_use = [](const FailureRecord* record) { return record->refs > 1; };
-  const auto unused = std::partition(failures_.begin(), failures_.end(), in_use);
-  std::vector<FailureRecord*> taken(unused, failures_.end());
-  failures_.erase(unused, failures_.end());
-  return taken;
 }
 
 // Ends the open epoch at the inbox' tail. Returns the epoch that holds everything pushed before.
@@ -381,7 +379,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       PushReadyLocked(std::exchange(executor.candidate, nullptr));
     }
     if (kind_ != Kind::kThreaded) {
-      if (!AcquireInlineLocked(deadline)) continue;
+      if (!AcquireInlineLocked(deadline, &late)) continue;
       RunReadyInlineLocked(executor, [&] {
         lock_.AssertHeld();
         return EpochEndedLocked(epoch) || (executor.ran > 0 && HasPassed(deadline));

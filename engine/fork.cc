@@ -8,11 +8,11 @@
 
 namespace heddle::engine {
 
-std::atomic<bool> internal::is_forked_child{false};
+std::atomic<bool> is_forked_child{false};
 
 void WatchForks() {
   static const int watching = pthread_atfork(
-      nullptr, nullptr, [] { internal::is_forked_child.store(true, std::memory_order_relaxed); });
+      nullptr, nullptr, [] { is_forked_child.store(true, std::memory_order_relaxed); });
   (void)watching;
 }
 

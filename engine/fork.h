@@ -8,14 +8,10 @@
 
 namespace heddle::engine {
 
-namespace internal {
-extern std::atomic<bool> is_forked_child;
-}
+extern std::atomic<bool> is_forked_child;  // for the next
 
 // relaxed: set by fork() itself, before any code of the child runs
-inline bool InForkedChild() noexcept {
-  return internal::is_forked_child.load(std::memory_order_relaxed);
-}
+inline bool InForkedChild() noexcept { return is_forked_child.load(std::memory_order_relaxed); }
 
 // Called by every engine that is made: children forked from now on know it.
 void WatchForks();

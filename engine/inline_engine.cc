@@ -9,27 +9,48 @@
 // An async op whose completion comes later leaves its dependents pending; they run in the next push
 // or wait.
 #include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "engine/core.h"
+#include "engine/wait_checks.h"
 
 namespace heddle::internal {
 
+using engine::AccessMode;
 using engine::MessageKind;
 using engine::tls_context;
 
-// True: this thread runs ops now. False: look again, somebody else has run some. When the deadline
-// passes first, it throws TimeoutError.
-bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline) {
+namespace {
+
+bool IsFence(Op* op) { return op->access_count == 1 && op->access(0).mode() == AccessMode::kFence; }
+
+}  // namespace
+
+// True: this thread runs ops now. False: look again, somebody else has run some, or the deadline
+// has passed (*late). Throws what the check of a WaitCheckScope throws.
+bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline, bool* late) {
   if (!inline_busy_) {
     inline_busy_ = true;
     return true;
   }
   Waiter waiter{.kind = WaitKind::kInline};
-  if (SleepLocked(waiter, deadline)) {
-    throw TimeoutError("waiting while another thread runs ops: the deadline has passed; " +
-                       WhatIsPendingLocked());
-  }
+  *late = SleepLocked(waiter, deadline);
   return false;
+}
+
+// For a push, which no exception may leave: what the check throws is kept, and the thread that runs
+// ops now is to run those that are pushed, too (false).
+bool EngineCore::AcquireForPushLocked() {
+  bool late = false;
+  try {
+    while (!AcquireInlineLocked(std::nullopt, &late)) {
+    }
+    return true;
+  } catch (...) {
+    WaitChecks::Keep(std::current_exception());
+  }
+  return !std::exchange(inline_busy_, true);
 }
 
 bool EngineCore::InlineWorkLocked() {
@@ -138,10 +159,11 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
     op->epoch = tls_context.op->epoch;
     ++tls_context.children;
   }
-  const bool runs = !nested && tls_context.no_wait_depth == 0;
+  bool runs = !nested && tls_context.no_wait_depth == 0;
   const engine::TrackerGuard guard(lock_);
-  while (runs && !AcquireInlineLocked(std::nullopt)) {
-  }
+  // A fence has no body to run here, and the wait that it is for may have a deadline.
+  if (runs && inline_busy_ && IsFence(op)) runs = false;
+  if (runs) runs = AcquireForPushLocked();
   const std::uint64_t ticket = inbox_.TakeTicket();
   op->ticket = ticket;
   while (!inbox_.HasSlot(ticket)) {
@@ -170,8 +192,7 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
 void EngineCore::RunPending() {
   if (kind_ != Kind::kSerial || tls_context.op != nullptr || tls_context.no_wait_depth > 0) return;
   const engine::TrackerGuard guard(lock_);
-  while (!AcquireInlineLocked(std::nullopt)) {
-  }
+  if (!AcquireForPushLocked()) return;
   {
     Executor executor;
     const ExecutorLink link(*this, executor);

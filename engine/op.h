@@ -1,4 +1,4 @@
-// The blocks that the engine's hot path works on: ops, their accesses, variables, failures.
+// The blocks that the engine's hot path works on: ops, their accesses, variables.
 //
 // An op is one block: header, accesses, an extension (rare), the body. Blocks and variables are
 // aligned to 64 bytes, which leaves the low bits of their addresses free.
@@ -10,11 +10,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <string>
 
 #include "engine/block_pool.h"
+#include "engine/failure.h"
 #include "engine/gpu/gpu_var.h"
 
 namespace heddle::engine {
@@ -156,25 +156,6 @@ struct alignas(engine::kBlockAlign) Op : OpHeader {
 // More would cost many ops a line of memory.
 static_assert(Op::kHeaderBytes == 40);
 static_assert(engine::kBlockClasses < 1 << 4);  // OpHeader::block_class
-
-}  // namespace heddle::internal
-
-namespace heddle::engine {
-
-// Why variables are poisoned: the first op that failed. Guarded by the tracker's lock, counted by
-// `refs`.
-struct FailureRecord {
-  std::uint64_t ticket = 0;
-  std::exception_ptr error;
-  Failure failure;
-  int refs = 0;
-  bool unreported = true;  // WaitForAll has still to throw it
-  bool seen = false;       // by any wait
-};
-
-}  // namespace heddle::engine
-
-namespace heddle::internal {
 
 // The first line belongs to the tracker; the second is written when handles come and go, by any
 // thread. They lie apart so that a pushing thread that copies handles does not slow the tracker.

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -218,9 +219,14 @@ class Tracker {
     var->failure = failure;
   }
 
-  static void Unref(FailureRecord* failure) {
-    if (--failure->refs == 0) delete failure;
+  void Unref(FailureRecord* failure) {
+    if (--failure->refs == 0) Discard(failure);
   }
+  // Nobody refers to `failure`.
+  void Discard(FailureRecord* failure) { failure->next = std::exchange(unused_, failure); }
+  // Those that nobody refers to any more, the latest first; null: there are none. To be freed
+  // without the lock.
+  [[nodiscard]] FailureRecord* TakeUnused() { return std::exchange(unused_, nullptr); }
 
  private:
   // A writer with 100 000 readers behind it would hold the lock for milliseconds.
@@ -325,7 +331,8 @@ class Tracker {
   void SetFrontier(GpuVar* gpu, FailureRecord* failure);
 
   std::size_t poisoned_vars_ = 0;
-  std::size_t frontiers_ = 0;  // GpuVar::frontier that are not null
+  std::size_t frontiers_ = 0;        // GpuVar::frontier that are not null
+  FailureRecord* unused_ = nullptr;  // see Discard
   std::vector<VarState*> granting_;
   // Of a GPU op that has not finished, and one of its variables; rare.
   struct KeptFailure {

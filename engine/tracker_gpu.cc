@@ -95,7 +95,7 @@ FailureRecord* Tracker::Find(const KeptFailures& kept, const Op* op, const Acces
 
 void Tracker::DropKept(const Op* op) {
   for (KeptFailures* kept : {&own_failures_, &known_poison_}) {
-    std::erase_if(*kept, [op](const KeptFailure& known) {
+    std::erase_if(*kept, [this, op](const KeptFailure& known) {
       if (known.op != op) return false;
       Unref(known.failure);
       return true;

@@ -335,9 +335,12 @@ class Engine {
   // guards.
   void WaitForReadsAndWrites(const Var& var);
   void WaitForReadsAndWrites(const Var& var, Deadline deadline);
-  // Returns when everything pushed before, and what those ops push before they finish, is done.
+  // Returns when everything pushed before, and what the bodies of those ops push, is done. What
+  // other threads push counts by itself, also if they push it for an async op, which they complete
+  // then: it is waited for if it was pushed before the call.
   // Throws the unreported error of the op pushed earliest, each once; the rest stay for the next
-  // call.
+  // call, up to 10 000. For a further one the earliest that another wait has thrown is left out,
+  // or if none has been, the earliest, which is logged as at Stop.
   void WaitForAll();
   void WaitForAll(Deadline deadline);
 
@@ -436,9 +439,10 @@ class Engine {
 // exception of it leaves the wait, which then has changed nothing. For hosts that take signals in
 // code of their own. Scopes nest, the innermost counts. `check` may do anything but wait.
 //
-// A push that waits for room may be in the middle of a call that pushes several ops, all of which
-// have to come. So an exception ends that wait and is kept, at the end of the scope by the outer
-// one: later pushes enter beyond the bound, the next wait throws it, or the host takes it at last.
+// A push that waits for room, or on the serial engine for another thread's body to end, may be in
+// the middle of a call that pushes several ops, all of which have to come. So an exception ends
+// that wait and is kept, at the end of the scope by the outer one: later pushes enter beyond the
+// bound and leave their ops to that thread, the next wait throws it, or the host takes it at last.
 class WaitCheckScope {
  public:
   using Check = void (*)();

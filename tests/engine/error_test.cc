@@ -2,9 +2,15 @@
 // with failing ops are in error_graph_test.cc.
 #include <heddle/engine.h>
 
+#include <atomic>
+#include <exception>
+#include <latch>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -358,6 +364,104 @@ TEST_P(ErrorTest, AnExceptionThatUsesTheEngineInItsDestructorDoesNotHang) {
   EXPECT_THROW(engine.WaitForAll(), std::logic_error);
   engine.WaitForAll();
   EXPECT_EQ(ran, 1);
+}
+
+// That of Python takes the interpreter's lock, whose owner may be in a call of the engine.
+TEST_P(ErrorTest, AMessageMayUseTheEngine) {
+  struct Curious : std::exception {
+    explicit Curious(Engine& of) : engine(&of) {}
+    const char* what() const noexcept override {
+      (void)engine->stats();
+      return "curious";
+    }
+    Engine* engine;
+  };
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  engine.Push({.name = "throws", .writes = {x}}, [&] { throw Curious(engine); });
+  engine.PushAsync({.name = "fails", .writes = {y}},
+                   [&](const Completion& done) { done(std::make_exception_ptr(Curious(engine))); });
+  Hold hold(engine, {.name = "fails_later", .writes = {z}});
+  EXPECT_THROW(engine.WaitForVar(x), Curious);
+  EXPECT_THROW(engine.WaitForVar(y), Curious);
+  hold.Release(std::make_exception_ptr(Curious(engine)));
+  EXPECT_THROW(engine.WaitForVar(z), Curious);
+  for (const Var& var : {x, y, z}) {
+    ASSERT_TRUE(engine.FailureOf(var).has_value()) << var.name();
+    EXPECT_EQ(engine.FailureOf(var)->message, "curious") << var.name();
+  }
+}
+
+// A sink with a mutex, say, whose owner is in a call of the engine.
+TEST_P(ErrorTest, ALogSinkMayWaitForWhoLooksAtAFailure) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::latch logged(1), looked(1);
+  std::atomic<int> lines = 0;
+  engine.Push({.name = "unseen", .writes = {x}}, [] { throw std::runtime_error("lost"); });
+  SetLogSink([&](LogLevel, std::string_view) {
+    if (++lines == 1) logged.count_down();
+    looked.wait();
+  });
+  std::thread looker([&] {
+    logged.wait();
+    EXPECT_TRUE(engine.FailureOf(x).has_value());
+    looked.count_down();
+  });
+  engine.Stop();
+  looker.join();
+  SetLogSink({});
+  EXPECT_EQ(lines, 1);
+}
+
+// What a program that never calls WaitForAll leaves to it.
+class ManyErrorsTest : public EveryEngine {
+ protected:
+  static constexpr int kKept = 10'000;
+};
+INSTANTIATE_TEST_SUITE_P(All, ManyErrorsTest, testing::ValuesIn(OneConfigOfEachKind()),
+                         ConfigLabel);
+
+TEST_P(ManyErrorsTest, OfThoseThatWaitsHaveThrownTheEarliestAreLeftOut) {
+  struct Numbered : std::runtime_error {
+    Numbered(int number, std::shared_ptr<int> what)
+        : std::runtime_error(std::to_string(number)), owned(std::move(what)) {}
+    std::shared_ptr<int> owned;
+  };
+  LogCapture log;
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  const auto token = std::make_shared<int>(0);
+  for (int i = 0; i < kKept + 3; ++i) {
+    engine.Push({.name = "fails", .writes = {x}}, [&token, i] { throw Numbered(i, token); });
+    ASSERT_THROW(engine.WaitForVar(x), Numbered);
+  }
+  EXPECT_EQ(token.use_count(), 1 + kKept);  // the others are gone
+  EXPECT_EQ(MessageOf<Numbered>([&] { engine.WaitForAll(); }), "3");
+  engine.Stop();
+  EXPECT_EQ(log.Text(), "");
+}
+
+TEST_P(ManyErrorsTest, OfThoseThatNobodySawTheEarliestAreLogged) {
+  LogCapture log;
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  int pushed = 0;
+  const auto fail = [&] {
+    engine.Push({.name = "unseen", .writes = {x}}, [number = pushed++] {
+      throw std::runtime_error("error " + std::to_string(number));
+    });
+  };
+  for (int i = 0; i < kKept + 2; ++i) fail();
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForAll(); }), "error 2");
+  const std::string expected =
+      "op 'unseen' failed and nobody waited for it: error 0\n"
+      "op 'unseen' failed and nobody waited for it: error 1\n";
+  EXPECT_EQ(log.Text(), expected);
+  EXPECT_THROW(engine.WaitForVar(x), std::runtime_error);
+  for (int i = 0; i < 2; ++i) fail();  // the first is in place of error 2
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForAll(); }), "error 3");
+  EXPECT_EQ(log.Text(), expected);  // the one that a wait has thrown went first
 }
 
 // Kept by the program, and thrown again when the engine has forgotten it.

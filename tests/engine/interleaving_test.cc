@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/room.h"
 #include "tests/engine/support.h"
 
 namespace heddle::engine_test {
@@ -168,6 +170,66 @@ TEST_P(FirstOpTest, WhatOthersMakeReadyIsRun) {
     WaitUntil([&] { return ended.load(); });
     engine.WaitForAll();
   }
+}
+
+// A pusher at the bound runs ops in the place of the only worker, who comes for what their bodies
+// push, finds no place and goes again. Used to be left lying when the pusher ran no more of them.
+TEST_P(InterleavingTest, APushThatStopRefusesLeavesNoReadyOpBehind) {
+  if (GetParam().options.num_workers != 1) GTEST_SKIP() << "another worker has a place";
+  std::atomic<bool> started = false, stopping = false, child_ran = false;
+  EngineOptions options = GetParam().options;
+  options.watchdog = milliseconds(0);
+  options.max_pending_ops = 1;
+  Engine engine(options);
+  std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+  std::thread pusher([&] {
+    engine.Push({.name = "first"}, [&] {
+      started = true;
+      WaitUntil([&] { return stopping.load(); });
+      engine.Push({.name = "child"}, [&] { child_ran = true; });
+      std::this_thread::sleep_for(milliseconds(20));  // long enough to come and go
+    });
+    try {
+      engine.Push({.name = "second"}, [] {});  // most likely runs the first
+    } catch (const InvalidState&) {
+    }
+  });
+  WaitUntil([&] { return started.load(); });
+  std::thread stopper([&] { EXPECT_NO_THROW(engine.Stop(kSoon)); });
+  WaitUntil([&] {
+    try {
+      engine.ParallelFor(0, 1, [](std::int64_t, std::int64_t) {});
+      return false;
+    } catch (const InvalidState&) {
+      return true;
+    }
+  });
+  std::this_thread::sleep_for(milliseconds(20));  // longer than it takes Stop to fall asleep
+  stopping = true;
+  stopper.join();
+  pusher.join();
+  EXPECT_TRUE(child_ran);
+}
+
+// The same where the pusher has found room, and pushes only when it has done something else.
+TEST_P(InterleavingTest, WhoHasWaitedForRoomLeavesNoReadyOpBehind) {
+  if (GetParam().options.num_workers != 1) GTEST_SKIP() << "another worker has a place";
+  std::atomic<bool> child_ran = false;
+  EngineOptions options = GetParam().options;
+  options.watchdog = milliseconds(0);
+  options.max_pending_ops = 2;
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  std::this_thread::sleep_for(milliseconds(20));  // longer than it takes to fall asleep
+  engine.Push({.name = "first"}, [&] {
+    engine.Push({.name = "child"}, [&] { child_ran = true; });
+    std::this_thread::sleep_for(milliseconds(20));  // long enough to come and go
+  });
+  engine.Push({.name = "second"}, [] {});
+  engine::AwaitRoom(x, "third");
+  const auto give_up = steady_clock::now() + kSoon;
+  WaitUntil([&] { return child_ran || steady_clock::now() > give_up; });
+  EXPECT_TRUE(child_ran);
 }
 
 // Calls `while_waiting` on another thread while the calling thread runs an op of its WaitForAll,

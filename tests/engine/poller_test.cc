@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -220,6 +221,62 @@ TEST_P(PollerTest, ADeadlineThatPassesWhileAThreadLeadsThrowsAndHandsTheLeadOn) 
   net.ReleaseAnswers();
   other.join();
   engine.WaitForAll(kPatience);
+}
+
+// Calls a completion at the last moment of a RunOne.
+class LatePoller final : public WaitPoller {
+ public:
+  void Take(Completion done) { done_ = std::move(done); }
+  bool RunOne(Clock::time_point until) noexcept override {
+    while (Clock::now() < until) std::this_thread::yield();
+    if (done_) (*std::exchange(done_, std::nullopt))();
+    return true;
+  }
+  void Interrupt() noexcept override {}
+
+ private:
+  std::optional<Completion> done_;
+};
+
+// The leader is woken by nothing that it completes itself. It used to leave, at its deadline or by
+// an exception of its check, without a look at what that had made ready for others.
+TEST_P(PollerTest, ALeaderThatLeavesItsWaitLeavesNoReadyOpBehind) {
+  struct Left : std::exception {};
+  static std::atomic<bool> asleep;
+  for (const bool by_check : {false, true}) {
+    asleep = false;
+    EngineOptions options = GetParam().options;
+    options.watchdog = milliseconds(0);  // or it would find the op
+    Engine engine(options);
+    const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+    LatePoller poller;
+    Hold hold(engine, {.name = "hold", .writes = {x}});
+    engine.PushAsync({.name = "late", .writes = {y}, .start_inline = true},
+                     [&](Completion done) { poller.Take(std::move(done)); });
+    engine.Push({.name = "behind", .reads = {y}, .writes = {z}}, [] {});
+    std::thread other([&] {
+      const NoWaitScope never_leads;
+      const WaitCheckScope checked(milliseconds(1), [] {
+        asleep = true;
+        asleep.notify_all();
+      });
+      EXPECT_NO_THROW(engine.WaitForVar(z, kSoon));
+    });
+    asleep.wait(false);
+    {
+      const Registered registered(engine, poller);
+      // Longer than it takes the engine to fall asleep.
+      if (by_check) {
+        const WaitCheckScope checked(milliseconds(20), [] { throw Left(); });
+        EXPECT_THROW(engine.WaitForVar(x), Left);
+      } else {
+        EXPECT_THROW(engine.WaitForVar(x, milliseconds(20)), TimeoutError);
+      }
+      other.join();
+    }
+    hold.Release();
+    engine.WaitForAll();
+  }
 }
 
 TEST_P(PollerTest, WithNoOpInFlightNobodyLeads) {

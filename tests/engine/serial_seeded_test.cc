@@ -2,14 +2,20 @@
 // gives the same order again.
 #include <heddle/engine.h>
 
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <latch>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
+#include "tests/message_of.h"
 
 namespace heddle::engine_test {
 namespace {
@@ -107,6 +113,112 @@ TEST(SeededEngineTest, ForeignCompletionsQueueUntilAWaitPicksThem) {
   engine.WaitForAll();
   EXPECT_EQ(engine.version(x), 1u);
   EXPECT_TRUE(ran);
+}
+
+// --- Both: while one thread is in a body all others wait for their turn ---
+
+class WithoutWorkersTest : public EveryEngine {
+ protected:
+  static EngineOptions Bounded() {
+    EngineOptions options = GetParam().options;
+    options.max_pending_ops = 2;
+    return options;
+  }
+};
+
+std::vector<Config> ConfigsWithoutWorkers() {
+  std::vector<Config> configs = AllConfigs();
+  std::erase_if(configs, [](const Config& config) { return config.options.type == "threaded"; });
+  return configs;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WithoutWorkersTest, testing::ValuesIn(ConfigsWithoutWorkers()),
+                         ConfigLabel);
+
+// A thread that is in the body of an op.
+class BusyThread {
+ public:
+  explicit BusyThread(Engine& engine)
+      : thread_([this, &engine] {
+          const Var y = engine.NewVar("y");
+          engine.Push({.name = "busy", .writes = {y}}, [this] {
+            started_.count_down();
+            released_.wait();
+          });
+          if (engine.options().type == "seeded") engine.WaitForVar(y);
+        }) {
+    started_.wait();
+  }
+  ~BusyThread() {
+    released_.count_down();
+    thread_.join();
+  }
+  BusyThread(const BusyThread&) = delete;
+  BusyThread& operator=(const BusyThread&) = delete;
+
+ private:
+  std::latch started_{1};
+  std::latch released_{1};
+  std::thread thread_;
+};
+
+// Pushes an op, on the serial engine too, without waiting for one's turn to run it.
+template <class Body>
+void PushOnly(Engine& engine, const OpOptions& options, Body body) {
+  const NoWaitScope no_wait;
+  engine.Push(options, std::move(body));
+}
+
+TEST_P(WithoutWorkersTest, ADeadlineHoldsWhileAnotherThreadIsInABody) {
+  constexpr std::chrono::milliseconds kShort(10);
+  Engine engine(Bounded());
+  const Var x = engine.NewVar("the_var");
+  bool ran = false;
+  {
+    const BusyThread busy(engine);
+    PushOnly(engine, {.name = "next", .writes = {x}}, [&] { ran = true; });
+    const auto expect_late = [](const std::string& what, const std::function<void()>& call) {
+      const std::string message = MessageOf<TimeoutError>(call);
+      EXPECT_TRUE(Contains(message, what)) << message;
+      EXPECT_TRUE(Contains(message, "'busy'")) << message;
+    };
+    expect_late("'the_var'", [&] { engine.WaitForVar(x, kShort); });
+    expect_late("'the_var'", [&] { engine.WaitForReadsAndWrites(x, kShort); });
+    expect_late("waiting for all ops", [&] { engine.WaitForAll(kShort); });
+    expect_late("'pushed_late'", [&] {
+      engine.Push(
+          {.name = "pushed_late"}, [] { FAIL(); }, kShort);
+    });
+    expect_late("stopping the engine", [&] { engine.Stop(kShort); });
+    EXPECT_FALSE(ran);
+  }
+  engine.Stop();
+  EXPECT_TRUE(ran);
+  EXPECT_EQ(engine.version(x), 1u);
+}
+
+TEST_P(WithoutWorkersTest, ACheckMayLeaveAWaitWhileAnotherThreadIsInABody) {
+  struct Left : std::exception {};
+  Engine engine(Bounded());
+  const Var x = engine.NewVar("x");
+  int runs = 0;
+  {
+    const BusyThread busy(engine);
+    PushOnly(engine, {.name = "next", .writes = {x}}, [&] { ++runs; });
+    WaitCheckScope checked(std::chrono::milliseconds(1), [] { throw Left(); });
+    EXPECT_THROW(engine.WaitForVar(x), Left);
+    EXPECT_THROW(engine.WaitForReadsAndWrites(x), Left);
+    EXPECT_THROW(engine.WaitForAll(), Left);
+    // At the bound, and on the serial engine to be run by its own thread.
+    engine.Push({.name = "pushed", .writes = {x}}, [&] { ++runs; });
+    const std::exception_ptr kept = checked.TakeError();
+    ASSERT_NE(kept, nullptr);
+    EXPECT_THROW(std::rethrow_exception(kept), Left);
+    EXPECT_EQ(runs, 0);
+  }
+  engine.WaitForAll();
+  EXPECT_EQ(runs, 2);
+  EXPECT_EQ(engine.version(x), 2u);
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ TEST_P(WaitTest, WaitForAllIncludesWhatPendingOpsPush) {
   }
 }
 
-TEST_P(WaitTest, WaitForAllIncludesWhatAsyncOpsPushBeforeTheyFinish) {
+TEST_P(WaitTest, WaitForAllIncludesWhatTheBodiesOfAsyncOpsPush) {
   Engine engine(GetParam().options);
   bool child_ran = false;
   std::thread completer;
@@ -234,6 +234,20 @@ TEST_P(WaitTest, ASleepingWaitSeesWhatOtherThreadsPush) {
       engine.WaitForAll(kPatience);
     }
   }
+}
+
+// The engine cannot know for which op a thread pushes that is in the body of none.
+TEST_P(WaitTest, WaitForAllLeavesOutWhatIsPushedLaterByWhoCompletesAnOp) {
+  Engine engine(GetParam().options);
+  Hold parent(engine, {.name = "parent"});
+  std::optional<Hold> child;
+  WhileAsleep([&] { engine.WaitForAll(kSoon); },
+              [&] {
+                child.emplace(engine, OpOptions{.name = "child"});
+                parent.Release();
+              });
+  child->Release();
+  engine.WaitForAll(kSoon);
 }
 
 TEST_P(WaitTest, SeveralThreadsMayWaitAtOnce) {
