@@ -3,9 +3,8 @@
 //   bench_gpu [--json FILE] [--quick] [SECTION...]
 //
 // Each section is a file beside this one, with its bars in its heading. Status 1: a bar falls
-// short. Without a GPU it says so, adds no bar and ends with status 0.
+// short. Without a GPU that can be used it says what is missing, and why, and ends with status 0.
 #include <algorithm>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -36,7 +35,7 @@ int main(int argc, char** argv) {
   const auto arguments = heddle::bench::ParseArguments(argc, argv, report, names);
   if (!arguments) return 2;
   if (heddle::GpuCount() == 0) {
-    std::fprintf(stderr, "bench_gpu: nothing measured: %s\n", heddle::WhyNoGpu(0).c_str());
+    report.AddMissing("a GPU (" + heddle::WhyNoGpu(0) + ")");
     return 0;
   }
   for (const Section& section : kSections) {

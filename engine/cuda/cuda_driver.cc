@@ -91,9 +91,6 @@ class CudaDriver final : public GpuDriver {
     return {.error = std::make_exception_ptr(
                 CudaError(fmt::format("the GPU reports {}", DescribeCudaError(state)), state))};
   }
-  void Signal(Stream stream, void (*signal)(void*), void* context) override {
-    CUDA_CHECK(cudaLaunchHostFunc(AsStream(stream), signal, context));
-  }
   void CheckLaunches() override { CUDA_CHECK(cudaGetLastError()); }
   std::unique_ptr<DeviceTrace> TraceDevices(DeviceWorkSink& sink) noexcept override {
     return TraceByCupti(sink);

@@ -5,6 +5,7 @@
 // Threads: all methods, any thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -58,9 +59,9 @@ class GpuDriver {
   // What is issued on `stream` from now on waits for `event`, which may be of another device.
   virtual void Wait(Stream stream, Event event) = 0;
   virtual State Query(Event event) noexcept = 0;
-  // Calls signal(context) on a thread of the driver when what was issued on `stream` is done; may
-  // never do so if the device fails.
-  virtual void Signal(Stream stream, void (*signal)(void*), void* context) = 0;
+  // How long what may wait for an event of a device that has failed is given to end: nobody can
+  // tell whether that event had happened before.
+  virtual std::chrono::milliseconds patience() const { return std::chrono::seconds(10); }
   // Throws what launches of this thread have reported since the last call.
   virtual void CheckLaunches() = 0;
 

@@ -1,7 +1,12 @@
 #include "engine/gpu/gpu_queues.h"
 
+#include <heddle/error.h>
+
+#include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -15,12 +20,35 @@ using internal::AsyncState;
 
 namespace {
 
-// How long the reaper polls before it asks for signals and sleeps.
+using Clock = std::chrono::steady_clock;
+
+// How long the reaper polls after the last news before it sleeps between two looks.
 constexpr int kPollMicroseconds = 30;
-// A failed device signals nothing: the reaper looks again after so long.
-constexpr std::chrono::milliseconds kLookAgain{5};
+// So long at a time: a part of the time for which there has been no news, by which it is late then.
+constexpr int kDozePart = 8;
+constexpr std::chrono::microseconds kDozeMin{20};
+constexpr std::chrono::milliseconds kDozeMax{1};
+
+// What the body that this thread runs has said.
+thread_local std::shared_ptr<const GivenUp> issuing_given_up;
+
+// What the ops of a device fail by when one of them waits for what has failed by `why`.
+std::exception_ptr ErrorOfWaiter(int device, const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const CudaError& error) {
+    return std::make_exception_ptr(CudaError(
+        fmt::format("gpu({}) waits for what never comes: {}", device, error.what()), error.code()));
+  } catch (...) {
+    return why;
+  }
+}
 
 }  // namespace
+
+void EndsOrIsGivenUp(std::shared_ptr<const GivenUp> given_up) noexcept {
+  issuing_given_up = std::move(given_up);
+}
 
 GpuQueues::GpuQueues(const EngineOptions& options)
     : options_(options),
@@ -39,18 +67,12 @@ void GpuQueues::End() {
   }
   reaper_wake_.NotifyAll();
   reaper_.join();
-  // Signals that were asked for and not awaited use the queues. They come soon, unless the device
-  // has failed or the driver is gone.
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  ForEach([&](GpuQueue& queue) {
-    while (SignalComes(queue) && std::chrono::steady_clock::now() < patience) {
-      std::this_thread::yield();
-    }
-    for (Stream* const stream : {&queue.stream_, &queue.signal_stream_}) {
-      if (*stream != nullptr) driver_->Free(queue.device_, std::exchange(*stream, nullptr));
+  ForEach([this](GpuQueue& queue) {
+    if (queue.stream_ != nullptr) {
+      driver_->Free(queue.device_, std::exchange(queue.stream_, nullptr));
     }
   });
-  // After all streams: those of a device that has failed may still wait for events.
+  // After all streams: those that are lost may still wait for events.
   ForEach([this](GpuQueue& queue) {
     const MutexLock lock(queue.mutex_);
     for (const Event event : queue.free_events_) driver_->FreeEvent(queue.device_, event);
@@ -64,7 +86,7 @@ void GpuQueues::Open(int id) {
     const GpuLaneOptions& lane_options = options_.gpu.lanes[lane];
     device.first[lane] = device.queues.size();
     for (int i = 0; i < lane_options.streams + lane_options.urgent_streams; ++i) {
-      device.queues.push_back(std::make_unique<GpuQueue>(*this, id, i >= lane_options.streams,
+      device.queues.push_back(std::make_unique<GpuQueue>(id, i >= lane_options.streams,
                                                          lane_options.priority, options_));
     }
   }
@@ -101,9 +123,10 @@ void GpuQueues::MakeStream(GpuQueue& queue) {
 }
 
 // Enters the device and makes the stream wait for `waits`. Why it could not; null: done.
-std::exception_ptr GpuQueues::Begin(GpuQueue& queue, const std::vector<GpuMark>& waits,
-                                    GpuDriver::Context* outer) {
-  DeviceQueues& device = *devices_[static_cast<std::size_t>(queue.device_)];
+std::exception_ptr GpuQueues::Begin(GpuQueue& queue, std::vector<GpuMark>& waits,
+                                    GpuDriver::Context* outer, bool* entered) {
+  issuing_given_up = nullptr;
+  DeviceQueues& device = DeviceOf(queue);
   if (device.failed.load(std::memory_order_acquire)) return ErrorOf(device);
   try {
     *outer = driver_->Enter(queue.device_);
@@ -112,15 +135,24 @@ std::exception_ptr GpuQueues::Begin(GpuQueue& queue, const std::vector<GpuMark>&
   }
   try {
     MakeStream(queue);
-    for (const GpuMark& mark : waits) {
+  } catch (...) {
+    driver_->Leave(*outer);
+    return std::current_exception();
+  }
+  *entered = true;
+  // From here on the stream may wait, so the op needs its event, also if it fails.
+  try {
+    std::size_t kept = 0;
+    for (const GpuMark mark : waits) {
       // Under its queue's lock: the event is not used again meanwhile.
       const MutexLock lock(mark.queue->mutex_);
       if (mark.queue->HasFinished(mark.number)) continue;
+      waits[kept++] = mark;
       const Event event = mark.queue->At(mark.number).event;
       if (event != nullptr) driver_->Wait(queue.stream_, event);
     }
+    waits.resize(kept);
   } catch (...) {
-    driver_->Leave(*outer);
     return std::current_exception();
   }
   return nullptr;
@@ -140,17 +172,22 @@ std::exception_ptr GpuQueues::LaunchError() noexcept {
 GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, AsyncState* async,
                        bool entered, std::exception_ptr& error) noexcept {
   GpuMark mark{&queue, 0};
+  bool alone = false;
   {
     const MutexLock lock(queue.mutex_);
     mark.number = ++queue.last_;
-    DCHECK(queue.last_ - queue.finished_.load(std::memory_order_relaxed) <=
-           queue.issued_.size());  // G3
+    const std::uint64_t unfinished = queue.last_ - queue.finished_.load(std::memory_order_relaxed);
+    DCHECK(unfinished <= queue.issued_.size());  // G3
+    alone = unfinished == 1;
     GpuQueue::Issued& issued = queue.At(mark.number);
     issued.async = async;
     issued.body = async->op->body();
     issued.waits = waits;
+    issued.given_up = std::move(issuing_given_up);
     issued.event = nullptr;
-    if (entered) {
+    if (queue.lost_from_.load(std::memory_order_relaxed) != 0) {
+      if (error == nullptr) error = ErrorOf(DeviceOf(queue));
+    } else if (entered) {
       Event event = nullptr;
       try {
         if (queue.free_events_.empty()) {
@@ -170,14 +207,10 @@ GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, Async
   }
   // seq_cst; pairs with the store of kAsleep in Reap: it sees the op, or this thread sees it asleep
   unfinished_.fetch_add(1, std::memory_order_seq_cst);
-  // While it dozes, a signal that was asked for wakes it. On a device that has failed, or fails
-  // now, that one may never come, so it does not do for a reaper that would sleep for ever.
+  // While it dozes, it looks at what has run long less and less often. Behind others an op is seen
+  // to end when these are.
   const ReaperState reaper = reaper_state_.load(std::memory_order_seq_cst);
-  if (reaper == ReaperState::kAsleep ||
-      (reaper == ReaperState::kDozing &&
-       (!entered || !queue.signal_comes_.load(std::memory_order_seq_cst)))) {
-    Wake();
-  }
+  if (reaper == ReaperState::kAsleep || (reaper == ReaperState::kDozing && alone)) Wake();
   return mark;
 }
 
@@ -188,15 +221,64 @@ std::exception_ptr GpuQueues::ErrorOf(DeviceQueues& device) {
   return device.error;
 }
 
-void GpuQueues::Fail(int id, std::exception_ptr error) {
-  DeviceQueues& device = *devices_[static_cast<std::size_t>(id)];
+// `dead`: the device itself has failed; else a stream of it is lost.
+void GpuQueues::Fail(DeviceQueues& device, int id, std::exception_ptr error, bool dead) {
+  bool first = false;
   {
     const MutexLock lock(device.mutex);
-    if (device.error != nullptr) return;
-    device.error = std::move(error);
+    first = device.error == nullptr;
+    if (first) device.error = std::move(error);
   }
+  // Stored before anybody sees that an op of it has failed.
+  if (dead) device.dead.store(true, std::memory_order_release);
   device.failed.store(true, std::memory_order_release);
-  Log(LogLevel::kError, "gpu({}) has failed; all its ops fail from now on", id);
+  if (!first) return;
+  if (dead) {
+    Log(LogLevel::kError, "gpu({}) has failed; all its ops fail from now on", id);
+  } else {
+    Log(LogLevel::kError, "gpu({}) waits for what never comes; it takes no more ops", id);
+  }
+}
+
+// Why the op `number` of `queue`, the oldest, and what is behind it may never end; null: all does.
+std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, bool* certain) {
+  std::exception_ptr doubt;
+  // Also those behind it: two that were issued at a time may lie on the stream the other way round.
+  for (std::uint64_t i = number; i <= queue.last_; ++i) {
+    const GpuQueue::Issued& issued = queue.At(i);
+    if (issued.event == nullptr) continue;  // it has not made the stream wait
+    if (doubt == nullptr && issued.given_up != nullptr) doubt = issued.given_up->error();
+    for (const GpuMark& mark : issued.waits) {
+      DeviceQueues& device = DeviceOf(*mark.queue);
+      const std::uint64_t lost_from = mark.queue->lost_from_.load(std::memory_order_relaxed);
+      const bool lost = lost_from != 0 && lost_from <= mark.number;
+      if (lost && i == number) *certain = true;
+      if (doubt == nullptr && (lost || device.dead.load(std::memory_order_relaxed))) {
+        doubt = ErrorOf(device);
+      }
+    }
+  }
+  return doubt;
+}
+
+// The oldest op of `queue`, whose event has not happened, is not going to end: the stream is lost.
+// False: it may end.
+bool GpuQueues::Loses(GpuQueue& queue, std::uint64_t number) {
+  bool certain = false;
+  const std::exception_ptr doubt = DoubtOf(queue, number, &certain);
+  if (doubt == nullptr) {
+    queue.doubtful_ = 0;
+    return false;
+  }
+  const Clock::time_point now = Clock::now();
+  if (queue.doubtful_ != number) {
+    queue.doubtful_ = number;
+    queue.doubtful_since_ = now;
+  }
+  if (!certain && now - queue.doubtful_since_ < driver_->patience()) return false;
+  queue.lost_from_.store(number, std::memory_order_relaxed);
+  Fail(DeviceOf(queue), queue.device_, ErrorOfWaiter(queue.device_, doubt), /*dead=*/false);
+  return true;
 }
 
 // --- finishing -----------------------------------------------------------------------------------
@@ -209,96 +291,99 @@ void GpuQueues::Wake() {
   reaper_wake_.NotifyOne();
 }
 
-void GpuQueues::OnSignal(void* context) {
-  auto* queue = static_cast<GpuQueue*>(context);
-  GpuQueues& owner = queue->owner_;
-  // Under the lock, so that the destructor, which waits for signal_comes_, comes after it.
-  const MutexLock lock(owner.reaper_mutex_);
-  owner.woken_ = true;
-  owner.reaper_wake_.NotifyOne();
-  queue->signal_comes_.store(false, std::memory_order_seq_cst);
-}
-
-bool GpuQueues::SignalComes(const GpuQueue& queue) {
-  const MutexLock lock(reaper_mutex_);
-  return queue.signal_comes_.load(std::memory_order_relaxed);
-}
-
 // `device`: one that is in use. On none a thread's first call would make a context on gpu(0).
 void GpuQueues::Reap(int device) {
   PreferPromptWakeups();
+  PreferExactTimers();
   try {
     driver_->Enter(device);  // for good
   } catch (const Error& error) {
     Log(LogLevel::kWarning, "the thread that finishes GPU ops: {}", error.what());
   }
   const int pauses = PausesPerMicrosecond();
+  Clock::time_point news = Clock::now();  // an op was issued, as far as is told, or has finished
+  int polls = kPollMicroseconds;
   while (true) {
-    int polls = kPollMicroseconds;
+    bool closely = true;
     while (unfinished_.load(std::memory_order_acquire) > 0 && polls > 0) {
-      if (FinishSome()) {
+      if (FinishSome(closely)) {
+        news = Clock::now();
         polls = kPollMicroseconds;
         continue;
       }
+      closely = false;
       --polls;
       for (int i = 0; i < pauses; ++i) Pause();
     }
     reaper_state_.store(ReaperState::kAsleep, std::memory_order_seq_cst);  // then look; see End
     const bool pending = unfinished_.load(std::memory_order_seq_cst) > 0;
-    if (pending) {
-      reaper_state_.store(ReaperState::kDozing, std::memory_order_seq_cst);
-      AskForSignals();
-    }
+    if (pending) reaper_state_.store(ReaperState::kDozing, std::memory_order_seq_cst);
+    bool woken = false;
     {
       const MutexLock lock(reaper_mutex_);
       if (stop_) return;
-      if (!woken_) {
-        if (pending) {
-          reaper_wake_.WaitUntil(reaper_mutex_, std::chrono::steady_clock::now() + kLookAgain);
-        } else {
-          while (!woken_ && !stop_) reaper_wake_.Wait(reaper_mutex_);
-        }
+      if (pending && !woken_) {
+        const Clock::time_point now = Clock::now();
+        const Clock::duration doze =
+            std::clamp<Clock::duration>((now - news) / kDozePart, kDozeMin, kDozeMax);
+        reaper_wake_.WaitUntil(reaper_mutex_, now + doze);
+      } else {
+        while (!woken_ && !stop_) reaper_wake_.Wait(reaper_mutex_);
       }
-      woken_ = false;
+      woken = std::exchange(woken_, false);
     }
     reaper_state_.store(ReaperState::kAwake, std::memory_order_seq_cst);
+    polls = 1;
+    if (woken) {
+      news = Clock::now();
+      polls = kPollMicroseconds;
+    }
   }
 }
 
-bool GpuQueues::FinishSome() {
+bool GpuQueues::FinishSome(bool closely) {
   bool any = false;
   for (const auto& device : devices_) {
     if (!device->opened.load(std::memory_order_acquire)) continue;
     for (const auto& queue : device->queues) {
-      while (FinishFront(*queue)) any = true;
+      while (FinishFront(*queue, closely)) any = true;
     }
   }
   return any;
 }
 
-// Finishes the oldest op of `queue` if it is over. False: it is not, or there is none.
-bool GpuQueues::FinishFront(GpuQueue& queue) {
-  DeviceQueues& device = *devices_[static_cast<std::size_t>(queue.device_)];
+// Finishes the oldest op of `queue` if it is over. False: it is not, or there is none. `closely`:
+// asks, too, whether it can ever be over.
+bool GpuQueues::FinishFront(GpuQueue& queue, bool closely) {
+  DeviceQueues& device = DeviceOf(queue);
   AsyncState* async = nullptr;
   void* body = nullptr;
   std::exception_ptr error;
+  std::shared_ptr<const GivenUp> given_up;  // goes when the lock is free
   {
     const MutexLock lock(queue.mutex_);
     const std::uint64_t number = queue.finished_.load(std::memory_order_relaxed) + 1;
     if (number > queue.last_) return false;
     GpuQueue::Issued& front = queue.At(number);
-    if (front.event != nullptr && !device.failed.load(std::memory_order_relaxed)) {
+    const auto never_happens = [&] {
+      return device.dead.load(std::memory_order_relaxed) ||
+             queue.lost_from_.load(std::memory_order_relaxed) != 0;
+    };
+    bool over = front.event == nullptr || never_happens();
+    if (!over) {
       GpuDriver::State state = driver_->Query(front.event);
-      if (state.error != nullptr) Fail(queue.device_, state.error);
-      if (state.error == nullptr && !state.happened) return false;
+      if (state.error != nullptr) Fail(device, queue.device_, state.error, /*dead=*/true);
+      over = state.error != nullptr || state.happened;
     }
     for (const GpuMark& mark : front.waits) {
       if (!mark.queue->HasFinished(mark.number)) return false;  // G2
     }
+    if (!over && !(closely && Loses(queue, number))) return false;
     error = std::exchange(front.error, nullptr);
-    if (error == nullptr && device.failed.load(std::memory_order_relaxed)) error = ErrorOf(device);
+    if (error == nullptr && never_happens()) error = ErrorOf(device);
     async = std::exchange(front.async, nullptr);
     body = front.body;
+    given_up = std::move(front.given_up);
     if (front.event != nullptr) queue.free_events_.push_back(std::exchange(front.event, nullptr));
     queue.finished_.store(number, std::memory_order_release);
   }
@@ -313,30 +398,6 @@ bool GpuQueues::FinishFront(GpuQueue& queue) {
   }
   internal::CompleteAsync(async, std::move(error));
   return true;
-}
-
-// Has the driver wake the reaper when the oldest event of each stream has happened.
-void GpuQueues::AskForSignals() {
-  ForEach([this](GpuQueue& queue) {
-    if (queue.signal_comes_.load(std::memory_order_acquire)) return;
-    const MutexLock lock(queue.mutex_);
-    const std::uint64_t number = queue.finished_.load(std::memory_order_relaxed) + 1;
-    if (number > queue.last_) return;
-    const Event event = queue.At(number).event;
-    if (event == nullptr) return;
-    try {
-      driver_->Enter(queue.device_);  // for good: this thread does nothing else
-      if (queue.signal_stream_ == nullptr) {
-        queue.signal_stream_ = driver_->NewStream(/*urgent=*/false, /*priority=*/0);
-      }
-      driver_->Wait(queue.signal_stream_, event);
-      queue.signal_comes_.store(true, std::memory_order_seq_cst);
-      driver_->Signal(queue.signal_stream_, &OnSignal, &queue);
-    } catch (...) {
-      // The device has failed, which the next look at its events shows.
-      queue.signal_comes_.store(false, std::memory_order_seq_cst);
-    }
-  });
 }
 
 }  // namespace heddle::engine

@@ -8,18 +8,30 @@
 //   issue:  the executor that picked the op makes the stream wait for its marks, runs the body,
 //           records an event and leaves both in the stream's GpuQueue.
 //   finish: one thread, the reaper, asks the oldest event of each stream. While nothing happens it
-//           polls for some microseconds, then has the driver signal it, and sleeps.
+//           polls for some microseconds, then sleeps between two looks, the longer the longer
+//           nothing has happened. The driver could signal it, but by a stream of its own for each
+//           of ours, which would be parked behind an event: streams share a few hardware
+//           connections, so it would hold up others.
+//   fail:   on a device that has failed nothing happens any more, and its ops end at once. Streams
+//           of other devices may wait for its events; nobody can tell which had happened before.
+//           An op that may wait for one is given the driver's patience. Then its stream is lost:
+//           that op and all behind it fail, its device takes no more ops, and what waits for these
+//           on other streams is lost with them. What goes on elsewhere on that device ends as ever:
+//           it uses its memory until then.
 //
 // Invariants:
 //   (G1) A queue's numbers rise in the order in which its events were recorded.
 //   (G2) An op finishes after all that were issued before it on its stream, and after all marks
 //        that it waited for, whatever order the reaper sees the events in.
 //   (G3) At most issued_ahead ops of a stream are ready or issued; the others are held back.
+//   (G4) Every op finishes if what runs on devices that have not failed ends: an op whose stream
+//        waits for events that may never happen says so by its marks, or by a GivenUp.
 #pragma once
 
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -27,6 +39,7 @@
 
 #include "base/mutex.h"
 #include "engine/gpu/driver.h"
+#include "engine/gpu/given_up.h"
 #include "engine/gpu/gpu_var.h"
 #include "engine/op.h"
 #include "engine/ready_queue.h"
@@ -40,9 +53,8 @@ class GpuQueues;
 // One stream.
 class GpuQueue {
  public:
-  GpuQueue(GpuQueues& owner, int device, bool urgent, int priority, const EngineOptions& options)
-      : owner_(owner),
-        device_(device),
+  GpuQueue(int device, bool urgent, int priority, const EngineOptions& options)
+      : device_(device),
         urgent_(urgent),
         priority_(priority),
         held(options.ageing),
@@ -65,11 +77,11 @@ class GpuQueue {
     GpuDriver::Event event = nullptr;  // null: nothing to wait for, recording it failed
     std::exception_ptr error;          // of the launch
     std::vector<GpuMark> waits;
+    std::shared_ptr<const GivenUp> given_up;  // null: its body has said nothing of the kind
   };
 
   Issued& At(std::uint64_t number) REQUIRES(mutex_) { return issued_[number % issued_.size()]; }
 
-  GpuQueues& owner_;
   const int device_;
   const bool urgent_;
   const int priority_;
@@ -87,10 +99,13 @@ class GpuQueue {
   std::uint64_t last_ GUARDED_BY(mutex_) = 0;      // the number of the op issued last
   // Written under mutex_. release; pairs with the acquire in HasFinished
   std::atomic<std::uint64_t> finished_{0};
+  // The stream is lost: nothing happens any more from this number on. 0: it is not. Written by the
+  // reaper under mutex_, relaxed: read under it, or by the reaper.
+  std::atomic<std::uint64_t> lost_from_{0};
 
-  // The reaper's, for its signals.
-  GpuDriver::Stream signal_stream_ = nullptr;
-  std::atomic<bool> signal_comes_{false};
+  // The reaper's: the oldest op, if it may never end, and since when that is known.
+  std::uint64_t doubtful_ = 0;
+  std::chrono::steady_clock::time_point doubtful_since_;
 };
 
 class GpuQueues {
@@ -122,17 +137,18 @@ class GpuQueues {
   }
 
   // Issues an op: the stream waits for `waits`, `body` runs unless `skipped` says why not. Its
-  // completion will be called. Returns its place and why it failed, so far.
+  // completion will be called. Returns its place and why it failed, so far. Takes off `waits` what
+  // has finished.
   struct Result {
     GpuMark mark;
     std::exception_ptr error;
   };
   template <class Body>
-  Result Issue(GpuQueue& queue, const std::vector<GpuMark>& waits, internal::AsyncState* async,
+  Result Issue(GpuQueue& queue, std::vector<GpuMark>& waits, internal::AsyncState* async,
                std::exception_ptr skipped, Body&& body) {
     GpuDriver::Context outer = nullptr;
-    std::exception_ptr error = Begin(queue, waits, &outer);
-    const bool entered = error == nullptr;
+    bool entered = false;
+    std::exception_ptr error = Begin(queue, waits, &outer, &entered);
     if (error == nullptr) error = skipped;
     error = body(error);
     // Always asked, so that what a body has left is not found by the next op of this thread.
@@ -155,26 +171,30 @@ class GpuQueues {
     std::size_t first[kLanes + 1] = {};  // of each lane: its streams, then its urgent ones
     std::atomic<bool> opened{false};
     Mutex mutex;
-    std::exception_ptr error GUARDED_BY(mutex);  // it has failed
-    std::atomic<bool> failed{false};
+    std::exception_ptr error GUARDED_BY(mutex);  // why it takes no more ops
+    std::atomic<bool> failed{false};             // it takes none
+    std::atomic<bool> dead{false};  // that is since the device has failed: nothing happens on it
   };
 
   void Open(int id);
-  std::exception_ptr Begin(GpuQueue& queue, const std::vector<GpuMark>& waits,
-                           GpuDriver::Context* outer);
+  std::exception_ptr Begin(GpuQueue& queue, std::vector<GpuMark>& waits, GpuDriver::Context* outer,
+                           bool* entered);
   void MakeStream(GpuQueue& queue);
   std::exception_ptr LaunchError() noexcept;
   GpuMark End(GpuQueue& queue, const std::vector<GpuMark>& waits, internal::AsyncState* async,
               bool entered, std::exception_ptr& error) noexcept;
+  DeviceQueues& DeviceOf(const GpuQueue& queue) {
+    return *devices_[static_cast<std::size_t>(queue.device_)];
+  }
   std::exception_ptr ErrorOf(DeviceQueues& device);
-  void Fail(int id, std::exception_ptr error);
+  void Fail(DeviceQueues& device, int id, std::exception_ptr error, bool dead);
+  std::exception_ptr DoubtOf(GpuQueue& queue, std::uint64_t number, bool* certain)
+      REQUIRES(queue.mutex_);
+  bool Loses(GpuQueue& queue, std::uint64_t number) REQUIRES(queue.mutex_);
 
   void Reap(int device);
-  bool FinishSome();
-  bool FinishFront(GpuQueue& queue);
-  void AskForSignals();
-  static void OnSignal(void* queue);
-  bool SignalComes(const GpuQueue& queue);
+  bool FinishSome(bool closely);
+  bool FinishFront(GpuQueue& queue, bool closely);
   void Wake();
 
   const EngineOptions& options_;
@@ -185,7 +205,7 @@ class GpuQueues {
   std::atomic<std::int64_t> unfinished_{0};
   enum class ReaperState : std::uint8_t {
     kAwake,
-    kDozing,  // ops are unfinished: it waits for signals, and looks again soon in any case
+    kDozing,  // ops are unfinished: it looks again soon
     kAsleep,  // there are none: it wakes for Wake alone
   };
   std::atomic<ReaperState> reaper_state_{ReaperState::kAwake};

@@ -20,7 +20,6 @@ class NoDriver final : public GpuDriver {
   void Record(Event, Stream) override { Unreachable(); }
   void Wait(Stream, Event) override { Unreachable(); }
   State Query(Event) noexcept override { Unreachable(); }
-  void Signal(Stream, void (*)(void*), void*) override { Unreachable(); }
   void CheckLaunches() override { Unreachable(); }
   void* AllocateDevice(int, std::int64_t) override { Unreachable(); }
   void FreeDevice(int, void*) noexcept override { Unreachable(); }

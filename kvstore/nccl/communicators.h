@@ -1,11 +1,16 @@
 // The communicators of NCCL that a process has in a group of devices: one, and a stream, a device.
 //
 // Whatever ends its life, an exception in the middle of its set-up included: what is left of the
-// communicators is aborted, all of them at a time, and only then the streams are freed.
+// communicators is aborted, all of them at a time, and only then the streams are freed. NCCL may
+// never come to the end of that: it waits for its own streams, and these perhaps for an event of a
+// device that has failed. So there is a patience; then threads stay behind, and keep what NCCL may
+// use until they end.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,8 +43,9 @@ class Communicators {
     Nccl::Comm comm = nullptr;
   };
 
-  Communicators(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver)
-      : nccl_(std::move(nccl)), driver_(std::move(driver)) {}
+  // `patience`: with Abort.
+  Communicators(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
+                std::chrono::milliseconds patience);
   ~Communicators();
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
@@ -52,16 +58,27 @@ class Communicators {
   Nccl::State Ask() noexcept;
   // The orderly end; what is said of Nccl's counts here, too.
   [[nodiscard]] bool Finalize();
-  void Destroy() noexcept { TakeDown(&Nccl::Destroy); }
-  void Abort() noexcept { TakeDown(&Nccl::Abort); }
+  void Destroy() noexcept { TakeDown(&Nccl::Destroy, std::nullopt); }
+  // False: the patience is over, and NCCL may still use what it was given.
+  bool Abort() noexcept { return TakeDown(&Nccl::Abort, patience_); }
+
+  // Something that NCCL may use as long as there are communicators, and whoever takes them down.
+  void Keep(std::shared_ptr<void> what);
+  // Lets go of the streams, and of what it keeps. After Destroy or Abort; nothing else comes then.
+  void Drop() noexcept { held_ = nullptr; }
 
   std::span<const Member> members() const { return members_; }
 
  private:
-  void TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept) noexcept;
+  struct Held;  // shared with the threads that take communicators down
+
+  bool TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept,
+                std::optional<std::chrono::milliseconds> patience) noexcept;
 
   const std::shared_ptr<Nccl> nccl_;
   const std::shared_ptr<internal::GpuDriver> driver_;
+  const std::chrono::milliseconds patience_;
+  std::shared_ptr<Held> held_;
   std::vector<Member> members_;
 };
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/check.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "storage/array_ops.h"
@@ -20,8 +21,12 @@ namespace {
 
 // How often the watchdog looks while calls are in flight, and at most a part of the deadline.
 constexpr milliseconds kLookEvery{100};
-// Between two questions whether NCCL has set something up.
+// Between two questions whether NCCL is done with a call, after so many without a pause: to launch
+// takes it some ten microseconds.
 constexpr std::chrono::microseconds kAskEvery{50};
+constexpr int kAsksAtOnce = 100;
+// What the sum that connects the devices reads and writes, beside each other.
+constexpr std::int64_t kConnectBytes = 256;
 
 std::size_t PlaceOf(int device, const std::vector<int>& devices) {
   return static_cast<std::size_t>(std::ranges::find(devices, device) - devices.begin());
@@ -41,9 +46,9 @@ std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine) {
   return driver != nullptr ? driver : internal::DefaultGpuDriver();
 }
 
-std::shared_ptr<const Var> NcclOrders::Of(Engine& engine) {
+std::shared_ptr<const NcclOrder> NcclOrders::Of(Engine& engine) {
   // Takes the entry off the table, unless that is another one's by now.
-  const auto give_back = [table = table_, key = &engine](const Var* order) {
+  const auto give_back = [table = table_, key = &engine](const NcclOrder* order) {
     {
       const MutexLock lock(table->mutex);
       const auto known = table->orders.find(key);
@@ -53,9 +58,10 @@ std::shared_ptr<const Var> NcclOrders::Of(Engine& engine) {
   };
   const MutexLock lock(table_->mutex);
   if (const auto known = table_->orders.find(&engine); known != table_->orders.end()) {
-    if (std::shared_ptr<const Var> order = known->second.lock()) return order;
+    if (std::shared_ptr<const NcclOrder> order = known->second.lock()) return order;
   }
-  std::shared_ptr<const Var> order(new const Var(engine.NewVar("nccl.order")), give_back);
+  std::shared_ptr<const NcclOrder> order(new const NcclOrder(engine.NewVar("nccl.order")),
+                                         give_back);
   table_->orders[&engine] = order;
   return order;
 }
@@ -65,22 +71,35 @@ std::size_t NcclOrders::size() const {
   return table_->orders.size();
 }
 
-std::shared_ptr<const Var> NcclOrderOf(Engine& engine) {
+std::shared_ptr<const NcclOrder> NcclOrderOf(Engine& engine) {
   static auto* const orders = new NcclOrders;  // stores may be dropped late in a process's exit
   return orders->Of(engine);
 }
 
 // --- set-up --------------------------------------------------------------------------------------
 
+std::shared_ptr<DeviceGroup> DeviceGroup::Make(std::shared_ptr<Nccl> nccl,
+                                               std::shared_ptr<internal::GpuDriver> driver,
+                                               std::vector<int> devices,
+                                               std::shared_ptr<const NcclOrder> order,
+                                               const DeviceGroupOptions& options,
+                                               std::optional<GroupPlace> place) {
+  auto* const group = new DeviceGroup(std::move(nccl), std::move(driver), std::move(devices), order,
+                                      options, std::move(place));
+  return {group, [order = std::move(order)](DeviceGroup* own) { own->Drop(); }};
+}
+
 DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
-                         std::vector<int> devices, const DeviceGroupOptions& options,
-                         std::optional<GroupPlace> place)
+                         std::vector<int> devices, const std::shared_ptr<const NcclOrder>& order,
+                         const DeviceGroupOptions& options, std::optional<GroupPlace> place)
     : nccl_(std::move(nccl)),
       driver_(std::move(driver)),
       devices_(std::move(devices)),
       options_(options),
       place_(std::move(place)),
-      comms_(nccl_, driver_) {
+      order_(order),
+      turns_(order->turns),
+      comms_(nccl_, driver_, options_.abort_patience) {
   CheckDevices();
   try {
     Open();
@@ -88,6 +107,10 @@ DeviceGroup::DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::G
     watchdog_ = std::thread([this] { Watch(); });
   } catch (...) {
     TellOthers(WhatOf(std::current_exception()));
+    LeaveTurns();
+    const MutexLock lock(issue_mutex_);
+    comms_.Abort();
+    FreeLocked();
     throw;
   }
 }
@@ -107,13 +130,79 @@ void DeviceGroup::CheckDevices() const {
 }
 
 void DeviceGroup::Open() {
-  const MutexLock lock(issue_mutex_);
-  const Nccl::Id id = place_ ? place_->id : nccl_->NewId();
-  const int ranks = place_ ? place_->ranks : static_cast<int>(devices_.size());
-  if (!comms_.Open(devices_, options_.stream_priority, id, ranks,
-                   place_ ? place_->first_rank : 0)) {
-    AwaitLocked(nullptr);
+  {
+    const MutexLock lock(issue_mutex_);
+    const Nccl::Id id = place_ ? place_->id : nccl_->NewId();
+    const int ranks = place_ ? place_->ranks : static_cast<int>(devices_.size());
+    if (!comms_.Open(devices_, options_.stream_priority, id, ranks,
+                     place_ ? place_->first_rank : 0)) {
+      AwaitLocked(nullptr);
+    }
+    if (place_) {
+      // Without a turn: other processes may come to theirs only when this is over.
+      ConnectLocked();
+      return;
+    }
   }
+  const MutexLock turn(turns_->mutex);
+  const MutexLock lock(issue_mutex_);
+  connecting_ = NewCall(/*carrier=*/0);
+  AwaitTurnLocked();
+  ConnectLocked();
+  EndTurnLocked(*connecting_);
+}
+
+// NCCL connects devices when it first needs to, which takes long. A sum of one element has it do
+// that now: otherwise the first push would, on a worker of the engine. It ends by itself.
+void DeviceGroup::ConnectLocked() {
+  std::vector<std::byte*> memory;
+  for (const int device : devices_) {
+    void* const block = driver_->AllocateDevice(device, 2 * kConnectBytes);
+    if (block == nullptr) {
+      throw OutOfMemory(fmt::format("{}: gpu({}) has no {} bytes left", Describe(nullptr), device,
+                                    2 * kConnectBytes));
+    }
+    comms_.Keep(
+        {block, [driver = driver_, device](void* own) { driver->FreeDevice(device, own); }});
+    memory.push_back(static_cast<std::byte*>(block));
+  }
+  // NCCL brings back whatever device is current where the group ends.
+  const EnteredDevice entered(*driver_, devices_.front());
+  RunGroupLocked(nullptr, [&] {
+    issue_mutex_.AssertHeld();
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      const Member& member = comms_.members()[i];
+      std::byte* const in = memory[i];
+      std::byte* const out = in + kConnectBytes;
+      if (place_) {
+        nccl_->AllReduce(in, out, 1, DType::kFloat32, member.comm, member.stream);
+      } else {
+        nccl_->Reduce(in, out, 1, DType::kFloat32, /*root=*/0, member.comm, member.stream);
+      }
+    }
+  });
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+void DeviceGroup::Drop() noexcept {
+  {
+    const MutexLock lock(mutex_);
+    orphaned_ = ops_ > 0;
+    if (orphaned_) return;  // the watchdog's from here on
+  }
+  delete this;
+}
+
+void DeviceGroup::OnOpMade() {
+  const MutexLock lock(mutex_);
+  ++ops_;
+}
+
+void DeviceGroup::OnOpGone() noexcept {
+  const MutexLock lock(mutex_);
+  // Under the lock: the watchdog takes the group down with it.
+  if (--ops_ == 0 && orphaned_) wake_.NotifyAll();
 }
 
 DeviceGroup::~DeviceGroup() {
@@ -125,19 +214,36 @@ DeviceGroup::~DeviceGroup() {
     wake_.NotifyAll();
     watchdog_.join();
   }
+  LeaveTurns();
   const MutexLock issue_lock(issue_mutex_);
   CloseLocked();
+  FreeLocked();
+}
+
+void DeviceGroup::LeaveTurns() noexcept {
+  const MutexLock turn(turns_->mutex);
+  std::erase_if(turns_->last, [this](const auto& last) { return last.second.group == this; });
+}
+
+// What is left once the communicators are taken down.
+void DeviceGroup::FreeLocked() noexcept {
   const MutexLock lock(mutex_);
-  for (const std::unique_ptr<Call>& call : spare_calls_) FreeCall(*call);
+  // If NCCL goes on, so do these.
+  if (!abandoned_.empty()) {
+    comms_.Keep(std::make_shared<decltype(abandoned_)>(std::move(abandoned_)));
+  }
+  comms_.Drop();  // the streams before the events that they record
+  if (connecting_ != nullptr) FreeCall(*connecting_);
+  for (const auto* calls : {&spare_calls_, &lost_calls_}) {
+    for (const std::unique_ptr<Call>& call : *calls) FreeCall(*call);
+  }
 }
 
 // In order, if all others come to it in time: without those that are gone it would not end.
 void DeviceGroup::CloseLocked() noexcept {
-  {
-    const MutexLock lock(mutex_);
-    if (failure_ != nullptr) return;  // they have been aborted
-  }
   phase_ = "the shutdown";
+  if (std::exception_ptr error = doomed()) FailLocked(error);
+  if (failure() != nullptr) return;  // they have been aborted
   try {
     if (std::exception_ptr error = JobFailed(nullptr)) std::rethrow_exception(error);
     if (!comms_.Finalize()) AwaitLocked(nullptr);
@@ -153,18 +259,39 @@ void DeviceGroup::CloseLocked() noexcept {
 
 // The body of the engine's op.
 struct DeviceGroup::CollectiveOp {
-  std::shared_ptr<DeviceGroup> group;
-  OpName name;
-  std::vector<Collective> collectives;
-  CallPtr call = nullptr;
-  std::unique_ptr<DeviceGroup, GiveUpCall> open = nullptr;  // the group, if of several processes
+  struct Leave {
+    void operator()(DeviceGroup* group) const { group->OnOpGone(); }
+  };
+
+  CollectiveOp(DeviceGroup* its_group, std::shared_ptr<const NcclOrder> its_order,
+               const OpName& its_name, std::vector<Collective> its_collectives)
+      : order(std::move(its_order)), name(its_name), collectives(std::move(its_collectives)) {
+    its_group->OnOpMade();
+    group.reset(its_group);
+  }
+  CollectiveOp(CollectiveOp&&) noexcept = default;
+  ~CollectiveOp() {
+    if (group == nullptr || has_ended) return;
+    // What is not even issued the other devices of this process do not miss; other processes do.
+    if (call != nullptr || group->place_) {
+      group->GiveUp(std::move(call), std::move(collectives));
+    }
+  }
 
   void operator()(GpuStream stream) { group->Issue(stream, name.c_str(), collectives, &call); }
   // What an aborted communicator has left in the arrays is no result.
   void Finish() {
     group->ThrowIfFailed();
-    static_cast<void>(open.release());
+    has_ended = true;
   }
+
+  // With it the turns, for groups that come when nobody has this one but its ops.
+  std::shared_ptr<const NcclOrder> order;
+  std::unique_ptr<DeviceGroup, Leave> group;
+  OpName name;
+  std::vector<Collective> collectives;
+  CallPtr call = nullptr;
+  bool has_ended = false;
 };
 
 void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
@@ -201,7 +328,9 @@ void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
   Engine& engine = collectives[0].arrays[0].engine();
   const bool between_processes = group->place_.has_value();
   const bool several = collectives.size() > 1;
-  if (between_processes) all.writes.emplace_back(group->place_->order);
+  const std::shared_ptr<const NcclOrder> order = group->order_.lock();
+  CHECK(order != nullptr);
+  if (between_processes) all.writes.emplace_back(order->var);
   OpOptions options{.name = name,
                     .reads = all.reads,
                     .writes = all.writes,
@@ -209,19 +338,13 @@ void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                     .lane = Lane::kComm,
                     .priority = priority,
                     .run_when_poisoned = several || between_processes};
-  if (between_processes) {
-    CollectiveOp op{group, name, std::move(collectives)};
-    op.open.reset(group.get());
-    engine.PushGpu(options, std::move(op));
-    return;
-  }
-  if (!several) {
-    engine.PushGpu(options, CollectiveOp{group, name, std::move(collectives)});
+  if (between_processes || !several) {
+    engine.PushGpu(options, CollectiveOp(group.get(), order, name, std::move(collectives)));
     return;
   }
   // It may end, and let go of its arrays, at once: those of `collectives` keep the variables that
   // `each` refers to.
-  engine.PushGpu(options, CollectiveOp{group, name, collectives});
+  engine.PushGpu(options, CollectiveOp(group.get(), order, name, collectives));
   // The group has summed or copied whatever was there. These ops issue nothing: they tell those who
   // wait for the output of a poisoned input.
   for (Accesses& own : each) {
@@ -293,12 +416,17 @@ std::exception_ptr DeviceGroup::failure() const {
 
 void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
                         CallPtr* call) {
+  ThrowIfFailed();  // before it waits for whoever aborts the communicators
+  const MutexLock turn(turns_->mutex);
   const MutexLock issue_lock(issue_mutex_);
+  if (std::exception_ptr error = doomed()) FailLocked(error);
   ThrowIfFailed();
   if (place_) FailIfPoisonedLocked(name, collectives);
   *call = Begin(stream.device, name, collectives);
+  engine::EndsOrIsGivenUp(given_up_);
   driver_->Record((*call)->fork, stream.handle);
   for (const Member& member : comms_.members()) driver_->Wait(member.stream, (*call)->fork);
+  AwaitTurnLocked();
   {
     const MutexLock lock(mutex_);
     calls_.push_back(call->get());
@@ -306,23 +434,49 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
   }
   std::exception_ptr error;
   try {
-    nccl_->GroupStart();
-    try {
+    RunGroupLocked(call->get(), [&] {
+      issue_mutex_.AssertHeld();
       for (const Collective& collective : collectives) IssueLocked(collective);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    if (!nccl_->GroupEnd() && error == nullptr) AwaitLocked(call->get());
+    });
+  } catch (...) {
+    error = std::current_exception();
+    FailLocked(error);
+  }
+  // Also of a group that failed: parts of it may run.
+  EndTurnLocked(**call);
+  for (const Event join : (*call)->joins) driver_->Wait(stream.handle, join);
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+void DeviceGroup::RunGroupLocked(const Call* call, const std::function<void()>& calls) {
+  nccl_->GroupStart();
+  std::exception_ptr error;
+  try {
+    calls();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
+    if (!nccl_->GroupEnd() && error == nullptr) AwaitLocked(call);
   } catch (...) {
     if (error == nullptr) error = std::current_exception();
   }
-  if (error != nullptr) FailLocked(error);
-  // Also of a group that failed: parts of it may run.
-  for (std::size_t i = 0; i < devices_.size(); ++i) {
-    driver_->Record((*call)->joins[i], comms_.members()[i].stream);
-    driver_->Wait(stream.handle, (*call)->joins[i]);
-  }
   if (error != nullptr) std::rethrow_exception(error);
+}
+
+void DeviceGroup::AwaitTurnLocked() {
+  for (const Member& member : comms_.members()) {
+    const auto last = turns_->last.find(member.device);
+    if (last == turns_->last.end() || last->second.group == this) continue;
+    driver_->Wait(member.stream, last->second.ended);
+  }
+}
+
+void DeviceGroup::EndTurnLocked(const Call& call) {
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    driver_->Record(call.joins[i], comms_.members()[i].stream);
+    turns_->last.insert_or_assign(devices_[i], NcclTurns::Turn{this, call.joins[i]});
+  }
 }
 
 void DeviceGroup::IssueLocked(const Collective& collective) {
@@ -379,7 +533,7 @@ std::exception_ptr DeviceGroup::JobFailed(const Call* call) const {
 // Until no communicator is busy with the call that has just been made.
 void DeviceGroup::AwaitLocked(const Call* call) {
   const Clock::time_point since = options_.now();
-  while (true) {
+  for (int asked = 0;; ++asked) {
     const Nccl::State state = comms_.Ask();
     if (state.error != nullptr) std::rethrow_exception(state.error);
     if (!state.in_progress) return;
@@ -387,11 +541,21 @@ void DeviceGroup::AwaitLocked(const Call* call) {
       std::rethrow_exception(TimedOut(call));
     }
     if (std::exception_ptr error = JobFailed(call)) std::rethrow_exception(error);
-    std::this_thread::sleep_for(kAskEvery);
+    if (std::exception_ptr error = doomed()) std::rethrow_exception(error);
+    if (asked < kAsksAtOnce) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kAskEvery);
+    }
   }
 }
 
 // --- failing -------------------------------------------------------------------------------------
+
+std::exception_ptr DeviceGroup::doomed() const {
+  const MutexLock lock(mutex_);
+  return doomed_;
+}
 
 void DeviceGroup::FailLocked(const std::exception_ptr& error) {
   {
@@ -402,12 +566,36 @@ void DeviceGroup::FailLocked(const std::exception_ptr& error) {
   const std::string why = WhatOf(error);
   Log(LogLevel::kError, "NCCL's communicators are aborted: {}", why);
   TellOthers(why);
-  comms_.Abort();
+  std::vector<std::vector<Collective>> unused;
+  if (comms_.Abort()) {
+    const MutexLock lock(mutex_);
+    aborted_ = true;
+    unused.swap(abandoned_);
+  }
+  given_up_->Set(error);
 }
 
 void DeviceGroup::Fail(const std::exception_ptr& error) {
+  {
+    // Whoever waits for NCCL meanwhile stops that.
+    const MutexLock lock(mutex_);
+    if (doomed_ == nullptr) doomed_ = error;
+  }
   const MutexLock issue_lock(issue_mutex_);
   FailLocked(error);
+}
+
+void DeviceGroup::GiveUp(CallPtr call, std::vector<Collective> collectives) noexcept {
+  const MutexLock lock(mutex_);
+  if (call != nullptr) {
+    std::erase(calls_, call.get());
+    lost_calls_.emplace_back(call.release());
+  }
+  if (!aborted_) abandoned_.push_back(std::move(collectives));
+  if (doomed_ == nullptr) {
+    doomed_ = std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device"));
+  }
+  wake_.NotifyAll();
 }
 
 // Before this process aborts, which may have to wait until the others of its host do.
@@ -429,45 +617,64 @@ void DeviceGroup::FailIfPoisonedLocked(const char* name, std::span<const Collect
   }
 }
 
-// Of a call that has not come to its end: its device has failed, before or after it was issued.
-void DeviceGroup::GiveUp() noexcept {
-  Fail(std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device")));
-}
-
 void DeviceGroup::Watch() {
   try {
     driver_->Enter(devices_[0]);  // for good: on no device its calls would make a context on gpu(0)
   } catch (const Error& error) {
     Log(LogLevel::kWarning, "{}: the thread that watches over it: {}", Who(), error.what());
   }
-  while (AwaitCalls()) Look();
+  while (true) {
+    switch (AwaitNext()) {
+      case Next::kLook:
+        Look();
+        break;
+      case Next::kStop:
+        return;
+      case Next::kTakeDown:
+        watchdog_.detach();
+        delete this;
+        return;
+    }
+  }
+}
+
+// Is there something that cannot wait until the next look?
+bool DeviceGroup::HasNewsLocked() const {
+  return stop_ || (orphaned_ && ops_ == 0) || (doomed_ != nullptr && failure_ == nullptr);
 }
 
 // Returns when it is time to look: at the calls in flight, and between processes also at the
-// others, for whom this one would be the last to know. False: to stop.
-bool DeviceGroup::AwaitCalls() {
+// others, for whom this one would be the last to know.
+DeviceGroup::Next DeviceGroup::AwaitNext() {
   milliseconds every = kLookEvery;
   if (options_.deadline.count() > 0) {
     every = std::clamp(options_.deadline / 4, milliseconds(1), kLookEvery);
   }
   const MutexLock lock(mutex_);
   watchdog_sleeps_ = true;
-  while (!stop_ && (failure_ != nullptr || (calls_.empty() && !place_))) wake_.Wait(mutex_);
+  while (!HasNewsLocked() && (failure_ != nullptr || (calls_.empty() && !place_))) {
+    wake_.Wait(mutex_);
+  }
   watchdog_sleeps_ = false;
   const Clock::time_point next = Clock::now() + every;
-  while (!stop_ && wake_.WaitUntil(mutex_, next)) continue;
-  return !stop_;
+  while (!HasNewsLocked() && wake_.WaitUntil(mutex_, next)) continue;
+  if (stop_) return Next::kStop;
+  return orphaned_ && ops_ == 0 ? Next::kTakeDown : Next::kLook;
 }
 
-// Of the first call in flight, as far as its device and the clock say.
+// Of the first call in flight, as far as its devices and the clock say.
 std::exception_ptr DeviceGroup::ErrorOfLocked(Call& first, Clock::time_point now) {
   const internal::GpuDriver::State inputs = driver_->Query(first.fork);
+  if (inputs.error != nullptr) return inputs.error;
+  for (const Event join : first.joins) {
+    if (std::exception_ptr error = driver_->Query(join).error) return error;
+  }
   if (inputs.happened && !first.running_since) first.running_since = now;
   if (options_.deadline.count() > 0 && first.running_since &&
       now - *first.running_since > options_.deadline) {
     return TimedOut(&first);
   }
-  return inputs.error;
+  return nullptr;
 }
 
 void DeviceGroup::Look() {
@@ -477,8 +684,11 @@ void DeviceGroup::Look() {
   {
     const MutexLock lock(mutex_);
     if (failure_ != nullptr) return;
+    error = doomed_;
     Call* const first = calls_.empty() ? nullptr : calls_.front();
-    if (first != nullptr) error = ErrorOfLocked(*first, now);
+    if (first != nullptr) {
+      if (std::exception_ptr failed = ErrorOfLocked(*first, now)) error = failed;
+    }
     if (std::exception_ptr failed = JobFailed(first)) error = failed;
   }
   if (std::exception_ptr reported = comms_.Ask().error) error = reported;

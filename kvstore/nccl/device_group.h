@@ -4,22 +4,34 @@
 // DESIGN. All that several devices do together is one GPU op of the engine, on the comm stream of
 // one of them, the carrier: what it has waited for there, the group's own streams wait for by an
 // event (the fork); NCCL's calls go to these streams, in one group; and the carrier's stream waits
-// for an event of each (the joins). So the engine orders collectives as it orders every op, the
-// host waits for nothing, and NCCL sees one order on all devices: that in which the ops are issued.
+// for an event of each (the joins). So the engine orders collectives as it orders every op, no
+// device waits for the host, and NCCL sees one order on all devices: that in which the ops are
+// issued. Of all groups of an engine, that is: a group's streams wait for what another one has
+// issued there before (NcclTurns). Else two groups might come to two devices in two orders, and
+// each would wait on one of them for what is behind the other.
+//
+// What the host waits for: NCCL launches by a thread of its own, and whoever issues a group of
+// calls waits for that, as the events come behind the kernels. A collective of each group, the
+// first, is issued by the set-up: it has NCCL connect the devices.
 //
 // NCCL has no deadline. A thread, the watchdog, asks for errors while calls are in flight, and how
 // long the first of them has been running; calls that wait for their inputs do not count as
-// running. On an error, or beyond the deadline, the group fails: every communicator is aborted,
-// which ends what runs on its device, and only after all of them anything is freed. Calls in flight
-// fail then at their end, later ones at once, with the same error. Set-up and end have the same
-// deadline: each may wait for ranks that do not come.
+// running. On an error, or beyond the deadline, or if a device fails, the group fails: every
+// communicator is aborted, which ends what runs on its device, and only after all of them anything
+// is freed. Calls in flight fail then at their end, later ones at once, with the same error. Set-up
+// and end have the same deadline: each may wait for ranks that do not come.
+//
+// A device that fails. Its join never happens, nor its fork if it is the carrier. The engine ends
+// ops of a failed carrier at once, by its reaper, which must not wait for NCCL: the op leaves its
+// arrays, which kernels on the other devices may still use, with the group, and the watchdog fails
+// that. An op with another carrier would wait for the join for ever: once the communicators are
+// aborted, the engine hears that it may never end (engine/gpu/given_up.h).
 //
 // Several processes. NCCL knows the collectives of different ranks to belong together by nothing
 // but their order. Engines issue ops in an order of their own, by priorities and as inputs come; so
 // these ops are chained here, by a variable of the engine that each of them writes:
 //   (P1) They are issued in the order of the calls of Queue, whatever their priorities; with those
-//   of
-//        all other groups between processes, as collectives of several communicators on one GPU
+//        of all other groups between processes, as collectives of several communicators on one GPU
 //        wait for each other, too.
 //   (P2) Each of them issues its collectives, or the group fails. An op whose input is poisoned is
 //        not skipped, as others would wait for it: the group fails with the input's error.
@@ -36,6 +48,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -45,10 +58,12 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
 #include "engine/gpu/driver.h"
+#include "engine/gpu/given_up.h"
 #include "kvstore/nccl/communicators.h"
 #include "kvstore/nccl/meeting.h"
 #include "kvstore/nccl/nccl_api.h"
@@ -69,24 +84,45 @@ struct Collective {
   bool is_broadcast() const { return sum.empty() && sums.empty(); }
 };
 
-// What all collectives between processes are chained by: one an engine, as long as somebody has it.
-// Threads: all methods, any thread.
+class DeviceGroup;
+
+// Who has issued the last collectives on each device. That orders groups when they issue, as their
+// inputs come; one variable for all, as between processes, would order them when they are queued,
+// and a push whose gradient comes last would hold up all that are queued behind it.
+struct NcclTurns {
+  struct Turn {
+    const DeviceGroup* group;
+    internal::GpuDriver::Event ended;  // on the group's stream of the device
+  };
+  Mutex mutex;  // held while collectives are issued: one group at a time
+  std::map<int, Turn> last GUARDED_BY(mutex);  // by device
+};
+
+// What the groups of an engine have in common.
+struct NcclOrder {
+  explicit NcclOrder(Var its_var) : var(std::move(its_var)) {}
+
+  const Var var;  // all collectives between processes are chained by it
+  const std::shared_ptr<NcclTurns> turns = std::make_shared<NcclTurns>();
+};
+
+// One an engine, as long as somebody has it. Threads: all methods, any thread.
 class NcclOrders {
  public:
-  std::shared_ptr<const Var> Of(Engine& engine);
+  std::shared_ptr<const NcclOrder> Of(Engine& engine);
   std::size_t size() const;  // engines with one
 
  private:
   struct Table {
     mutable Mutex mutex;
-    std::map<const Engine*, std::weak_ptr<const Var>> orders GUARDED_BY(mutex);
+    std::map<const Engine*, std::weak_ptr<const NcclOrder>> orders GUARDED_BY(mutex);
   };
   // Also of those that it gives out, which take themselves off it.
   const std::shared_ptr<Table> table_ = std::make_shared<Table>();
 };
 
 // That of this process.
-std::shared_ptr<const Var> NcclOrderOf(Engine& engine);
+std::shared_ptr<const NcclOrder> NcclOrderOf(Engine& engine);
 
 // Where the devices of this process are among those of all. The processes make a group with the
 // same id, and then queue the same collectives in the same order.
@@ -94,7 +130,6 @@ struct GroupPlace {
   Nccl::Id id{};
   int ranks = 0;       // devices of all processes
   int first_rank = 0;  // that of this process's first device
-  Var order;           // NcclOrderOf the engine
   int process = 0;
   int processes = 1;
   std::shared_ptr<Meeting> meeting = nullptr;  // null: nobody to tell
@@ -104,6 +139,7 @@ struct DeviceGroupOptions {
   std::chrono::milliseconds deadline{600'000};  // of one collective, and of the set-up; 0: none
   int stream_priority = 0;
   std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
+  std::chrono::milliseconds abort_patience{10'000};  // with NCCL, see communicators.h
 
   // The defaults, changed by HEDDLE_NCCL_DEADLINE_MS.
   static DeviceGroupOptions FromEnvironment();
@@ -116,13 +152,17 @@ class DeviceGroup {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Waits until NCCL has set up all devices. InvalidArgument for a device that is not there, or is
-  // named twice, before NCCL is called; TimeoutError; NcclError.
+  // Waits until NCCL has set up all devices, and connected them. InvalidArgument for a device that
+  // is not there, or is named twice, before NCCL is called; TimeoutError; NcclError; OutOfMemory.
   // Several processes: NetworkError, too, where one of them is gone.
-  DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
-              std::vector<int> devices, const DeviceGroupOptions& options,
-              std::optional<GroupPlace> place = std::nullopt);
-  ~DeviceGroup();
+  // Whoever drops the last handle takes the group down, and waits for that, as said above; if ops
+  // are pending, the watchdog does it when they are done, and nobody waits.
+  static std::shared_ptr<DeviceGroup> Make(std::shared_ptr<Nccl> nccl,
+                                           std::shared_ptr<internal::GpuDriver> driver,
+                                           std::vector<int> devices,
+                                           std::shared_ptr<const NcclOrder> order,
+                                           const DeviceGroupOptions& options,
+                                           std::optional<GroupPlace> place = std::nullopt);
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
@@ -136,7 +176,7 @@ class DeviceGroup {
   static void Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                     std::vector<Collective> collectives, int priority);
 
-  // The first time: fails the group, all of whose calls fail by `error`.
+  // The first time: fails the group, all of whose calls fail by `error`. Waits for NCCL.
   void Fail(const std::exception_ptr& error) EXCLUDES(issue_mutex_, mutex_);
   std::exception_ptr failure() const EXCLUDES(mutex_);  // null: it has not failed
   // Throws what the group has failed by.
@@ -163,29 +203,47 @@ class DeviceGroup {
     void operator()(Call* call) const { call->group.End(call); }
   };
   using CallPtr = std::unique_ptr<Call, EndCall>;
-  // Of a call between processes that has not come to its end.
-  struct GiveUpCall {
-    void operator()(DeviceGroup* group) const { group->GiveUp(); }
-  };
+
+  DeviceGroup(std::shared_ptr<Nccl> nccl, std::shared_ptr<internal::GpuDriver> driver,
+              std::vector<int> devices, const std::shared_ptr<const NcclOrder>& order,
+              const DeviceGroupOptions& options, std::optional<GroupPlace> place);
+  ~DeviceGroup();
 
   void CheckDevices() const;
-  void Open();
+  void Open() EXCLUDES(issue_mutex_, mutex_);
+  void ConnectLocked() REQUIRES(issue_mutex_);
   void CloseLocked() noexcept REQUIRES(issue_mutex_) EXCLUDES(mutex_);
-  void AwaitLocked(const Call* call) REQUIRES(issue_mutex_);
+  void LeaveTurns() noexcept EXCLUDES(issue_mutex_, mutex_);
+  void FreeLocked() noexcept REQUIRES(issue_mutex_) EXCLUDES(mutex_);
+  // Whoever has the group lets go of it.
+  void Drop() noexcept EXCLUDES(mutex_);
+  void OnOpMade() EXCLUDES(mutex_);
+  void OnOpGone() noexcept EXCLUDES(mutex_);
+  void AwaitLocked(const Call* call) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   // Sets *call first, which has to live until the device is done, also when this throws.
   void Issue(GpuStream stream, const char* name, std::span<const Collective> collectives,
              CallPtr* call) EXCLUDES(issue_mutex_, mutex_);
   void IssueLocked(const Collective& collective) REQUIRES(issue_mutex_);
+  // Has NCCL do what `calls` asks for, as one group.
+  void RunGroupLocked(const Call* call, const std::function<void()>& calls) REQUIRES(issue_mutex_)
+      EXCLUDES(mutex_);
+  // The group's streams wait for what other groups have issued.
+  void AwaitTurnLocked() REQUIRES(turns_->mutex, issue_mutex_);
+  // Records the joins of `call`, for which other groups' streams wait from now on.
+  void EndTurnLocked(const Call& call) REQUIRES(turns_->mutex, issue_mutex_);
   CallPtr Begin(int carrier, const char* name, std::span<const Collective> collectives)
       EXCLUDES(mutex_);
   std::unique_ptr<Call> NewCall(std::size_t carrier);
   void FreeCall(const Call& call) noexcept;
   void End(Call* call) noexcept EXCLUDES(mutex_);
+  // A call, or one that was not even issued, has not come to its end: its device has failed. The
+  // group is going to. Waits for nobody.
+  void GiveUp(CallPtr call, std::vector<Collective> collectives) noexcept EXCLUDES(mutex_);
   void FailIfPoisonedLocked(const char* name, std::span<const Collective> collectives)
       REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void FailLocked(const std::exception_ptr& error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void TellOthers(const std::string& why);
-  void GiveUp() noexcept EXCLUDES(issue_mutex_, mutex_);
+  std::exception_ptr doomed() const EXCLUDES(mutex_);
   std::string Who() const;  // "NCCL between gpu(0), gpu(1)"
   // "NCCL between gpu(0), gpu(1): kvstore.nccl.reduce of key 'w'"; no call: "... the set-up", or
   // "... gpu(1)" alone.
@@ -197,7 +255,9 @@ class DeviceGroup {
   std::exception_ptr JobFailed(const Call* call) const;  // null: it has not
 
   void Watch() EXCLUDES(issue_mutex_, mutex_);
-  bool AwaitCalls() EXCLUDES(mutex_);
+  enum class Next : std::uint8_t { kLook, kStop, kTakeDown };
+  Next AwaitNext() EXCLUDES(mutex_);
+  bool HasNewsLocked() const REQUIRES(mutex_);
   std::exception_ptr ErrorOfLocked(Call& first, Clock::time_point now)
       REQUIRES(issue_mutex_, mutex_);
   void Look() EXCLUDES(issue_mutex_, mutex_);
@@ -206,11 +266,16 @@ class DeviceGroup {
   const std::shared_ptr<internal::GpuDriver> driver_;
   const std::vector<int> devices_;
   const DeviceGroupOptions options_;
-  const std::optional<GroupPlace> place_;  // none: this process is alone
+  const std::optional<GroupPlace> place_;       // none: this process is alone
+  const std::weak_ptr<const NcclOrder> order_;  // whoever has the group has it, and its ops
+  const std::shared_ptr<NcclTurns> turns_;
+  // Set once the group has failed, and its communicators are aborted.
+  const std::shared_ptr<engine::GivenUp> given_up_ = std::make_shared<engine::GivenUp>();
 
-  // One thread at a time is in NCCL. Taken before mutex_.
+  // One thread at a time is in NCCL. Taken after turns_->mutex and before mutex_.
   Mutex issue_mutex_;
   Communicators comms_ GUARDED_BY(issue_mutex_);
+  std::unique_ptr<Call> connecting_ GUARDED_BY(issue_mutex_);  // the set-up's
   // What goes on while no call does; null: nothing. Written by the constructor, before there is a
   // watchdog, and by the destructor.
   const char* phase_ = "the set-up";
@@ -218,9 +283,17 @@ class DeviceGroup {
   CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;
   bool watchdog_sleeps_ GUARDED_BY(mutex_) = false;  // until there is something to look at
+  std::size_t ops_ GUARDED_BY(mutex_) = 0;           // queued and not gone
+  bool orphaned_ GUARDED_BY(mutex_) = false;         // nobody else has the group
   std::exception_ptr failure_ GUARDED_BY(mutex_);
-  std::deque<Call*> calls_ GUARDED_BY(mutex_);  // in flight, in the order of their issue
+  std::exception_ptr doomed_ GUARDED_BY(mutex_);  // why it is to fail: left by who cannot wait
+  std::deque<Call*> calls_ GUARDED_BY(mutex_);    // in flight, in the order of their issue
   std::vector<std::unique_ptr<Call>> spare_calls_ GUARDED_BY(mutex_);
+  // Of ops that have not come to their end: events that may never happen, and arrays that NCCL may
+  // use until its communicators are aborted.
+  std::vector<std::unique_ptr<Call>> lost_calls_ GUARDED_BY(mutex_);
+  std::vector<std::vector<Collective>> abandoned_ GUARDED_BY(mutex_);
+  bool aborted_ GUARDED_BY(mutex_) = false;
   std::thread watchdog_;
 };
 

@@ -82,7 +82,7 @@ NcclKVStore::NcclKVStore(Engine& engine, std::shared_ptr<Nccl> nccl,
 NcclKVStore::~NcclKVStore() {
   if (meeting_ == nullptr) return;
   try {
-    engine().WaitForVar(*order_);
+    engine().WaitForVar(order_->var);
   } catch (const std::exception& error) {
     Log(LogLevel::kWarning, "a store of type nccl was dropped after a push failed: {}",
         error.what());
@@ -181,8 +181,8 @@ NcclKVStore::GroupPtr NcclKVStore::NewGroup(const std::vector<int>& devices,
       if (device != peer) gpus.Linked(device, peer);
     }
   }
-  return std::make_shared<DeviceGroup>(nccl_, GpuDriverOf(engine()), devices, options_,
-                                       std::move(place));
+  return DeviceGroup::Make(nccl_, GpuDriverOf(engine()), devices, order_, options_,
+                           std::move(place));
 }
 
 NcclKVStore::GroupPtr NcclKVStore::GroupOf(std::string_view call, std::span<const Pushed> pushes) {
@@ -270,8 +270,9 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
     Alike(call, [&] { QueueUpdates(pushes, priority); });
   } catch (...) {
     // The devices are those of the first push that the store takes.
+    GroupPtr unused;  // goes when the lock is free
     const MutexLock lock(mutex_);
-    if (meeting_ == nullptr && !settled_) group_ = nullptr;
+    if (meeting_ == nullptr && !settled_) unused = std::move(group_);
     throw;
   }
   {

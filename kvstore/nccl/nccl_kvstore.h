@@ -162,8 +162,8 @@ class NcclKVStore final : public KVStore {
   const std::shared_ptr<Nccl> nccl_;
   const DeviceGroupOptions options_;
   const std::unique_ptr<KVStore> values_;
-  const std::shared_ptr<Meeting> meeting_;  // null: this process is alone
-  const std::shared_ptr<const Var> order_;  // of the group, see GroupPlace
+  const std::shared_ptr<Meeting> meeting_;        // null: this process is alone
+  const std::shared_ptr<const NcclOrder> order_;  // of all collectives of the engine
   std::atomic<std::int64_t> pushed_bytes_{0};
   std::atomic<std::int64_t> pulled_bytes_{0};
 

@@ -159,7 +159,7 @@ void NcclKVStore::Barrier() {
   if (meeting_ == nullptr) return;
   // A wait that is left is a refusal, of which the others hear.
   AgreeOnAll("Barrier", [&] {
-    engine().WaitForVar(*order_);
+    engine().WaitForVar(order_->var);
     return Words{"Barrier"};
   });
 }
@@ -230,7 +230,6 @@ NcclKVStore::GroupPtr NcclKVStore::MeetForGroup(std::string_view call,
   std::vector<DevicesOfProcess> processes;
   GroupPlace place{.ranks = 0,
                    .first_rank = 0,
-                   .order = *order_,
                    .process = rank(),
                    .processes = num_workers(),
                    .meeting = meeting_};

@@ -77,13 +77,12 @@ NcclMeeting::~NcclMeeting() = default;
 void NcclMeeting::Use(int device) {
   if (ready()) return;
   DeviceClaim claim(process_.id, device, driver_->UniqueName(device));
-  auto group = std::make_shared<DeviceGroup>(nccl_, driver_, std::vector<int>{device}, options_,
-                                             GroupPlace{.id = process_.id,
-                                                        .ranks = process_.processes,
-                                                        .first_rank = process_.rank,
-                                                        .order = *order_,
-                                                        .process = process_.rank,
-                                                        .processes = process_.processes});
+  auto group = DeviceGroup::Make(nccl_, driver_, {device}, order_, options_,
+                                 GroupPlace{.id = process_.id,
+                                            .ranks = process_.processes,
+                                            .first_rank = process_.rank,
+                                            .process = process_.rank,
+                                            .processes = process_.processes});
   claim_ = std::move(claim);
   const MutexLock lock(mutex_);
   group_ = std::move(group);

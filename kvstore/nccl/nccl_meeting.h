@@ -74,7 +74,7 @@ class NcclMeeting final : public Meeting {
   const std::shared_ptr<internal::GpuDriver> driver_;
   const NcclProcess process_;
   const DeviceGroupOptions options_;
-  const std::shared_ptr<const Var> order_;
+  const std::shared_ptr<const NcclOrder> order_;
   DeviceClaim claim_;
 
   mutable Mutex mutex_;

@@ -1,8 +1,10 @@
 // Random programs of CPU and GPU ops on several simulated devices, with and without failures,
 // against the same ops run one by one. HEDDLE_TEST_ROUNDS makes it a soak test.
 #include <heddle/engine.h>
+#include <heddle/error.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -183,6 +185,61 @@ void GpuRandomTest::RunPrograms(bool failures, int rounds, int ops_a_round) {
 TEST_P(GpuRandomTest, CpuAndGpuOpsGiveTheResultsOfTheSerialOrder) { RunPrograms(false, 3, 300); }
 
 TEST_P(GpuRandomTest, FailuresPoisonWhatTheSerialOrderSays) { RunPrograms(true, 3, 300); }
+
+// Whatever waits for it, on whichever device and stream, directly or not. The kernels touch
+// nothing: one that runs while its device fails, on another stream, runs on here.
+TEST_P(GpuRandomTest, ADeviceThatFailsMidwayLeavesNobodyWaiting) {
+  std::mt19937_64 random(BaseSeed() + 2);
+  for (int round = 0; round < Rounds(3); ++round) {
+    SCOPED_TRACE(fmt::format("HEDDLE_TEST_SEED={}, round {}", BaseSeed(), round));
+    const std::vector<RandomOp> ops = MakeProgram(200, /*failures=*/false, random);
+    const std::size_t fails_from = random() % 150;
+    const auto gpu = std::make_shared<SimGpu>(kDevices, random());
+    gpu->set_patience(std::chrono::milliseconds(20));
+    EngineOptions options = GetParam().options;
+    options.gpu_driver = gpu;
+    options.gpu.issued_ahead = round % 2 == 0 ? 16 : 3;
+    Engine engine(options);
+    std::vector<Var> vars;
+    std::vector<std::uint64_t> writes_of(kVars);
+    for (int i = 0; i < kVars; ++i) vars.push_back(engine.NewVar());
+    bool has_failed = false;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const RandomOp& op = ops[i];
+      std::vector<VarRef> reads, writes;
+      for (const int var : op.reads) reads.emplace_back(vars[static_cast<std::size_t>(var)]);
+      for (const int var : op.writes) {
+        writes.emplace_back(vars[static_cast<std::size_t>(var)]);
+        ++writes_of[static_cast<std::size_t>(var)];
+      }
+      const OpOptions push{.name = std::to_string(i),
+                           .reads = reads,
+                           .writes = writes,
+                           .device = op.device,
+                           .lane = op.lane,
+                           .priority = op.priority};
+      if (op.device.type != DeviceType::kGpu) {
+        engine.Push(push, [] {});
+        continue;
+      }
+      const bool fails = !has_failed && i >= fails_from;
+      has_failed |= fails;
+      engine.PushGpu(push, [fails](GpuStream stream) {
+        SimGpu::Launch(stream, [fails] {
+          if (fails) throw 1;
+        });
+      });
+    }
+    for (std::size_t var = 0; var < kVars; ++var) {
+      try {
+        engine.WaitForReadsAndWrites(vars[var], kSoon);
+      } catch (const CudaError&) {
+      }
+      ASSERT_EQ(engine.version(vars[var]), writes_of[var]) << "var " << var;
+    }
+    engine.Stop();
+  }
+}
 
 }  // namespace
 }  // namespace heddle::engine_test

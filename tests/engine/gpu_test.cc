@@ -20,6 +20,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/fail_write.h"
+#include "engine/gpu/given_up.h"
 #include "engine/held_up.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
@@ -391,6 +392,7 @@ TEST_F(GpuTest, ABodySeesTheFailuresOfWhatIsIssuedAndOfNothingThatIsCured) {
 }
 
 TEST_F(GpuTest, AnErrorThatTheDeviceReportsPoisonsWhatWasIssuedAndFailsTheDevice) {
+  gpu_->set_patience(std::chrono::milliseconds(20));  // with what was issued elsewhere
   Engine engine(Options());
   const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
   std::latch issued{1};
@@ -416,11 +418,117 @@ TEST_F(GpuTest, AnErrorThatTheDeviceReportsPoisonsWhatWasIssuedAndFailsTheDevice
                  [&](GpuStream) { ran = true; });
   EXPECT_THROW(engine.WaitForVar(z, kSoon), CudaError);
   EXPECT_FALSE(ran);
-  engine.PushGpu({.name = "on a good one", .writes = {y}, .device = Gpu(1)},
+  engine.PushGpu({.name = "on a good one", .writes = {y}, .device = Gpu(2)},
                  [&](GpuStream) { ran = true; });
   engine.WaitForVar(y, kSoon);
   EXPECT_TRUE(ran);
   EXPECT_FALSE(cpu_ran);
+}
+
+// The event of the failed device never happens: what waits for it on the device, and behind that,
+// did not end, and neither did the waits and Stop.
+TEST_F(GpuTest, WhatWaitsForADeviceThatFailsEndsAndTheRestGoesOn) {
+  gpu_->set_patience(std::chrono::milliseconds(100));
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  const Var behind = engine.NewVar("behind"), other = engine.NewVar("other");
+  std::latch issued{4}, end{1};
+  bool ran = false;
+  engine.PushGpu({.name = "bad", .writes = {x}, .device = Gpu(0)}, [&](GpuStream stream) {
+    SimGpu::Launch(stream, [&] {
+      issued.wait();
+      throw 1;
+    });
+  });
+  const auto no_kernel_runs = [&](GpuStream stream) {
+    SimGpu::Launch(stream, [] { ADD_FAILURE() << "behind what never comes"; });
+    issued.count_down();
+  };
+  engine.PushGpu({.name = "waits", .reads = {x}, .writes = {y}, .device = Gpu(1)}, no_kernel_runs);
+  engine.PushGpu({.name = "waits for that", .reads = {y}, .writes = {z}, .device = Gpu(2)},
+                 no_kernel_runs);
+  engine.PushGpu({.name = "same stream", .reads = {y}, .writes = {behind}, .device = Gpu(1)},
+                 no_kernel_runs);
+  engine.PushGpu(
+      {.name = "another stream", .writes = {other}, .device = Gpu(1), .lane = Lane::kCopyOut},
+      [&](GpuStream stream) {
+        SimGpu::Launch(stream, [&] {
+          end.wait();
+          ran = true;
+        });
+        issued.count_down();
+      });
+  for (const Var& var : {x, y, z, behind}) {
+    EXPECT_THAT(MessageOf<CudaError>([&] { engine.WaitForVar(var, kSoon); }),
+                HasSubstr("cudaErrorIllegalAddress"));
+    EXPECT_EQ(engine.FailureOf(var)->op, "bad");
+    EXPECT_EQ(engine.version(var), 1u);
+  }
+  // It uses its memory until it has ended.
+  EXPECT_THROW(engine.WaitForVar(other, std::chrono::milliseconds(1)), TimeoutError);
+  end.count_down();
+  engine.WaitForVar(other, kSoon);
+  EXPECT_TRUE(ran);
+  for (const int device : {1, 2}) {
+    const Var late = engine.NewVar("late");
+    engine.PushGpu({.name = "late", .writes = {late}, .device = Gpu(device)}, [](GpuStream) {});
+    EXPECT_THAT(MessageOf<CudaError>([&] { engine.WaitForVar(late, kSoon); }),
+                testing::AllOf(HasSubstr("gpu(" + std::to_string(device) + ") waits"),
+                               HasSubstr("cudaErrorIllegalAddress")));
+  }
+  engine.Stop();
+}
+
+// That event happened before: what waited for it runs on, and its device is as good as ever.
+TEST_F(GpuTest, WhatADeviceThatFailsHasDoneBeforeIsDone) {
+  gpu_->set_patience(std::chrono::minutes(10));
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), bad = engine.NewVar("bad");
+  std::latch may_end{1}, issued{1}, running{1}, end{1};
+  engine.PushGpu({.name = "good", .writes = {x}, .device = Gpu(0)},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { may_end.wait(); }); });
+  engine.PushGpu({.name = "waits", .reads = {x}, .writes = {y}, .device = Gpu(1)},
+                 [&](GpuStream stream) {
+                   SimGpu::Launch(stream, [&] {
+                     running.count_down();
+                     end.wait();
+                   });
+                   issued.count_down();
+                 });
+  issued.wait();
+  may_end.count_down();
+  running.wait();
+  engine.PushGpu({.name = "bad", .writes = {bad}, .device = Gpu(0)},
+                 [](GpuStream stream) { SimGpu::Launch(stream, [] { throw 1; }); });
+  EXPECT_THROW(engine.WaitForVar(bad, kSoon), CudaError);
+  EXPECT_THROW(engine.WaitForVar(y, std::chrono::milliseconds(1)), TimeoutError);
+  end.count_down();
+  engine.WaitForVar(y, kSoon);
+  engine.PushGpu({.name = "next", .writes = {y}, .device = Gpu(1)}, [](GpuStream) {});
+  engine.WaitForVar(y, kSoon);
+}
+
+// What only its body knows that it waits for.
+TEST_F(GpuTest, AnOpThatIsGivenUpEndsWithItsStream) {
+  gpu_->set_patience(std::chrono::milliseconds(1));
+  std::latch launched{1}, end{1};  // the kernel runs on for a while
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  const auto given_up = std::make_shared<engine::GivenUp>();
+  engine.PushGpu({.name = "hopeless", .writes = {x}, .device = Gpu(0)}, [&](GpuStream stream) {
+    engine::EndsOrIsGivenUp(given_up);
+    SimGpu::Launch(stream, [&] { end.wait(); });
+    launched.count_down();
+  });
+  engine.PushGpu({.name = "behind", .writes = {y}, .device = Gpu(0)}, [](GpuStream) {});
+  launched.wait();
+  EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(20)), TimeoutError);
+  given_up->Set(std::make_exception_ptr(std::runtime_error("nobody comes")));
+  for (const Var& var : {x, y}) {
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(var, kSoon); }),
+              "nobody comes");
+  }
+  end.count_down();
 }
 
 TEST_F(GpuTest, ADeviceThatNobodyNamesIsLeftAlone) {
@@ -445,10 +553,10 @@ TEST_F(GpuTest, TheSteadyStateMakesNoStreamsOrEvents) {
   };
   run();
   const int ahead = engine.options().gpu.issued_ahead;
-  EXPECT_LE(gpu_->streams_made(), 4);  // two, and the reaper's two
+  EXPECT_LE(gpu_->streams_made(), 2);  // and none to signal by, which would take connections
   EXPECT_LE(gpu_->events_made(), 2 * ahead);
   run();
-  EXPECT_LE(gpu_->streams_made(), 4);
+  EXPECT_LE(gpu_->streams_made(), 2);
   EXPECT_LE(gpu_->events_made(), 2 * ahead);
 }
 

@@ -32,16 +32,22 @@ constexpr int kLaunchFailure = 719;
 
 }  // namespace
 
-// Guards all events: how often each was recorded, and how often that has happened.
+// Guards all events: how often each was recorded, which of these has happened, and which will not.
 struct SimGpu::Shared {
   std::mutex mutex;
-  std::condition_variable happened;
+  std::condition_variable changed;
 };
 
+// What the driver gives out is a handle: as with CUDA, an event may be freed before it happens.
 struct SimGpu::SimEvent {
   int device;
   std::uint64_t recorded = 0;
   std::uint64_t happened = 0;
+  std::uint64_t lost = 0;
+
+  static const std::shared_ptr<SimEvent>& Of(Event event) {
+    return *static_cast<std::shared_ptr<SimEvent>*>(event);
+  }
 };
 
 // Hands on what kernels have done, in any order.
@@ -129,6 +135,13 @@ class SimGpu::SimStream {
   int device() const { return device_; }
   int number() const { return number_; }
   SimDevice& state() { return state_; }
+  // Does nothing happen on it any more?
+  bool is_dead() const { return state_.failed || stuck_; }
+  // It waits for what never comes. What follows is dropped, not kept for ever.
+  void GetStuck() {
+    stuck_ = true;
+    state_.stuck = true;
+  }
 
   void Add(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
@@ -156,6 +169,7 @@ class SimGpu::SimStream {
   SimDevice& state_;
   const std::shared_ptr<Shared> shared_;
   const std::uint64_t turns_max_;
+  bool stuck_ = false;  // the thread's own
   std::mt19937_64 random_;
   std::mutex mutex_;
   std::condition_variable added_;
@@ -187,7 +201,7 @@ void SimGpu::Launch(GpuStream stream, std::function<void()> kernel, Kind kind, s
                             .name = kind == Kind::kKernel ? "sim_kernel" : nullptr};
   sim->Add(
       [sim, work, reporter = traced_op<Reporter>.reporter, kernel = std::move(kernel)]() mutable {
-        if (sim->state().failed) return;
+        if (sim->is_dead()) return;
         work.started_ns = static_cast<std::uint64_t>(SteadyNowNs());
         try {
           kernel();
@@ -236,7 +250,7 @@ SimGpu::Stream SimGpu::NewStream(bool, int) {
 SimGpu::Event SimGpu::NewEvent() {
   ++events_made_;
   ++events_left_;
-  return new SimEvent{.device = current()};
+  return new std::shared_ptr<SimEvent>(new SimEvent{.device = current()});
 }
 
 void SimGpu::Free(int device, Stream stream) noexcept {
@@ -247,14 +261,20 @@ void SimGpu::Free(int device, Stream stream) noexcept {
 }
 
 void SimGpu::FreeEvent(int device, Event event) noexcept {
-  auto* sim = static_cast<SimEvent*>(event);
-  CHECK(sim->device == device && sim->recorded == sim->happened);
-  delete sim;
+  {
+    const SimEvent& sim = *SimEvent::Of(event);
+    const SimDevice& on = *devices_.at(static_cast<std::size_t>(device));
+    const std::lock_guard lock(shared_->mutex);
+    // Also of a device that has not failed, but whose stream has not come to what it waits for.
+    CHECK(sim.device == device &&
+          (sim.recorded == std::max(sim.happened, sim.lost) || on.failed || on.stuck));
+  }
+  delete static_cast<std::shared_ptr<SimEvent>*>(event);
   --events_left_;
 }
 
 void SimGpu::Record(Event event, Stream stream) {
-  auto* sim = static_cast<SimEvent*>(event);
+  const std::shared_ptr<SimEvent>& sim = SimEvent::Of(event);
   auto* on = static_cast<SimStream*>(stream);
   CHECK(sim->device == on->device(), "an event of gpu({}) on a stream of gpu({})", sim->device,
         on->device());
@@ -266,38 +286,37 @@ void SimGpu::Record(Event event, Stream stream) {
           "an event was used again before it had happened");
     number = ++sim->recorded;
   }
-  on->Add([this, sim, number] {
+  on->Add([this, on, sim, number] {
     const std::lock_guard lock(shared_->mutex);
-    sim->happened = number;
-    shared_->happened.notify_all();
+    (on->is_dead() ? sim->lost : sim->happened) = number;
+    shared_->changed.notify_all();
   });
 }
 
 void SimGpu::Wait(Stream stream, Event event) {
-  auto* sim = static_cast<SimEvent*>(event);
+  const std::shared_ptr<SimEvent>& sim = SimEvent::Of(event);
+  auto* on = static_cast<SimStream*>(stream);
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(shared_->mutex);
     number = sim->recorded;
   }
-  static_cast<SimStream*>(stream)->Add([this, sim, number] {
+  on->Add([this, on, sim, number] {
+    if (on->is_dead()) return;
     std::unique_lock lock(shared_->mutex);
-    shared_->happened.wait(lock, [&] { return sim->happened >= number; });
+    shared_->changed.wait(lock, [&] { return sim->happened >= number || sim->lost >= number; });
+    if (sim->happened < number) on->GetStuck();
   });
 }
 
 SimGpu::State SimGpu::Query(Event event) noexcept {
-  auto* sim = static_cast<SimEvent*>(event);
+  const SimEvent* const sim = SimEvent::Of(event).get();
   if (devices_[static_cast<std::size_t>(sim->device)]->failed) {
     return {.error = std::make_exception_ptr(
                 CudaError("the GPU reports cudaErrorIllegalAddress", kIllegalAddress))};
   }
   const std::lock_guard lock(shared_->mutex);
   return {.happened = sim->happened == sim->recorded};
-}
-
-void SimGpu::Signal(Stream stream, void (*signal)(void*), void* context) {
-  static_cast<SimStream*>(stream)->Add([signal, context] { signal(context); });
 }
 
 void SimGpu::CheckLaunches() {

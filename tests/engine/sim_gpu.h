@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -34,7 +35,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   ~SimGpu() override;  // every stream has been freed
 
   // From the body of a GPU op. A kernel that throws fails the device: nothing runs on it any more,
-  // and its events report cudaErrorIllegalAddress.
+  // its events report cudaErrorIllegalAddress, and those that have not happened never do: a stream
+  // of another device that waits for one stands still for good.
   using Kind = internal::DeviceWork::Kind;
   static void Launch(GpuStream stream, std::function<void()> kernel, Kind kind = Kind::kKernel,
                      std::int64_t bytes = 0);
@@ -57,6 +59,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   }
   // Streams made from now on let other threads run so often at most before a task.
   void set_turns_max(std::uint64_t turns) { turns_max_ = turns; }
+  void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
   // How much each device has.
   void set_device_bytes(std::int64_t bytes) { device_bytes_ = bytes; }
   std::int64_t bytes_used(Device device) const {
@@ -86,6 +89,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   static int current();  // device of this thread; -1: none
   std::set<int> devices_entered() const;
   int streams_made() const { return streams_made_; }
+  int streams_left() const { return streams_left_; }
   int events_made() const { return events_made_; }
 
   int device_count() const override { return static_cast<int>(devices_.size()); }
@@ -100,7 +104,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void Record(Event event, Stream stream) override;
   void Wait(Stream stream, Event event) override;
   State Query(Event event) noexcept override;
-  void Signal(Stream stream, void (*signal)(void*), void* context) override;
+  std::chrono::milliseconds patience() const override { return patience_; }
   void CheckLaunches() override;
   std::unique_ptr<internal::DeviceTrace> TraceDevices(
       internal::DeviceWorkSink& sink) noexcept override;
@@ -204,6 +208,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
 
     const int id;
     std::atomic<bool> failed{false};
+    std::atomic<bool> stuck{false};  // one of its streams is
     std::atomic<bool> entered{false};
   };
   struct SimEvent;
@@ -223,6 +228,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   bool linked_ = true;
   std::map<std::pair<int, int>, internal::GpuLink> links_;
   std::uint64_t turns_max_ = 7;
+  std::chrono::milliseconds patience_ = internal::GpuDriver::patience();
   std::atomic<std::int64_t> device_bytes_{std::int64_t{1} << 40};
   std::vector<std::unique_ptr<SimDevice>> devices_;
   std::map<int, std::string> names_;

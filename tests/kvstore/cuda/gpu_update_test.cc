@@ -10,6 +10,7 @@
 #include "kvstore/optimizer/cuda/update.h"
 #include "kvstore/optimizer/foreign.h"
 #include "tests/kvstore/cuda/update_values.h"
+#include "tests/kvstore/gpu_optimizers.h"
 #include "tests/ops/cuda/device_array.h"
 
 namespace heddle::kvstore::cuda {
@@ -71,7 +72,7 @@ class GpuUpdateTest : public ops::cuda::GpuKernelTest {
 };
 
 TEST_F(GpuUpdateTest, EqualsTheCpuForEveryOptimizer) {
-  for (std::string_view optimizer : OptimizerNames()) {
+  for (std::string_view optimizer : kvstore_test::GpuOptimizerNames()) {
     CompareWithCpu<float>(optimizer, false);
     CompareWithCpu<double>(optimizer, false);
     CompareWithCpu<Float16>(optimizer, false);

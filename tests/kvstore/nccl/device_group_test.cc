@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@ namespace heddle::kvstore_test {
 namespace {
 
 using engine_test::BaseSeed;
+using engine_test::kSoon;
 using engine_test::SimGpu;
 using kvstore::Collective;
 using kvstore::DeviceGroup;
@@ -38,6 +40,13 @@ using ::testing::HasSubstr;
 
 constexpr int kDevices = 4;
 const DeviceGroupOptions kNoDeadline{.deadline = milliseconds(0)};
+
+// Waits for what no call waits for; false: it did not happen.
+bool HappensSoon(const std::function<bool()>& has_happened) {
+  const auto end = std::chrono::steady_clock::now() + kSoon;
+  while (!has_happened() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return has_happened();
+}
 
 // One of each kind is enough: what differs between them is the engine's.
 std::vector<engine_test::Config> Configs() {
@@ -59,7 +68,7 @@ class DeviceGroupTest : public engine_test::EveryEngine {
 
   std::shared_ptr<DeviceGroup> Group(const std::vector<int>& devices,
                                      const DeviceGroupOptions& options = kNoDeadline) {
-    return std::make_shared<DeviceGroup>(nccl, gpu, devices, options);
+    return DeviceGroup::Make(nccl, gpu, devices, kvstore::NcclOrderOf(*engine), options);
   }
   NDArray Full(double value, int device, DType dtype = DType::kFloat32, std::int64_t size = 5) {
     return NDArray::Full({size}, value, dtype, Gpu(device), *engine);
@@ -78,6 +87,25 @@ class DeviceGroupTest : public engine_test::EveryEngine {
     }
     collective.sum = Full(0, devices[root]);
     return collective;
+  }
+
+  // gpu(1) fails in a collective of gpu(0) to gpu(2), with this root.
+  void FailACollective(std::size_t root) {
+    gpu->set_patience(milliseconds(50));
+    auto group = Group({0, 1, 2});  // no deadline
+    nccl->LoseDevice(1, [] { throw 1; });
+    const Collective lost = Sum({0, 1, 2}, root);
+    DeviceGroup::Queue(group, "lost", {lost}, 0);
+    EXPECT_THAT(MessageOf<CudaError>([&] { lost.sum.WaitToRead(kSoon); }),
+                HasSubstr("cudaErrorIllegalAddress"));
+    EXPECT_TRUE(HappensSoon([&] { return nccl->aborts() == 3; }));
+    EXPECT_EQ((lost.arrays[2] + 1).ToVector<float>(), std::vector<float>(5, 4));
+    // Its inputs may wait for what never comes, and then so does gpu(2).
+    const Collective late = Sum({0, 1, 2}, 2);
+    DeviceGroup::Queue(group, "late", {late}, 0);
+    EXPECT_THROW(late.sum.WaitToRead(kSoon), Error);
+    group.reset();
+    EXPECT_EQ(nccl->finalizes(), 0);
   }
 
   const std::shared_ptr<SimGpu> gpu = std::make_shared<SimGpu>(kDevices, BaseSeed());
@@ -237,6 +265,173 @@ TEST_P(DeviceGroupTest, ASetUpThatIsLeftByAnyExceptionLeavesNothingBehind) {
   const Collective sum = Sum({0, 1});
   DeviceGroup::Queue(Group({0, 1}), "sum", {sum}, 0);
   EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3));
+}
+
+TEST_P(DeviceGroupTest, ASetUpThatCannotConnectLeavesNothingBehind) {
+  nccl->FailNextReduce();
+  EXPECT_THAT(MessageOf<NcclError>([&] { Group({0, 1}); }), HasSubstr("out of luck"));
+  EXPECT_EQ(nccl->aborts(), 2);
+}
+
+// What that takes was in the first push, which ran on a worker of the engine.
+TEST_P(DeviceGroupTest, IsConnectedWhenItIsMade) {
+  const auto group = Group({0, 1, 2});
+  EXPECT_EQ(nccl->connects(), 3);
+  const Collective sum = Sum({0, 1, 2});
+  DeviceGroup::Queue(group, "sum", {sum}, 0);
+  EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 6));
+  EXPECT_EQ(nccl->connects(), 3);
+  EXPECT_EQ(nccl->reductions(), 3);
+}
+
+// On one device there was a kernel of the one group that waited for the other device, and there one
+// of the other group.
+TEST_P(DeviceGroupTest, GroupsWithTheSameDevicesDoNotHoldEachOtherUp) {
+  nccl->FillDevices();
+  const auto one = Group({0, 1}), two = Group({0, 1});
+  std::vector<NDArray> sums;
+  for (std::size_t i = 0; i < 60; ++i) {
+    const Collective sum = Sum({0, 1}, i / 2 % 2);
+    sums.push_back(sum.sum);
+    DeviceGroup::Queue(i % 2 == 0 ? one : two, "sum", {sum}, 0);
+  }
+  for (const NDArray& sum : sums) {
+    sum.WaitToRead(kSoon);
+    EXPECT_EQ(sum.ToVector<float>(), std::vector<float>(5, 3));
+  }
+}
+
+// They are ordered by their issue. By a variable that each of them writes, those whose inputs come
+// first waited for those that were queued first: nothing was summed while gradients were computed.
+TEST_P(DeviceGroupTest, GroupsWithTheSameDevicesGoAsTheirInputsCome) {
+  const auto one = Group({0, 1}), two = Group({0, 1});
+  const Collective late = Sum({0, 1}), early = Sum({0, 1}), other = Sum({0, 1}, 1);
+  engine_test::Hold hold(*engine, {.writes = {late.arrays[0].var()}});
+  DeviceGroup::Queue(one, "late", {late}, 1);
+  DeviceGroup::Queue(one, "early", {early}, 0);
+  DeviceGroup::Queue(two, "other", {other}, 0);
+  for (const Collective* sum : {&early, &other}) {
+    sum->sum.WaitToRead(kSoon);
+    EXPECT_EQ(sum->sum.ToVector<float>(), std::vector<float>(5, 3));
+  }
+  hold.Release();
+  EXPECT_EQ(late.sum.ToVector<float>(), std::vector<float>(5, 3));
+}
+
+// What was recorded behind its kernel never happens. The carrier waited for that for ever, beyond
+// any deadline, and the kernels of the others for the failed one.
+TEST_P(DeviceGroupTest, ADeviceThatFailsEndsTheGroup) { FailACollective(/*root=*/0); }
+
+// The engine ends the op by itself, and nobody told the group.
+TEST_P(DeviceGroupTest, ACarrierThatFailsEndsTheGroup) { FailACollective(/*root=*/1); }
+
+// The op has ended, and its arrays were free for others, while kernels that use them ran on.
+TEST_P(DeviceGroupTest, ArraysOfAFailedCarriersOpAreKeptUntilItsKernelsAreAborted) {
+  std::latch may_abort(1);
+  nccl->CallInAborts([&] { may_abort.wait(); });
+  const auto group = Group({0, 1});
+  nccl->LoseDevice(1, [] { throw 1; });
+  const void* used = nullptr;
+  {
+    const Collective lost = Sum({0, 1}, /*root=*/1);
+    lost.arrays[0].WaitToRead();
+    used = lost.arrays[0].const_data();
+    DeviceGroup::Queue(group, "lost", {lost}, 0);
+    EXPECT_THROW(lost.sum.WaitToRead(kSoon), CudaError);
+  }
+  std::vector<NDArray> others;
+  for (int i = 0; i < 20; ++i) {
+    others.push_back(Full(1, 0));
+    others.back().WaitToRead();
+    EXPECT_NE(others.back().const_data(), used);
+  }
+  may_abort.count_down();
+  EXPECT_TRUE(HappensSoon([&] { return nccl->aborts() == 2; }));
+}
+
+// ncclCommAbort waits for streams, which may wait for what never comes.
+TEST_P(DeviceGroupTest, AnAbortThatDoesNotEndIsLeftBehind) {
+  std::latch may_abort(1);
+  nccl->CallInAborts([&] { may_abort.wait(); });
+  nccl->NeverEnds();
+  FakeClock clock;
+  DeviceGroupOptions options = clock.WithDeadline();
+  options.abort_patience = milliseconds(20);
+  auto group = Group({0, 1}, options);
+  const Collective sum = Sum({0, 1});
+  DeviceGroup::Queue(group, "sum", {sum}, 0);
+  EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3));
+  engine->WaitForAll();
+  clock.Run();
+  group.reset();
+  EXPECT_EQ(nccl->comms_left(), 2);
+  const int streams = gpu->streams_left();
+  may_abort.count_down();
+  EXPECT_TRUE(HappensSoon([&] { return gpu->streams_left() == streams - 2; }));
+  EXPECT_EQ(nccl->comms_left(), 0);
+}
+
+// It was the engine's reaper that took the group down: no op of a GPU ended meanwhile.
+TEST_P(DeviceGroupTest, TheEndOfAGroupThatOnlyItsOpsHaveHoldsNobodyUp) {
+  FakeClock clock;
+  std::latch may_end(1);
+  nccl->NeverEnds();
+  const Collective sum = Sum({0, 1});
+  engine->PushGpu({.name = "slow", .writes = {sum.arrays[1].var()}, .device = Gpu(1)},
+                  [&](GpuStream stream) { SimGpu::Launch(stream, [&] { may_end.wait(); }); });
+  DeviceGroup::Queue(Group({0, 1}, clock.WithDeadline()), "sum", {sum}, 0);
+  may_end.count_down();
+  sum.sum.WaitToRead(kSoon);
+  EXPECT_EQ(sum.sum.ToVector<float>(), std::vector<float>(5, 3));
+  engine->WaitForAll();
+  const int streams = gpu->streams_left();
+  clock.Run();
+  EXPECT_TRUE(HappensSoon([&] { return gpu->streams_left() == streams - 2; }));
+  EXPECT_EQ(nccl->comms_left(), 0);
+}
+
+// Of several processes, where also what is not issued ends the group.
+TEST(DeviceGroupReaper, DoesNotWaitForWhoeverIsInNccl) {
+  std::latch may_fail(1), is_in_nccl(1), may_leave(1);
+  const auto gpu = std::make_shared<SimGpu>(kDevices, BaseSeed());
+  gpu->set_patience(milliseconds(50));
+  const auto nccl = std::make_shared<SimNccl>(gpu);
+  EngineOptions options;
+  options.num_workers = 2;
+  options.worker_host = WorkerHost::kThreads;
+  options.gpu_driver = gpu;
+  Engine engine(options);
+  const auto group = DeviceGroup::Make(nccl, gpu, {0, 1}, kvstore::NcclOrderOf(engine), kNoDeadline,
+                                       kvstore::GroupPlace{.id = nccl->NewId(), .ranks = 2});
+  const auto sums_of = [&](std::size_t root) {
+    Collective collective{.root = root, .key = "weight"};
+    for (const int device : group->devices()) {
+      collective.arrays.push_back(NDArray::Full({5}, 1, DType::kFloat32, Gpu(device), engine));
+      collective.sums.push_back(NDArray::Full({5}, 0, DType::kFloat32, Gpu(device), engine));
+    }
+    return collective;
+  };
+  nccl->LoseDevice(0, [&] {
+    may_fail.wait();
+    throw 1;
+  });
+  const Collective lost = sums_of(0), next = sums_of(1);
+  DeviceGroup::Queue(group, "lost", {lost}, 0);
+  EXPECT_TRUE(HappensSoon([&] { return nccl->groups() == 1; }));
+  nccl->CallInGroups([&] {
+    is_in_nccl.count_down();
+    may_leave.wait();
+  });
+  DeviceGroup::Queue(group, "next", {next}, 0);
+  is_in_nccl.wait();
+  may_fail.count_down();
+  EXPECT_THROW(lost.sums[0].WaitToRead(kSoon), CudaError);
+  const Var other = engine.NewVar("other");
+  engine.PushGpu({.name = "other", .writes = {other}, .device = Gpu(2)}, [](GpuStream) {});
+  engine.WaitForVar(other, kSoon);
+  may_leave.count_down();
+  EXPECT_THROW(next.sums[1].WaitToRead(kSoon), Error);
+  EXPECT_TRUE(HappensSoon([&] { return nccl->aborts() == 2; }));
 }
 
 TEST_P(DeviceGroupTest, ADeviceThatNeverComesEndsTheGroupAtItsDeadline) {

@@ -199,6 +199,24 @@ TEST(NcclProcessesFailures, AFailedInputOfOneProcessEndsTheStoresOfAll) {
   });
 }
 
+TEST(NcclProcessesFailures, AGpuThatFailsInOneProcessEndsTheStoresOfAll) {
+  SimProcesses processes({.processes = 2, .devices = 2, .fails = true});
+  processes.gpu->set_patience(std::chrono::milliseconds(50));
+  std::latch pulled(2);
+  processes.Run([&](SimProcess& process) {
+    process.store->Init("k", process.Full(1, process.devices[0]));
+    process.store->Push("k", process.OnDevices(1));
+    EXPECT_EQ(process.Pulled("k"), Six(6));
+    pulled.arrive_and_wait();
+    if (process.rank == 1) process.nccl->LoseDevice(process.devices[1], [] { throw 1; });
+    const std::string message = process.MessageOfPush<Error>("k", process.OnDevices(1));
+    EXPECT_THAT(message, HasSubstr("cudaErrorIllegalAddress"));
+    if (process.rank == 0) {
+      EXPECT_THAT(message, HasSubstr("worker 1"));
+    }
+  });
+}
+
 TEST(NcclProcessesFailures, ACallOfNcclThatFailsIsToldToTheOthers) {
   SimProcesses processes({.processes = 2, .devices = 1, .fails = true});
   std::latch pulled(2);

@@ -53,8 +53,8 @@ TEST_F(RealNccl, SaysItsVersionAndFile) {
 TEST_F(RealNccl, SumsAndCopiesBetweenAllDevices) {
   NeedGpus(1);
   if (IsSkipped()) return;
-  const auto group = std::make_shared<DeviceGroup>(
-      kvstore::LoadNccl(), internal::DefaultGpuDriver(), devices, kvstore::DeviceGroupOptions{});
+  const auto group = DeviceGroup::Make(kvstore::LoadNccl(), internal::DefaultGpuDriver(), devices,
+                                       kvstore::NcclOrderOf(engine), kvstore::DeviceGroupOptions{});
   for (const DType dtype : kAllDTypes) {
     if (!kvstore::Nccl::Sums(dtype)) continue;
     for (std::size_t root = 0; root < devices.size(); ++root) {

@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -86,6 +87,7 @@ struct SimNccl::SimComm {
   std::shared_ptr<Process> process;
   std::size_t rank;
   int device;
+  std::mutex* fills;  // null: its kernels leave room for others
   int collectives = 0;
   bool finalizing = false;
   std::atomic<int> asks_to_ready{2};  // it takes a while
@@ -97,6 +99,8 @@ struct SimNccl::Kernel {
   const void* in;
   void* out;
   Form form;
+
+  bool connects() const { return comm->collectives == 0; }
 };
 
 // One at a time on the communicators of a process that belong together.
@@ -134,6 +138,9 @@ std::vector<Kernel>& Pending() {
 bool SimNccl::GroupEnd() {
   CHECK(--group_depth == 0, "groups do not nest here");
   const std::vector<Kernel> kernels = std::exchange(Pending<Kernel>(), {});
+  const bool counts =
+      std::ranges::any_of(kernels, [](const Kernel& kernel) { return !kernel.connects(); });
+  if (counts && in_groups_ != nullptr) in_groups_();
   std::map<Process*, std::size_t> calls;
   for (const Kernel& kernel : kernels) {
     const OneCall one(*kernel.comm->process);
@@ -143,7 +150,7 @@ bool SimNccl::GroupEnd() {
   for (const auto& [process, count] : calls) {
     CHECK(count % process->ranks == 0, "a group with {} calls of {} ranks", count, process->ranks);
   }
-  groups_ += static_cast<int>(!kernels.empty());
+  groups_ += static_cast<int>(counts);
   return !kernels.empty();
 }
 
@@ -158,13 +165,14 @@ void SimNccl::Init(Comm* comm, int ranks, const Id& id, int rank) {
     processes_[world.get()] = process;
   }
   const OneCall one(*process);
+  const int device = engine_test::SimGpu::current();
+  std::mutex* const fills = fill_devices_ ? &devices_[device] : nullptr;
   ++world->joined;
   ++process->ranks;
   world->changed.notify_all();
   ++inits_;
   ++comms_left_;
-  *comm =
-      new SimComm{world, process, static_cast<std::size_t>(rank), engine_test::SimGpu::current()};
+  *comm = new SimComm{world, process, static_cast<std::size_t>(rank), device, fills};
 }
 
 SimNccl::State SimNccl::Ask(Comm comm) noexcept {
@@ -182,6 +190,10 @@ SimNccl::State SimNccl::Ask(Comm comm) noexcept {
 void SimNccl::Add(Kernel kernel) {
   CHECK(group_depth == 1, "a collective of several devices of one thread needs a group");
   CHECK(kernel.form.root < kernel.comm->world->ranks);
+  ++(kernel.connects()                      ? connects_
+     : kernel.form.kind == Form::kReduce    ? reductions_
+     : kernel.form.kind == Form::kAllReduce ? all_reductions_
+                                            : broadcasts_);
   Pending<Kernel>().push_back(kernel);
 }
 
@@ -201,20 +213,17 @@ void SimNccl::Reduce(const void* in, void* out, std::size_t count, DType dtype, 
                in,
                out,
                {Form::kReduce, count * SizeOf(dtype), static_cast<std::size_t>(root), dtype}});
-  ++reductions_;
 }
 
 void SimNccl::AllReduce(const void* in, void* out, std::size_t count, DType dtype, Comm comm,
                         Stream stream) {
   auto* const sim = static_cast<SimComm*>(comm);
   AddSum(sim, {sim, stream, in, out, {Form::kAllReduce, count * SizeOf(dtype), 0, dtype}});
-  ++all_reductions_;
 }
 
 void SimNccl::Broadcast(void* data, std::size_t bytes, int root, Comm comm, Stream stream) {
   auto* const sim = static_cast<SimComm*>(comm);
   const OneCall one(*sim->process);
-  ++broadcasts_;
   Add({sim,
        stream,
        data,
@@ -233,7 +242,9 @@ void SimNccl::Launch(const Kernel& kernel) {
   std::vector<std::int64_t> bytes(arrays.size(), static_cast<std::int64_t>(form.bytes));
   const bool lost = lost_device_ == comm.device;
   const auto run = [this, form, number, lost, writes, rank = comm.rank, world = comm.world,
-                    process = comm.process](const std::vector<std::byte*>& at) {
+                    process = comm.process, fills = comm.fills](const std::vector<std::byte*>& at) {
+    std::unique_lock<std::mutex> device;
+    if (fills != nullptr) device = std::unique_lock(*fills);
     if (lost && running_ != nullptr) running_();
     std::unique_lock lock(world->mutex);
     Meeting& meeting = world->meetings[number];
@@ -277,6 +288,7 @@ void SimNccl::Leave(SimComm* comm) {
 
 void SimNccl::Abort(Comm comm) noexcept {
   auto* sim = static_cast<SimComm*>(comm);
+  if (in_aborts_ != nullptr) in_aborts_();
   {
     const std::lock_guard lock(sim->world->mutex);
     sim->process->aborted = true;

@@ -44,12 +44,20 @@ class SimNccl final : public kvstore::Nccl {
   void ReportError() { report_error_ = true; }  // when communicators are asked
   void NeverReady() { never_ready_ = true; }    // new communicators
   void NeverEnds() { never_ends_ = true; }      // what is finalized
+  // Kernels of communicators that are made from now on fill their devices: of different
+  // communicators one at a time runs on each.
+  void FillDevices() { fill_devices_ = true; }
+  // Called when the calls of a group are issued, and when a communicator is aborted; they may wait.
+  void CallInGroups(std::function<void()> in_groups) { in_groups_ = std::move(in_groups); }
+  void CallInAborts(std::function<void()> in_aborts) { in_aborts_ = std::move(in_aborts); }
   // This process is gone: its ends wait for nobody, and nobody hears of them.
   void Crash() { crashed_ = true; }
   // Called, with the number of the communicator, by each set-up of one; may throw.
   void CallInInits(std::function<void(int number)> in_inits) { in_inits_ = std::move(in_inits); }
 
   int inits() const { return inits_; }
+  // What a communicator's first collective does: the others are counted below.
+  int connects() const { return connects_; }
   int groups() const { return groups_; }  // with collectives in them
   int reductions() const { return reductions_; }
   int all_reductions() const { return all_reductions_; }
@@ -57,6 +65,7 @@ class SimNccl final : public kvstore::Nccl {
   int finalizes() const { return finalizes_; }
   int destroys() const { return destroys_; }
   int aborts() const { return aborts_; }
+  int comms_left() const { return comms_left_; }
 
   std::string Describe() const override { return "simulated"; }
   Id NewId() override;
@@ -90,13 +99,16 @@ class SimNccl final : public kvstore::Nccl {
   std::atomic<int> lost_device_{-1};
   std::function<void()> running_;
   std::function<void(int number)> in_inits_;
+  std::function<void()> in_groups_, in_aborts_;
   std::atomic<bool> fail_next_reduce_{false}, report_error_{false}, never_ready_{false};
-  std::atomic<bool> never_ends_{false}, crashed_{false};
-  std::atomic<int> inits_{0}, groups_{0}, reductions_{0}, all_reductions_{0}, broadcasts_{0};
+  std::atomic<bool> never_ends_{false}, crashed_{false}, fill_devices_{false};
+  std::atomic<int> inits_{0}, connects_{0}, groups_{0}, reductions_{0}, all_reductions_{0},
+      broadcasts_{0};
   std::atomic<int> finalizes_{0}, destroys_{0}, aborts_{0}, comms_left_{0};
   const std::shared_ptr<Network> network_;
   std::mutex processes_mutex_;
   std::map<World*, std::weak_ptr<Process>> processes_;  // this one's part in each
+  std::map<int, std::mutex> devices_;                   // held by a kernel that fills one
 };
 
 }  // namespace heddle::kvstore_test
