@@ -141,8 +141,11 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
     if (found == slots_.end()) ThrowUnknownKey("Reset", key);
     Slot& slot = found->second;
     stored = slot.value;
+    // Another thread may have removed the key meanwhile and made it anew.
+    ForEachArray(value,
+                 [&](const auto& array) { CheckShapeAndDType("Reset", key, *stored, array); });
     const bool same_kind = stored->is_row_sparse() == row_sparse;
-    if (!same_kind && other == nullptr) continue;  // another thread has changed it meanwhile
+    if (!same_kind && other == nullptr) continue;  // nor need it be of the kind that it was
     old_origin.swap(slot.origin);
     old_basis.swap(slot.basis);
     origin_number = OriginNumberLocked();

@@ -102,7 +102,7 @@ class LocalKVStore final : public KVStore {
     std::vector<RowSparseNDArray> joined_row_sparse;
     Slot* slot = nullptr;  // only while PreparePush holds the lock; null: a new key
     ValuePtr value;
-    ValuePtr old;  // not null: a value of the other kind, in whose place `value` comes
+    bool replaces = false;  // `value` has come in the place of one of the other kind
     std::shared_ptr<const Compressor> compressor;
     Update update;
   };
@@ -128,7 +128,8 @@ class LocalKVStore final : public KVStore {
 
   // Push in two steps: the first checks everything and changes nothing unless all is well.
   // The first returns the updaters to call, if any.
-  UpdatersPtr PreparePush(std::string_view call, std::span<KeyPush> pushes) EXCLUDES(mutex_);
+  UpdatersPtr PreparePush(std::string_view call, std::span<KeyPush> pushes, int priority)
+      EXCLUDES(mutex_);
   void QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority)
       EXCLUDES(mutex_);
   // `values`: one for each pair, which fits it.
@@ -152,7 +153,6 @@ class LocalKVStore final : public KVStore {
   std::shared_ptr<const UpdateBasis> BasisLocked(
       const Slot& slot, const std::shared_ptr<const internal::UpdateRule>& rule) const
       REQUIRES(mutex_);
-  void TakePlace(const KeyPush& push) EXCLUDES(mutex_);
 
   void CheckNewLocked(std::string_view call, std::span<const KeyArrays> pairs) const
       REQUIRES(mutex_);

@@ -174,7 +174,7 @@ std::shared_ptr<const UpdateBasis> LocalKVStore::BasisLocked(
 }
 
 LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
-                                                    std::span<KeyPush> pushes) {
+                                                    std::span<KeyPush> pushes, int priority) {
   for (const KeyPush& push : pushes) {
     WithFirstArray(push, [&](const auto& first) {
       ForEachArray(push,
@@ -219,12 +219,14 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
       push.value = MakeValue(push.key, push.row_sparse[0]);
     } else if (updaters_ == nullptr && push.slot != nullptr &&
                push.is_row_sparse() != push.value->is_row_sparse()) {
-      push.old = push.value;
       const auto placed = std::ranges::find(placements, push.slot, &Placement::slot);
-      const Device device = placed != placements.end() ? placed->device : push.old->device();
+      const ValuePtr old = placed != placements.end() ? placed->value : push.value;
       push.value = WithFirstArray(push, [&](const auto& like) {
-        return std::make_shared<StoredValue>(push.key.ToKey(), like, device, engine(), gpu_sums_);
+        return std::make_shared<StoredValue>(push.key.ToKey(), like, old->device(), engine(),
+                                             gpu_sums_);
       });
+      push.value->WillReplace(old, push, compressor_, priority);
+      push.replaces = true;
     }
   }
   // From here on nothing fails.
@@ -242,7 +244,11 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
     // A slot may go once the lock is released, its value stays.
     Slot& slot =
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
-    (push.old != nullptr ? push.old : push.value) = slot.value;
+    if (push.replaces) {
+      slot.value = push.value;
+    } else {
+      push.value = slot.value;
+    }
     push.compressor = compressor_;
     for (const NDArray& array : push.arrays) {
       pushed_bytes += compressor_ != nullptr ? compressor_->CodeBytes(array.size())
@@ -265,7 +271,11 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
 void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updaters, int priority) {
   std::vector<StoredValue::KeyGradients> on_gpus;
   for (KeyPush& push : pushes) {
-    const bool plain = updaters == nullptr && push.old == nullptr && push.compressor == nullptr;
+    if (push.replaces) {
+      StoredValue::QueueReplace(push.value);
+      continue;
+    }
+    const bool plain = updaters == nullptr && push.compressor == nullptr;
     if (plain && pushes.size() > 1 && !push.is_row_sparse() && IsOnGpu(push.value->device())) {
       on_gpus.push_back({push.value, push.arrays, std::move(push.update)});
       continue;
@@ -274,10 +284,6 @@ void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updat
       if (updaters != nullptr) {
         StoredValue::RunUpdater(push.value, arrays, std::move(push.compressor), *updaters,
                                 priority);
-      } else if (push.old != nullptr) {
-        StoredValue::QueueReplace(push.value, push.old, arrays, std::move(push.compressor),
-                                  priority);
-        TakePlace(push);
       } else {
         StoredValue::QueuePush(push.value, arrays, std::move(push.compressor),
                                std::move(push.update), priority);
@@ -292,27 +298,18 @@ void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updat
   if (!on_gpus.empty()) StoredValue::QueuePushes(on_gpus, priority);
 }
 
-// Only now that the op which gives it a value is queued, so that no pull finds it without. Whoever
-// else put a value in the old one's place meanwhile came later.
-void LocalKVStore::TakePlace(const KeyPush& push) {
-  MutexLock lock(mutex_);
-  const auto found = slots_.find(push.key);
-  if (found == slots_.end() || found->second.value != push.old) return;
-  found->second.value = push.value;
-}
-
 void LocalKVStore::DoPush(std::span<const KeyArrays> pairs, int priority) {
   if (pairs.size() == 1) internal::PrefetchCounts(pairs[0].arrays);
   for (const KeyArrays& pair : pairs) CheckArrays("Push", pair, engine());
   if (pairs.size() == 1) {
     KeyPush push(pairs[0]);
-    const UpdatersPtr updaters = PreparePush("Push", {&push, 1});
+    const UpdatersPtr updaters = PreparePush("Push", {&push, 1}, priority);
     QueuePush({&push, 1}, updaters, priority);
     return;
   }
   CheckOneKind("Push", pairs);
   std::vector<KeyPush> pushes = JoinRepeatedKeys("Push", pairs, nullptr);
-  const UpdatersPtr updaters = PreparePush("Push", pushes);
+  const UpdatersPtr updaters = PreparePush("Push", pushes, priority);
   QueuePush(pushes, updaters, priority);
 }
 
@@ -321,7 +318,7 @@ void LocalKVStore::DoPushPull(std::span<const KeyArrays> values, std::span<const
   CheckPushPull(values, out, engine());
   std::vector<std::size_t> push_of;
   std::vector<KeyPush> pushes = JoinRepeatedKeys("PushPull", values, &push_of);
-  const UpdatersPtr updaters = PreparePush("PushPull", pushes);
+  const UpdatersPtr updaters = PreparePush("PushPull", pushes, priority);
   QueuePush(pushes, updaters, priority);
   std::vector<ValuePtr> stored;
   for (const std::size_t push : push_of) stored.push_back(pushes[push].value);

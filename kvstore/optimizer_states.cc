@@ -359,14 +359,15 @@ OptimizerPtr Like(const Optimizer& optimizer) {
 }  // namespace
 
 void ApplySettings(const OptimizerSettings& settings, Optimizer& optimizer) {
-  optimizer.SetSchedule(std::nullopt);
-  for (const auto& [name, value] : settings.parameters) optimizer.Set(name, value);
-  optimizer.SetSchedule(settings.schedule);
+  // First the multipliers: new rates times old ones may be more than float32 can hold.
   const auto plan = optimizer.plan();
   for (const auto& [key, multipliers] : plan->multipliers) {
     optimizer.SetLearningRateMultiplier(key, 1);
     optimizer.SetWeightDecayMultiplier(key, 1);
   }
+  optimizer.SetSchedule(std::nullopt);
+  for (const auto& [name, value] : settings.parameters) optimizer.Set(name, value);
+  optimizer.SetSchedule(settings.schedule);
   for (const auto& m : settings.multipliers) {
     optimizer.SetLearningRateMultiplier(m.key, m.learning_rate);
     optimizer.SetWeightDecayMultiplier(m.key, m.weight_decay);

@@ -43,7 +43,7 @@ std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
     moved->has_value_ = has_value_;
     const MutexLock lock(moved->together_mutex_);
     moved->far_rows_ = rows_;
-    moved->has_far_source_.store(true, std::memory_order_relaxed);  // before anybody knows of it
+    moved->has_first_.store(true, std::memory_order_relaxed);  // before anybody knows of it
     return moved;
   }
   auto moved = std::make_shared<StoredValue>(key_, array_, device, engine(), planner_.how());
@@ -51,18 +51,20 @@ std::shared_ptr<StoredValue> StoredValue::MovedTo(Device device) const {
   if (!has_value_) return moved;
   const bool near = AreNear(View(Current()), device);
   (near ? moved->source_ : moved->far_source_) = Current();
-  moved->has_far_source_.store(!near, std::memory_order_relaxed);  // before anybody knows of it
+  moved->has_first_.store(!near, std::memory_order_relaxed);  // before anybody knows of it
   return moved;
 }
 
-void StoredValue::QueueFetch() {
-  // acquire; pairs with the release below: what this thread queues comes after the copy
-  if (!has_far_source_.load(std::memory_order_acquire)) return;
+void StoredValue::WillReplace(std::shared_ptr<StoredValue> old, const KeyArrays& pushed,
+                              std::shared_ptr<const Compressor> compressor, int priority) {
   const MutexLock lock(together_mutex_);
-  const NoWaitScope no_wait;  // so that no body runs here, which might come for the lock, too
-  if (!far_source_.empty()) std::exchange(far_source_, NDArray()).CopyTo(array_);
-  if (!far_rows_.empty()) std::exchange(far_rows_, RowSparseNDArray()).CopyTo(rows_);
-  has_far_source_.store(false, std::memory_order_release);
+  replacement_ = std::make_unique<Replacement>(
+      Replacement{std::move(old),
+                  {pushed.arrays.begin(), pushed.arrays.end()},
+                  {pushed.row_sparse.begin(), pushed.row_sparse.end()},
+                  std::move(compressor),
+                  priority});
+  has_first_.store(true, std::memory_order_relaxed);  // before anybody knows of it
 }
 
 std::int64_t StoredValue::bytes() const {

@@ -36,7 +36,8 @@ namespace heddle::kvstore {
 //   (E3) The next update that succeeds clears input_error_.
 //
 // Kinds. A value is dense or row-sparse for as long as it lives. When a push by the default updater
-// changes the kind of a key, the store puts another StoredValue in its place (QueueReplace).
+// changes the kind of a key, the store puts another StoredValue in its place, whose first op is
+// that push (WillReplace). Whoever finds the new value first queues that op.
 //
 // Optimizer state and residuals are the value's own, found, made and forgotten by the ops alone, so
 // what happens to them has the order of what happens to the value.
@@ -83,12 +84,14 @@ class StoredValue {
   template <class Array>
   static void QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                         std::shared_ptr<const Compressor> compressor, Update update, int priority);
-  // The first push of `self`, which takes the place of `old`, a value of the other kind on the same
-  // device. If an input is poisoned it becomes what `old` is, converted.
-  template <class Array>
-  static void QueueReplace(const std::shared_ptr<StoredValue>& self,
-                           const std::shared_ptr<StoredValue>& old, std::span<const Array> values,
-                           std::shared_ptr<const Compressor> compressor, int priority);
+  // Before the store knows of the value: it takes the place of `old`, a value of the other kind on
+  // the same device, by a push of `pushed`, arrays of its own kind. If an input is poisoned it
+  // becomes what `old` is, converted.
+  void WillReplace(std::shared_ptr<StoredValue> old, const KeyArrays& pushed,
+                   std::shared_ptr<const Compressor> compressor, int priority)
+      EXCLUDES(together_mutex_);
+  // Queues that push, unless a call of another thread was here first and has.
+  static void QueueReplace(const std::shared_ptr<StoredValue>& self);
   template <class Array>
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
@@ -143,6 +146,15 @@ class StoredValue {
 
   template <class Inputs>
   struct PushOp;
+  // What WillReplace was told.
+  struct Replacement {
+    std::shared_ptr<StoredValue> old;
+    std::vector<NDArray> arrays;  // one of the two is empty
+    std::vector<RowSparseNDArray> row_sparse;
+    std::shared_ptr<const Compressor> compressor;
+    int priority;
+  };
+
   template <class Inputs>
   struct ReplaceOp;
   template <class Outputs>
@@ -179,8 +191,13 @@ class StoredValue {
   template <class Use>
   void UseCurrent(const Use& use) const;
   void FetchSource();
-  // Queues the copy of far_source_ or far_rows_, before anything else is queued.
-  void QueueFetch() EXCLUDES(together_mutex_);
+  // Comes before anything else is queued: queues the copy of far_source_ or far_rows_, or the push
+  // of replacement_, whichever there is.
+  static void QueueFirst(const std::shared_ptr<StoredValue>& self) EXCLUDES(self->together_mutex_);
+  template <class Array>
+  static void QueueReplacement(const std::shared_ptr<StoredValue>& self,
+                               const Replacement& replacement, std::span<const Array> values)
+      REQUIRES(self->together_mutex_);
   // Whether gradients reach the value as codes, made by ops on the devices that send them.
   bool IsSentCodes(const Compressor* compressor) const {
     return compressor != nullptr && device().type == DeviceType::kGpu;
@@ -255,7 +272,7 @@ class StoredValue {
   // One of the two is empty.
   const NDArray array_;
   const RowSparseNDArray rows_;
-  std::atomic<bool> has_far_source_{false};  // hint: far_source_ or far_rows_ is not empty
+  std::atomic<bool> has_first_{false};  // hint: QueueFirst has something to queue
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
@@ -275,6 +292,7 @@ class StoredValue {
   // is empty.
   NDArray far_source_ GUARDED_BY(together_mutex_);
   RowSparseNDArray far_rows_ GUARDED_BY(together_mutex_);
+  std::unique_ptr<Replacement> replacement_ GUARDED_BY(together_mutex_);  // null: none, or queued
 
   Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;

@@ -226,14 +226,41 @@ void StoredValue::WaitUntilInitialized() {
   has_value_ = true;
 }
 
+void StoredValue::QueueFirst(const std::shared_ptr<StoredValue>& self) {
+  // acquire; pairs with the release below: what this thread queues comes after what is queued here
+  if (!self->has_first_.load(std::memory_order_acquire)) return;
+  const MutexLock lock(self->together_mutex_);
+  const NoWaitScope no_wait;  // so that no body runs here, which might come for the lock, too
+  if (!self->far_source_.empty()) std::exchange(self->far_source_, NDArray()).CopyTo(self->array_);
+  if (!self->far_rows_.empty()) {
+    std::exchange(self->far_rows_, RowSparseNDArray()).CopyTo(self->rows_);
+  }
+  if (self->replacement_ != nullptr) {
+    const Replacement& replacement = *self->replacement_;
+    if (self->is_row_sparse()) {
+      QueueReplacement<RowSparseNDArray>(self, replacement, replacement.row_sparse);
+    } else {
+      QueueReplacement<NDArray>(self, replacement, replacement.arrays);
+    }
+    self->replacement_ = nullptr;
+  }
+  self->has_first_.store(false, std::memory_order_release);
+}
+
+void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self) {
+  engine::AwaitRoom(self->var(), "kvstore.push");
+  QueueFirst(self);
+  engine::RunPending(self->var());
+}
+
 template <class Array>
 void StoredValue::QueuePush(const std::shared_ptr<StoredValue>& self, std::span<const Array> values,
                             std::shared_ptr<const Compressor> compressor, Update update,
                             int priority) {
-  self->QueueFetch();
+  QueueFirst(self);
   if constexpr (std::is_same_v<Array, NDArray>) {
     if (self->IsSentCodes(compressor.get())) {
-      const NoWaitScope no_wait;  // as in QueueFetch
+      const NoWaitScope no_wait;  // as in QueueFirst
       const MutexLock lock(self->together_mutex_);
       const bool needs_value = update.basis != nullptr;
       const std::vector<NDArray> codes =
@@ -295,16 +322,15 @@ void StoredValue::QueueSum(const std::shared_ptr<StoredValue>& self, std::span<c
 }
 
 template <class Array>
-void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
-                               const std::shared_ptr<StoredValue>& old,
-                               std::span<const Array> values,
-                               std::shared_ptr<const Compressor> compressor, int priority) {
-  old->QueueFetch();
+void StoredValue::QueueReplacement(const std::shared_ptr<StoredValue>& self,
+                                   const Replacement& replacement, std::span<const Array> values) {
+  const std::shared_ptr<StoredValue>& old = replacement.old;
+  const std::shared_ptr<const Compressor>& compressor = replacement.compressor;
+  const int priority = replacement.priority;
+  QueueFirst(old);
   std::vector<NDArray> codes;
   if constexpr (std::is_same_v<Array, NDArray>) {
     if (self->IsSentCodes(compressor.get())) {
-      const NoWaitScope no_wait;  // as in QueueFetch
-      const MutexLock lock(self->together_mutex_);
       codes = QueueCodes(self, values, compressor, /*needs_value=*/false, priority);
       values = codes;
     }
@@ -327,13 +353,13 @@ void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self,
          .priority = priority,
          .run_when_poisoned = true},
         ReplaceOp<HeldArrays<Array>>{self, old, std::move(old_rows), HeldArrays<Array>(values),
-                                     std::move(compressor)});
+                                     compressor});
 }
 
 template <class Array>
 void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                             int priority) {
-  self->QueueFetch();
+  QueueFirst(self);
   if constexpr (std::is_same_v<Array, RowSparseNDArray>) {
     if (IsOnGpu(self->device()) && !self->is_row_sparse()) {
       const RowSparseNDArray rows = QueueNonZeroRows(self, /*readable=*/true, priority);
@@ -398,7 +424,7 @@ void StoredValue::QueuePushOp(std::span<const KeyGradients> keys, int priority) 
   std::vector<VarRef> reads, writes;
   PushesOp op;
   for (const auto& [value, gradients, update] : keys) {
-    value->QueueFetch();
+    QueueFirst(value);
     const NearInputs near(gradients, device, priority);
     for (const NDArray& array : near.view()) reads.emplace_back(array.var());
     reads.emplace_back(value->var());  // as ReadsOf
@@ -438,7 +464,7 @@ void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
   PullsOp op;
   std::vector<RelayedOutputs<NDArray>> outputs;
   for (const auto& [value, out] : keys) {
-    value->QueueFetch();
+    QueueFirst(value);
     const RelayedOutputs<NDArray>& relayed = outputs.emplace_back(out, device);
     reads.emplace_back(value->var());
     for (const NDArray& array : relayed.near()) writes.emplace_back(array.var());
@@ -458,8 +484,8 @@ void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
 template <class Array>
 void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Array& value,
                              std::uint64_t origin_number) {
-  self->QueueFetch();
-  const NoWaitScope no_wait;  // as in QueueFetch
+  QueueFirst(self);
+  const NoWaitScope no_wait;  // as in QueueFirst
   const MutexLock lock(self->together_mutex_);
   const NearInputs near(View(value), self->device(), /*priority=*/0);
   const Array& input = near.view()[0];
@@ -475,7 +501,7 @@ void StoredValue::QueueReset(const std::shared_ptr<StoredValue>& self, const Arr
 void StoredValue::QueueSnapshot(const std::shared_ptr<StoredValue>& self,
                                 std::shared_ptr<const StatesOrigin> origin,
                                 std::shared_ptr<KeyStates> out) {
-  self->QueueFetch();
+  QueueFirst(self);
   Queue(self->engine(),
         {.name = "kvstore.save_states",
          .reads = {self->var()},
@@ -502,7 +528,7 @@ void StoredValue::RunUpdater(const std::shared_ptr<StoredValue>& self,
                              std::shared_ptr<const Compressor> compressor, const Updaters& updaters,
                              int priority) {
   DCHECK(!self->IsInUpdater());
-  self->QueueFetch();
+  QueueFirst(self);
   engine::AwaitRoom(self->var(), "kvstore.merge");
   CallUpdater(self, values, std::move(compressor), updaters, priority);
   engine::RunPending(self->var());
@@ -572,9 +598,6 @@ void StoredValue::CallUpdater(const std::shared_ptr<StoredValue>& self,
   template void StoredValue::QueuePush(const std::shared_ptr<StoredValue>&,                        \
                                        std::span<const Array>, std::shared_ptr<const Compressor>,  \
                                        Update, int);                                               \
-  template void StoredValue::QueueReplace(                                                         \
-      const std::shared_ptr<StoredValue>&, const std::shared_ptr<StoredValue>&,                    \
-      std::span<const Array>, std::shared_ptr<const Compressor>, int);                             \
   template void StoredValue::QueuePull(const std::shared_ptr<StoredValue>&,                        \
                                        std::span<const Array>, int);                               \
   template void StoredValue::QueueReset(const std::shared_ptr<StoredValue>&, const Array&,         \

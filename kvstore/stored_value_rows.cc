@@ -103,7 +103,7 @@ struct StoredValue::RowPullOnGpuOp {
 void StoredValue::QueueRowPull(const std::shared_ptr<StoredValue>& self,
                                std::span<const RowSparseNDArray> out, const NDArray& row_ids,
                                int priority) {
-  self->QueueFetch();
+  QueueFirst(self);
   const NearInputs near(View(row_ids), Cpu(), priority);
   const NDArray& ids = near.view()[0];
   const RelayedOutputs<RowSparseNDArray> outputs(out, self->device());

@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <filesystem>
@@ -89,11 +90,17 @@ bool PlotLosses(const std::vector<Method>& methods, const std::vector<TrainingRe
                    methods[i].options.compression ? 2 : 1, methods[i].name);
   }
   script += plot + "\nset output\n";
-  // What gnuplot cannot write to the file it would write to the terminal.
+  // What gnuplot cannot write to the file it would write to the terminal. One that ends before it
+  // has read everything is no reason for this program to end.
+  auto* const before = std::signal(SIGPIPE, SIG_IGN);
   std::FILE* const gnuplot = popen("gnuplot > /dev/null", "w");
-  if (gnuplot == nullptr) return false;
-  const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
-  return pclose(gnuplot) == 0 && written;
+  bool drawn = false;
+  if (gnuplot != nullptr) {
+    const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
+    drawn = pclose(gnuplot) == 0 && written;
+  }
+  std::signal(SIGPIPE, before);
+  return drawn;
 }
 
 }  // namespace digits

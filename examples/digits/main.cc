@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
@@ -24,9 +25,16 @@ struct Options {
   std::vector<std::string> stores = {"local", "device"};
   std::string data = HEDDLE_DIGITS_CSV;
   std::string engine, trace, compare, equals;
+  double at_least = 0;
   int workers = 0;
   digits::TrainingOptions training;
 };
+
+// After what stdout has.
+void Complain(const std::string& what) {
+  std::fflush(stdout);
+  fmt::print(stderr, "digits: {}\n", what);
+}
 
 void AddOptions(CLI::App& app, Options& options) {
   digits::TrainingOptions& training = options.training;
@@ -52,6 +60,9 @@ void AddOptions(CLI::App& app, Options& options) {
   app.add_option("--equals", options.equals,
                  "Then do the same training on this store in one process, and fail unless the "
                  "weights are the same, bit for bit");
+  app.add_option("--at-least", options.at_least,
+                 "Fail, after all trainings, if the test accuracy of a store is below this")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--trace", options.trace,
                  "Record a trace; with several stores the store's name is appended");
 }
@@ -80,7 +91,8 @@ void Check(const Options& options) {
   }
 }
 
-void Compare(const Options& options, const digits::DataSet& data) {
+// False: there is no picture.
+bool Compare(const Options& options, const digits::DataSet& data) {
   const std::string& store = options.stores.front();
   const auto methods = digits::MethodsToCompare(TrainingOn(store, options));
   std::vector<digits::TrainingResult> results;
@@ -92,12 +104,13 @@ void Compare(const Options& options, const digits::DataSet& data) {
   fmt::print("\nThe same training with other optimizers and with compressed gradients, store {}\n",
              store);
   digits::PrintComparison(methods, results);
-  if (digits::PlotLosses(methods, results, options.compare)) {
-    fmt::print("Loss curves: {}\n\n", options.compare);
-  } else {
-    fmt::print("No loss curves: gnuplot (Debian package gnuplot-nox) could not draw {}\n\n",
-               options.compare);
+  if (!digits::PlotLosses(methods, results, options.compare)) {
+    Complain(fmt::format("no loss curves: gnuplot (Debian package gnuplot-nox) could not draw {}",
+                         options.compare));
+    return false;
   }
+  fmt::print("Loss curves: {}\n\n", options.compare);
+  return true;
 }
 
 // Trains once more, with the devices of all workers in this process.
@@ -117,9 +130,8 @@ void CheckEquals(const Options& options, const digits::DataSet& data,
              training.devices);
 }
 
-// Returns the line that sums the training up; empty in workers but the first.
-std::string TrainWith(const std::string& store, const Options& options,
-                      const digits::DataSet& data) {
+// The first worker says how well it went. False: not as well as it has to.
+bool TrainWith(const std::string& store, const Options& options, const digits::DataSet& data) {
   digits::TrainingOptions training = TrainingOn(store, options);
   if (!options.trace.empty()) {
     training.engine.trace_file =
@@ -128,12 +140,16 @@ std::string TrainWith(const std::string& store, const Options& options,
   digits::ProgressBar bar(store);
   const digits::TrainingResult result = digits::Train(
       data, training, [&bar](const digits::Progress& progress) { bar.Show(progress); });
-  if (result.rank > 0) return {};
+  if (result.rank > 0) return true;
   digits::PrintConfusion(result.confusion);
   digits::PrintTimes(result.times);
   fmt::print("\nChecksum of the weights: {:016x}\n", result.weights_checksum);
   if (!options.equals.empty()) CheckEquals(options, data, result);
-  return fmt::format("{}: test accuracy {:.3f}", store, result.accuracy);
+  fmt::print("{}: test accuracy {:.3f}\n\n", store, result.accuracy);
+  if (result.accuracy >= options.at_least) return true;
+  Complain(fmt::format("{}: expected a test accuracy of at least {}, got {:.4f}", store,
+                       options.at_least, result.accuracy));
+  return false;
 }
 
 }  // namespace
@@ -143,20 +159,20 @@ int main(int argc, char** argv) {
   Options options;
   AddOptions(app, options);
   CLI11_PARSE(app, argc, argv);
+  bool is_good = true;
   try {
     Check(options);
     const digits::DataSet data = digits::LoadDigits(options.data);
     fmt::print("{} images for training, {} held out for the test, {} device{}\n\n",
                data.train.size(), data.test.size(), options.training.devices,
                options.training.devices == 1 ? "" : "s");
-    if (!options.compare.empty()) Compare(options, data);
+    if (!options.compare.empty()) is_good = Compare(options, data);
     for (const std::string& store : options.stores) {
-      const std::string sum = TrainWith(store, options, data);
-      if (!sum.empty()) fmt::print("{}\n\n", sum);
+      is_good = TrainWith(store, options, data) && is_good;
     }
   } catch (const std::exception& error) {
-    fmt::print(stderr, "digits: {}\n", error.what());
+    Complain(error.what());
     return 1;
   }
-  return 0;
+  return is_good ? 0 : 1;
 }

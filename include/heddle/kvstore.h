@@ -313,8 +313,10 @@ class KVStore {
 
   // What later pushes do with the sum, in place of replacing the stored value. One thread at a time
   // is in the updater of a key; an exception of it leaves Push. It may read and wait, unless the
-  // push comes from inside an op. InvalidArgument if null; InvalidState in a push of a key from
-  // inside that key's own updater.
+  // push comes from inside an op, and push other keys. InvalidArgument if null; InvalidState in a
+  // push of a key from inside that key's own updater, also by way of other keys' updaters.
+  // Two things may block for ever: an updater that waits, for its input too, while bodies of ops
+  // push its key; and, with several threads, updaters of keys that push each other's.
   void SetUpdater(Updater updater);
   // The same with functions for row-sparse values. InvalidArgument if all are null.
   virtual void SetUpdaters(Updaters updaters);

@@ -1,6 +1,8 @@
 // What one optimizer is: a row for each parameter, and how to make the rule for their values.
 #pragma once
 
+#include <heddle/optimizer.h>
+
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -8,6 +10,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -26,6 +30,7 @@ struct ParameterType {
   Bound max_bound = Bound::kClosed;
   bool fixed = false;       // cannot change once the optimizer is made
   bool is_integer = false;  // only whole numbers
+  bool is_float32 = true;   // updates compute with it in float32, which has to hold it
 };
 
 // Rows that optimizers share.
@@ -105,5 +110,10 @@ template <class Rule>
 std::shared_ptr<const internal::UpdateRule> MakeRule(const ParameterValues& values) {
   return std::make_shared<const Rule>(values);
 }
+
+// heddle::MakeOptimizer once the name is found. `type` outlives the optimizer.
+OptimizerPtr MakeOptimizerOf(
+    const OptimizerType& type,
+    const std::vector<std::pair<std::string_view, double>>& parameters = {});
 
 }  // namespace heddle::kvstore

@@ -113,15 +113,37 @@ void CheckValue(std::string_view optimizer, const ParameterType& type, double va
   const bool fits = !type.is_integer || value == std::floor(value);
   const bool is_allowed = std::isfinite(value) && is_in_range(value) && fits;
   // Nearly all values are updated in float32: a bound that is not allowed must not come about by
-  // rounding.
+  // rounding, nor infinity.
   const double rounded = static_cast<float>(value);
-  const bool is_on_bound = (type.min_bound == Bound::kOpen && rounded == type.min) ||
+  const bool is_on_bound = (type.is_float32 && std::isinf(rounded)) ||
+                           (type.min_bound == Bound::kOpen && rounded == type.min) ||
                            (type.max_bound == Bound::kOpen && rounded == type.max);
   if (is_allowed && !is_on_bound) return;
   throw InvalidArgument(
       fmt::format("optimizer {}: parameter {}: expected a{} number in {}{}, got {}", optimizer,
                   type.name, type.is_integer ? " whole" : "", RangeOf(type),
                   is_allowed ? " when rounded to float32" : "", value));
+}
+
+// What no rate of the schedule is above.
+double HighestRate(const LearningRateSchedule& schedule) {
+  return std::visit(
+      [](const auto& s) {
+        if constexpr (requires { s.stop_rate; }) return std::max(s.base_rate, s.stop_rate);
+        if constexpr (requires { s.final_rate; }) return std::max(s.base_rate, s.final_rate);
+        return s.base_rate;
+      },
+      schedule);
+}
+
+// Whether the multiplier of a key may go with a rate.
+void CheckProduct(std::string_view optimizer, std::string_view rate_name, KeyRef key, double rate,
+                  double multiplier) {
+  if (std::isfinite(static_cast<float>(rate * multiplier))) return;
+  throw InvalidArgument(
+      fmt::format("optimizer {}: {} of key {}: expected a product that float32 can hold, got {} "
+                  "times the key's multiplier {}",
+                  optimizer, rate_name, ToString(key), rate, multiplier));
 }
 
 class LiveOptimizer final : public Optimizer {
@@ -154,6 +176,8 @@ class LiveOptimizer final : public Optimizer {
           "optimizer {}: parameter {} is fixed once the optimizer is made: expected {}, got {}",
           type_.name, parameter, values_[index], value));
     }
+    if (parameter == kLearningRate.name) CheckProductsLocked(kLearningRate, value);
+    if (parameter == kWeightDecayRate.name) CheckProductsLocked(kWeightDecayRate, value);
     values_[index] = value;
     plan_ = nullptr;
   }
@@ -170,6 +194,7 @@ class LiveOptimizer final : public Optimizer {
   void SetSchedule(std::optional<LearningRateSchedule> schedule) override EXCLUDES(mutex_) {
     if (schedule) CheckSchedule(*schedule);
     MutexLock lock(mutex_);
+    if (schedule) CheckProductsLocked(kLearningRate, HighestRate(*schedule));
     schedule_ = std::move(schedule);
     plan_ = nullptr;
   }
@@ -180,10 +205,10 @@ class LiveOptimizer final : public Optimizer {
   }
 
   void SetLearningRateMultiplier(KeyRef key, double multiplier) override EXCLUDES(mutex_) {
-    SetMultiplier("learning rate", key, multiplier, &internal::RateMultipliers::learning_rate);
+    SetMultiplier(kLearningRate, key, multiplier);
   }
   void SetWeightDecayMultiplier(KeyRef key, double multiplier) override EXCLUDES(mutex_) {
-    SetMultiplier("weight decay", key, multiplier, &internal::RateMultipliers::weight_decay);
+    SetMultiplier(kWeightDecayRate, key, multiplier);
   }
 
   std::shared_ptr<const internal::UpdatePlan> plan() const override EXCLUDES(mutex_) {
@@ -204,28 +229,52 @@ class LiveOptimizer final : public Optimizer {
   }
 
  private:
-  void SetMultiplier(std::string_view rate, KeyRef key, double multiplier,
-                     double internal::RateMultipliers::*field) EXCLUDES(mutex_) {
+  // A parameter that keys have multipliers of.
+  struct Rate {
+    std::string_view name;
+    std::string_view words;
+    double internal::RateMultipliers::*multiplier;
+  };
+  static constexpr Rate kLearningRate = {"learning_rate", "learning rate",
+                                         &internal::RateMultipliers::learning_rate};
+  static constexpr Rate kWeightDecayRate = {"weight_decay", "weight decay",
+                                            &internal::RateMultipliers::weight_decay};
+
+  void SetMultiplier(const Rate& rate, KeyRef key, double multiplier) EXCLUDES(mutex_) {
     if (!std::isfinite(multiplier) || multiplier < 0) {
       throw InvalidArgument(fmt::format(
           "optimizer {}: {} multiplier of key {}: expected a finite number of at least 0, got {}",
-          type_.name, rate, ToString(key), multiplier));
+          type_.name, rate.words, ToString(key), multiplier));
     }
     MutexLock lock(mutex_);
-    multipliers_[key.ToKey()].*field = multiplier;
+    double highest = ValueOr0Locked(rate.name);
+    if (schedule_ && rate.name == kLearningRate.name) {
+      highest = std::max(highest, HighestRate(*schedule_));
+    }
+    CheckProduct(type_.name, rate.words, key, highest, multiplier);
+    multipliers_[key.ToKey()].*rate.multiplier = multiplier;
     plan_ = nullptr;
+  }
+
+  // With the multipliers that there are.
+  void CheckProductsLocked(const Rate& rate, double value) const REQUIRES(mutex_) {
+    for (const auto& [key, multipliers] : multipliers_) {
+      CheckProduct(type_.name, rate.words, key, value, multipliers.*rate.multiplier);
+    }
+  }
+
+  double ValueOr0Locked(std::string_view name) const REQUIRES(mutex_) {
+    const ParameterValues values(type_.parameters, values_);
+    return values.Has(name) ? values[name] : 0.0;
   }
 
   std::shared_ptr<const internal::UpdatePlan> MakePlanLocked() const REQUIRES(mutex_) {
     const ParameterValues values(type_.parameters, values_);
-    const auto value_or_0 = [&](std::string_view name) {
-      return values.Has(name) ? values[name] : 0.0;
-    };
     return std::make_shared<internal::UpdatePlan>(
         internal::UpdatePlan{.rule = type_.make_rule(values),
-                             .learning_rate = values["learning_rate"],
-                             .weight_decay = value_or_0("weight_decay"),
-                             .multi_precision = value_or_0("multi_precision") != 0,
+                             .learning_rate = values[kLearningRate.name],
+                             .weight_decay = ValueOr0Locked(kWeightDecayRate.name),
+                             .multi_precision = ValueOr0Locked("multi_precision") != 0,
                              .schedule = schedule_,
                              .multipliers = multipliers_});
   }
@@ -257,8 +306,10 @@ struct ForeignOptimizer {
     }
     std::vector<double> values;
     for (const auto& [parameter, value] : named) {
-      types.push_back(
-          {.name = parameter, .value = 0, .min = std::numeric_limits<double>::lowest()});
+      types.push_back({.name = parameter,
+                       .value = 0,
+                       .min = std::numeric_limits<double>::lowest(),
+                       .is_float32 = false});
       CheckValue(name, types.back(), value);
       values.push_back(value);
     }
@@ -287,6 +338,18 @@ OptimizerPtr MakeForeignOptimizer(std::string name,
   return {made, &*made->live};
 }
 
+OptimizerPtr MakeOptimizerOf(const OptimizerType& type,
+                             const std::vector<std::pair<std::string_view, double>>& parameters) {
+  std::vector<double> values;
+  for (const ParameterType& parameter : type.parameters) values.push_back(parameter.value);
+  for (const auto& [parameter, value] : parameters) {
+    const std::size_t index = LiveOptimizer::IndexOf(type, parameter);
+    CheckValue(type.name, type.parameters[index], value);
+    values[index] = value;
+  }
+  return std::make_shared<LiveOptimizer>(type, std::move(values));
+}
+
 bool IsForeignOptimizer(std::string_view name) {
   return std::ranges::find(kOptimizers, LowerCase(name), &OptimizerEntry::name) ==
          std::ranges::end(kOptimizers);
@@ -296,15 +359,7 @@ bool IsForeignOptimizer(std::string_view name) {
 
 OptimizerPtr MakeOptimizer(std::string_view name,
                            const std::vector<std::pair<std::string_view, double>>& parameters) {
-  const kvstore::OptimizerType& type = kvstore::FindType(name);
-  std::vector<double> values;
-  for (const kvstore::ParameterType& parameter : type.parameters) values.push_back(parameter.value);
-  for (const auto& [parameter, value] : parameters) {
-    const std::size_t index = kvstore::LiveOptimizer::IndexOf(type, parameter);
-    kvstore::CheckValue(type.name, type.parameters[index], value);
-    values[index] = value;
-  }
-  return std::make_shared<kvstore::LiveOptimizer>(type, std::move(values));
+  return kvstore::MakeOptimizerOf(kvstore::FindType(name), parameters);
 }
 
 std::vector<std::string_view> OptimizerNames() {

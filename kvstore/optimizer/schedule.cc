@@ -20,7 +20,9 @@ void Check(bool holds, std::string_view field, std::string_view expected, double
 }
 
 void CheckRate(std::string_view field, double rate) {
-  Check(std::isfinite(rate) && rate >= 0, field, "a finite number of at least 0", rate);
+  // Nearly all values are updated in float32.
+  Check(std::isfinite(static_cast<float>(rate)) && rate >= 0, field,
+        "a number of at least 0 that float32 can hold", rate);
 }
 
 void CheckFactor(double factor) {

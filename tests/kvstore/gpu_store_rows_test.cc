@@ -19,6 +19,7 @@
 #include <gtest/gtest.h>
 
 #include "storage/gpus.h"
+#include "tests/kvstore/gpu_optimizers.h"
 #include "tests/kvstore/gpu_store_fixture.h"
 
 namespace heddle::kvstore_test {
@@ -213,7 +214,7 @@ TEST_P(GpuRowUpdates, RowSparseGradientsGiveTheBitsOfTheCpus) {
       {{Gpu(0), 0}},
       {{Gpu(1), 0}, {Gpu(0), 0}, {Gpu(1), 5}},
       {{Gpu(1), 1}, {Gpu(1), 1}}};
-  for (const std::string_view name : OptimizerNames()) {
+  for (const std::string_view name : GpuOptimizerNames()) {
     for (const bool lazy : {true, false}) {
       for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
         SCOPED_TRACE(fmt::format("{}, lazy {}, {}", name, lazy, Name(dtype)));

@@ -23,10 +23,16 @@
 
 #include "kvstore/gpu_work.h"
 #include "kvstore/optimizer/foreign.h"
+#include "kvstore/optimizer/optimizer_type.h"
 #include "storage/device_copy.h"
 #include "storage/gpus.h"
+#include "tests/kvstore/gpu_optimizers.h"
 #include "tests/kvstore/gpu_store_fixture.h"
 #include "tools/testing/temp_folder.h"
+
+namespace heddle::kvstore {
+const OptimizerType& HeavyBallType();  // heavy_ball.cc
+}
 
 namespace heddle::kvstore_test {
 namespace {
@@ -209,14 +215,30 @@ TEST_F(GpuStoreTest, UnlinkedGpusWorkTogether) {
 
 // What has no kernels for GPUs is refused, and nothing of the call happens.
 TEST_F(GpuStoreTest, OptimizersWithoutKernelsAreRefused) {
-  const auto store = KVStore::Create("device", *engine_);
-  const NDArray ones = Full({4, 2}, 1, Gpu(1));
-  store->Init({1, 2}, {ones, Full({4, 2}, 1, Cpu())});
-  store->SetOptimizer(kvstore::MakeForeignOptimizer("theirs", {}));
-  ExpectInvalid([&] { store->Push(1, ones * 2); }, {"Push", "key 1", "GPU", "theirs"});
-  ExpectInvalid([&] { store->Push(2, ones * 2); }, {"Push", "key 2", "GPU", "theirs"});
-  EXPECT_THAT(Pulled(*store, 1), testing::Each(1.0F));
-  EXPECT_THAT(Pulled(*store, 2), testing::Each(1.0F));
+  for (const OptimizerPtr& optimizer : {kvstore::MakeForeignOptimizer("theirs", {}),
+                                        kvstore::MakeOptimizerOf(kvstore::HeavyBallType())}) {
+    const std::string name(optimizer->name());
+    const auto store = KVStore::Create("device", *engine_);
+    const NDArray ones = Full({4, 2}, 1, Gpu(1));
+    store->Init({1, 2}, {ones, Full({4, 2}, 1, Cpu())});
+    store->SetOptimizer(optimizer);
+    ExpectInvalid([&] { store->Push(1, ones * 2); }, {"Push", "key 1", "GPU", name});
+    ExpectInvalid([&] { store->Push(2, ones * 2); }, {"Push", "key 2", "GPU", name});
+    EXPECT_THAT(Pulled(*store, 1), testing::Each(1.0F));
+    EXPECT_THAT(Pulled(*store, 2), testing::Each(1.0F));
+  }
+}
+
+// "local" updates on CPUs whatever devices push, so it has no need of kernels.
+TEST_F(GpuStoreTest, OptimizersWithoutKernelsUpdateOnCpus) {
+  const auto store = KVStore::Create("local", *engine_);
+  store->Init(1, Full({4, 2}, 1, Gpu(1)));
+  store->SetOptimizer(kvstore::MakeOptimizerOf(kvstore::HeavyBallType(),
+                                               {{"learning_rate", 0.5}, {"momentum", 0.5}}));
+  for (int push = 0; push < 2; ++push) {  // m = 2, w = 0; m = 3, w = -1.5
+    store->Push(1, {Full({4, 2}, 1, Gpu(0)), Full({4, 2}, 1, Gpu(1))});
+  }
+  EXPECT_THAT(Pulled(*store, 1), testing::Each(-1.5F));
 }
 
 // More values of a key than a launch adds: those of 16 bits are rounded once all the same, codes
@@ -486,7 +508,7 @@ TEST_F(GpuStoreTest, OptimizersGiveTheBitsOfTheCpus) {
   };
   const tools::TempFolder folder;
   const std::string file = folder / "states.safetensors";
-  for (const std::string_view name : OptimizerNames()) {
+  for (const std::string_view name : GpuOptimizerNames()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       SCOPED_TRACE(fmt::format("{}, {}", name, Name(dtype)));
       const auto make = [&] {

@@ -7,6 +7,8 @@
 // history (the calls of a key are checked by themselves: an order for each makes an order for all).
 //   Default updater: every push assigns a number of its own, so each pull names the push it saw.
 //   Adding updater:  every push adds a bit of its own, so each pull names the set of pushes it saw.
+// Keys come up while the threads run, made by a broadcast or, with the default updater, a push: who
+// is refused tells whether the key was there.
 #include <heddle/kvstore.h>
 
 #include <algorithm>
@@ -253,21 +255,54 @@ TEST_P(HistoryTest, OneThreadAddingUpdater) {
 
 // ---- Several threads
 
-// One call on one key. Times count the events of all threads.
+enum class Fate : std::uint8_t {
+  kDone,
+  kUnknownKey,  // a push or pull that was refused: the key was not there
+  kKnownKey,    // a broadcast that was refused: the key was there
+  kNoValueYet,  // a pull that came before the push which makes the key, and found the key alone
+};
+
+// What one call did with one key. Times count the events of all threads.
 struct Call {
   std::uint64_t start;
   std::uint64_t end;
-  std::int64_t pushed = 0;     // of a push: its number, or its bit; 0: a pull
+  std::int64_t pushed = 0;     // of a push or broadcast: its number, or its bit; 0: neither
   std::optional<NDArray> out;  // of a pull
   bool after_last = false;     // the pull of a pushpull comes after its push, the call before it
   std::int64_t seen = 0;       // of a pull, filled in at the end
+  bool makes_key = false;      // a broadcast, whose number or bit is the first value
+  Fate fate = Fate::kDone;
+
+  bool is_pull() const { return fate == Fate::kDone && pushed == 0; }
 };
 
+// The key is not there before.
 using KeyHistory = std::vector<Call>;
+
+// A broadcast of several keys that was refused: one of them at least was there.
+struct RefusedList {
+  std::uint64_t end;
+  std::vector<int> keys;
+};
+
+// Whether a push or broadcast had begun by then that may have made the key.
+bool MayBeThere(const KeyHistory& history, std::uint64_t time) {
+  return std::ranges::any_of(
+      history, [time](const Call& call) { return call.pushed != 0 && call.start < time; });
+}
+
+bool MayHaveFoundAKey(const RefusedList& refused, const std::vector<KeyHistory>& histories) {
+  return std::ranges::any_of(refused.keys, [&](int key) {
+    return MayBeThere(histories[static_cast<std::size_t>(key)], refused.end);
+  });
+}
 
 class ManyThreads {
  public:
-  static constexpr int kKeys = 4;
+  static constexpr int kFirstKeys = 2;  // there before the threads start
+  static constexpr int kRounds = 3;
+  static constexpr int kNewKeys = 2;  // a round; all threads come to them at once
+  static constexpr int kKeys = kFirstKeys + kRounds * kNewKeys;
   static constexpr int kThreads = 4;
   static constexpr int kPushesMax = 60;  // a key, so that the bits suffice
 
@@ -276,31 +311,52 @@ class ManyThreads {
 
   // The threads call at random; returns the history of each key.
   std::vector<KeyHistory> Run(std::uint64_t seed, int calls) {
-    for (int key = 0; key < kKeys; ++key) store_.Init(key, NewArray(0, 0));
-    std::vector<std::vector<KeyHistory>> of_thread(kThreads, std::vector<KeyHistory>(kKeys));
+    std::vector<KeyHistory> histories(kKeys);
+    for (int key = 0; key < kFirstKeys; ++key) {
+      const std::int64_t value = NextPush(key);
+      store_.Init(key, NewArray(value, 0));
+      histories[static_cast<std::size_t>(key)].push_back(
+          {.start = 0, .end = 0, .pushed = value, .out = {}, .makes_key = true});
+    }
+    std::vector<Caller> callers;
+    for (std::size_t t = 0; t < kThreads; ++t) callers.emplace_back(seed + t);
     std::vector<std::thread> threads;
-    for (std::size_t t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&, t] {
-        Random random(seed + t);
-        for (int i = 0; i < calls; ++i) Step(random, of_thread[t]);
-      });
+    for (Caller& caller : callers) {
+      threads.emplace_back([this, &caller, calls] { RunThread(caller, calls); });
     }
     for (std::thread& thread : threads) thread.join();
-    std::vector<KeyHistory> histories(kKeys);
-    for (const std::vector<KeyHistory>& by_key : of_thread) {
+    for (const Caller& caller : callers) {
+      for (const NDArray& out : caller.untouched) EXPECT_EQ(ValueOf(out), -1);
       for (std::size_t key = 0; key < kKeys; ++key) {
-        histories[key].insert(histories[key].end(), by_key[key].begin(), by_key[key].end());
+        histories[key].insert(histories[key].end(), caller.histories[key].begin(),
+                              caller.histories[key].end());
       }
     }
     for (KeyHistory& history : histories) {
-      for (Call& call : history) {
-        if (call.out) call.seen = ValueOf(*call.out);
+      for (Call& call : history) Look(call);
+    }
+    for (const Caller& caller : callers) {
+      for (const RefusedList& refused : caller.refused_lists) {
+        EXPECT_TRUE(MayHaveFoundAKey(refused, histories));
       }
     }
     return histories;
   }
 
  private:
+  // One thread, and what it has called.
+  struct Caller {
+    explicit Caller(std::uint64_t seed) : random(seed) {
+      std::fill_n(knows.begin(), kFirstKeys, true);
+    }
+
+    Random random;
+    std::vector<bool> knows = std::vector<bool>(kKeys);  // that the key is there, from a call
+    std::vector<KeyHistory> histories = std::vector<KeyHistory>(kKeys);
+    std::vector<RefusedList> refused_lists;
+    std::vector<NDArray> untouched;  // outputs of calls that were refused
+  };
+
   NDArray NewArray(std::int64_t value, int device) {
     return NDArray::Full({5}, value, DType::kInt64, AnyDevice(engine_, device), engine_);
   }
@@ -311,10 +367,18 @@ class ManyThreads {
     EXPECT_EQ(values, std::vector<std::int64_t>(values.size(), values[0]));
     return values[0];
   }
+  static void Look(Call& call) {
+    if (!call.out) return;
+    try {
+      call.seen = ValueOf(*call.out);
+    } catch (const InvalidArgument&) {
+      call.fate = Fate::kNoValueYet;
+    }
+  }
 
   // A number or a bit that no other push of the key has; 0 if there are no more.
-  std::int64_t NextPush(std::size_t key) {
-    const int number = pushes_[key].fetch_add(1);
+  std::int64_t NextPush(int key) {
+    const int number = pushes_[static_cast<std::size_t>(key)].fetch_add(1);
     if (number >= kPushesMax) return 0;
     return adds_ ? std::int64_t{1} << number : number + 1;
   }
@@ -331,35 +395,167 @@ class ManyThreads {
     return parts;
   }
 
-  void Step(Random& random, std::vector<KeyHistory>& histories) {
-    const int key = Draw(random, 0, kKeys - 1);
-    KeyHistory& history = histories[static_cast<std::size_t>(key)];
-    const int priority = Draw(random, -2, 2);
-    const int kind = Draw(random, 0, 4);
-    const std::int64_t pushed = kind <= 2 ? NextPush(static_cast<std::size_t>(key)) : 0;
-    const NDArray out = NewArray(-1, Draw(random, 0, 2));
-    if (pushed == 0) {
-      const std::uint64_t start = clock_.fetch_add(1);
-      store_.Pull(key, out, priority);
-      history.push_back({.start = start, .end = clock_.fetch_add(1), .out = out});
-      return;
+  void RunThread(Caller& caller, int calls) {
+    for (int round = 0; round < kRounds; ++round) {
+      const int first_new = kFirstKeys + round * kNewKeys;
+      ++arrived_;
+      while (arrived_.load() < kThreads * (round + 1)) std::this_thread::yield();
+      MeetNewKeys(caller, first_new);
+      for (int i = 1; i < calls / kRounds; ++i) Step(caller, first_new + kNewKeys);
     }
-    const std::vector<NDArray> parts = Parts(random, pushed);
+  }
+
+  void MeetNewKeys(Caller& caller, int first) {
+    const int key = first + Draw(caller.random, 0, 1);
+    const int other = first + first + 1 - key;
+    switch (Draw(caller.random, 0, 7)) {
+      case 0:
+        return Push(caller, {key}, /*pulls=*/false);
+      case 1:
+        return Pull(caller, {key});
+      case 2:
+      case 3:
+      case 4:
+        return Broadcast(caller, {key});
+      default:
+        return Broadcast(caller, {key, other});
+    }
+  }
+
+  void Step(Caller& caller, int key_count) {
+    const std::vector<int> keys = SomeKeys(caller, key_count);
+    switch (Draw(caller.random, 0, 5)) {
+      case 0:
+      case 1:
+        return Push(caller, keys, /*pulls=*/false);
+      case 2:
+        return Push(caller, keys, /*pulls=*/true);
+      case 3:
+        return Broadcast(caller, {keys[0]});
+      default:
+        return Pull(caller, keys);
+    }
+  }
+
+  // One of the first `count` keys, or several that the thread knows, so that all of them are there.
+  static std::vector<int> SomeKeys(Caller& caller, int count) {
+    std::vector<int> keys;
+    const bool one = Draw(caller.random, 0, 3) != 0;
+    for (int key = 0; key < count; ++key) {
+      if (one || caller.knows[static_cast<std::size_t>(key)]) keys.push_back(key);
+    }
+    std::ranges::shuffle(keys, caller.random);
+    keys.resize(std::min<std::size_t>(keys.size(), one ? 1 : 3));
+    return keys;
+  }
+
+  // The numbers or bits of a push of each key; none if they are used up.
+  std::vector<std::int64_t> NextPushes(const std::vector<int>& keys) {
+    std::vector<std::int64_t> pushed;
+    for (const int key : keys) pushed.push_back(NextPush(key));
+    if (std::ranges::count(pushed, 0) > 0) pushed.clear();
+    return pushed;
+  }
+  std::vector<NDArray> NewOutputs(Caller& caller, const std::vector<int>& keys) {
+    std::vector<NDArray> outs;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      outs.push_back(NewArray(-1, Draw(caller.random, 0, 2)));
+    }
+    return outs;
+  }
+
+  // With `pulls`: a pushpull.
+  void Push(Caller& caller, const std::vector<int>& keys, bool pulls) {
+    const std::vector<std::int64_t> pushed = NextPushes(keys);
+    if (pushed.empty()) return Pull(caller, keys);
+    std::vector<std::vector<NDArray>> parts;
+    for (const std::int64_t value : pushed) parts.push_back(Parts(caller.random, value));
+    const std::vector<NDArray> outs = pulls ? NewOutputs(caller, keys) : std::vector<NDArray>();
+    const int priority = Priority(caller);
+    const auto call = [&] {
+      pulls ? store_.PushPull(keys, parts, outs, priority) : store_.Push(keys, parts, priority);
+    };
+    const bool refused = Note<UnknownKey>(caller, {keys, pushed, outs}, Fate::kUnknownKey, call);
+    // The default updater makes the key.
+    EXPECT_FALSE(refused && (!adds_ || keys.size() > 1));
+  }
+
+  void Pull(Caller& caller, const std::vector<int>& keys) {
+    const std::vector<NDArray> outs = NewOutputs(caller, keys);
+    const int priority = Priority(caller);
+    const bool refused = Note<UnknownKey>(caller, {keys, {}, outs}, Fate::kUnknownKey,
+                                          [&] { store_.Pull(keys, outs, priority); });
+    EXPECT_FALSE(refused && keys.size() > 1);
+  }
+
+  void Broadcast(Caller& caller, const std::vector<int>& keys) {
+    const std::vector<std::int64_t> pushed = NextPushes(keys);
+    if (pushed.empty()) return Pull(caller, keys);
+    std::vector<NDArray> values;
+    for (const std::int64_t value : pushed) {
+      values.push_back(NewArray(value, Draw(caller.random, 0, 2)));
+    }
+    const std::vector<NDArray> outs = NewOutputs(caller, keys);
+    const int priority = Priority(caller);
+    Note<InvalidArgument>(caller, {keys, pushed, outs}, Fate::kKnownKey,
+                          [&] { store_.Broadcast(keys, values, outs, priority); });
+  }
+
+  static int Priority(Caller& caller) { return Draw(caller.random, -2, 2); }
+
+  struct ListCall {
+    const std::vector<int>& keys;
+    const std::vector<std::int64_t> pushed;  // a key, or none
+    const std::vector<NDArray>& outs;        // a key, or none
+  };
+
+  // Makes the call and notes it for each of its keys. True: it was refused with an Error, which
+  // means `if_refused`.
+  template <class Error, class F>
+  bool Note(Caller& caller, const ListCall& list, Fate if_refused, F&& call) {
     const std::uint64_t start = clock_.fetch_add(1);
-    if (kind <= 1) {
-      store_.Push(key, parts, priority);
-    } else {
-      store_.PushPull(key, parts, out, priority);
+    bool refused = false;
+    try {
+      call();
+    } catch (const Error&) {
+      refused = true;
     }
     const std::uint64_t end = clock_.fetch_add(1);
-    history.push_back({.start = start, .end = end, .pushed = pushed, .out = {}});
-    if (kind > 1) history.push_back({.start = start, .end = end, .out = out, .after_last = true});
+    if (refused) {
+      caller.untouched.insert(caller.untouched.end(), list.outs.begin(), list.outs.end());
+      if (list.keys.size() > 1) {
+        caller.refused_lists.push_back({end, list.keys});
+        return true;
+      }
+    }
+    const bool is_broadcast = if_refused == Fate::kKnownKey;
+    for (std::size_t i = 0; i < list.keys.size(); ++i) {
+      const auto key = static_cast<std::size_t>(list.keys[i]);
+      KeyHistory& history = caller.histories[key];
+      if (!refused || is_broadcast) caller.knows[key] = true;
+      if (refused) {
+        history.push_back({.start = start, .end = end, .out = {}, .fate = if_refused});
+        continue;
+      }
+      const bool pushes = !list.pushed.empty();
+      if (pushes) {
+        history.push_back({.start = start,
+                           .end = end,
+                           .pushed = list.pushed[i],
+                           .out = {},
+                           .makes_key = is_broadcast});
+      }
+      if (list.outs.empty()) continue;
+      history.push_back({.start = start, .end = end, .out = list.outs[i], .after_last = pushes});
+    }
+    return refused;
   }
 
   Engine& engine_;
   KVStore& store_;
   const bool adds_;
   std::atomic<std::uint64_t> clock_{1};
+  std::atomic<int> arrived_{0};
   std::atomic<int> pushes_[kKeys] = {};
 };
 
@@ -373,6 +569,11 @@ class Order {
     }
     for (std::size_t a = 1; a < size_; ++a) {
       if (history[a].after_last) Add(a - 1, a);
+    }
+    for (std::size_t a = 0; a < size_; ++a) {
+      for (std::size_t b = 0; b < size_; ++b) {
+        if (a != b && KeyTellsOrder(history[a], history[b])) Add(a, b);
+      }
     }
   }
 
@@ -399,9 +600,23 @@ class Order {
   }
 
  private:
+  // Whether `a` comes before `b` because of what they found of the key, which never goes again. A
+  // push that makes it shows the key to others before it gives it the value.
+  static bool KeyTellsOrder(const Call& a, const Call& b) {
+    if (a.fate == Fate::kUnknownKey || a.makes_key) return b.fate != Fate::kUnknownKey;
+    return a.fate == Fate::kNoValueYet && b.fate == Fate::kDone;
+  }
+
   std::size_t size_;
   std::vector<std::vector<bool>> before_;
 };
+
+// Each broadcast that was refused can have found the key.
+bool ExplainsRefusals(const KeyHistory& history) {
+  return std::ranges::all_of(history, [&history](const Call& call) {
+    return call.fate != Fate::kKnownKey || MayBeThere(history, call.end);
+  });
+}
 
 // A pull follows the push that it saw, and every other push comes before that push or after the
 // pull.
@@ -415,13 +630,11 @@ bool ExplainsAssignments(const KeyHistory& history) {
   while (grows && !order.HasCycle()) {
     grows = false;
     for (std::size_t pull = 0; pull < history.size(); ++pull) {
-      if (history[pull].pushed != 0) continue;
+      if (!history[pull].is_pull()) continue;
       const auto seen = push_of.find(history[pull].seen);
-      if (seen == push_of.end() && history[pull].seen != 0) return false;  // nobody pushed that
+      if (seen == push_of.end()) return false;  // nobody pushed that
       for (const auto& [number, push] : push_of) {
-        if (seen == push_of.end()) {  // the initial value
-          grows |= order.Add(pull, push);
-        } else if (push == seen->second) {
+        if (push == seen->second) {
           grows |= order.Add(push, pull);
         } else {
           if (order.Before(push, pull)) grows |= order.Add(push, seen->second);
@@ -430,23 +643,28 @@ bool ExplainsAssignments(const KeyHistory& history) {
       }
     }
   }
-  return !order.HasCycle();
+  return !order.HasCycle() && ExplainsRefusals(history);
 }
 
 // Pulls see growing sets of pushes: all that came before, none that came after.
 bool ExplainsAdditions(const KeyHistory& history) {
   const Order order(history);
+  if (order.HasCycle() || !ExplainsRefusals(history)) return false;
   const auto has = [](std::int64_t set, std::int64_t bits) { return (set & bits) == bits; };
+  std::int64_t all = 0;
+  for (const Call& call : history) all |= call.pushed;
   for (std::size_t a = 0; a < history.size(); ++a) {
-    if (history[a].pushed != 0) continue;
+    if (!history[a].is_pull()) continue;
     const std::int64_t seen = history[a].seen;
+    if (!has(all, seen)) return false;  // nobody pushed that
     for (std::size_t b = 0; b < history.size(); ++b) {
       const Call& other = history[b];
-      if (other.pushed == 0) {
+      if (other.is_pull()) {
         if (!has(seen, other.seen) && !has(other.seen, seen)) return false;
         if (order.Before(b, a) && !has(seen, other.seen)) return false;
         continue;
       }
+      if (other.pushed == 0) continue;  // refused
       if (order.Before(b, a) && !has(seen, other.pushed)) return false;
       if (order.Before(a, b) && has(seen, other.pushed)) return false;
       for (std::size_t c = 0; c < history.size(); ++c) {
@@ -515,8 +733,9 @@ TEST(HistoryCheckers, FindStalePulls) {
                             {.start = 5, .end = 6, .out = {}, .seen = 1}};
   EXPECT_FALSE(ExplainsAssignments(stale));
   EXPECT_FALSE(ExplainsAdditions(stale));
-  const KeyHistory lost = {{.start = 1, .end = 2, .pushed = 1, .out = {}},
-                           {.start = 1, .end = 2, .out = {}, .after_last = true, .seen = 0}};
+  const KeyHistory lost = {{.start = 1, .end = 2, .pushed = 2, .out = {}},
+                           {.start = 3, .end = 4, .pushed = 1, .out = {}},
+                           {.start = 3, .end = 4, .out = {}, .after_last = true, .seen = 2}};
   EXPECT_FALSE(ExplainsAssignments(lost));
   EXPECT_FALSE(ExplainsAdditions(lost));
 }
@@ -526,7 +745,58 @@ TEST(HistoryCheckers, FindPullsOfTheFutureAndOfNobody) {
                              {.start = 3, .end = 4, .pushed = 1, .out = {}}};
   EXPECT_FALSE(ExplainsAssignments(future));
   EXPECT_FALSE(ExplainsAdditions(future));
-  EXPECT_FALSE(ExplainsAssignments({{.start = 1, .end = 2, .out = {}, .seen = 5}}));
+  for (const std::int64_t value : {0, 4}) {
+    const KeyHistory nobodys = {{.start = 1, .end = 2, .pushed = 1, .out = {}, .makes_key = true},
+                                {.start = 3, .end = 4, .out = {}, .seen = value}};
+    EXPECT_FALSE(ExplainsAssignments(nobodys));
+    EXPECT_FALSE(ExplainsAdditions(nobodys));
+  }
+}
+
+TEST(HistoryCheckers, AcceptRacesToMakeAKey) {
+  const KeyHistory by_broadcast = {
+      {.start = 1, .end = 10, .pushed = 1, .out = {}, .makes_key = true},
+      {.start = 1, .end = 10, .out = {}, .after_last = true, .seen = 1},
+      {.start = 2, .end = 9, .out = {}, .fate = Fate::kKnownKey},
+      {.start = 3, .end = 4, .out = {}, .fate = Fate::kUnknownKey},
+      {.start = 5, .end = 6, .out = {}, .seen = 1}};
+  EXPECT_TRUE(ExplainsAssignments(by_broadcast));
+  EXPECT_TRUE(ExplainsAdditions(by_broadcast));
+  EXPECT_TRUE(ExplainsAssignments({{.start = 1, .end = 10, .pushed = 1, .out = {}},
+                                   {.start = 2, .end = 3, .out = {}, .fate = Fate::kKnownKey},
+                                   {.start = 4, .end = 5, .out = {}, .fate = Fate::kNoValueYet},
+                                   {.start = 6, .end = 7, .out = {}, .seen = 1}}));
+}
+
+TEST(HistoryCheckers, FindKeysThatAreMadeTwiceOrNotAtAll) {
+  const auto expect_refused = [](const KeyHistory& history) {
+    EXPECT_FALSE(ExplainsAssignments(history));
+    EXPECT_FALSE(ExplainsAdditions(history));
+  };
+  const Call broadcast = {.start = 3, .end = 6, .pushed = 1, .out = {}, .makes_key = true};
+  const auto refused = [](std::uint64_t start, Fate fate) {
+    return Call{.start = start, .end = start + 1, .out = {}, .fate = fate};
+  };
+  expect_refused({broadcast, {.start = 3, .end = 6, .pushed = 2, .out = {}, .makes_key = true}});
+  expect_refused({broadcast, {.start = 1, .end = 2, .pushed = 2, .out = {}}});  // pushed before
+  expect_refused({broadcast, refused(1, Fate::kKnownKey)});
+  expect_refused({broadcast, refused(7, Fate::kUnknownKey)});
+  expect_refused({broadcast, refused(4, Fate::kNoValueYet)});
+  expect_refused({{.start = 1, .end = 9, .pushed = 1, .out = {}, .makes_key = true},
+                  refused(2, Fate::kKnownKey),
+                  refused(4, Fate::kUnknownKey)});
+  // By a push, which need not be the only one.
+  const Call push = {.start = 3, .end = 6, .pushed = 1, .out = {}};
+  expect_refused({push, refused(1, Fate::kKnownKey)});
+  expect_refused({push, refused(7, Fate::kUnknownKey)});
+  expect_refused({push, refused(7, Fate::kNoValueYet)});
+}
+
+TEST(HistoryCheckers, FindListsThatWereRefusedForNothing) {
+  const std::vector<KeyHistory> histories = {{{.start = 5, .end = 6, .pushed = 1, .out = {}}}, {}};
+  EXPECT_TRUE(MayHaveFoundAKey({7, {1, 0}}, histories));
+  EXPECT_FALSE(MayHaveFoundAKey({4, {1, 0}}, histories));
+  EXPECT_FALSE(MayHaveFoundAKey({7, {1}}, histories));
 }
 
 TEST(HistoryCheckers, FindTwoPullsThatDisagree) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -236,7 +237,9 @@ TEST(Optimizer, ParametersOutOfRangeAreErrors) {
       const auto row = std::find_if(wrong.begin(), wrong.end(),
                                     [&, p = parameter](const auto& w) { return w.first == p; });
       ASSERT_NE(row, wrong.end()) << parameter << " has no test";
-      for (double bad : row->second) {
+      std::vector<double> bad_values = row->second;
+      bad_values.insert(bad_values.end(), {1e39, -1e39});  // more than float32 can hold
+      for (double bad : bad_values) {
         const std::vector<std::string> parts = {std::string(MakeOptimizer(name)->name()),
                                                 std::string(parameter), "expected"};
         ExpectInvalid([&, p = parameter] { MakeOptimizer(name, {{p, bad}}); }, parts);
@@ -265,9 +268,38 @@ TEST(Optimizer, ParametersOutOfRangeAreErrors) {
       },
       {"learning_rate", "float32"});
   EXPECT_EQ(Sgd({.learning_rate = 1e-60})->Get("learning_rate"), 1e-60);
+  ExpectInvalid([] { Sgd({.learning_rate = 1e39}); },
+                {"learning_rate", "[0, inf) when rounded to float32", "1e+39"});
+  EXPECT_EQ(Sgd({.learning_rate = 3e38})->Get("learning_rate"), 3e38);
   ExpectInvalid([] { MakeOptimizer("lbsgd", {{"batch_scale", 1.5}}); }, {"whole number"});
   ExpectInvalid([] { Sgd({.rescale_grad = std::numeric_limits<double>::infinity()}); },
                 {"(-inf, inf)"});
+}
+
+// Whichever of the two comes last.
+TEST(Optimizer, RatesThatOverflowFloat32WithAMultiplierAreErrors) {
+  const OptimizerPtr sgd = Sgd({.learning_rate = 1e20, .weight_decay = 1e15});
+  const std::vector<std::string> rate = {"sgd", "learning rate of key 'w'", "float32"};
+  const std::vector<std::string> decay = {"sgd", "weight decay of key 'w'", "float32"};
+  ExpectInvalid([&] { sgd->SetLearningRateMultiplier("w", 1e20); }, rate);
+  ExpectInvalid([&] { sgd->SetWeightDecayMultiplier("w", 1e25); }, decay);
+  sgd->SetLearningRateMultiplier("w", 1e10);
+  sgd->SetWeightDecayMultiplier("w", 1e10);
+  ExpectInvalid([&] { sgd->Set("learning_rate", 1e29); }, rate);
+  ExpectInvalid([&] { sgd->Set("weight_decay", 1e29); }, decay);
+  for (const LearningRateSchedule& schedule :
+       {LearningRateSchedule(FactorSchedule{.base_rate = 1e29}),
+        LearningRateSchedule(FactorSchedule{.stop_rate = 1e29}),
+        LearningRateSchedule(MultiFactorSchedule{.steps = {1}, .base_rate = 1e29}),
+        LearningRateSchedule(PolySchedule{.final_rate = 1e29}),
+        LearningRateSchedule(CosineSchedule{.final_rate = 1e29})}) {
+    ExpectInvalid([&] { sgd->SetSchedule(schedule); }, rate);
+  }
+  EXPECT_EQ(sgd->Get("learning_rate"), 1e20);
+  EXPECT_EQ(sgd->Get("weight_decay"), 1e15);
+  EXPECT_EQ(sgd->schedule(), std::nullopt);
+  sgd->SetSchedule(FactorSchedule{.base_rate = 1e25});
+  ExpectInvalid([&] { sgd->SetLearningRateMultiplier("w", 1e15); }, rate);
 }
 
 TEST(Optimizer, UnknownParametersAreErrors) {
@@ -325,6 +357,10 @@ TEST(Optimizer, SchedulesThatCannotBeAreErrors) {
     expect(PolySchedule{.power = rate}, "power", given);
     expect(CosineSchedule{.final_rate = rate}, "final_rate", given);
   }
+  // What float32 cannot hold.
+  expect(FactorSchedule{.base_rate = 1e39}, "base_rate", "1e+39");
+  expect(FactorSchedule{.stop_rate = 1e39}, "stop_rate", "1e+39");
+  expect(CosineSchedule{.final_rate = 1e39}, "final_rate", "1e+39");
   expect(MultiFactorSchedule{.steps = {1}, .warm_up = {.steps = -1}}, "warm_up.steps", "-1");
   expect(PolySchedule{.base_rate = 0.5, .warm_up = {.begin_rate = 0.75}}, "warm_up.begin_rate",
          "0.75");
@@ -537,7 +573,7 @@ TEST_P(OptimizerStoreTest, ValuesWithoutElementsStayEmpty) {
     const auto rows =
         RowSparseNDArray::FromVectors<float>(ids, {}, empty, DType::kFloat32, Cpu(), engine);
     const NDArray dense(empty, DType::kFloat32, On(Cpu()), engine);
-    for (const std::string_view name : OptimizerNames()) {
+    for (const std::string_view name : Optimizers()) {
       for (const bool row_sparse_value : {false, true}) {
         SCOPED_TRACE(std::string(name) + (row_sparse_value ? " row-sparse " : " dense ") +
                      ToString(empty));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <latch>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -469,20 +470,100 @@ TEST_P(RowSparseStoreTest, AValueThatTakesThePlaceOfAnotherSharesNoOptimizerStat
   for (int round = 0; round < 200; ++round) {
     const auto own = KVStore::Create(GetParam().store, checked);
     own->Init("k", rows);
+    bool refused = false;
     const auto change_kind = [&] {
       try {
         own->Push("k", dense);
       } catch (const InvalidArgument&) {  // the optimizer was there first
+        refused = true;
       }
     };
     const auto update = [&] {
-      own->SetOptimizer(Sgd({.momentum = 0.9}));
+      own->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.5}));
       own->Push("k", rows);
     };
     RunTogether(round, change_kind, update);
     own->Push("k", rows);
+    // Both updates count in either order: m = -0.5, w = 0.5; m = -0.75, w = -0.25.
+    const NDArray out(rows_shape, DType::kFloat32, Cpu(), checked);
+    own->Pull("k", out);
+    const float rest = refused ? 0 : 1;
+    ASSERT_EQ(Column(out), (Floats{rest, -0.25F, rest, rest, rest})) << "in round " << round;
     ASSERT_NO_THROW(checked.WaitForAll()) << "in round " << round;
   }
+}
+
+// A push that changes the kind of a key, and waits for room once that is settled: what another
+// thread does meanwhile comes after it.
+TEST(RowSparseAtTheBound, AChangeOfKindSwallowsNoUpdateOfAnotherThread) {
+  for (const char* const type : {"local", "device"}) {
+    SCOPED_TRACE(type);
+    EngineOptions options = EngineOptions::FromEnvironment();
+    options.type = "threaded";
+    options.num_workers = 1;
+    options.max_pending_ops = 4;
+    Engine engine(options);
+    const Shape shape{3, 1};
+    const NDArray dense = NDArray::Full(shape, 1, DType::kFloat32, Cpu(), engine);
+    const auto rows =
+        RowSparseNDArray::FromVectors<float>({1}, {1}, shape, DType::kFloat32, Cpu(), engine);
+    const auto store = KVStore::Create(type, engine);
+    store->Init("k", rows);
+    engine.WaitForAll();
+    std::latch may_end(1), started(1);
+    const Var busy = engine.NewVar("busy");
+    engine.Push({.name = "blocks", .writes = {busy}}, [&] {
+      started.count_down();
+      may_end.wait();
+    });
+    started.wait();
+    {
+      const NoWaitScope no_wait;
+      for (int i = 0; i < 8; ++i) engine.Push({.name = "waits", .writes = {busy}}, [] {});
+    }
+    std::thread changes_kind([&] { store->Push("k", dense); });
+    while (store->transfers().pushed_bytes == 0) std::this_thread::yield();  // it is settled
+    {
+      const NoWaitScope no_wait;
+      store->SetOptimizer(Sgd({.learning_rate = 0.5}));
+      store->Push("k", rows);
+    }
+    may_end.count_down();
+    changes_kind.join();
+    const NDArray out(shape, DType::kFloat32, Cpu(), engine);
+    store->Pull("k", out);
+    EXPECT_EQ(out.ToVector<float>(), (Floats{1, 0.5F, 1}));
+  }
+}
+
+// A key that was removed and made anew while Reset waited for its value.
+TEST_P(RowSparseStoreTest, ResetRefusesAKeyThatHasAnotherShapeOrDTypeByThen) {
+  if (GetParam().engine != "seeded") GTEST_SKIP() << "ops that run inside of waits alone";
+  const Shape larger{7, 2};
+  const auto expect = [&](const auto& before, const auto& anew, const std::string& expected,
+                          const std::string& given) {
+    store = NewStore();
+    store->Init("k", before);
+    const NDArray value = Dense(1);
+    engine.Push({.name = "remake", .reads = {value.var()}, .writes = {value.var()}}, [&] {
+      store->Remove("k");
+      store->Push("k", anew);
+    });
+    ExpectInvalid([&] { store->Reset("k", value); }, {"Reset", "'k'", expected, given});
+    const NDArray out(anew.shape(), DType::kFloat32, On(Cpu()), engine);
+    store->Pull("k", out);
+    EXPECT_EQ(out.ToVector<float>(), Floats(static_cast<std::size_t>(out.size()), 7));
+  };
+  const NDArray large = NDArray::Full(larger, 7, DType::kFloat32, On(Cpu()), engine);
+  const NDArray wide = NDArray::Full(rows_shape, 7, DType::kFloat64, On(Cpu()), engine);
+  const auto large_rows = RowSparseNDArray::FromVectors<float>(
+      {0, 1, 2, 3, 4, 5, 6}, Floats(14, 7), larger, DType::kFloat32, On(Cpu()), engine);
+  for (const NDArray& array : {large, wide}) array.WaitToRead();
+  expect(Dense(0), large, "(7, 2)", "(5, 2)");
+  expect(Dense(0), wide, "float64", "float32");
+  expect(Dense(0), large_rows, "(7, 2)", "(5, 2)");
+  expect(Rows({1}, 0), large, "(7, 2)", "(5, 2)");
+  expect(Rows({1}, 0), large_rows, "(7, 2)", "(5, 2)");
 }
 
 // ---- Updaters

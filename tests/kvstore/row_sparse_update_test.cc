@@ -349,7 +349,7 @@ TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
   const Rows rows = RandomRows(3);
   const Rows start = RandomRows(1);
   int refused = 0;
-  for (const std::string_view name : OptimizerNames()) {
+  for (const std::string_view name : Optimizers()) {
     SCOPED_TRACE(name);
     const auto plan = MakeOptimizer(name)->plan();
     UpdateRule::Subject subject{

@@ -5,6 +5,7 @@
 #include <heddle/engine.h>
 #include <heddle/kvstore.h>
 #include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
 
 #include <atomic>
 #include <cstdint>
@@ -17,12 +18,14 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "tests/kvstore/gpu_optimizers.h"
 #include "tests/message_of.h"
 
 namespace heddle::kvstore_test {
@@ -163,6 +166,10 @@ class StoreTest : public testing::TestWithParam<StoreSetup> {
   static int Times(int often) { return GetParam().gpus != nullptr ? often / 6 : often; }
   // Values lie on GPUs, too.
   static bool MergesOnGpus() { return GetParam().gpus != nullptr && GetParam().store == "device"; }
+  // Those that can update the values.
+  static std::vector<std::string_view> Optimizers() {
+    return MergesOnGpus() ? GpuOptimizerNames() : OptimizerNames();
+  }
   NDArray Full(Scalar value, Device device = Cpu(), DType dtype = DType::kFloat32) {
     return NDArray::Full(shape, value, dtype, On(device), engine);
   }

@@ -231,6 +231,31 @@ TEST(UpdaterAtTheBound, BodiesOfOpsMayPushTheKeyMeanwhile) {
   }
 }
 
+// Such a wait may not be made: with another thread in the body it would never end.
+TEST(UpdaterThatWaits, RunsBodiesWhosePushesOfItsKeyAreRefused) {
+  EngineOptions options;
+  options.type = "seeded";  // bodies run in waits alone
+  Engine engine(options);
+  const auto full = [&](double value) {
+    return NDArray::Full({6}, value, DType::kFloat32, Cpu(), engine);
+  };
+  const auto store = KVStore::Create("local", engine);
+  store->Init("k", full(0));
+  store->SetUpdater([](KeyRef, const NDArray& input, const NDArray& stored) {
+    stored += input;
+    input.WaitToRead();
+  });
+  const NDArray gradient = full(1);
+  std::string message;
+  engine.Push({.name = "backward", .reads = {gradient.var()}, .writes = {gradient.var()}},
+              [&] { message = MessageOf<InvalidState>([&] { store->Push("k", gradient); }); });
+  store->Push("k", gradient);
+  EXPECT_NE(message.find("from inside its own updater"), std::string::npos) << message;
+  const NDArray out = full(0);
+  store->Pull("k", out);
+  EXPECT_EQ(out.ToVector<float>(), std::vector<float>(6, 1));
+}
+
 TEST(UpdaterAtTheBound, PushesWaitForRoom) {
   EngineOptions options;
   options.num_workers = 1;
@@ -274,6 +299,23 @@ TEST_P(UpdaterTest, MayPushOtherKeysButNotItsOwn) {
     if (key == KeyRef("b")) return;
     store->Push("b", input);
     message = MessageOf<InvalidState>([&] { store->Push("a", input); });
+  });
+  store->Push("a", Full(1));
+  EXPECT_NE(message.find("'a'"), std::string::npos) << message;
+  EXPECT_EQ(Pulled(*store, "a"), All(1));
+  EXPECT_EQ(Pulled(*store, "b"), All(1));
+}
+
+TEST_P(UpdaterTest, MayNotPushItsOwnKeyByWayOfAnother) {
+  store->Init({"a", "b"}, {Full(0), Full(0)});
+  std::string message;
+  store->SetUpdater([&](KeyRef key, const NDArray& input, const NDArray& stored) {
+    stored += input;
+    if (key == KeyRef("a")) {
+      store->Push("b", input);
+    } else {
+      message = MessageOf<InvalidState>([&] { store->Push("a", input); });
+    }
   });
   store->Push("a", Full(1));
   EXPECT_NE(message.find("'a'"), std::string::npos) << message;

@@ -1,6 +1,7 @@
 // The main job: training on real images through the stores.
 #include <heddle/error.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -142,7 +143,29 @@ TEST(Comparison, EveryMethodLearnsAndCompressionSendsASixteenth) {
   EXPECT_EQ(compressed.pulled_bytes, whole.pulled_bytes);
 }
 
+bool HasGnuplot() { return heddle::tools::RunProgram({"gnuplot", "--version"}).status == 0; }
+
+std::string ContentsOf(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(Comparison, DrawsBothKindsOfPictures) {
+  if (!HasGnuplot()) GTEST_SKIP() << "gnuplot is not installed";
+  const heddle::tools::TempFolder folder;
+  const std::vector<Method> methods = MethodsToCompare({});
+  std::vector<TrainingResult> results(methods.size());
+  for (TrainingResult& result : results) result.losses = {1, 0.1, 0.01};
+  ASSERT_TRUE(PlotLosses(methods, results, folder / "losses.png"));
+  EXPECT_TRUE(ContentsOf(folder / "losses.png").starts_with("\x89PNG\r\n"));
+  ASSERT_TRUE(PlotLosses(methods, results, folder / "losses.svg"));
+  const std::string svg = ContentsOf(folder / "losses.svg");
+  EXPECT_NE(svg.find("<svg"), std::string::npos);
+  EXPECT_NE(svg.find("2-bit gradients"), std::string::npos);
+}
+
 TEST(DigitsProgram, ComparesMethodsBeforeItTrainsAndSaysWhereTheCurvesAre) {
+  if (!HasGnuplot()) GTEST_SKIP() << "gnuplot is not installed";
   const heddle::tools::TempFolder folder;
   const std::string file = folder / "losses.svg";
   const heddle::tools::ProgramResult result = heddle::tools::RunProgram(
@@ -152,12 +175,24 @@ TEST(DigitsProgram, ComparesMethodsBeforeItTrainsAndSaysWhereTheCurvesAre) {
                            "MB pushed", "\ndevice: test accuracy 0.9"}) {
     EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
   }
-  if (result.output.find("gnuplot") != std::string::npos) GTEST_SKIP() << "no gnuplot here";
   EXPECT_NE(result.output.find("Loss curves: " + file), std::string::npos) << result.output;
-  std::ifstream drawn(file);
-  const std::string svg(std::istreambuf_iterator<char>(drawn), {});
-  EXPECT_NE(svg.find("<svg"), std::string::npos);
-  EXPECT_NE(svg.find("2-bit gradients"), std::string::npos);
+  EXPECT_NE(ContentsOf(file).find("<svg"), std::string::npos);
+}
+
+TEST(DigitsProgram, FailsWithoutThePictureThatWasAskedForButTrainsAllTheSame) {
+  const heddle::tools::TempFolder folder;
+  std::ofstream(folder / "gnuplot") << "#!/bin/sh\nexit 1\n";  // reads nothing
+  std::filesystem::permissions(folder / "gnuplot", std::filesystem::perms::owner_all);
+  const heddle::tools::ProgramResult result = heddle::tools::RunProgram(
+      {DIGITS_PROGRAM, "--store", "device", "--epochs", "1", "--compare", folder / "losses.svg"},
+      {"PATH=" + folder.path() + ":" + std::getenv("PATH")});
+  EXPECT_EQ(result.status, 1);
+  for (const std::string& part :
+       {"digits: no loss curves: gnuplot (Debian package gnuplot-nox) could not draw " +
+            (folder / "losses.svg"),
+        std::string("\ndevice: test accuracy 0.")}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
+  }
 }
 
 TEST(DigitsProgram, WhatCannotWorkIsRefusedBeforeAnyTraining) {
@@ -186,6 +221,20 @@ TEST(DigitsProgram, OfAnOptionThatIsThereTwiceTheLastCounts) {
        "--devices", "1", "--batch", "60", "--epochs", "1"});
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_NE(result.output.find(", 1 device\n"), std::string::npos) << result.output;
+}
+
+TEST(DigitsProgram, FailsIfAStoreIsLessAccurateThanItHasToBe) {
+  const auto run = [](const std::string& at_least) {
+    return heddle::tools::RunProgram(
+        {DIGITS_PROGRAM, "--store", "local,device", "--epochs", "1", "--at-least", at_least});
+  };
+  const heddle::tools::ProgramResult result = run("1");
+  EXPECT_EQ(result.status, 1);
+  for (const char* part : {"\ndigits: local: expected a test accuracy of at least 1, got 0.",
+                           "\ndigits: device: expected a test accuracy of at least 1, got 0."}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
+  }
+  EXPECT_EQ(run("0.1").status, 0);
 }
 
 TEST(DigitsProgram, EndsWithTheAccuracyOfEachStore) {
