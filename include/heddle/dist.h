@@ -71,7 +71,7 @@ struct DistOptions {
   int dead_after = 3;                                   // heartbeats missed
 
   // How data travels.
-  std::int64_t slice_bytes = 0;        // of a message's payload, at most; 0: by size and link
+  std::int64_t slice_bytes = 0;        // of a message's payload, at most; 0: by size
   std::int64_t cut_bound = 1'000'000;  // larger arrays than so many float32: to all servers
   bool shared_memory = true;           // between processes of one host and user, in place of TCP
   std::chrono::microseconds spin{0};   // to poll the network before sleeping

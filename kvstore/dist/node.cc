@@ -93,6 +93,7 @@ void Node::Perform(Outputs& out) {
   for (const auto& [level, text] : out.log) Log(level, "{}", text);
   for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
   SendAll(out.messages);
+  for (const Raised& raised : out.raised) RaisePriority(raised);
   for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);
   if (out.answers.empty()) return;
   const engine::CompletionBatch together;
@@ -123,6 +124,7 @@ void Node::SendAll(std::span<Outgoing> messages) {
 
 void Node::RunClock() {
   for (;;) {
+    const std::optional<Time> own = OnClock(Now());
     Outputs out;
     {
       MutexLock lock(mutex_);
@@ -133,7 +135,8 @@ void Node::RunClock() {
         HandleTime(now, out);
         if (MayBeAwaited()) changed_.NotifyAll();
       } else {
-        clock_next_ = next ? std::min(*next, now + kLookAgain) : now + kLookAgain;
+        clock_next_ =
+            std::min({next.value_or(Time::max()), own.value_or(Time::max()), now + kLookAgain});
         clock_wakes_.WaitUntil(mutex_, std::chrono::steady_clock::time_point(clock_next_));
         clock_next_ = Time{0};
       }

@@ -84,7 +84,11 @@ class Node : public TransportEvents {
   virtual std::optional<Time> NextTime() const REQUIRES(mutex_) = 0;
   // Whether what a thread in Join, Run or Close waits for may have come.
   virtual bool MayBeAwaited() const REQUIRES(mutex_) = 0;
+  // By the clock's thread, without the lock: when time has gone by, a heartbeat's interval at most.
+  // Returns when it wants to be called at the latest.
+  virtual std::optional<Time> OnClock(Time /*now*/) { return std::nullopt; }
   // Without the lock. Small messages (Transport::kCopiedMax) may pass it by.
+  virtual void RaisePriority(const Raised& /*raised*/) {}
   virtual void SendMessage(Outgoing&& outgoing) {
     transport_->Send(outgoing.to, std::move(outgoing.message));
   }

@@ -28,6 +28,15 @@ struct Outgoing {
   std::uint64_t token = 0;
 };
 
+// A request that was sent has become more urgent.
+struct Raised {
+  NodeId to = {};
+  PartId part = {};
+  std::uint64_t sequence = 0;
+  std::uint64_t token = 0;  // as sent
+  std::int32_t priority = 0;
+};
+
 // The end of something that the program asked a machine for.
 struct Answer {
   std::uint64_t token = 0;        // as given with the request
@@ -39,6 +48,7 @@ struct Outputs {
   // Of the scheduler: peers that are known by another name from here on. Before the messages.
   std::vector<std::pair<NodeId, NodeId>> renames;
   std::vector<Outgoing> messages;
+  std::vector<Raised> raised;  // after the messages
   std::vector<Answer> answers;
   std::vector<std::pair<LogLevel, std::string>> log;
   // Peers that are not wanted. After the messages, in order, so that they hear why.
@@ -81,6 +91,7 @@ class ReusedOutputs {
       }
       outputs.renames.clear();
       outputs.messages.clear();
+      outputs.raised.clear();
       outputs.answers.clear();
       outputs.log.clear();
       outputs.disconnects.clear();

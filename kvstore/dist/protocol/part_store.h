@@ -42,8 +42,8 @@ struct UpdateRates {
 
 // How a part is updated: `version` 0 is the default updater, ASSIGN.
 struct UpdateBy {
-  std::uint64_t version = 0;  // of the optimizer and its parameters
-  UpdateRates rates;
+  std::uint64_t version = 0;           // of the optimizer and its parameters
+  std::optional<UpdateRates> rates{};  // nobody has sent any: those of the optimizer itself
 };
 
 // The array that a part is of: how many of its parts are on this server, and which other servers

@@ -199,7 +199,7 @@ bool ServerMachine::Blocked(const Part& part, const Message& message) const {
   const Store* store = FindStore(part.id.store);
   if (store == nullptr) return true;  // whether it is dist_sync is not known yet
   if (message.kind == Kind::kInit && (message.flags & kFlagNoValue) != 0 && !part.created) {
-    return !part.Of(message.rank).removed;
+    return !part.Of(message.rank).removed && !WorkerOf(0).left;
   }
   if (IsPush(message.kind) && !store->Knows(message.version)) return true;
   return store->async && part.updating;
@@ -302,6 +302,15 @@ void ServerMachine::ApplyInit(Time now, Part& part, const Message& message, Outp
   if (!Decode(message.meta, &body)) {
     SendError(part, message,
               {.code = ErrorBody::Code::kInvalidArgument, .message = "init: cannot be read"}, out);
+    return;
+  }
+  if (!part.created && (message.flags & kFlagNoValue) != 0) {
+    SendError(part, message,
+              {.code = ErrorBody::Code::kInvalidState,
+               .message = fmt::format("init of key {} by worker {}: the value that counts is that "
+                                      "of worker 0, which has left the job without one",
+                                      ToString(KeyRef(body.info.key)), message.rank)},
+              out);
     return;
   }
   if (part.created && (message.flags & kFlagNoValue) == 0) {

@@ -20,6 +20,7 @@
 //   (S7) Parts of an array whose update needs sums over all of it are updated together: a pass
 //        begins when all parts that are here have the sum of the same round, and all other servers'
 //        sums of the pass before are here. Sums count for the round and pass that they name.
+//        States are neither saved nor loaded between the passes of an update.
 //
 //   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. The
 //        value goes when all have removed it that have not left, and the identities stay: what is
@@ -195,12 +196,14 @@ class ServerMachine {
   void OnStatus(Time now, NodeId from, const Message& message, Outputs& out);
 
   // Pushes.
-  std::unique_ptr<ErrorBody> TakePush(Part& part, Message& message, UpdateRates* rates);
+  std::unique_ptr<ErrorBody> TakePush(Part& part, Message& message,
+                                      std::optional<UpdateRates>* rates);
   void RecordPush(Time now, Part& part, Message&& message, Outputs& out);
   void PushAsync(Time now, Part& part, Message&& message, Outputs& out);
   void FinishAsync(Time now, Part& part, const std::exception_ptr& error, Outputs& out);
   void Advance(Time now, Part& part, Outputs& out);
   void AddContribution(Part& part, std::int32_t rank, Contribution&& contribution);
+  static std::optional<UpdateRates> RatesOf(const Part& part);
   bool Update(Part& part, const UpdateBy& by, std::exception_ptr* error);
   bool StartUpdate(Time now, Part& part, Outputs& out);
   void FinishRound(Time now, Part& part, Outputs& out);
@@ -238,6 +241,8 @@ class ServerMachine {
   void SetParameters(const Message& message);
   void SetCompression(const Message& message);
   void StartControl(Part& part, const Message& message, Outputs& out);
+  bool PassesAreUnderWay() const;
+  void StartStates(Outputs& out);
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store, std::int32_t rank) const;
   void Left(Time now, std::int32_t rank, Outputs& out);
@@ -267,6 +272,7 @@ class ServerMachine {
   std::int32_t self_ = -1;                                           // likewise not known
   std::map<std::int32_t, Peer> peers_;                               // other servers
   std::map<std::pair<std::uint32_t, std::uint64_t>, Whole> wholes_;  // by store and key
+  std::vector<Message> states_requests_;  // that wait until no passes are under way
   std::vector<std::pair<NodeId, Message>> before_roster_;
   std::vector<std::int32_t> to_acknowledge_;  // ranks with acknowledgements gathered
   std::vector<Time> durations_;               // of one round, for NoteSlow

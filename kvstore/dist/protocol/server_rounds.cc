@@ -12,7 +12,7 @@ namespace heddle::kvstore::dist {
 
 // What is wrong with a push, if anything; and its rates, or those that its rank sent before.
 std::unique_ptr<ErrorBody> ServerMachine::TakePush(Part& part, Message& message,
-                                                   UpdateRates* rates) {
+                                                   std::optional<UpdateRates>* rates) {
   RankState& state = part.Of(message.rank);
   ErrorBody error;
   if ((message.flags & kFlagFailed) != 0) {
@@ -28,7 +28,7 @@ std::unique_ptr<ErrorBody> ServerMachine::TakePush(Part& part, Message& message,
     }
     state.Extra().rates = body.rates;
   }
-  if (state.extra && state.extra->rates) *rates = *state.extra->rates;
+  if (state.extra) *rates = state.extra->rates;
   if (const std::uint64_t generation = GenerationOf(message.version); generation > 0) {
     const auto& known = FindStore(part.id.store)->generations[generation - 1];
     if (known.error) return std::make_unique<ErrorBody>(*known.error);
@@ -132,6 +132,14 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
   }
 }
 
+// For pushes of workers that have no optimizer: those that the first of the others has sent.
+std::optional<UpdateRates> ServerMachine::RatesOf(const Part& part) {
+  for (const RankState& state : part.ranks) {
+    if (state.extra && state.extra->rates) return state.extra->rates;
+  }
+  return std::nullopt;
+}
+
 bool ServerMachine::Update(Part& part, const UpdateBy& by, std::exception_ptr* error) {
   bool done = true;
   const std::exception_ptr thrown = ErrorOf([&] { done = values_.Update(part.id, by, error); });
@@ -153,6 +161,7 @@ bool ServerMachine::StartUpdate(Time now, Part& part, Outputs& out) {
     return true;
   }
   part.by.version = part.version = version;
+  if (!part.by.rates) part.by.rates = RatesOf(part);
   if (whole) {
     part.updating = true;
     JoinWhole(now, part, out);
@@ -205,7 +214,7 @@ void ServerMachine::FinishRound(Time now, Part& part, Outputs& out) {
 }
 
 void ServerMachine::PushAsync(Time now, Part& part, Message&& message, Outputs& out) {
-  UpdateRates rates;
+  std::optional<UpdateRates> rates;
   const std::unique_ptr<ErrorBody> wrong = TakePush(part, message, &rates);
   if (wrong) {
     part.input_error = std::make_unique<ErrorBody>(
@@ -223,9 +232,15 @@ void ServerMachine::PushAsync(Time now, Part& part, Message&& message, Outputs& 
   }
   // The first worker's schedule, if it has one.
   if (const RankState& first = part.Of(0); first.extra && first.extra->rates) {
-    rates = *first.extra->rates;
+    rates = first.extra->rates;
   }
+  if (!rates) rates = RatesOf(part);
   part.version = std::max(part.version, message.version);
+  // A worker that has set no optimizer goes by what the others have set.
+  const Store& store = *FindStore(part.id.store);
+  if (!store.set_by.contains(message.rank)) {
+    part.version = std::max(part.version, store.LastVersion());
+  }
   std::exception_ptr error =
       part.update_error ? nullptr : ErrorOf([&] { values_.Add(part.id, message, /*first=*/true); });
   part.applying = std::make_unique<Message>(std::move(message));

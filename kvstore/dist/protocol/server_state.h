@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ constexpr std::uint64_t GenerationOf(std::uint64_t version) { return version >> 
 // A push that waits for its place in the sum.
 struct ServerMachine::Contribution {
   Message message;
-  UpdateRates rates = {};
+  std::optional<UpdateRates> rates = {};
   std::unique_ptr<ErrorBody> error = nullptr;
 };
 
@@ -127,12 +128,19 @@ struct ServerMachine::Store {
   bool async = false;
   std::int32_t opened_by = 0;
   std::vector<Generation> generations;
+  std::set<std::int32_t> set_by;  // ranks that have set an optimizer
   std::optional<Compression> compression;
 
   bool Knows(std::uint64_t version) const {
     const std::uint64_t generation = GenerationOf(version);
     return generation == 0 ||
            (generation <= generations.size() && version <= generations[generation - 1].version);
+  }
+  // Of the optimizer that was set last; 0: there is none.
+  std::uint64_t LastVersion() const {
+    const auto last = std::find_if(generations.rbegin(), generations.rend(),
+                                   [](const Generation& known) { return !known.error; });
+    return last == generations.rend() ? 0 : last->version;
   }
 };
 

@@ -125,13 +125,17 @@ void ServerMachine::SetOptimizer(const Message& message) {
                       generation, TextOf(known.optimizer), known.rank, message.rank, TextOf(body)));
     }
     if (known.error) std::rethrow_exception(ToException(*known.error));
+    store.set_by.insert(message.rank);
     return;
   }
   const std::exception_ptr error =
       ErrorOf([&] { control_.SetOptimizer(message.part.store, message.version, body); });
   store.generations.push_back(
       {.optimizer = std::move(body), .rank = message.rank, .version = message.version});
-  if (!error) return;
+  if (!error) {
+    store.set_by.insert(message.rank);
+    return;
+  }
   // Pushes that count on it fail, rather than wait for ever.
   store.generations.back().error = ToErrorBody(error);
   std::rethrow_exception(error);
@@ -176,6 +180,12 @@ void ServerMachine::SetCompression(const Message& message) {
 }
 
 void ServerMachine::StartControl(Part& part, const Message& message, Outputs& out) {
+  const bool is_of_states = message.kind == Kind::kSaveStates || message.kind == Kind::kLoadStates;
+  if (is_of_states && PassesAreUnderWay()) {  // S7
+    part.Of(message.rank).Extra().running = true;
+    states_requests_.push_back(message);
+    return;
+  }
   const ControlId id{
       .store = message.part.store, .rank = message.rank, .sequence = message.sequence};
   ControlResult result;
@@ -184,6 +194,13 @@ void ServerMachine::StartControl(Part& part, const Message& message, Outputs& ou
   const std::exception_ptr error = ErrorOf([&] { done = control_.Start(id, message, &result); });
   if (error) result.error = error;
   if (done || error) EndControl(part, id, std::move(result), out);
+}
+
+void ServerMachine::StartStates(Outputs& out) {
+  if (states_requests_.empty() || PassesAreUnderWay()) return;
+  for (const Message& request : std::exchange(states_requests_, {})) {
+    StartControl(PartOf(request.part), request, out);
+  }
 }
 
 void ServerMachine::OnControlDone(Time /*now*/, const ControlId& id, ControlResult result,
@@ -219,7 +236,7 @@ std::string ServerMachine::KeysOf(std::uint32_t store, std::int32_t rank) const 
   return Encode(body);
 }
 
-// S2: rounds that wait for this rank go on without it.
+// S2: rounds that wait for this rank go on without it, and inits that wait for its value fail.
 void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
   WorkerOf(rank).left = true;
   WorkerOf(rank).asking.clear();
@@ -227,7 +244,10 @@ void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
     RankState& state = part->Of(rank);
     state.slow = 0;
     if (state.extra) WorkerOf(rank).unfinished_bytes -= std::exchange(state.extra->reserved, 0);
-    if (!part->created) continue;
+    if (!part->created) {
+      DrainBlocked(now, *part, out);
+      continue;
+    }
     if (FindStore(id.store)->async) {
       DropIfRemoved(*part);
     } else {

@@ -138,6 +138,15 @@ void ServerMachine::EndWhole(Time now, Whole& whole, std::uint64_t number, Outpu
     whole.rounds.erase(whole.rounds.begin(), whole.rounds.upper_bound(number));
   }
   for (const Part* part : parts) OnUpdated(now, part->id, error, out);
+  StartStates(out);
+}
+
+bool ServerMachine::PassesAreUnderWay() const {
+  return std::ranges::any_of(wholes_, [](const auto& entry) {
+    return std::ranges::any_of(entry.second.rounds, [](const auto& numbered) {
+      return numbered.second.running || (numbered.second.pass > 0 && !numbered.second.error);
+    });
+  });
 }
 
 void ServerMachine::FailWhole(Whole& whole, std::uint64_t number, const ErrorBody& error,

@@ -27,7 +27,8 @@ inline constexpr std::uint32_t kMetaBytesMax = 1 << 20;
 
 struct WireLimits {
   std::uint32_t meta_bytes_max = kMetaBytesMax;
-  std::uint64_t payload_bytes_max = std::uint64_t{4} << 30;
+  // More than any machine has. Receivers take memory as bytes come, not by what a header says.
+  std::uint64_t payload_bytes_max = std::uint64_t{1} << 48;
 };
 // Of a peer that has not shown yet that it belongs to the job.
 inline constexpr WireLimits kStrangerLimits = {.meta_bytes_max = 4096, .payload_bytes_max = 0};

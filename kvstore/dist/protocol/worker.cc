@@ -104,10 +104,16 @@ WorkerMachine::Part& WorkerMachine::PartOf(const Request& request) {
 void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
   Part& part = PartOf(request);
   // What is urgent must not wait behind what is not.
-  for (std::size_t i = part.open.size(); i > part.sent; --i) {
-    std::int32_t& priority = part.open[i - 1].request.priority;
-    if (priority >= request.priority) break;
-    priority = request.priority;
+  for (std::size_t i = part.open.size(); i > 0; --i) {
+    Open& before = part.open[i - 1];
+    if (before.request.priority >= request.priority) break;
+    before.request.priority = request.priority;
+    if (i > part.sent || before.answered || before.request.payload.empty()) continue;
+    out.raised.push_back({.to = TheServer(part.server),
+                          .part = part.id,
+                          .sequence = before.sequence,
+                          .token = before.request.token,
+                          .priority = request.priority});
   }
   Open& open = part.open.emplace_back();
   open.request = std::move(request);
@@ -363,6 +369,13 @@ void WorkerMachine::OnMessage(Time now, NodeId from, Message&& message, Outputs&
   if (from.role == Role::kScheduler) {
     OnSchedulerMessage(now, message, out);
   } else if (from.role == Role::kServer && from.rank >= 0 && from.rank < std::ssize(servers_)) {
+    if (message.kind == Kind::kRefused) {  // the connection ends, which does not say why
+      ErrorBody error;
+      if (!Decode(message.meta, &error)) error.message = "for a reason that cannot be read";
+      out.log.emplace_back(LogLevel::kError,
+                           fmt::format("{} refuses this process: {}", NameOf(from), error.message));
+      return;
+    }
     // What was meant for an earlier process of this rank is none of ours.
     if (message.incarnation != options_.incarnation) return;
     OnServerMessage(now, from.rank, std::move(message), out);

@@ -130,6 +130,8 @@ class ArrayParts final : public PartStore {
   bool HasOtherLife(const Part& part) const;
   void Assign(Part& part);
   static bool IsFast(const Part& part, const Rule& rule);
+  // Those of `by`; if it has none, what the optimizer says by itself.
+  static UpdateRates RatesOf(const Part& part, const Rule& rule, const UpdateBy& by);
   void Apply(Part& part, const Rule& rule, const UpdateRates& rates) const;
   void ApplyUpdater(Part& part, const Rule& rule, const UpdateRates& rates) const;
   Begun Begin(Part& part, const Rule& rule, const UpdateRates& rates) const;

@@ -67,8 +67,11 @@ bool ArrayParts::IsFast(const Part& part, const Rule& rule) {
 bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) {
   const std::shared_ptr<Part>& part = FindShared(id);
   const Rule* const rule = RuleOf(id.store, by.version);
-  const bool needs_whole = rule != nullptr && (rule->needs_norms || rule->plan->rule->by_rows());
-  if (needs_whole && part->info.num_parts > 1 && !part->info.row_sparse) {
+  // Parts of row-sparse arrays have whole rows.
+  const bool needs_whole =
+      rule != nullptr &&
+      (rule->needs_norms || (rule->plan->rule->by_rows() && !part->info.row_sparse));
+  if (needs_whole && part->info.num_parts > 1) {
     *error = Invalid(fmt::format(
         "key {}: optimizer {} works on whole rows or norms of an array, got one that is cut into "
         "parts, which are updated one by one; a key that is initialised after the optimizer is set "
@@ -88,7 +91,7 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
       if (rule == nullptr) {
         Assign(*part);
       } else {
-        Apply(*part, *rule, by.rates);
+        Apply(*part, *rule, RatesOf(*part, *rule, by));
       }
     } catch (...) {
       *error = std::current_exception();
@@ -98,14 +101,14 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
   if (!part->var) part->var = engine_.NewVar("dist.part");
   const NoWaitScope no_wait;  // the node's lock is held
   engine_.Push({.name = "dist.update", .reads = {states_}, .writes = {part->var}},
-               [this, part, rule = rule != nullptr ? *rule : Rule(), rates = by.rates] {
+               [this, part, rule = rule != nullptr ? *rule : Rule(), by] {
                  const engine::UncheckedScope own;  // the part is this op's alone
                  std::exception_ptr failure;
                  try {
                    if (rule.plan == nullptr) {
                      Assign(*part);
                    } else {
-                     Apply(*part, rule, rates);
+                     Apply(*part, rule, RatesOf(*part, rule, by));
                    }
                  } catch (...) {
                    failure = std::current_exception();
@@ -113,6 +116,12 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
                  updated_(part->id, std::move(failure));
                });
   return false;
+}
+
+UpdateRates ArrayParts::RatesOf(const Part& part, const Rule& rule, const UpdateBy& by) {
+  if (by.rates) return *by.rates;
+  const KeyRef key(part.info.key);
+  return {rule.plan->LearningRate(key, /*num_update=*/1), rule.plan->WeightDecay(key)};
 }
 
 ArrayParts::Begun ArrayParts::Begin(Part& part, const Rule& rule, const UpdateRates& rates) const {
@@ -172,9 +181,10 @@ void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) c
   part.ReadyState(rule.plan->multi_precision, rule.generation);
   if (part.info.row_sparse) {
     const std::vector<RowSparseNDArray> gradients = std::exchange(part.held_rows, {});
-    UpdateArray(part.state->Begin(*rule.plan->rule, part.info.key, part.rows, rates.learning_rate,
-                                  rates.weight_decay),
-                gradients, part.rows);
+    ArrayUpdate update = part.state->Begin(*rule.plan->rule, part.info.key, part.rows,
+                                           rates.learning_rate, rates.weight_decay);
+    update.first_element = part.info.begin * RowElements(part.info.shape);
+    UpdateArray(update, gradients, part.rows);
     return;
   }
   if (!part.held_rows.empty()) {

@@ -91,7 +91,7 @@ bool ArrayParts::RunPass(std::span<const PartId> ids, const UpdateBy& by, int pa
     for (const PartId& id : ids) whole->parts.push_back(parts_.at(id));
     std::ranges::sort(whole->parts, {}, [](const auto& each) { return each->id.part; });
     whole->rule = *RuleOf(first.store, by.version);
-    whole->rates = by.rates;
+    whole->rates = RatesOf(*whole->parts[0], whole->rule, by);
     whole->placed = PlaceOf(*whole->parts[0]);
   }
   std::vector<VarRef> vars;

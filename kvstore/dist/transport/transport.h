@@ -68,10 +68,10 @@ enum class Revoked {
 };
 
 // Threads: every method from any thread, unless said. None calls the events while it holds a lock
-// of the transport; Send, Flush, Revoke and Interrupt call none at all.
+// of the transport; Send, Raise, Flush, Revoke and Interrupt call none at all.
 class Transport {
  public:
-  // Names a message of one peer, for Revoke.
+  // Names a message of one peer, for Raise and Revoke.
   using SendId = std::uint64_t;
   // Meta and payload of a message that is copied before Send returns.
   static constexpr std::size_t kCopiedMax = 4096;
@@ -89,6 +89,8 @@ class Transport {
   virtual void SendTogether(std::span<Outgoing> messages) {
     for (Outgoing& each : messages) Send(each.to, std::move(each.message));
   }
+  // A message that has not begun to leave goes by this priority from now on, if it is higher.
+  virtual void Raise(NodeId /*to*/, SendId /*id*/, std::int32_t /*priority*/) {}
   // Gives the payload of a message up: when it returns nothing reads its bytes, nor will.
   virtual Revoked Revoke(NodeId to, SendId id) = 0;
   // Sends small messages that wait for company.

@@ -1,9 +1,15 @@
 #include "kvstore/dist/worker/dist_key.h"
 
+#include <heddle/error.h>
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
+#include "kvstore/dist/protocol/words.h"
 #include "kvstore/dist/transport/transport.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/parts_call.h"
@@ -112,7 +118,9 @@ void DistKey::Drop(PartsCall& call) {
 bool DistKey::SetUnsent(PartsCall& call, std::size_t part, PushValue* value) {
   MutexLock lock(mutex_);
   if (call.submitted_) return false;
-  if (!call.requests_.empty()) SetValue(std::move(*value), &call.requests_[part]);
+  if (!call.requests_.empty() && !call.given_up_) {
+    SetValue(std::move(*value), &call.requests_[part]);
+  }
   return true;
 }
 
@@ -137,6 +145,47 @@ std::size_t DistKey::SendReady(PartsCall& call, std::uint64_t ticket) {
   }
   link_->Carry(*out);
   return requests;
+}
+
+void DistKey::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
+  MutexLock lock(mutex_);
+  bool warned = false;
+  for (std::shared_ptr<PartsCall>* each = &first_; *each != nullptr; each = &(*each)->behind_) {
+    PartsCall& call = **each;
+    if (!call.ready_ || call.in_batch_ || call.given_up_ || call.requests_.empty()) continue;
+    if (call.ready_since_ == Time{0}) call.ready_since_ = call.warned_ = now;
+    const Time deadline = call.options_.deadline;
+    if (deadline != Time{0} && now >= deadline) {
+      GiveUpLocked(*each, now, found);
+      continue;
+    }
+    if (deadline != Time{0}) found->LookAt(deadline);
+    if (now >= call.warned_ + warn_after) {
+      if (!std::exchange(warned, true)) found->warnings.push_back(WhyUnsentLocked(call, now));
+      call.warned_ = now;
+    }
+    found->LookAt(call.warned_ + warn_after);
+  }
+}
+
+std::string DistKey::WhyUnsentLocked(const PartsCall& call, Time now) const {
+  return fmt::format(
+      "{} has waited {} for this worker's {} before it, whose array other ops still work with",
+      call.requests_.front().what.text(), InSeconds(now - call.ready_since_),
+      NameOf(first_->options_.kind));
+}
+
+void DistKey::GiveUpLocked(const std::shared_ptr<PartsCall>& call, Time now, UnsentFound* found) {
+  const auto error = std::make_exception_ptr(
+      TimeoutError("the deadline has passed: " + WhyUnsentLocked(*call, now)));
+  for (Request& request : call->requests_) {
+    found->answers.emplace_back(call, Answer{request.token, error, {}});
+    request.token = kNoSink;
+    if (IsPush(request.kind)) SetValue({.failure = ToErrorBody(error)}, &request);
+  }
+  call->given_up_ = true;
+  const Kind kind = call->options_.kind;
+  if (!IsPush(kind) && kind != Kind::kRemove) call->requests_.clear();
 }
 
 std::shared_ptr<PartsCall> DistKey::Submitted(PartsCall& call,

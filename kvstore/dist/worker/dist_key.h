@@ -33,6 +33,11 @@ class PartsCall;
 // the arrays: a call waits for calls and ops of lower tickets alone, and so never for ever. One
 // whose op runs before its push has returned enters then (Ready); another thread's call that is
 // ready meanwhile may have gone ahead.
+//
+// Deadlines. Those of requests are the machine's. A call that is ready but waits for one before it,
+// whose gradient is still being computed, has not come that far: the key ends it (CheckUnsent). Its
+// place in the queue stays: a push goes as one that has failed when its turn comes, for the sake of
+// the round; anything else does not go.
 class DistKey {
  public:
   // whole: one part, whatever its size. removals: how often the key was removed before.
@@ -68,6 +73,8 @@ class DistKey {
   std::shared_ptr<PartsCall> Submitted(PartsCall& call, std::vector<PushGate::Entry>* submitted)
       EXCLUDES(mutex_);
 
+  void CheckUnsent(Time now, Time warn_after, UnsentFound* found) EXCLUDES(mutex_);
+
   // Of gradient compression: what the codes so far have not carried. Made by the first push,
   // touched by ops that write its Var.
   NDArray residual;
@@ -85,6 +92,10 @@ class DistKey {
 
  private:
   void EnterLocked(PartsCall& call, std::uint64_t ticket) REQUIRES(mutex_);
+  std::string WhyUnsentLocked(const PartsCall& call, Time now) const REQUIRES(mutex_);
+  // Takes the requests of the call, or what they carry, away from it.
+  void GiveUpLocked(const std::shared_ptr<PartsCall>& call, Time now, UnsentFound* found)
+      REQUIRES(mutex_);
   // The call is ready: sends what is, from the front. How many requests.
   std::size_t SendReady(PartsCall& call, std::uint64_t ticket) EXCLUDES(mutex_);
   std::shared_ptr<PartsCall> PopLocked() REQUIRES(mutex_);

@@ -8,10 +8,36 @@
 
 #include "base/log.h"
 #include "engine/fork.h"
+#include "engine/wait_checks.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/control_call.h"
 
 namespace heddle::kvstore::dist {
+
+namespace {
+
+// How long what the destructor waits for may keep it from looking at anything else.
+constexpr std::chrono::milliseconds kStep(50);
+
+// The link, by whose end a worker leaves, must not end before the process does.
+void KeepForever(const std::shared_ptr<WorkerLink>& link) {
+  [[maybe_unused]] const auto* const kept = new std::shared_ptr<WorkerLink>(link);
+}
+
+// For an engine that runs ops only inside waits: runs some.
+void RunOps(Engine& engine) {
+  if (engine.options().type == "threaded") return;
+  const WaitCheckScope unchecked(kStep, nullptr);  // an exception here is one of the ops
+  const Deadline deadline(kStep);
+  try {
+    engine.WaitForAll(deadline);
+  } catch (const std::exception& error) {
+    if (std::chrono::steady_clock::now() >= deadline.time()) return;  // the wait's own
+    Log(LogLevel::kWarning, "a dist store was dropped while an op failed: {}", error.what());
+  }
+}
+
+}  // namespace
 
 DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<WorkerLink> link,
                          std::uint32_t store, GpuSums gpu_sums)
@@ -22,34 +48,44 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
       sums_on_gpus_(type.find("device") != std::string::npos),
       sums_along_links_(gpu_sums != GpuSums::kDirect),
       removing_(engine.NewVar("dist.removing")) {
-  link_->Serve(engine);
+  link_->Serve(engine, *this);
   try {
     CallServersInTurn("opening the store", Kind::kOpenStore,
                       Encode(OpenStoreBody{std::move(type)}));
   } catch (...) {
-    link_->Leave(engine);
+    link_->Leave(engine, *this);
     throw;
   }
 }
 
 // What is under way completes first: nothing of the store outlives it, so that its place in the job
-// can be given up right after.
+// can be given up right after. If the check of a WaitCheckScope throws, the host wants to leave:
+// this worker has failed then. No exception leaves a destructor, so the scope keeps it.
 DistKVStore::~DistKVStore() {
   if (engine::InForkedChild()) {
-    // The job is the parent's: the link, by whose end a worker leaves, must not end here.
-    [[maybe_unused]] const auto* const kept = new std::shared_ptr<WorkerLink>(link_);
+    KeepForever(link_);  // the job is the parent's
     return;
   }
-  while (!calls_->WaitUntilNone(std::chrono::steady_clock::now() + std::chrono::milliseconds(50))) {
-    // Other engines run ops only inside waits.
-    if (engine().options().type == "threaded") continue;
-    try {
-      engine().WaitForAll();
-    } catch (const std::exception& error) {
-      Log(LogLevel::kWarning, "a dist store was dropped while an op failed: {}", error.what());
-    }
+  const auto ended = [this] {
+    return calls_->WaitUntilNone(std::chrono::steady_clock::now() + kStep);
+  };
+  std::exception_ptr left;
+  while (left == nullptr && !ended()) {
+    RunOps(engine());
+    if (internal::WaitChecks::Any()) left = internal::WaitChecks::Call();
   }
-  link_->Leave(engine());
+  if (left != nullptr) {
+    link_->Fail("its program was interrupted while a store waited for its end");
+    RunOps(engine());
+    if (!ended()) KeepForever(link_);  // an op of the program holds some up
+    internal::WaitChecks::Keep(std::move(left));
+  }
+  link_->Leave(engine(), *this);
+}
+
+void DistKVStore::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
+  MutexLock lock(mutex_);
+  for (const auto& [name, key] : keys_) key->CheckUnsent(now, warn_after, found);
 }
 
 Request DistKVStore::ControlRequest(std::string_view what, Kind kind, std::int32_t server) const {

@@ -37,7 +37,7 @@
 
 namespace heddle::kvstore::dist {
 
-class DistKVStore final : public KVStore {
+class DistKVStore final : public KVStore, private UnsentCalls {
  public:
   DistKVStore(Engine& engine, std::string type, std::shared_ptr<WorkerLink> link,
               std::uint32_t store, GpuSums gpu_sums);
@@ -97,6 +97,8 @@ class DistKVStore final : public KVStore {
   KeyPtrs FindAll(std::string_view call, std::span<const KeyArrays> pairs) EXCLUDES(mutex_);
   // For each key its place among the different ones, which count from 0 as they are first named.
   Places PlacesOf(std::span<const KeyPtr> keys) EXCLUDES(mutex_);
+  void CheckUnsent(Time now, Time warn_after, UnsentFound* found) override EXCLUDES(mutex_);
+
   // A key as the servers have it: of the life that it has after so many removals.
   struct Described {
     PartInfo info;
@@ -108,8 +110,10 @@ class DistKVStore final : public KVStore {
   // Null if the key was removed once more meanwhile: what was described is over.
   KeyPtr Insert(const Described& described) EXCLUDES(mutex_);
 
-  // Updates work on whole rows, or need norms of whole arrays and are not made in rounds.
-  bool NeedsWholeKeys(const internal::UpdatePlan& plan) const {
+  // Updates need norms of arrays whose parts are not updated together, as those of dense ones are
+  // in rounds; or they work on whole rows, which parts of row-sparse arrays have.
+  bool NeedsWholeKey(const internal::UpdatePlan& plan, bool row_sparse) const {
+    if (row_sparse) return plan.NeedsNorms();
     return plan.rule->by_rows() || (async_ && plan.NeedsNorms());
   }
   CallOptions OptionsOf(Kind kind, const DistKey& key, int priority) const;
@@ -179,7 +183,9 @@ class DistKVStore final : public KVStore {
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
   std::uint64_t list_calls_ GUARDED_BY(mutex_) = 0;
   bool pushed_ GUARDED_BY(mutex_) = false;
-  bool whole_keys_ GUARDED_BY(mutex_) = false;  // keys to come are not cut, see NeedsWholeKeys
+  // Keys to come of either kind are not cut, see NeedsWholeKey.
+  bool whole_dense_ GUARDED_BY(mutex_) = false;
+  bool whole_row_sparse_ GUARDED_BY(mutex_) = false;
 };
 
 // A store of the job that `link` is part of; `store` counts those of the link. `type` is one of the

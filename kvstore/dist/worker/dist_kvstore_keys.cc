@@ -244,7 +244,8 @@ class DistKVStore::Initialising {
       ids_.push_back(id);
       is_again_.push_back(store_.unfinished_.contains(id));
     }
-    whole_ = store_.whole_keys_;
+    whole_dense_ = store_.whole_dense_;
+    whole_row_sparse_ = store_.whole_row_sparse_;
     store_.initialising_.insert(ids_.begin(), ids_.end());
   }
   ~Initialising() {
@@ -258,14 +259,15 @@ class DistKVStore::Initialising {
   std::span<const std::uint64_t> ids() const { return ids_; }
   // An earlier Init of the key has failed.
   bool is_again(std::size_t i) const { return is_again_[i]; }
-  bool whole() const { return whole_; }
+  bool whole(bool row_sparse) const { return row_sparse ? whole_row_sparse_ : whole_dense_; }
 
  private:
   DistKVStore& store_;
   std::vector<std::uint64_t> removals_;
   std::vector<std::uint64_t> ids_;
   std::vector<bool> is_again_;
-  bool whole_ = false;
+  bool whole_dense_ = false;
+  bool whole_row_sparse_ = false;
 };
 
 namespace {
@@ -328,9 +330,9 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
   for (const KeyArrays& pair : pairs) {
     WithFirstArray(pair, [&](const auto& value) {
       constexpr bool kRowSparse = std::is_same_v<std::decay_t<decltype(value)>, RowSparseNDArray>;
-      keys.push_back(std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(),
-                                               value.dtype(), kRowSparse, initialising.whole(),
-                                               initialising.removals(keys.size())));
+      keys.push_back(std::make_shared<DistKey>(
+          link_, store_, pair.key.ToKey(), value.shape(), value.dtype(), kRowSparse,
+          initialising.whole(kRowSparse), initialising.removals(keys.size())));
     });
   }
   if (link_->rank() == 0) {

@@ -61,7 +61,8 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   optimizer_.swap(optimizer);
   told_plan_ = plan;
   told_ = WithoutRates(parameters);
-  whole_keys_ = NeedsWholeKeys(*plan);
+  whole_dense_ = NeedsWholeKey(*plan, /*row_sparse=*/false);
+  whole_row_sparse_ = NeedsWholeKey(*plan, /*row_sparse=*/true);
 }
 
 // Pushes that come now are of the optimizer as it is now.

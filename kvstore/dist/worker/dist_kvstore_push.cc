@@ -35,12 +35,12 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
   if (compressor_ != nullptr) CheckCompression(call, pushed, *compressor_);
   if (plan == nullptr) return;
   CheckUpdate(call, pushed, *optimizer_, *plan);
-  if (push.key->parts().size() > 1 && !push.key->is_row_sparse() && NeedsWholeKeys(*plan)) {
+  if (push.key->parts().size() > 1 && NeedsWholeKey(*plan, push.key->is_row_sparse())) {
     throw InvalidArgument(fmt::format(
         "{}: key {}: optimizer {} needs the {}: expected a key of a {} store that was initialised "
         "after SetOptimizer, and so is not cut, got one of {} parts",
         call, ToString(name), optimizer_->name(),
-        plan->rule->by_rows() ? "rows of the array whole" : "norm of the whole array", type(),
+        plan->NeedsNorms() ? "norm of the whole array" : "rows of the array whole", type(),
         push.key->parts().size()));
   }
 }

@@ -19,8 +19,6 @@
 
 namespace heddle::kvstore::dist {
 
-namespace {
-
 const char* NameOf(Kind kind) {
   switch (kind) {
     case Kind::kInit:
@@ -41,6 +39,8 @@ const char* NameOf(Kind kind) {
       return "describe";
   }
 }
+
+namespace {
 
 // A run of an array that a payload is received into, until it is given up.
 class ArrayLanding final : public Landing {

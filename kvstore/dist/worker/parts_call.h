@@ -77,6 +77,9 @@ class CallCount {
   CondVar none_;
 };
 
+// As people know calls.
+const char* NameOf(Kind kind);
+
 // Why the running op, which runs in any case, has no value to send; nothing if it has.
 std::optional<ErrorBody> FailureOfInput(Engine& engine, const Var& var);
 
@@ -194,6 +197,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   bool ready_ = false;
   bool in_batch_ = false;   // B1
   bool submitted_ = false;  // of a call that awaits values
+  bool given_up_ = false;   // it has been answered, see DistKey::CheckUnsent
+  Time ready_since_{0};     // while calls before it are not: the first look that found it so
+  Time warned_{0};          // the last time, or ready_since_
   std::uint64_t op_ticket_ = 0;
   PushGate::Entry not_submitted_;      // of a push
   std::shared_ptr<PartsCall> behind_;  // in the key's queue

@@ -3,10 +3,14 @@
 
 #include <heddle/engine.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/ids.h"
@@ -30,7 +34,30 @@ class AnswerSink {
   virtual std::shared_ptr<Landing> LandingFor(const Message& header, std::uint64_t bytes) = 0;
 };
 
+// The token of requests that nobody waits for (any more): no sink has this address.
+inline constexpr std::uint64_t kNoSink = 1;
+
 inline std::uint64_t TokenOf(AnswerSink& sink) { return reinterpret_cast<std::uintptr_t>(&sink); }
+
+// What has come of a look at UnsentCalls.
+struct UnsentFound {
+  std::optional<Time> next{};  // when to look again; nothing: none waits
+  // To be given without locks; each keeps the call that it is of until then.
+  std::vector<std::pair<std::shared_ptr<const void>, Answer>> answers{};
+  std::vector<std::string> warnings{};
+
+  void LookAt(Time time) { next = next ? std::min(*next, time) : time; }
+};
+
+// Of a store: its calls that the node knows nothing of yet.
+class UnsentCalls {
+ public:
+  virtual ~UnsentCalls() = default;
+
+  // Takes back those whose deadline has passed, and says which have waited so long that people want
+  // to know. Waits for nothing.
+  virtual void CheckUnsent(Time now, Time warn_after, UnsentFound* found) = 0;
+};
 
 // What the stores see of a node. Threads: any.
 class WorkerLink {
@@ -41,12 +68,15 @@ class WorkerLink {
   virtual std::int32_t num_workers() const = 0;
   virtual const PlacementOptions& placement() const = 0;
   virtual std::int32_t num_dead() = 0;
+  // This worker has failed: the job is told why, and what its stores wait for ends with an error.
+  virtual void Fail(const std::string& why) = 0;
   // When a request of now has to be answered; 0: never has to.
   virtual Time deadline() const = 0;
 
-  // A store begins, or ends, whose waiting threads may run the transport.
-  virtual void Serve(Engine& engine) = 0;
-  virtual void Leave(Engine& engine) = 0;
+  // A store begins, or ends, whose waiting threads may run the transport, and whose calls are
+  // looked at now and then.
+  virtual void Serve(Engine& engine, UnsentCalls& calls) = 0;
+  virtual void Leave(Engine& engine, UnsentCalls& calls) = 0;
 
   // Takes (moves from) requests in their order. What follows of it is left to Carry, so that
   // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run

@@ -15,7 +15,8 @@ namespace heddle::kvstore::dist {
 
 namespace {
 
-constexpr std::uint64_t kLeaveToken = 1;  // no sink has this address
+// How long what it waits for may keep a thread from looking at anything else.
+constexpr std::chrono::milliseconds kStep{50};
 // Requests between two looks: so many are answered with a few calls to the system.
 constexpr std::size_t kTakeAnswersEvery = 128;
 
@@ -59,7 +60,6 @@ void WorkerNode::Meet() {
   const auto deadline = std::chrono::steady_clock::now() + options_.connect_deadline;
   JoinJob(*transport_, options_, deadline);
   const auto has_met = [this] {
-    constexpr std::chrono::milliseconds kStep{50};
     const MutexLock lock(mutex_);
     if (member_->roster() || member_->failure()) return true;
     changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kStep);
@@ -103,9 +103,23 @@ void WorkerNode::ConnectToServers(const RosterBody& roster,
 }
 
 void WorkerNode::Close() {
-  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.Leave(now, kLeaveToken, out); });
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.Leave(now, kNoSink, out); });
+  const auto is_over = [this] {
+    const MutexLock lock(mutex_);
+    const auto over = [this]() REQUIRES(mutex_) {
+      return member_->left() || member_->failure() || machine_.failure();
+    };
+    if (!over()) changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kStep);
+    return over();
+  };
+  while (!is_over()) {
+    if (!internal::WaitChecks::Any()) continue;
+    std::exception_ptr left = internal::WaitChecks::Call();
+    if (left == nullptr) continue;
+    Fail("its program was interrupted while it left the job");
+    internal::WaitChecks::Keep(std::move(left));  // this is called by a destructor
+  }
   MutexLock lock(mutex_);
-  while (!member_->left() && !member_->failure() && !machine_.failure()) changed_.Wait(mutex_);
   if (member_->failure()) {
     Log(LogLevel::kWarning, "this worker leaves a job that has failed: {}",
         TextOf(*member_->failure()));
@@ -154,7 +168,11 @@ std::optional<std::string> WorkerNode::failure() {
   return TextOf(*failure);
 }
 
-void WorkerNode::Serve(Engine& engine) {
+void WorkerNode::Serve(Engine& engine, UnsentCalls& calls) {
+  {
+    MutexLock lock(watched_mutex_);
+    watched_.push_back(&calls);
+  }
   {
     MutexLock lock(mutex_);
     if (served_ != nullptr) {
@@ -169,13 +187,28 @@ void WorkerNode::Serve(Engine& engine) {
   served_stores_ = 1;
 }
 
-void WorkerNode::Leave(Engine& engine) {
+void WorkerNode::Leave(Engine& engine, UnsentCalls& calls) {
+  {
+    MutexLock lock(watched_mutex_);
+    std::erase(watched_, &calls);
+  }
   {
     MutexLock lock(mutex_);
     if (served_ != &engine || --served_stores_ > 0) return;
     served_ = nullptr;
   }
   engine.RemovePoller(*this);
+}
+
+std::optional<Time> WorkerNode::OnClock(Time now) {
+  UnsentFound found;
+  {
+    MutexLock lock(watched_mutex_);
+    for (UnsentCalls* calls : watched_) calls->CheckUnsent(now, options_.warning_time, &found);
+  }
+  for (const std::string& warning : found.warnings) Log(LogLevel::kWarning, "{}", warning);
+  for (auto& [call, answer] : found.answers) GiveAnswer(std::move(answer));
+  return found.next;
 }
 
 std::int32_t WorkerNode::num_dead() {
@@ -246,7 +279,7 @@ std::shared_ptr<Landing> WorkerNode::OnHeader(NodeId from, const Message& header
   HandleSmall();
   MutexLock lock(mutex_);
   const Request* const request = machine_.Find(from.rank, header.part, header.sequence);
-  if (request == nullptr || request->token == 0) return nullptr;  // a leave has no sink
+  if (request == nullptr || request->token <= kNoSink) return nullptr;  // 0: a leave's
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(request->token));
   return sink->LandingFor(header, payload_bytes);
 }
@@ -266,6 +299,22 @@ void WorkerNode::RegisterSends(const Outputs& out, std::size_t from) {
     sends_[outgoing.token] = {outgoing.to, outgoing.message.part, outgoing.message.sequence, {}};
   }
   sends_open_.store(sends_.size(), std::memory_order_relaxed);
+}
+
+// Of one that another thread is about to hand to the transport nothing is known yet: it keeps the
+// priority that it has.
+void WorkerNode::RaisePriority(const Raised& raised) {
+  Transport::SendId id = 0;
+  {
+    MutexLock lock(mutex_);
+    const auto found = sends_.find(raised.token);
+    if (found == sends_.end() || !found->second.id || !(found->second.part == raised.part) ||
+        found->second.sequence != raised.sequence) {
+      return;
+    }
+    id = *found->second.id;
+  }
+  transport_->Raise(raised.to, id, raised.priority);
 }
 
 void WorkerNode::SendMessage(Outgoing&& outgoing) {
@@ -311,7 +360,7 @@ void WorkerNode::EndSend(std::uint64_t token, bool failed) {
 }
 
 void WorkerNode::GiveAnswer(Answer&& answer) {
-  if (answer.token == kLeaveToken) return;
+  if (answer.token == kNoSink) return;
   EndSend(answer.token, answer.error != nullptr);
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(answer.token));
   sink->OnAnswer(std::move(answer));

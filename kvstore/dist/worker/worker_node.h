@@ -46,14 +46,14 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   void StoreGone(bool orderly);
   // This worker has failed, also if it has left in order, and its process ends: the job is told
   // why. Returns when the message has gone; what the stores wait for ends with an error.
-  void Fail(const std::string& why);
+  void Fail(const std::string& why) override;
   // Who has failed, and why, if somebody has: nothing of this job can go on.
   std::optional<std::string> failure();
 
   // For one engine at a time; threads that wait in others get their answers from the transport's
   // own thread.
-  void Serve(Engine& engine) override;
-  void Leave(Engine& engine) override;
+  void Serve(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_);
+  void Leave(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_);
   std::int32_t rank() const override { return rank_; }
   std::int32_t num_workers() const override { return num_workers_; }
   const PlacementOptions& placement() const override { return placement_; }
@@ -81,6 +81,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   }
   std::shared_ptr<Landing> OnHeader(NodeId from, const Message& header,
                                     std::uint64_t payload_bytes) override EXCLUDES(mutex_);
+  std::optional<Time> OnClock(Time now) override EXCLUDES(watched_mutex_);
+  void RaisePriority(const Raised& raised) override;
   void SendMessage(Outgoing&& outgoing) override;
   void GiveAnswer(Answer&& answer) override;
 
@@ -114,6 +116,10 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   bool left_ GUARDED_BY(mutex_) = false;
   int stores_alive_ GUARDED_BY(mutex_) = 0;
   bool orderly_ GUARDED_BY(mutex_) = true;
+
+  // Calls that the machine knows nothing of yet. Locks of stores and keys are taken under this one.
+  Mutex watched_mutex_;
+  std::vector<UnsentCalls*> watched_ GUARDED_BY(watched_mutex_);
 
   // Constant after Join.
   std::int32_t rank_ = -1;

@@ -157,7 +157,7 @@ TEST_F(ArrayPartsTest, SumsAndUpdatesHaveTheBitsOfALocalStore) {
           }
           pushes.push_back(std::move(push));
         }
-        Push(id, pushes, {version, {rate, decay}});
+        Push(id, pushes, {version, UpdateRates{rate, decay}});
         const Payload value = parts_.Read(id, {.kind = Kind::kPull, .dtype = dtype, .part = id});
         std::vector<std::byte> now = BytesOf(value);
         const std::size_t at = static_cast<std::size_t>(cuts[i].begin) * SizeOf(dtype);
@@ -278,14 +278,19 @@ TEST_F(ArrayPartsTest, RowSparsePartsHaveTheRowsOfALocalStore) {
     return Received(std::move(ids));
   };
   const std::vector<Cut> cuts = {{0, 17}, {17, 34}, {34, 50}};
-  for (const bool with_optimizer : {false, true}) {
-    const std::uint32_t store = with_optimizer ? 1 : 0;
+  // The noise of sgld goes by the places of elements in the whole array.
+  const std::vector<OptimizerPtr> optimizers = {nullptr,
+                                                Sgd({.learning_rate = 0.5, .momentum = 0.9}),
+                                                MakeOptimizer("sgld", {{"learning_rate", 0.5}})};
+  for (std::uint32_t store = 0; store < optimizers.size(); ++store) {
+    const OptimizerPtr& optimizer = optimizers[store];
+    SCOPED_TRACE(optimizer != nullptr ? optimizer->name() : "no optimizer");
     auto local = KVStore::Create("local", engine_);
     std::uint64_t version = 0;
-    if (with_optimizer) {
-      local->SetOptimizer(Sgd({.learning_rate = 0.5, .momentum = 0.9}));
+    if (optimizer != nullptr) {
+      local->SetOptimizer(optimizer);
       version = std::uint64_t{1} << 32;
-      parts_.SetOptimizer(store, version, Sgd({.learning_rate = 0.5, .momentum = 0.9}), false);
+      parts_.SetOptimizer(store, version, optimizer, false);
     }
     const RowVectors<float> start = random_rows();
     local->Init("a", array_of(start));
@@ -311,7 +316,7 @@ TEST_F(ArrayPartsTest, RowSparsePartsHaveTheRowsOfALocalStore) {
           push.payload = bytes_of(gradient, cuts[i]);
           pushes.push_back(std::move(push));
         }
-        Push(id, pushes, {version, {0.5, 0}});
+        Push(id, pushes, {version, UpdateRates{0.5, 0}});
         EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})),
                   BytesOf(bytes_of(expected, cuts[i])));
         Message rows{.kind = Kind::kRowPull, .part = id};
@@ -401,8 +406,10 @@ TEST_F(ArrayPartsTest, RowSparseGradientsOfDensePartsHaveTheBitsOfALocalStore) {
     if (!name.empty()) {
       const OptimizerPtr optimizer = MakeOptimizer(name, parameters);
       local->SetOptimizer(optimizer);
-      by = {.version = std::uint64_t{1} << 32,
-            .rates = {optimizer->Get("learning_rate"), optimizer->Get("weight_decay")}};
+      by.version = std::uint64_t{1} << 32;
+      if (pick(2) == 0) {  // else the optimizer's own, which are the same
+        by.rates = UpdateRates{optimizer->Get("learning_rate"), optimizer->Get("weight_decay")};
+      }
       parts_.SetOptimizer(store, by.version, MakeOptimizer(name, parameters), false);
     }
     const NDArray start = RandomArray(shape.size(), dtype, random, engine_);

@@ -175,5 +175,30 @@ TEST_P(DistRowsTest, KeysAreNotCutIfTheOptimizerWorksByRows) {
   });
 }
 
+// The parts of row-sparse values are updated one by one.
+TEST_P(DistRowsTest, RowSparseKeysAreNotCutIfTheOptimizerNeedsTheirNorms) {
+  Job job({.network = GetParam(), .num_workers = 1, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    const auto local = KVStore::Create("local", engine);
+    const RowSparseNDArray start = RandomRows(7, engine);
+    const RowSparseNDArray gradient = RandomRows(8, engine);
+    store.Init("cut", start);
+    for (KVStore* each : {&store, local.get()}) {
+      each->SetOptimizer(MakeOptimizer("lamb", {}));
+      each->Init("whole", start);
+    }
+    kvstore_test::ExpectInvalid([&] { store.Push("cut", gradient); },
+                                {"key 'cut': optimizer lamb", "norm of the whole array"});
+    std::vector<std::vector<float>> values;
+    for (KVStore* each : {&store, local.get()}) {
+      for (int round = 0; round < 3; ++round) each->Push("whole", gradient);
+      RowSparseNDArray out(kShape, DType::kFloat32, Cpu(), engine);
+      each->Pull("whole", out, 0, /*ignore_sparse=*/false);
+      values.push_back(out.ToVectors<float>().rows);
+    }
+    EXPECT_EQ(values[0], values[1]);
+  });
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist

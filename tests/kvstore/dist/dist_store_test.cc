@@ -560,6 +560,41 @@ TEST_P(DistStoreTest, ABarrierBehindAGradientThatNeverComesEndsAtTheDeadline) {
   });
 }
 
+// Its turn at the servers has not come; the round of a push fails for everybody all the same.
+TEST_P(DistStoreTest, CallsBehindAGradientThatNeverComesEndAtTheDeadline) {
+  Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(4)});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, 10, 0));
+    const NDArray gradient = Filled(engine, 10, 1);
+    std::optional<Completion> computed;
+    engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
+                     [&](Completion done) { computed.emplace(std::move(done)); });
+    store.Push("w", gradient);
+    NDArray pulled = Filled(engine, 10, 0);
+    NDArray exchanged = Filled(engine, 10, 0);
+    store.Pull("w", pulled);
+    store.PushPull("w", Filled(engine, 10, 2), exchanged);
+    for (const auto& [array, call] :
+         {std::pair(&pulled, "pull"), std::pair(&exchanged, "pushpull")}) {
+      try {
+        array->WaitToRead();
+        ADD_FAILURE() << call << " came";
+      } catch (const TimeoutError& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr(call));
+        EXPECT_THAT(error.what(), testing::HasSubstr("key 'w'"));
+        EXPECT_THAT(error.what(), testing::HasSubstr("this worker's push before it"));
+      }
+    }
+    (*computed)();
+    NDArray out = Filled(engine, 10, 0);
+    store.Pull("w", out);
+    EXPECT_THROW(out.WaitToRead(), Error) << "of round 2";
+    store.Push("w", Filled(engine, 10, 3));
+    store.Pull("w", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(10, 3));
+  });
+}
+
 TEST_P(DistStoreTest, ABarrierComesAfterPushesWhoseGradientsAreStillBeingComputed) {
   constexpr int kWorkers = 2;
   Job job({.network = GetParam(), .num_workers = kWorkers});

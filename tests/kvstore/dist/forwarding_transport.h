@@ -19,6 +19,9 @@ class ForwardingTransport : public Transport {
   SendId Send(NodeId to, Message message, std::function<void()> sent) override {
     return transport_->Send(to, std::move(message), std::move(sent));
   }
+  void Raise(NodeId to, SendId id, std::int32_t priority) override {
+    transport_->Raise(to, id, priority);
+  }
   Revoked Revoke(NodeId to, SendId id) override { return transport_->Revoke(to, id); }
   void Flush() override { transport_->Flush(); }
   bool RunOne(std::chrono::steady_clock::time_point until) override {

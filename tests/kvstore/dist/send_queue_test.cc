@@ -108,6 +108,18 @@ TEST(SendQueue, WhatIsSentAnywaySaysWhatHasCome) {
 }
 
 // It would have what was sent be kept for ever.
+TEST(SendQueue, WhatHasBecomeUrgentOvertakesWhatHasNotBegun) {
+  SendQueue queue(/*retains=*/false);
+  StreamEnd end;
+  for (std::uint64_t i = 1; i <= 6; ++i) queue.Add(i, Numbered(i, kLong), nullptr);
+  Write(&queue, 100, &end);  // of the first
+  queue.Raise(5, 3);
+  queue.Raise(4, -1);  // lower than it has: nothing happens
+  queue.Raise(99, 7);  // sent long ago
+  while (!queue.empty()) Write(&queue, kLong, &end);
+  EXPECT_EQ(end.sequences, (std::vector<std::uint64_t>{1, 5, 2, 3, 4, 6}));
+}
+
 TEST(SendQueue, APeerThatDoesNotConfirmIsSentNoMore) {
   constexpr std::uint64_t kMax = 1 << 20;
   constexpr std::uint64_t kMessages = 20;

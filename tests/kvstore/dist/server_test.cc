@@ -122,6 +122,24 @@ TEST(ServerMachine, InitOfOtherRanksWaitsForRankZero) {
   EXPECT_EQ(job.ErrorOf(push), "");
 }
 
+TEST(ServerMachine, InitsWithoutAValueFailOnceRankZeroHasLeft) {
+  SmallJob job(3);
+  const auto early = job.Init(2, 0, {0});
+  job.Run();
+  EXPECT_FALSE(job.Answered(early));
+  job.Leave(0);
+  job.Run();
+  const auto late = job.Init(1, 0, {0});
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(early),
+              AllOf(HasSubstr("'a'"), HasSubstr("worker 0"), HasSubstr("left")));
+  EXPECT_THAT(job.ErrorOf(late), HasSubstr("worker 0"));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(late)), InvalidState);
+  job.Leave(1);
+  job.Leave(2);
+  job.Run();
+}
+
 TEST(ServerMachine, ShapeThatDiffersIsAnErrorOfTheRankThatDiffers) {
   SmallJob job(2);
   const auto given = job.Init(1, 0, {0, 0, 0});
@@ -589,7 +607,7 @@ TEST(ServerMachine, RatesAreOfTheLowestRankWithTheLatestVersion) {
   job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
   job.Control(0, Kind::kSetParameters, Encode(OptimizerBody{.name = "sgd"}), Version(1, 3));
   job.Run();
-  const auto rate = [&] { return job.parts().At(SmallJob::IdOf(0)).by.rates.learning_rate; };
+  const auto rate = [&] { return job.parts().At(SmallJob::IdOf(0)).by.rates->learning_rate; };
   job.Submit(2, PushWithRates(0.3, Version(1, 3), 1));
   job.Submit(0, PushWithRates(0.1, Version(1, 0), 1));
   job.Submit(1, PushWithRates(0.2, Version(1, 3), 1));
@@ -725,7 +743,7 @@ TEST(ServerMachine, AsyncRatesAreRankZerosOnceItHasSentSome) {
   job.Init(1, 0, {0});
   job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
   job.Run();
-  const auto rate = [&] { return job.parts().At(SmallJob::IdOf(0)).by.rates.learning_rate; };
+  const auto rate = [&] { return job.parts().At(SmallJob::IdOf(0)).by.rates->learning_rate; };
   job.Submit(1, PushWithRates(0.2, Version(1, 0), 1));
   job.Run();
   EXPECT_EQ(rate(), 0.2);
@@ -734,6 +752,49 @@ TEST(ServerMachine, AsyncRatesAreRankZerosOnceItHasSentSome) {
   job.Submit(1, PushWithRates(0.3, Version(1, 0), 1));
   job.Run();
   EXPECT_EQ(rate(), 0.1);
+}
+
+// Published scripts set the optimizer from every worker, or from rank 0 alone.
+TEST(ServerMachine, AsyncWorkersThatHaveSetNoOptimizerGoByTheOthers) {
+  SmallJob job(2, 1, {}, {}, "dist_async");
+  for (const std::uint32_t part : {0u, 1u}) {
+    for (const int rank : {0, 1}) job.Init(rank, part, {5});
+  }
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  const auto by = [&](std::uint32_t part) { return job.parts().At(SmallJob::IdOf(part)).by; };
+  job.Push(1, 0, {10});
+  const auto pull = job.Pull(1, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({15})) << "a gradient, not a value";
+  EXPECT_EQ(by(0).version, Version(1, 0));
+  EXPECT_FALSE(by(0).rates) << "nobody has sent any";
+  job.Submit(0, PushWithRates(0.1, Version(1, 0), 1));
+  job.Push(1, 0, {1});
+  job.Run();
+  ASSERT_TRUE(by(0).rates);
+  EXPECT_EQ(by(0).rates->learning_rate, 0.1);
+  job.Push(0, 1, {7});  // before rank 0's own SetOptimizer
+  job.Run();
+  EXPECT_EQ(by(1).version, 0u);
+}
+
+TEST(ServerMachine, RoundsGoOnWithTheOptimizerOfARankThatHasLeft) {
+  SmallJob job(2);
+  for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  job.Submit(0, PushWithRates(0.1, Version(1, 0), 1));
+  job.Push(1, 0, {1});
+  job.Run();
+  job.Leave(0);
+  job.Push(1, 0, {1});
+  job.Run();
+  const UpdateBy& by = job.parts().At(SmallJob::IdOf(0)).by;
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).updates, 2);
+  EXPECT_EQ(by.version, Version(1, 0));
+  ASSERT_TRUE(by.rates);
+  EXPECT_EQ(by.rates->learning_rate, 0.1);
 }
 
 // Warnings.
@@ -897,6 +958,23 @@ TEST_F(WholeArrays, AreUpdatedOnceAllServersHaveTheirSums) {
   // Sums 2 and 4: 6 in the first pass, (2 ^ 6) + (4 ^ 6) in the second.
   EXPECT_EQ(job.ValueOf(pull), Values({2 + 6}));
   EXPECT_EQ(job.parts(1).At(PartOf(1)).value, Values({4 + 6}));
+}
+
+// What is saved is of one step, and what is loaded frees no state that an update works with.
+TEST_F(WholeArrays, StatesAreLeftAloneBetweenThePasses) {
+  PushAll();  // the first pass has ended, and its sums cannot be sent yet
+  const auto pull = Pull(0, 0);
+  std::vector<std::uint64_t> requests;
+  for (const Kind kind : {Kind::kSaveStates, Kind::kLoadStates}) {
+    requests.push_back(job.Control(kind == Kind::kSaveStates ? 0 : 1, kind, ""));
+  }
+  job.Run();
+  EXPECT_THAT(job.control().calls, Not(Contains("states")));
+  for (const std::uint64_t request : requests) EXPECT_FALSE(job.Answered(request));
+  Link();
+  EXPECT_EQ(job.ValueOf(pull), Values({2 + 6}));
+  EXPECT_EQ(std::ranges::count(job.control().calls, "states"), 2);
+  for (const std::uint64_t request : requests) EXPECT_EQ(job.ErrorOf(request), "");
 }
 
 TEST_F(WholeArrays, WaitForTheLinkBetweenTheirServers) {

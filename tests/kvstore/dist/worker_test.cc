@@ -85,6 +85,36 @@ TEST(WorkerMachine, UrgentRequestsLendTheirPriorityToThoseBeforeThem) {
   EXPECT_EQ(third->message.priority, 9);
 }
 
+// It may still lie behind others that wait to be sent.
+TEST(WorkerMachine, UrgentRequestsLendTheirPriorityToWhatHasBeenSent) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  const auto push = job.Push(0, 0, {1});
+  std::vector<Raised> raised;
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) {
+    Request pull{.kind = Kind::kPull, .part = SmallJob::IdOf(0), .priority = 9};
+    pull.token = 77;
+    job.worker(0).Submit(job.now, std::move(pull), out);
+    raised = out.raised;
+  });
+  ASSERT_EQ(raised.size(), 1u);
+  EXPECT_EQ(raised[0].token, push);
+  EXPECT_EQ(raised[0].to, ServerNodeOf(0));
+  EXPECT_EQ(raised[0].priority, 9);
+  job.Run();
+}
+
+TEST(WorkerMachine, AServerThatRefusesIsHeardOut) {
+  SmallJob job(1);
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) {
+    job.worker(0).OnMessage(
+        job.now, ServerNodeOf(0),
+        {.kind = Kind::kRefused, .meta = Encode(ErrorBody{.message = "you sent nonsense"})}, out);
+  });
+  EXPECT_THAT(job.log, Contains(AllOf(HasSubstr("server 0"), HasSubstr("you sent nonsense"))));
+}
+
 TEST(WorkerMachine, BarriersWaitForTheAcknowledgementsOfEarlierPushes) {
   SmallJob job(2);
   job.Init(0, 0, {0});

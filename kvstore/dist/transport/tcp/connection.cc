@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 
 #include "base/log.h"
 #include "base/pause.h"
+#include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
@@ -525,6 +527,7 @@ Connection::ReadResult Connection::ReadOnce() {
   TakeArrivals();
   if (ended_) return ReadResult::kOver;
   if (!wrong.empty()) {
+    Refuse("you sent " + wrong);
     End(false, "it sent " + wrong);
     return ReadResult::kOver;
   }
@@ -568,6 +571,13 @@ bool Connection::Deliver(Message&& message) {
   if (message.kind == Kind::kReceived) return true;
   Count(counts_.messages_received, 1);
   return events_.sink.deliver(std::move(message)) && !ended_;
+}
+
+// As far as the socket takes it, and unless the peer has not had all of a message before it.
+void Connection::Refuse(const std::string& why) {
+  Message refusal{.kind = Kind::kRefused, .priority = std::numeric_limits<std::int32_t>::max()};
+  refusal.meta = Encode(ErrorBody{.code = ErrorBody::Code::kNetwork, .message = why});
+  SendSmall(refusal, /*now=*/true);
 }
 
 std::string Connection::TextOf(int error) const {

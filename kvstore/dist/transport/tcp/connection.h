@@ -105,6 +105,10 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
                           bool now) EXCLUDES(tx_mutex_);
   // The same of small messages, in order.
   [[nodiscard]] bool SendTogether(std::span<const Outgoing> messages, bool now) EXCLUDES(tx_mutex_);
+  void Raise(Transport::SendId id, std::int32_t priority) EXCLUDES(tx_mutex_) {
+    MutexLock lock(tx_mutex_);
+    queue_.Raise(id, priority);
+  }
   Revoked Revoke(Transport::SendId id) EXCLUDES(tx_mutex_);
   void Flush() EXCLUDES(tx_mutex_) { PumpAsSender(); }
   // Sends what is queued, then tells the peer that this was all. Nothing can be sent any more.
@@ -198,6 +202,7 @@ class Connection : public Attended, public std::enable_shared_from_this<Connecti
   std::string TextOf(int error) const;
   void Broken(int error);
   void End(bool clean, const std::string& why);
+  void Refuse(const std::string& why) EXCLUDES(tx_mutex_);
   void ArmRead();
   bool SendSmall(const Message& message, bool now) EXCLUDES(tx_mutex_);
   // Calls add(queue_) for each of `count` small messages. True: they wait, and are the first that

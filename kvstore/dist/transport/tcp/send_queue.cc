@@ -303,6 +303,13 @@ bool SendQueue::Restart(std::uint64_t received, Ended* ended) {
   return true;
 }
 
+void SendQueue::Raise(Transport::SendId id, std::int32_t priority) {
+  const auto queued = std::ranges::find(heap_, id, [](const auto& item) { return item->id; });
+  if (queued == heap_.end() || (*queued)->priority >= priority) return;
+  (*queued)->priority = priority;
+  std::make_heap(heap_.begin(), heap_.end(), Later);
+}
+
 Revoked SendQueue::Revoke(Transport::SendId id, Ended* ended) {
   for (std::size_t i = 0; i < going_.size(); ++i) {
     if (going_[i]->id != id) continue;

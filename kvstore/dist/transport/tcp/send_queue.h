@@ -111,6 +111,8 @@ class SendQueue {
   std::size_t Fetch(iovec* runs, std::size_t count, std::size_t bytes_max = kFetchBytes);
   void Advance(std::size_t bytes, Ended* ended);
 
+  // See Transport::Raise. What was fetched keeps its place.
+  void Raise(Transport::SendId id, std::int32_t priority);
   // See Transport::Revoke. Not between Fetch and Advance.
   Revoked Revoke(Transport::SendId id, Ended* ended);
   // The peer says that so many messages have arrived.

@@ -124,6 +124,11 @@ void TcpTransportImpl::LeaveWaiting(const std::shared_ptr<Connection>& link) {
   if (!reactors_[0]->FlushesSoon()) Flush();
 }
 
+void TcpTransportImpl::Raise(NodeId to, SendId id, std::int32_t priority) {
+  const std::shared_ptr<Connection> link = LinkFor(to, id % 2 != 0);
+  if (link != nullptr) link->Raise(id, priority);
+}
+
 Revoked TcpTransportImpl::Revoke(NodeId to, SendId id) {
   const std::shared_ptr<Connection> link = LinkFor(to, id % 2 != 0);
   return link == nullptr ? Revoked::kSent : link->Revoke(id);

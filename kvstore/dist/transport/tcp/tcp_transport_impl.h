@@ -38,6 +38,7 @@ class TcpTransportImpl final : public TcpTransport {
 
   SendId Send(NodeId to, Message message, std::function<void()> sent) override;
   void SendTogether(std::span<Outgoing> messages) override;
+  void Raise(NodeId to, SendId id, std::int32_t priority) override;
   Revoked Revoke(NodeId to, SendId id) override;
   void Flush() override;
   bool RunOne(std::chrono::steady_clock::time_point until) override;
