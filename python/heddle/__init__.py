@@ -18,6 +18,7 @@ from .error import (AccessError, CudaError, Error, InvalidArgument, InvalidState
 from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from . import base
 from . import nd
+from . import ndarray
 from . import sparse
 from . import engine
 from . import random
@@ -28,8 +29,6 @@ from . import kvstore as kv
 from . import profiler
 from . import np
 from . import npx
-
-ndarray = nd
 
 __version__ = "0.1.0"
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from typing import NoReturn
 
 from .error import Error, InvalidArgument, MXNetError
 
@@ -20,18 +21,22 @@ if _asked and "HEDDLE_ENGINE" not in os.environ:
 from . import _core  # noqa: E402
 
 
+def _end_at_once(error: BaseException) -> NoReturn:
+    """Shows what left the interpreter's exit, such as Ctrl-C, and ends the process, as one that failed: nobody is to wait
+    for what is pending. With Python functions on other threads the interpreter cannot end in order."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # a reader of the output may be gone
+        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
 def _finish() -> None:
     try:
         _core.finish()
     except BaseException as error:
-        # Ctrl-C: nobody is to wait for what is pending. With Python functions on other threads the interpreter
-        # cannot end in order.
-        try:
-            sys.excepthook(type(error), error, error.__traceback__)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:  # a reader of the output may be gone
-            os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        _end_at_once(error)
 
 
 atexit.register(_finish)

@@ -1,7 +1,8 @@
 """Learning rates that change with the number of updates.
 
 A scheduler is called with the number of updates, from 1, and returns the rate. Those of this module run
-inside the store; one written in Python is asked before each push.
+inside the store; one written in Python, be it a part of one of these classes that a class of one's own overrides, is
+asked before each push.
 """
 
 from __future__ import annotations
@@ -66,7 +67,22 @@ class _Native(LRScheduler):
         return self.warmup_steps, self.warmup_begin_lr, self.warmup_mode == "constant"
 
     def __call__(self, num_update: int) -> float:
+        if num_update < self.warmup_steps and type(self).get_warmup_lr is not LRScheduler.get_warmup_lr:
+            return self.get_warmup_lr(num_update)
         return self._schedule()(num_update)
+
+
+def _is_native(scheduler) -> bool:
+    """Whether the C++ library gives the same rates: a class that derives from one of these may override them."""
+    kind = type(scheduler)
+    return (isinstance(scheduler, _Native) and kind.__call__ is _Native.__call__
+            and kind.get_warmup_lr is LRScheduler.get_warmup_lr)
+
+
+def _of_native(schedule: "_core.Schedule") -> _Native:
+    """The scheduler of this module that has this schedule."""
+    name, arguments = schedule.describe()
+    return globals()[name](**arguments)
 
 
 class FactorScheduler(_Native):

@@ -57,7 +57,7 @@ def _counted_on(device_id: int):
 
 
 def _check_schedule_of_servers(call: str, scheduler) -> None:
-    if scheduler is not None and not isinstance(scheduler, _schedulers._Native):
+    if scheduler is not None and not _schedulers._is_native(scheduler):
         raise InvalidState(f"{call}: the scheduler of a store with servers runs in the store: expected one of "
                            f"heddle.lr_scheduler, got {type(scheduler).__name__}")
 
@@ -150,7 +150,7 @@ class Optimizer:
         object.__setattr__(self, attribute, dict(table))
         try:
             self._send_multipliers()
-        except InvalidArgument:  # of what is no key
+        except BaseException:  # of what is no key
             object.__setattr__(self, attribute, former)
             raise
 
@@ -161,9 +161,12 @@ class Optimizer:
         indices = {name: index for index, name in self.idx2name.items()}
         keys = {*self.param_dict, *(indices.get(key, key) for key in (*self.lr_mult, *self.wd_mult))}
         for key in keys | vars(self).get("_multiplied", set()):
-            self._native.set_lr_mult(key, float(self._multiplier(self.lr_mult, "lr_mult", key)))
-            self._native.set_wd_mult(key, float(self._multiplier(self.wd_mult, "wd_mult", key)))
+            self._native.set_lr_mult(key, self._native_multiplier("lr_mult", key))
+            self._native.set_wd_mult(key, self._native_multiplier("wd_mult", key))
         object.__setattr__(self, "_multiplied", keys)
+
+    def _native_multiplier(self, attribute: str, key) -> float:
+        return float(self._multiplier(getattr(self, attribute), attribute, key))
 
     def _update_count(self, index) -> None:
         for one in index if isinstance(index, (list, tuple)) else [index]:
@@ -238,12 +241,30 @@ class Optimizer:
         self._send_multipliers()
         return self._native
 
-    def _take_from_native(self) -> None:
-        """The parameters that the store has loaded with the states."""
-        if self._native is None or isinstance(self, _Native):
+    @contextlib.contextmanager
+    def _following_native(self):
+        """In the block states are loaded, which may bring parameters, a schedule and multipliers to the native half: after
+        it they are those of the object too."""
+        native = self._native
+        if native is None:
+            yield
             return
+        former = _described(native.schedule()), _multipliers_of(native)
+        yield
+        self._take_parameters(native)
+        schedule, multipliers = native.schedule(), _multipliers_of(native)
+        if _described(schedule) != former[0]:
+            self.lr_scheduler = None if schedule is None else _schedulers._of_native(schedule)
+        if multipliers != former[1]:
+            for attribute, place in (("lr_mult", 0), ("wd_mult", 1)):
+                table = {key: both[place] for key, both in multipliers.items() if both[place] != 1}
+                object.__setattr__(self, attribute, table)
+            object.__setattr__(self, "_multiplied", set(multipliers))
+            self._send_multipliers()  # those of param_dict count more
+
+    def _take_parameters(self, native: "_core.Optimizer") -> None:
         names = {known: name for name, known in _RATES.items()}
-        for known, value in self._native.parameters():
+        for known, value in native.parameters():
             name = names.get(known, known)
             object.__setattr__(self, name, _number_like(getattr(self, name, value), value))
 
@@ -276,8 +297,9 @@ class Optimizer:
             raise InvalidState(f"{name}: the servers have got none by set_optimizer: expected it before, got {value!r} now: "
                                "set it on a copy (copy.copy), for another set_optimizer")
 
-    def _native_schedule_only(self) -> bool:
-        return self.lr_scheduler is None or isinstance(self.lr_scheduler, _schedulers._Native)
+    def _has_native_rates(self) -> bool:
+        """Whether the native half knows the rates without asking."""
+        return self.lr_scheduler is None or _schedulers._is_native(self.lr_scheduler)
 
     # The registry.
 
@@ -309,8 +331,10 @@ class Optimizer:
 register = Optimizer.register
 create = Optimizer.create_optimizer
 
-# What a class of one's own overrides.
-_OVERRIDDEN = ("create_state", "update", "create_state_multi_precision", "update_multi_precision")
+# What a class of one's own overrides: updates run in Python then, or it is asked for the rates of each.
+_UPDATES = ("create_state", "update", "create_state_multi_precision", "update_multi_precision")
+_ASKED = ("learning_rate", "_get_lr", "_get_wd")
+_asking = threading.RLock()  # held while a native half has rates that it was told for one update
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 _STATES_VERSION = 2  # of files of optimizers written in Python
 # What scripts call the parameters, and what the C++ library calls them.
@@ -323,7 +347,8 @@ class _Native(Optimizer):
     _name = ""
     _native: "_core.Optimizer"
 
-    def __init__(self, learning_rate: "float | None" = None, lr_scheduler=None, param_idx2name: "dict | None" = None,
+    # By name alone: the versions of MXNet do not agree which parameter comes first.
+    def __init__(self, *, learning_rate: "float | None" = None, lr_scheduler=None, param_idx2name: "dict | None" = None,
                  begin_num_update: int = 0, param_dict: "dict | None" = None, **parameters) -> None:
         given = []
         for name, value in parameters.items():
@@ -385,7 +410,7 @@ class _Native(Optimizer):
         if name == "lr_scheduler":
             if value is not None and not callable(value):
                 raise InvalidType(f"lr_scheduler: expected a scheduler, got {value!r}")
-            native = isinstance(value, _schedulers._Native)
+            native = _schedulers._is_native(value) and not self._overrides(_ASKED)
             if value is not None and not native and any(
                     store._optimizer is self and store._updater is None for store in self._stores):
                 raise InvalidState("lr_scheduler: the store that has the optimizer asks none written in Python: expected it "
@@ -403,7 +428,7 @@ class _Native(Optimizer):
 
     @property
     def learning_rate(self) -> float:
-        """The rate now; with a scheduler, that of the first update."""
+        """The rate now; with a scheduler in a store, which counts the updates itself, that of the first."""
         if self.lr_scheduler is None:
             return self._native.get("learning_rate")
         return self.lr_scheduler(max(self.num_update, 1))
@@ -412,11 +437,26 @@ class _Native(Optimizer):
     def learning_rate(self, value: float) -> None:
         self._native.set("learning_rate", float(value))
 
+    @classmethod
+    def _overrides(cls, names: "Iterable[str]") -> bool:
+        """Whether a class of one's own does."""
+        return any(getattr(cls, name) is not getattr(_Native, name) for name in names)
+
     def _runs_in_store(self) -> bool:
-        return all(getattr(type(self), name) is getattr(Optimizer, name) for name in _OVERRIDDEN)
+        return not self._overrides(_UPDATES)
+
+    def _has_native_rates(self) -> bool:
+        return super()._has_native_rates() and not self._overrides(_ASKED)
+
+    def _native_multiplier(self, attribute: str, key) -> float:
+        told = self._overrides(["_get_lr" if attribute == "lr_mult" else "_get_wd"])  # with all that multiplies it
+        return 1.0 if told else super()._native_multiplier(attribute, key)
+
+    def _take_parameters(self, native: "_core.Optimizer") -> None:
+        """They are not kept here."""
 
     def _for_servers(self) -> "_core.Optimizer":
-        if self._runs_in_store():
+        if self._runs_in_store() and not self._overrides(_ASKED):
             return super()._for_servers()
         raise InvalidType(f"set_optimizer: {type(self).__name__} changes what a built-in optimizer does: expected, for a "
                           "store with servers, a class that derives from Optimizer itself")
@@ -438,11 +478,21 @@ class _Native(Optimizer):
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)
 
-    def _set_scheduled_rate(self, index) -> None:
-        """Asks a scheduler written in Python."""
-        self._update_count(index)
-        if not self._native_schedule_only():
-            self._native.set("learning_rate", float(self.learning_rate))
+    @contextlib.contextmanager
+    def _asked_rates(self, index):
+        """In the block, an update of a key, the native half has the rates that Python says for it."""
+        with _asking:
+            rates = {"learning_rate": self._get_lr(index) if self._overrides(["_get_lr"]) else self.learning_rate}
+            if self._overrides(["_get_wd"]):
+                rates["weight_decay"] = self._get_wd(index)
+            former = {name: self._native.get(name) for name in rates}
+            try:
+                for name, rate in rates.items():
+                    self._native.set(name, float(rate))
+                yield
+            finally:
+                for name, rate in former.items():
+                    self._native.set(name, rate)
 
 
 def _make_class(name: str, title: str) -> "type[_Native]":
@@ -518,9 +568,10 @@ class Updater:
             if isinstance(weight, _core.RowSparse):
                 raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
             with _counted_on(weight.context.device_id):
-                self.optimizer._set_scheduled_rate(index)
-            dense = grad._to_dense() if isinstance(grad, _core.RowSparse) else grad
-            self._native.update(index, dense, weight)
+                self.optimizer._update_count(index)
+                asked = not self.optimizer._has_native_rates()
+                with self.optimizer._asked_rates(index) if asked else contextlib.nullcontext():
+                    self._native.update(index, grad, weight)
             return
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
@@ -584,7 +635,8 @@ class Updater:
     def _load(self, fname: str, keys: "list | None" = None, forms: "list | None" = None) -> None:
         """`keys`: those of a store, which the states have to belong to; `forms`: (key, shape, dtype) of its values."""
         if self._native is not None:
-            self._native.load_states(fname, forms)
+            with self.optimizer._following_native():
+                self._native.load_states(fname, forms)
             self.optimizer._take_counts(dict(self._native.counts()))
             return
         named, metadata = _core.load(fname, 0)
@@ -668,6 +720,15 @@ class Updater:
         if count is not None:
             counts[index] = count
         self.optimizer._take_counts(counts)
+
+
+def _described(schedule: "_core.Schedule | None"):
+    return None if schedule is None else schedule.describe()
+
+
+def _multipliers_of(native: "_core.Optimizer") -> "dict[Any, tuple[float, float]]":
+    """Those of learning rate and weight decay by key, where one of them is not 1."""
+    return {key: (rate, decay) for key, rate, decay in native.multipliers() if (rate, decay) != (1, 1)}
 
 
 def _number_like(before, value: float):

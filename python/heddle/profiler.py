@@ -5,7 +5,8 @@
     >>> ...
     >>> mx.profiler.set_state('stop')
 
-`heddle trace profile.trace -o profile.json` turns the file into JSON for the viewers.
+`heddle trace profile.trace -o profile.json` turns the file into JSON for the viewers. `pause` and `resume` leave a part
+out; what follows it is in a file of its own, profile-2.trace, which the command joins: `heddle trace profile*.trace`.
 
 With profile_process='server' each call is about the servers of a job in place of this process: each writes a file of
 its own where it runs, with its place in the name (profile.server-4711.trace), and `heddle trace` joins them all. One
@@ -21,7 +22,10 @@ from . import kvstore as _kvstore
 from .error import InvalidArgument, InvalidState
 
 _files = {"worker": "profile.trace", "server": "profile.trace"}
-_running = False
+_running: "set[str]" = set()  # whom a recording is about
+_paused: "set[str]" = set()
+_pauses = {"worker": 0, "server": 0}  # of the present run
+_since: "dict[str, int]" = {}  # what was counted at the last dumps(reset=True)
 
 
 def _check(call: str, profile_process: str) -> None:
@@ -40,31 +44,65 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     _check("set_state", profile_process)
     if state not in ("run", "stop"):
         raise InvalidArgument(f"set_state: expected 'run' or 'stop', got {state!r}")
+    _pauses[profile_process] = 0
+    _paused.discard(profile_process)
+    _record(state == "run", _files[profile_process], profile_process)
+
+
+def _record(record: bool, file: str, profile_process: str) -> None:
     if profile_process == "worker":
-        _set_own_state(state)
+        _record_here(record, file)
         return
     stores = [store for store in _kvstore._live_dist_stores() if store.type.startswith("dist")]
     if not stores:
         raise InvalidState("set_state: expected a dist store, whose servers to record, got none")
-    stores[-1]._send_command_to_servers(_core.trace_command(), _files["server"] if state == "run" else "")
+    stores[-1]._send_command_to_servers(_core.trace_command(), file if record else "")
+    (_running.add if record else _running.discard)("server")
 
 
-def _set_own_state(state: str) -> None:
-    global _running
-    if state == "run":
-        if _running:
+def _record_here(record: bool, file: str) -> None:
+    if record:
+        if "worker" in _running:
             raise InvalidState("set_state: the profiler runs already")
-        _core.start_trace(_files["worker"])
-        _running = True
+        _core.start_trace(file)
+        _running.add("worker")
         return
-    if _running:
+    if "worker" in _running:
         try:
             _core.waitall(None)
         finally:  # an error of what ran is no reason to record on
-            _running = False
+            _running.remove("worker")
             _core.stop_trace()
+
+
+def pause(profile_process: str = "worker") -> None:
+    """Records nothing until `resume`, and completes the file. Nothing happens if nothing is recorded."""
+    _check("pause", profile_process)
+    if profile_process in _running:
+        _paused.add(profile_process)
+        _record(False, "", profile_process)
+
+
+def resume(profile_process: str = "worker") -> None:
+    """Goes on after `pause`, in a further file: profile-2.trace after profile.trace. Nothing happens without a pause."""
+    _check("resume", profile_process)
+    if profile_process in _paused:
+        name, ending = os.path.splitext(_files[profile_process])
+        _record(True, f"{name}-{_pauses[profile_process] + 2}{ending}", profile_process)
+        _pauses[profile_process] += 1
+        _paused.remove(profile_process)
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Completes the file, ending the recording."""
     set_state("stop", profile_process)
+
+
+def dumps(reset: bool = False, **_) -> str:
+    """A table of what the engine has counted, since the last call with `reset` if there was one: how many ops were pushed,
+    are done, have failed, run now. Times are in the file alone. The other parameters of MXNet's have no meaning here."""
+    counts = _core.engine_stats()
+    lines = [f"{name:<20}{count - _since.get(name, 0):>16}" for name, count in counts.items()]
+    if reset:
+        _since.update({name: counts[name] for name in ("pushed", "done", "failed", "late_completions")})
+    return "\n".join([f"{'Count':<20}{'Value':>16}", *lines, ""])

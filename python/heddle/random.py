@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy
@@ -11,6 +12,14 @@ from . import nd as _nd
 
 _lock = threading.Lock()
 _generator: "numpy.random.Generator | None" = None
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it, and is not there
 
 
 def _stream(seed_state: "int | None" = None) -> "numpy.random.Generator":

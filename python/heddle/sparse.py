@@ -120,6 +120,18 @@ class RowSparseNDArray(_core.RowSparse):
     def __neg__(self):
         return self * -1
 
+    def __setitem__(self, key, value) -> None:
+        """`array[:] = value`, of an array of any kind or a number: there are no parts."""
+        if not (key is Ellipsis or isinstance(key, slice) and key.indices(len(self)) == (0, len(self), 1)):
+            raise InvalidArgument(f"an assignment: expected all of a RowSparseNDArray, [:], got [{key!r}]")
+        if isinstance(value, _nd._NUMBERS):
+            value = _nd.full(self.shape, value, self.context, self.dtype)
+        elif not isinstance(value, (_core.Array, _core.RowSparse)):
+            value = _nd.array(value, self.context, self.dtype)
+        if value.context != self.context:
+            value = value.as_in_context(self.context)
+        value.copyto(self)
+
     def __reduce__(self):
         ids, rows = self._to_rows()
         return _restore, (rows, ids, self.shape, self.context.device_type, self.context.device_id)

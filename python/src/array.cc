@@ -103,7 +103,7 @@ Extents FromShape(const Shape& shape) {
 
 namespace {
 
-const PyArray& Object(Self self) { return *nb::inst_ptr<PyArray>(self); }
+const PyArray& Object(Self self) { return HolderOf(self); }
 
 // What f() makes, as an object of the class of `self`.
 template <class F>
@@ -395,7 +395,9 @@ nb::any Full(nb::handle type, const std::vector<std::int64_t>& shape, nb::handle
 }
 
 nb::any Empty(nb::handle type, const std::vector<std::int64_t>& shape, int dtype, int device) {
-  return WrapAs(type, NDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine()));
+  return WrapAs(type, Computed([&] {
+                  return NDArray(Shape(shape), ToDType(dtype), ToDevice(device), TheEngine());
+                }));
 }
 
 // Dense and row-sparse arrays by name. Returns nothing, or raises.

@@ -13,9 +13,22 @@
 
 namespace heddle::python {
 
+// What the object holds. InvalidType for one whose class has made it without any: an __init__ of
+// its own is no way to make an array.
+template <class Array>
+const Holder<Array>& HolderOf(nb::handle_t<Holder<Array>> self) {
+  if (!nb::inst_ready(self)) [[unlikely]] {
+    const nb::gil_scoped_acquire held;  // not all callers hold it
+    throw InvalidType(fmt::format(
+        "{}: expected an array that one of heddle's functions has made, got one that was never "
+        "made",
+        TypeName(self)));
+  }
+  return *nb::inst_ptr<Holder<Array>>(self);
+}
 template <class Array>
 const Array& Held(nb::handle_t<Holder<Array>> self) {
-  return nb::inst_ptr<Holder<Array>>(self)->array;
+  return HolderOf(self).array;
 }
 
 // f(), which makes an array or changes one, without the GIL.

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -13,12 +15,17 @@
 #include "kvstore/array_kernels.h"
 #include "kvstore/checks.h"
 #include "kvstore/optimizer/update_plan.h"
+#include "kvstore/row_sparse_update.h"
+#include "python/src/bindings.h"
 #include "storage/array_checks.h"
 
 namespace heddle::python {
 
 namespace {
 
+void CheckLike(const NDArray& like, const RowSparseNDArray& array) {
+  CheckAlike("Updater", like, array);
+}
 void CheckLike(const NDArray& like, const NDArray& array) {
   constexpr const char* kCall = "Updater";
   storage::CheckSameEngine(kCall, like, array);
@@ -36,16 +43,31 @@ void CheckForm(const kvstore::KeyForm& weight, const Shape& shape, DType dtype) 
                   Name(dtype)));
 }
 
+void Apply(kvstore::ArrayUpdate update, const NDArray& gradient, const NDArray& /*weight*/) {
+  kvstore::UpdateArray(std::move(update), {&gradient, 1});
+}
+void Apply(kvstore::ArrayUpdate update, const RowSparseNDArray& gradient, const NDArray& weight) {
+  kvstore::UpdateArray(std::move(update), {&gradient, 1}, weight);
+}
+
 }  // namespace
 
 void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& weight) {
+  UpdateBy(key, gradient, weight);
+}
+void ArrayUpdater::Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight) {
+  UpdateBy(key, gradient, weight);
+}
+
+template <class Gradient>
+void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight) {
   const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
   CheckLike(weight, gradient);
   storage::CheckNotOnGpu("Updater", weight);
   const std::string refusal =
       plan->rule->Refusal({.dimensions = static_cast<int>(weight.shape().ndim()),
                            .weight_decay = plan->WeightDecay(key),
-                           .row_sparse = false});
+                           .row_sparse = std::is_same_v<Gradient, RowSparseNDArray>});
   if (!refusal.empty()) {
     throw InvalidArgument(fmt::format("Updater: key {}: {}", ToString(key), refusal));
   }
@@ -73,9 +95,9 @@ void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& we
                         .device = weight.device()},
                        [plan, state = slot.state, owner = key.ToKey(), gradient, weight,
                         learning_rate, weight_decay] {
-                         kvstore::UpdateArray(
+                         Apply(
                              state->Begin(*plan->rule, owner, weight, learning_rate, weight_decay),
-                             {&gradient, 1});
+                             gradient, weight);
                        });
 }
 

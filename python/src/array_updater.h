@@ -4,6 +4,7 @@
 #include <heddle/key.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 
 #include <cstdint>
 #include <map>
@@ -26,7 +27,9 @@ class ArrayUpdater {
   // Queues an update of `weight` by `gradient`, with the state that belongs to `key`.
   // InvalidArgument unless both are of one shape, dtype and device, those of the key's first update
   // among them, and fit the optimizer; nothing happens then.
+  // A row-sparse gradient of a lazy rule changes only the rows that it has.
   void Update(KeyRef key, const NDArray& gradient, const NDArray& weight) EXCLUDES(mutex_);
+  void Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight) EXCLUDES(mutex_);
   // The next update of the key is the first one.
   void Forget(KeyRef key) EXCLUDES(mutex_);
 
@@ -41,6 +44,9 @@ class ArrayUpdater {
   std::vector<std::pair<Key, std::int64_t>> Counts() const EXCLUDES(mutex_);
 
  private:
+  template <class Gradient>
+  void UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight) EXCLUDES(mutex_);
+
   struct Slot {
     std::shared_ptr<kvstore::UpdateState> state;
     NDArray first =

@@ -184,6 +184,10 @@ PyRowSparse* AsRowSparse(nb::handle object);
 // The array, to be written; InvalidArgument if it is for reading alone.
 const NDArray& Writable(const char* call, const PyArray& array);
 
+// InvalidArgument, naming the call, unless the rows are of the engine, shape, dtype and device of a
+// dense array.
+void CheckAlike(const char* call, const NDArray& dense, const RowSparseNDArray& rows);
+
 // A number of Python's or NumPy's; false: it is something else.
 bool ToScalar(nb::handle object, Scalar* scalar);
 // The same, or InvalidType.

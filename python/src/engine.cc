@@ -74,10 +74,18 @@ void BindEngine(nb::module_& m) {
           nb::arg("timeout") = nb::none(),
           "Waits for the writes pushed so far; raises the error of a poisoned variable.")
       .def(
-          "clear_error", [](const PyVar& self) { TheEngine().ClearError(self.var); },
+          "clear_error",
+          [](const PyVar& self) {
+            const Blocking blocking;
+            TheEngine().ClearError(self.var);
+          },
           "Cures it of the error of the op that failed to write it.");
   m.def(
-      "new_var", [](const std::string& name) { return PyVar{TheEngine().NewVar(name)}; },
+      "new_var",
+      [](const std::string& name) {
+        const Blocking blocking;
+        return PyVar{TheEngine().NewVar(name)};
+      },
       nb::arg("name") = "");
   m.def("push", &Push);
   m.def("waitall", [](std::optional<double> timeout) {
@@ -85,15 +93,29 @@ void BindEngine(nb::module_& m) {
     const auto deadline = DeadlineIn(timeout);
     deadline ? TheEngine().WaitForAll(*deadline) : TheEngine().WaitForAll();
   });
-  m.def("num_gpus", [] { return internal::DefaultGpuDriver()->device_count(); });
-  m.def("engine_type", [] { return TheEngine().options().type; });
-  m.def("num_workers", [] { return TheEngine().options().num_workers; });
+  // These may start the engine, or CUDA.
+  m.def("num_gpus", [] {
+    const Unlocked unlocked;
+    return internal::DefaultGpuDriver()->device_count();
+  });
+  m.def("engine_type", [] {
+    const Unlocked unlocked;
+    return TheEngine().options().type;
+  });
+  m.def("num_workers", [] {
+    const Unlocked unlocked;
+    return TheEngine().options().num_workers;
+  });
   m.def("dump_state", [] {
     const Unlocked unlocked;
     return TheEngine().DumpState();
   });
   m.def("engine_stats", [] {
-    const EngineStats stats = TheEngine().stats();
+    EngineStats stats;
+    {
+      const Unlocked unlocked;
+      stats = TheEngine().stats();
+    }
     nb::dict result;
     result["pushed"] = stats.pushed;
     result["done"] = stats.done;

@@ -54,10 +54,14 @@ nb::object FromKey(KeyRef key) {
 
 namespace {
 
-// Lets go of a store, and ends it with the last: its waits are not for a signal to leave. Without
-// the GIL.
+// Lets go of a store, and ends it with the last. Its waits are not for a signal to leave, but for
+// those of a dist store, which may wait for other workers: what the signal's handler raises comes
+// after this, and the worker has failed. Without the GIL.
 void LetGo(std::shared_ptr<KVStore>& store) {
-  const WaitCheckScope unchecked(std::chrono::milliseconds(50), nullptr);
+  std::optional<WaitCheckScope> unchecked;
+  if (store != nullptr && !store->type().starts_with("dist")) {
+    unchecked.emplace(std::chrono::milliseconds(50), nullptr);
+  }
   store.reset();
 }
 
@@ -70,7 +74,9 @@ struct PyStore {
       new std::shared_ptr<KVStore>(std::move(store));
       return;
     }
-    const Unlocked unlocked;
+    if (store == nullptr) return;
+    const nb::error_scope raised;  // signal handlers run beside it
+    const Blocking blocking;
     LetGo(store);
   }
   std::shared_ptr<KVStore> store;  // shared by the calls that use it; null once it is closed
@@ -91,6 +97,7 @@ auto Using(const PyStore& self, const F& f) {
     ~Used() { LetGo(store); }
     std::shared_ptr<KVStore> store;
   };
+  engine::CheckNotForked("a store");
   std::shared_ptr<KVStore> store = Open(self);
   const Scope scope;
   const Used used = {std::move(store)};
@@ -338,7 +345,7 @@ int Traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int Clear(PyObject* self) {
-  nb::inst_ptr<PyStore>(self)->updater.reset();
+  if (nb::inst_ready(self)) nb::inst_ptr<PyStore>(self)->updater.reset();
   return 0;
 }
 
@@ -485,13 +492,15 @@ void BindControl(nb::class_<PyStore>& type) {
       .def(
           "close",
           [](PyStore& self) {
+            engine::CheckNotForked("close");
             std::shared_ptr<KVStore> store = std::move(self.store);
-            const Unlocked unlocked;
+            const Blocking blocking;
             LetGo(store);
           },
           "Ends the use of the store; a dist store leaves the job in order, once what it pushed\n"
           "is acknowledged. If another thread is in a call on it, when that returns. Happens by\n"
-          "itself when the store is dropped, or at exit.")
+          "itself when the store is dropped, or at exit. Ctrl-C ends the wait for what is pushed:\n"
+          "the store is closed then, and the worker has failed.")
       .def(
           "barrier",
           [](const PyStore& self) { Using(self, [](KVStore& store) { store.Barrier(); }); },

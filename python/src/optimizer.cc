@@ -8,7 +8,9 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <fmt/format.h>
@@ -32,6 +34,55 @@ WarmUp ToWarmUp(std::int64_t steps, double begin_rate, bool is_constant) {
   return {.steps = steps, .begin_rate = begin_rate, .is_constant = is_constant};
 }
 
+// The class of heddle.lr_scheduler that makes the schedule, and the arguments that it takes for it.
+nb::typed<nb::tuple, std::string, nb::dict> Describe(const LearningRateSchedule& schedule) {
+  nb::dict arguments;
+  const auto name = [&](const auto& s) {
+    using Kind = std::decay_t<decltype(s)>;
+    arguments["base_lr"] = s.base_rate;
+    arguments["warmup_steps"] = s.warm_up.steps;
+    arguments["warmup_begin_lr"] = s.warm_up.begin_rate;
+    arguments["warmup_mode"] = s.warm_up.is_constant ? "constant" : "linear";
+    if constexpr (std::is_same_v<Kind, FactorSchedule>) {
+      arguments["step"] = s.step;
+      arguments["factor"] = s.factor;
+      arguments["stop_factor_lr"] = s.stop_rate;
+      return "FactorScheduler";
+    } else if constexpr (std::is_same_v<Kind, MultiFactorSchedule>) {
+      arguments["step"] = s.steps;
+      arguments["factor"] = s.factor;
+      return "MultiFactorScheduler";
+    } else if constexpr (std::is_same_v<Kind, PolySchedule>) {
+      arguments["max_update"] = s.max_update;
+      arguments["pwr"] = s.power;
+      arguments["final_lr"] = s.final_rate;
+      return "PolyScheduler";
+    } else {
+      static_assert(std::is_same_v<Kind, CosineSchedule>);
+      arguments["max_update"] = s.max_update;
+      arguments["final_lr"] = s.final_rate;
+      return "CosineScheduler";
+    }
+  };
+  const char* const kind = std::visit(name, schedule);
+  return nb::typed<nb::tuple, std::string, nb::dict>(nb::make_tuple(kind, arguments));
+}
+
+// Whose locks may be held for ever in a child of fork().
+Optimizer& Live(const PyOptimizer& self) {
+  engine::CheckNotForked("an optimizer");
+  return *self.optimizer;
+}
+
+// (key, multiplier of the learning rate, of the weight decay) of each key that was given some.
+nb::list MultipliersOf(const PyOptimizer& self) {
+  nb::list all;
+  for (const auto& one : kvstore::SettingsOf(Live(self)).multipliers) {
+    all.append(nb::make_tuple(FromKey(one.key), one.learning_rate, one.weight_decay));
+  }
+  return all;
+}
+
 // Holds the weights that its states were made for.
 struct PyUpdater {
   explicit PyUpdater(const PyOptimizer& of)
@@ -43,6 +94,15 @@ struct PyUpdater {
   std::unique_ptr<ArrayUpdater> updater;
 };
 
+template <class Gradient>
+void UpdateBy(const PyUpdater& self, nb::handle key, const Gradient& gradient,
+              const PyArray& weight) {
+  const KeyRef one = ToKey("Updater", key);
+  const NDArray& written = Writable("Updater", weight);
+  const Blocking blocking;
+  self.updater->Update(one, gradient.array, written);
+}
+
 using Named = std::vector<std::pair<std::string, double>>;
 // A key, its shape and its dtype.
 using Forms = std::vector<std::tuple<nb::object, std::vector<std::int64_t>, int>>;
@@ -52,7 +112,8 @@ using Forms = std::vector<std::tuple<nb::object, std::vector<std::int64_t>, int>
 void BindOptimizer(nb::module_& m) {
   nb::class_<LearningRateSchedule>(m, "Schedule")
       .def("__call__",
-           [](const LearningRateSchedule& self, std::int64_t n) { return RateAt(self, n); });
+           [](const LearningRateSchedule& self, std::int64_t n) { return RateAt(self, n); })
+      .def("describe", &Describe);
   const auto checked = [](LearningRateSchedule schedule) {
     CheckSchedule(schedule);
     return schedule;
@@ -94,13 +155,13 @@ void BindOptimizer(nb::module_& m) {
       .def_prop_ro("name",
                    [](const PyOptimizer& self) { return std::string(self.optimizer->name()); })
       .def("get", [](const PyOptimizer& self,
-                     const std::string& parameter) { return self.optimizer->Get(parameter); })
+                     const std::string& parameter) { return Live(self).Get(parameter); })
       .def("set", [](const PyOptimizer& self, const std::string& parameter,
-                     double value) { self.optimizer->Set(parameter, value); })
+                     double value) { Live(self).Set(parameter, value); })
       .def("parameters",
            [](const PyOptimizer& self) {
              Named named;
-             for (const auto& [name, value] : self.optimizer->Parameters()) {
+             for (const auto& [name, value] : Live(self).Parameters()) {
                named.emplace_back(name, value);
              }
              return named;
@@ -108,32 +169,27 @@ void BindOptimizer(nb::module_& m) {
       .def(
           "set_schedule",
           [](const PyOptimizer& self, nb::handle schedule) {
-            self.optimizer->SetSchedule(schedule.is_none()
-                                            ? std::optional<LearningRateSchedule>()
-                                            : nb::cast<LearningRateSchedule>(schedule));
+            Live(self).SetSchedule(schedule.is_none() ? std::optional<LearningRateSchedule>()
+                                                      : nb::cast<LearningRateSchedule>(schedule));
           },
           nb::arg("schedule").none())
+      .def("schedule", [](const PyOptimizer& self) { return Live(self).schedule(); })
+      .def("multipliers", &MultipliersOf)
       .def("set_lr_mult",
            [](const PyOptimizer& self, nb::handle key, double multiplier) {
-             self.optimizer->SetLearningRateMultiplier(ToKey("set_lr_mult", key), multiplier);
+             Live(self).SetLearningRateMultiplier(ToKey("set_lr_mult", key), multiplier);
            })
       .def("set_wd_mult", [](const PyOptimizer& self, nb::handle key, double multiplier) {
-        self.optimizer->SetWeightDecayMultiplier(ToKey("set_wd_mult", key), multiplier);
+        Live(self).SetWeightDecayMultiplier(ToKey("set_wd_mult", key), multiplier);
       });
   nb::class_<PyUpdater>(m, "Updater")
       .def(nb::init<const PyOptimizer&>())
-      .def("update",
-           [](const PyUpdater& self, nb::handle key, const PyArray& gradient,
-              const PyArray& weight) {
-             const KeyRef one = ToKey("Updater", key);
-             const NDArray& written = Writable("Updater", weight);
-             const Blocking blocking;
-             self.updater->Update(one, gradient.array, written);
-           })
+      .def("update", &UpdateBy<PyArray>)
+      .def("update", &UpdateBy<PyRowSparse>)
       .def("forget",
            [](const PyUpdater& self, nb::handle key) {
              const KeyRef one = ToKey("Updater", key);
-             const Unlocked unlocked;
+             const Blocking blocking;
              self.updater->Forget(one);
            })
       .def("save_states",
@@ -155,6 +211,7 @@ void BindOptimizer(nb::module_& m) {
           },
           nb::arg("file"), nb::arg("forms").none())
       .def("counts", [](const PyUpdater& self) {
+        engine::CheckNotForked("Updater");
         nb::list counts;
         for (const auto& [key, count] : self.updater->Counts()) {
           counts.append(nb::make_tuple(FromKey(key), count));

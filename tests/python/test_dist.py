@@ -154,6 +154,8 @@ def test_states_of_optimizers_written_in_python_come_from_the_servers_and_go_to_
         optimizer = mine.Mine(learning_rate=0.3, momentum=0.7)
         if PART == "second":
             optimizer = mine.Mine(learning_rate=9, momentum=0.9)
+        if PART == "first":
+            optimizer.set_lr_mult({"b": 0.5})
         kv.set_optimizer(optimizer)
         start = [mx.nd.ones(shape) for shape in shapes] if PART == "first" else mx.nd.load("values")
         kv.init(keys, start)
@@ -171,10 +173,11 @@ def test_states_of_optimizers_written_in_python_come_from_the_servers_and_go_to_
                     mx.nd.save("values", values())
                 elif kv.rank == 0:
                     kv.load_optimizer_states("states")
-                    assert (optimizer.momentum, optimizer.lr) == (0.7, 0.3)
+                    assert (optimizer.momentum, optimizer.lr, optimizer.lr_mult) == (0.7, 0.3, {"b": 0.5})
                 else:
                     optimizer.lr = 0.3
                     optimizer.momentum = 0.7
+                    optimizer.set_lr_mult({"b": 0.5})
                 kv.barrier()
             for step in part:
                 kv.push(keys[:3], [mx.nd.full(shape, step / 3 - kv.rank) for shape in shapes[:3]])
@@ -197,10 +200,16 @@ def test_an_optimizer_written_in_python_is_refused_where_the_servers_do_not_have
         import heddle as mx
         import mine
         kv = mx.kv.create("dist_sync")
+        optimizer = mine.Mine()
         try:
-            kv.set_optimizer(mine.Mine())
+            kv.set_optimizer(optimizer)
         except mx.Error as error:
             print("'mine'" in str(error) and "--module" in str(error))
+        # It is not theirs: a change that they would not see used to be refused.
+        optimizer.momentum = None
+        optimizer.clip_gradient = 5.0
+        optimizer.lr_scheduler = lambda num_update: 0.5
+        assert optimizer._native is None and optimizer.learning_rate == 0.5
     """, server_command=["-m", "heddle.server"]).finish()
     for name in ("worker 0", "worker 1"):
         assert ended[name][:2] == (0, "True"), ended[name]
@@ -387,6 +396,96 @@ except KeyboardInterrupt:
             waiting.kill()
             waiting.wait()
     assert (result.returncode, result.stdout) == (0, "interrupted\n"), result.stderr
+
+
+CLOSING = """
+    import os, signal, threading, time
+    import heddle as mx
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    kv = mx.kv.create("dist_sync")
+    kv.init("w", mx.nd.ones((2,)))
+    if kv.rank == 1:
+        try:
+            kv.barrier()
+        except mx.Error as error:
+            print(error)
+        raise SystemExit
+    kv.pushpull("w", mx.nd.ones((2,)))  # for which worker 1 is needed
+"""
+
+
+@pytest.mark.parametrize("end", ["kv.close()", "del kv\n        time.sleep(0)"])
+def test_ctrl_c_leaves_a_close_that_waits_for_other_workers(tmp_path, end):
+    """It was deaf while the other one lived. The worker has failed then."""
+    ended = Job(tmp_path, CLOSING + f"""
+    threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
+    begun = time.monotonic()
+    try:
+        {end}
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - begun < 30)
+    """).finish(timeout=100)
+    assert ended["worker 0"][:2] == (0, "interrupted True"), ended["worker 0"]
+    assert "worker 0" in ended["worker 1"][1] and "its program was interrupted" in ended["worker 1"][1], ended["worker 1"]
+    assert ended["scheduler 0"][0] == 1, ended["scheduler 0"]
+
+
+def test_ctrl_c_ends_an_exit_that_waits_for_other_workers(tmp_path):
+    """As the end of a process that has failed."""
+    ended = Job(tmp_path, CLOSING + """
+    def interrupt():
+        while True:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt, daemon=True).start()
+    """).finish(timeout=100)
+    status, _, errors = ended["worker 0"]
+    assert status == 130 and "KeyboardInterrupt" in errors and "Fatal" not in errors, ended["worker 0"]
+    assert "worker 0" in ended["worker 1"][1] and "interrupted" in ended["worker 1"][1], ended["worker 1"]
+    assert ended["scheduler 0"][0] == 1, ended["scheduler 0"]
+
+
+@pytest.mark.parametrize("wait", ["kv.barrier()", "kv.close()", "del kv"])
+def test_other_threads_run_while_a_worker_waits_for_the_others(tmp_path, wait):
+    """Worker 1 goes on once a thread of worker 0, which waits for it, has made a file."""
+    ended = Job(tmp_path, f"""
+        import pathlib, threading, time
+        import heddle as mx
+        file = pathlib.Path({str(tmp_path / "go")!r})
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.ones((2,)))
+        if kv.rank == 0:
+            threading.Timer(0.5, file.touch).start()
+        while kv.rank == 1 and not file.exists():
+            time.sleep(0.01)
+        out = mx.nd.zeros((2,))
+        kv.pushpull("w", mx.nd.ones((2,)), out=out)
+        {wait}
+        print(out.asnumpy().tolist())
+    """).finish(timeout=100)
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "[2.0, 2.0]"), ended[name]
+
+
+def test_a_forked_child_leaves_the_stores_of_a_job_to_its_parent(tmp_path):
+    ended = Job(tmp_path, """
+        import os, sys, warnings
+        import heddle as mx
+        warnings.simplefilter("ignore")  # of forks, from Python 3.12 on
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.ones((2,)))
+        child = os.fork()
+        if child == 0:
+            try:
+                kv.close()
+            except mx.InvalidState as error:
+                print("fork" in str(error), flush=True)
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        kv.barrier()
+    """).finish()
+    for name, (status, output, errors) in ended.items():
+        assert (status, errors, output) == (0, "", "True" if name.startswith("worker") else ""), name
 
 
 def test_what_is_missing_is_named(run_python):

@@ -1,27 +1,83 @@
-"""The Python blocks of the documentation run as printed."""
+"""The Python blocks of the documentation run as printed: those tagged `python` here, those tagged `python torch` and
+`python ray` where these are installed."""
 
 import importlib
 import inspect
+import os
 import pathlib
 import pkgutil
 import re
+import textwrap
 
 import pytest
 
 import heddle as mx
 from blocks import check
+from jobs import Job
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
          if "```python\n" in page.read_text()]
 
 
-def blocks_of(page):
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+def blocks_of(page, tag="python"):
+    return re.findall(rf"```{tag}\n(.*?)```", page.read_text(), re.S)
 
 
 def test_there_are_pages():
     assert ROOT / "docs" / "python.md" in PAGES
+
+
+def test_every_block_of_the_python_page_says_what_it_is():
+    """One without a tag is checked by nothing."""
+    fences = re.findall(r"^```(.*)$", (ROOT / "docs" / "python.md").read_text(), re.M)
+    assert set(fences[0::2]) == {"python", "python torch", "python ray", "sh"} and set(fences[1::2]) == {""}
+
+
+@pytest.mark.parametrize("package", ["torch", "ray"])
+def test_blocks_that_need_more_are_python(package):
+    (block,) = blocks_of(ROOT / "docs" / "python.md", f"python {package}")
+    compile(block, f"python {package}", "exec")
+
+
+def test_the_block_for_pytorch_trains_a_job(tmp_path):
+    pytest.importorskip("torch", reason="needs PyTorch: tools/setup.sh torch installs it")
+    (block,) = blocks_of(ROOT / "docs" / "python.md", "python torch")
+    ended = Job(tmp_path, textwrap.dedent("""
+        import torch
+        model, loss = torch.nn.Linear(3, 1), torch.nn.functional.mse_loss
+        batches = [(torch.ones(2, 3), torch.ones(2, 1))] * 20
+    """) + block + textwrap.dedent("""
+        assert loss(model(batches[0][0]), batches[0][1]) < 1e-3
+        print([parameter.detach().flatten().tolist() for parameter in model.parameters()])
+    """)).finish()
+    assert ended["worker 0"][0] == ended["worker 1"][0] == 0, ended
+    assert ended["worker 0"][1] == ended["worker 1"][1] != "", ended
+
+
+def test_the_block_for_ray_runs_a_job(monkeypatch):
+    ray = pytest.importorskip("ray", reason="needs Ray: tools/setup.sh ray installs it")
+    (block,) = blocks_of(ROOT / "docs" / "python.md", "python ray")
+    start = ray.init
+
+    def init(address):
+        assert address == "auto"  # of a cluster that is there, in place of which this one is
+        return start(num_cpus=11, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
+                     runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}})
+
+    def train(path, rate):
+        import heddle
+        store = heddle.kv.create("dist_sync")
+        store.barrier()
+        return store.rank, path, rate
+
+    monkeypatch.setattr(ray, "init", init)
+    names = {"train": train}
+    try:
+        exec(compile(block, "python ray", "exec"), names)  # noqa: S102
+        assert names["losses"] == [(rank, "data", 0.1) for rank in range(4)]
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,6 +2,8 @@
 
 import builtins
 import os
+import subprocess
+import sys
 import threading
 import traceback
 
@@ -226,6 +228,51 @@ def test_the_profiler_records_ops(tmp_path):
     assert b"Multiply" in file.read_bytes() and b"Add" not in file.read_bytes()
     with pytest.raises(ValueError):
         mx.profiler.set_state("pause")
+
+
+def test_the_profiler_leaves_out_what_comes_in_a_pause(tmp_path):
+    for call in (mx.profiler.pause, mx.profiler.resume):  # of nothing
+        call()
+    mx.profiler.set_config(filename=tmp_path / "profile.trace")
+    for _ in range(2):
+        mx.profiler.set_state("run")
+        (mx.nd.ones((10,)) + 1).wait_to_read()
+        mx.profiler.pause()
+        (mx.nd.ones((10,)) * 2).wait_to_read()
+        mx.profiler.pause()
+        mx.profiler.resume()
+        (mx.nd.ones((10,)) - 1).wait_to_read()
+        mx.profiler.resume()
+        mx.profiler.pause()
+        mx.profiler.resume()
+        mx.nd.ones((10,)).sqrt().wait_to_read()
+        mx.profiler.set_state("stop")
+        mx.profiler.resume()  # ended, not paused
+        parts = [(tmp_path / name).read_bytes() for name in ("profile.trace", "profile-2.trace", "profile-3.trace")]
+        assert [[name for name in (b"Add", b"Multiply", b"Subtract", b"Sqrt") if name in part] for part in parts] == [
+            [b"Add"], [b"Subtract"], [b"Sqrt"]]
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(mx.InvalidArgument, match="'worker' or 'server', got 'kernel'"):
+        mx.profiler.pause(profile_process="kernel")
+    shown = tmp_path / "profile.json"
+    done = subprocess.run([sys.executable, "-m", "heddle", "trace", *sorted(tmp_path.glob("*.trace")), "-o", shown],
+                          capture_output=True, text=True, check=False)
+    if "built without the command" not in done.stderr:
+        assert done.returncode == 0, done.stderr
+        assert all(f'"name":"{name}' in shown.read_text() for name in ("Add", "Subtract", "Sqrt"))
+
+
+def test_the_profiler_counts_ops():
+    def counts():
+        return {name: int(count) for name, count in (line.split() for line in mx.profiler.dumps().splitlines()[1:])}
+
+    mx.profiler.dumps(reset=True)
+    assert counts()["pushed"] == counts()["failed"] == 0
+    for _ in range(3):
+        mx.nd.ones((2,))
+    mx.nd.waitall()
+    assert counts()["pushed"] == counts()["done"] >= 3
+    assert mx.profiler.dumps(reset=True, format="table") and counts()["done"] == 0
 
 
 def test_a_failed_op_does_not_keep_the_profiler_running(tmp_path):

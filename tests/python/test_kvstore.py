@@ -5,6 +5,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 import weakref
 
 import numpy
@@ -360,6 +361,54 @@ def test_a_store_written_in_python():
             mx.kv.KVStoreBase.register("Doubling")
     finally:
         del mx.kv.KVStoreBase.kv_registry["doubling"]
+
+
+def test_a_store_written_in_python_may_be_called_by_ops():
+    """On threads of the engine; what it raises comes back where its outputs are read."""
+    class Counting(mx.kv.TestStore):
+        def __init__(self):
+            self.threads = []
+
+        def pushpull(self, key, value, out=None, priority=0):
+            if key == 13:
+                raise ValueError(f"no key {key}")
+            self.threads.append(threading.get_ident())
+            super().pushpull(key, value, out, priority)
+
+    kv, called = Counting(), threading.Event()
+    mx.engine.push(lambda: (kv.pushpull("first", ones()), called.set()))
+    assert called.wait(60) and kv.threads != [threading.get_ident()]  # this thread has waited for no op
+    values = [[ones(i), ones(2 * i, mx.cpu(1))] for i in range(20)]
+    outs = [ones(0) for _ in values]
+    for i, (pair, out) in enumerate(zip(values, outs)):
+        mx.engine.push(lambda i=i, pair=pair, out=out: kv.pushpull(i, pair, out=out), reads=pair, writes=[out])
+    with pytest.raises(ValueError, match="no key 13"):
+        mx.nd.waitall()
+    mx.nd.waitall()  # what ops have pushed, too
+    assert [out.asnumpy()[0, 0] for i, out in enumerate(outs) if i != 13] == [3 * i for i in range(20) if i != 13]
+    assert len(kv.threads) == 20
+    with pytest.raises(ValueError, match="no key 13"):
+        outs[13].asnumpy()
+
+    # And by an updater, when an op pushes.
+    passed_on, local = ones(0), mx.kv.create()
+    local.init("w", ones(1))
+    local._set_updater(lambda key, grad, stored: kv.pushpull(key, [grad, stored], out=passed_on))
+    mx.engine.push(lambda: local.push("w", ones(4)))
+    mx.nd.waitall()
+    assert passed_on.asnumpy()[0, 0] == 5
+
+
+def test_a_store_that_was_never_made_is_collected():
+    """Its memory was taken for a store's."""
+    class Mine(mx.kv.KVStore):
+        def __init__(self):
+            self.itself = self
+
+    for _ in range(3):
+        with pytest.raises(TypeError), warnings.catch_warnings(action="ignore"):
+            Mine().keys()
+    gc.collect()
 
 
 @pytest.mark.parametrize("name", ["horovod", "byteps"])

@@ -62,11 +62,13 @@ def adagrad(w, g, s, t, lr, wd, c, scale, epsilon=1e-7):
     return w - lr * (big / numpy.sqrt(h + epsilon) + wd * w)
 
 
-def rmsprop(w, g, s, t, lr, wd, c, scale, gamma1=0.9, epsilon=1e-8):
-    n = s.setdefault("n", numpy.zeros_like(w))
+def rmsprop(w, g, s, t, lr, wd, c, scale, gamma1=0.9, gamma2=0.9, epsilon=1e-8, centered=0, clip_weights=0):
+    n, a, d = (s.setdefault(name, numpy.zeros_like(w)) for name in "nad")
     big = clip(scale * g + wd * w, c)
     n[:] = (1 - gamma1) * big**2 + gamma1 * n
-    return w - lr * big / numpy.sqrt(n + epsilon)
+    a[:] = (1 - gamma1) * big + gamma1 * a
+    d[:] = gamma2 * d - lr * big / numpy.sqrt(n - a**2 + epsilon)
+    return clip(w + d if centered else w - lr * big / numpy.sqrt(n + epsilon), clip_weights)
 
 
 def adadelta(w, g, s, t, lr, wd, c, scale, rho=0.9, epsilon=1e-5):
@@ -110,25 +112,110 @@ def lamb(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-6):
     return w - lr * ratio * u
 
 
-REFERENCES = {"sgd": sgd, "adam": adam, "adamw": adamw, "adabelief": adabelief, "adagrad": adagrad,
+def lans(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-6):
+    m, v = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("v", numpy.zeros_like(w))
+    big = clip(scale * g / numpy.linalg.norm(scale * g), c)
+    m[:] = beta1 * m + (1 - beta1) * big
+    v[:] = beta2 * v + (1 - beta2) * big**2
+    q = numpy.sqrt(v / (1 - beta2**t)) + epsilon
+    u, n = m / (1 - beta1**t) / q + wd * w, big / q + wd * w
+    norm = numpy.linalg.norm(w)
+    return w - lr * norm * (beta1 * u / numpy.linalg.norm(u) + (1 - beta1) * n / numpy.linalg.norm(n))
+
+
+def lars(w, g, s, t, lr, wd, c, scale, momentum=0.0, eta=0.001, epsilon=0.0):
+    norm = numpy.linalg.norm(w)
+    return sgd(w, g, s, t, lr * eta * norm / (scale * numpy.linalg.norm(g) + wd * norm + epsilon), wd, c, scale, momentum)
+
+
+def nag(w, g, s, t, lr, wd, c, scale, momentum=0.0):
+    m = s.setdefault("m", numpy.zeros_like(w))
+    big = clip(scale * g, c)
+    m *= momentum
+    after = w - m + (momentum + 1) * (m - lr * (big + wd * w))
+    m -= lr * (big + wd * after)
+    return after
+
+
+def ftml(w, g, s, t, lr, wd, c, scale, beta1=0.6, beta2=0.999, epsilon=1e-8):
+    v, d, z = (s.setdefault(name, numpy.zeros_like(w)) for name in "vdz")
+    big = clip(scale * g + wd * w, c)
+    v[:] = beta2 * v + (1 - beta2) * big**2
+    before = d.copy()
+    d[:] = (1 - beta1**t) / lr * (numpy.sqrt(v / (1 - beta2**t)) + epsilon)
+    z[:] = beta1 * z + (1 - beta1) * big - (d - beta1 * before) * w
+    return -z / d
+
+
+def nadam(w, g, s, t, lr, wd, c, scale, beta1=0.9, beta2=0.999, epsilon=1e-8, schedule_decay=0.004):
+    m, v = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("v", numpy.zeros_like(w))
+    big = clip(scale * g + wd * w, c)
+    now, then = (beta1 * (1 - 0.5 * 0.96 ** (step * schedule_decay)) for step in (t, t + 1))
+    s["product"] = s.get("product", 1.0) * now
+    m[:] = beta1 * m + (1 - beta1) * big
+    v[:] = beta2 * v + (1 - beta2) * big**2
+    mean = (1 - now) * big / (1 - s["product"]) + then * m / (1 - s["product"] * then)
+    return w - lr * mean / (numpy.sqrt(v / (1 - beta2**t)) + epsilon)
+
+
+def groupadagrad(w, g, s, t, lr, wd, c, scale, epsilon=1e-5):
+    h = s.setdefault("h", numpy.zeros((len(w), 1)))
+    big = clip(scale * g, c)
+    h += (big**2).mean(axis=1, keepdims=True)
+    return w - lr * big / numpy.sqrt(h + epsilon)
+
+
+def dcasgd(w, g, s, t, lr, wd, c, scale, momentum=0.0, lamda=0.04):
+    m, p = s.setdefault("m", numpy.zeros_like(w)), s.setdefault("p", w.copy())
+    big = clip(scale * g, c)
+    m[:] = momentum * m - lr * (big + wd * w + lamda * big**2 * (w - p))
+    p[:] = w
+    return w + m
+
+
+def lbsgd(w, g, s, t, lr, wd, c, scale, momentum=0.0, warmup_strategy="linear", warmup_epochs=5, batch_scale=1,
+          updates_per_epoch=32, begin_epoch=0):
+    batch = s.setdefault("batch", numpy.zeros_like(w))
+    batch += g
+    count = begin_epoch * updates_per_epoch + t
+    if count % batch_scale:
+        return w
+    mean = batch / batch_scale
+    batch[:] = 0
+    if warmup_strategy == "lars":
+        factor = numpy.clip(numpy.sqrt((w**2).sum() / ((mean**2).sum() + wd * (w**2).sum())), 0.01, 100)
+    else:
+        part = min(count / (warmup_epochs * updates_per_epoch), 1)
+        factor = 1 + (batch_scale - 1) * {"linear": part, "power2": part**2, "sqrt": part**0.5}[warmup_strategy]
+    return sgd(w, mean, s, t, lr * factor, wd, c, scale, momentum)
+
+
+REFERENCES = {"sgd": sgd, "ccsgd": sgd, "adam": adam, "adamw": adamw, "adabelief": adabelief, "adagrad": adagrad,
               "rmsprop": rmsprop, "adadelta": adadelta, "signum": signum, "ftrl": ftrl, "adamax": adamax,
-              "lamb": lamb}
+              "lamb": lamb, "lans": lans, "lars": lars, "nag": nag, "ftml": ftml, "nadam": nadam,
+              "groupadagrad": groupadagrad, "dcasgd": dcasgd, "lbsgd": lbsgd}
+# Beside the defaults.
+VARIANTS = [("sgd", {"momentum": 0.9}), ("nag", {"momentum": 0.9}), ("dcasgd", {"momentum": 0.9, "lamda": 2.0}),
+            ("lars", {"momentum": 0.9, "eta": 0.5, "epsilon": 0.1}), ("rmsprop", {"centered": 1, "gamma1": 0.8}),
+            ("rmsprop", {"centered": 1, "clip_weights": 0.5}), ("nadam", {"schedule_decay": 0.5})]
+VARIANTS += [("lbsgd", {"momentum": 0.9, "warmup_strategy": strategy, "batch_scale": 2, "warmup_epochs": 2, "begin_epoch": 1,
+                        "updates_per_epoch": 3}) for strategy in ("linear", "power2", "sqrt", "lars")]
 
 
 @pytest.mark.parametrize("store", ["local", "device"])
-@pytest.mark.parametrize("name", sorted(REFERENCES))
-def test_updates_follow_the_formula(name, store, seed):
+@pytest.mark.parametrize("name, options", [*((name, {}) for name in sorted(REFERENCES)), *VARIANTS])
+def test_updates_follow_the_formula(name, options, store, seed):
     generator = numpy.random.default_rng(seed)
-    lr, wd, c, scale = 0.05, 0.01, 0.8, 0.5
+    lr, wd, c, scale = 0.05, 0.0 if name == "groupadagrad" else 0.01, 0.8, 0.5
     kv = mx.kv.create(store)
-    kv.set_optimizer(mx.optimizer.create(name, learning_rate=lr, wd=wd, clip_gradient=c, rescale_grad=scale))
+    kv.set_optimizer(mx.optimizer.create(name, learning_rate=lr, wd=wd, clip_gradient=c, rescale_grad=scale, **options))
     w = generator.uniform(0.2, 1, (5, 3))
     kv.init("w", mx.nd.array(w, dtype="float64"))
     states, out = {}, mx.nd.zeros((5, 3), dtype="float64")
     for t in range(1, 6):
         g = generator.uniform(-2, 2, (2, 5, 3))
         kv.push("w", [mx.nd.array(one, mx.cpu(i), "float64") for i, one in enumerate(g)])
-        w = REFERENCES[name](w, g[0] + g[1], states, t, lr, wd, c, scale)
+        w = REFERENCES[name](w, g[0] + g[1], states, t, lr, wd, c, scale, **options)
         kv.pull("w", out=out)
         numpy.testing.assert_allclose(out.asnumpy(), w, rtol=1e-9, atol=1e-12)
 
@@ -371,6 +458,99 @@ def test_schedulers_set_the_rate():
         with pytest.raises(ValueError):
             bad()
     assert mx.lr_scheduler.FactorScheduler(2.0, 0.5, warmup_steps=1e0)(3) == 0.005  # whole numbers that are floats
+
+
+class Harmonic(mx.lr_scheduler.FactorScheduler):
+    """A built-in one of which nothing is left but the warm-up."""
+
+    def __call__(self, num_update):
+        return super().__call__(num_update) if num_update < self.warmup_steps else 1 / num_update
+
+
+class WarmBySquares(mx.lr_scheduler.FactorScheduler):
+    def get_warmup_lr(self, num_update):
+        return num_update**2 / 4
+
+
+def values_of_steps(optimizer, steps=3, store=True, keys=("a", "b")):
+    """What becomes of zeros, by gradients of one."""
+    keys = list(keys)
+    weights = [mx.nd.zeros((1,)) for _ in keys]
+    updater = mx.optimizer.get_updater(optimizer)
+    if store:
+        kv = mx.kv.create()
+        kv.set_optimizer(optimizer)
+        kv.init(keys, weights)
+    for _ in range(steps):
+        gradients = [mx.nd.ones((1,)) for _ in keys]
+        kv.pushpull(keys, gradients, out=weights) if store else updater(keys, gradients, weights)
+    return [weight.asscalar().item() for weight in weights]
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_built_in_scheduler_with_parts_of_ones_own_is_asked(store):
+    """Stores took the built-in schedule, and learning_rate told another rate."""
+    for scheduler, rates in ((Harmonic(1, 0.5), [1, 0.5, 1 / 3]), (Harmonic(1, 0.5, base_lr=4, warmup_steps=2), [2, 0.5, 1 / 3]),
+                             (WarmBySquares(1, 0.5, base_lr=8, warmup_steps=3), [0.25, 1, 2])):
+        optimizer = mx.optimizer.SGD(lr_scheduler=scheduler)
+        assert [scheduler(n) for n in (1, 2, 3)] == pytest.approx(rates)
+        assert values_of_steps(optimizer, store=store) == pytest.approx([-sum(rates)] * 2)
+        assert optimizer.num_update == 3 and optimizer.learning_rate == pytest.approx(rates[2])
+        with pytest.raises(mx.InvalidState, match=f"expected one of heddle.lr_scheduler, got {type(scheduler).__name__}"):
+            Momentum(lr_scheduler=scheduler)._for_servers()
+        taken = mx.optimizer.SGD()
+        kv = mx.kv.create()
+        kv.set_optimizer(taken)
+        with pytest.raises(mx.InvalidState, match=f"before set_optimizer.*got {type(scheduler).__name__}"):
+            taken.lr_scheduler = scheduler
+
+    class Renamed(mx.lr_scheduler.FactorScheduler):
+        """Nothing of its own."""
+
+    kv.set_optimizer(mx.optimizer.SGD(lr_scheduler=Renamed(1, 0.5)))
+    assert kv._updater is None
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_built_in_optimizer_with_rates_of_ones_own_is_asked_for_them(store):
+    """They were not looked at."""
+
+    class Slower(mx.optimizer.SGD):
+        def _get_lr(self, index):
+            return super()._get_lr(index) / 2 if index == "a" else 4.0
+
+    class Decaying(mx.optimizer.SGD):
+        def _get_wd(self, index):
+            return float(self.num_update) if index == "a" else 0.0
+
+    class Falling(mx.optimizer.SGD):
+        @property
+        def learning_rate(self):
+            return 1 / self.num_update
+
+    optimizer = Slower(learning_rate=0.5)
+    optimizer.set_lr_mult({"a": 3.0, "b": 5.0})
+    assert values_of_steps(optimizer, store=store) == [-2.25, -12]
+    assert optimizer.lr == 0.5
+    optimizer.lr_scheduler = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=8)
+    optimizer._take_counts({})
+    assert values_of_steps(optimizer, store=store) == [-(8 + 4 + 2) * 1.5, -12]
+    optimizer = Decaying(learning_rate=1.0, wd=7.0)
+    optimizer.set_wd_mult({"b": 5.0})
+    assert values_of_steps(optimizer, 2, store) == [-1 + 2 - 1, -2] and optimizer.wd == 7
+    falling = Falling()
+    falling.set_lr_mult({"b": 0.5})
+    assert values_of_steps(falling, store=store) == pytest.approx([-11 / 6, -11 / 12])
+    for one in (optimizer, falling, Slower()):
+        with pytest.raises(mx.InvalidType, match=f"{type(one).__name__} changes what a built-in optimizer does"):
+            one._for_servers()
+
+
+def test_parameters_of_built_in_optimizers_have_names():
+    """SGD(0.9) was a learning rate; it is a momentum in one version of MXNet and a rate in another."""
+    for make in (mx.optimizer.SGD, mx.optimizer.Adam):
+        with pytest.raises(TypeError, match="positional"):
+            make(0.9)
 
 
 class Momentum(mx.optimizer.Optimizer):
@@ -690,6 +870,130 @@ def test_the_states_of_an_updater_bring_the_parameters_on_demand(tmp_path):
         kv.pull("w", out=out)
         updater("w", mx.nd.ones((2,)), weight)
         assert out.asnumpy().tolist() == weight.asnumpy().tolist() == [1 - 0.25 - 0.375] * 2
+
+
+SCHEDULERS = [mx.lr_scheduler.FactorScheduler(3, 0.5, stop_factor_lr=1e-3, base_lr=0.25),
+              mx.lr_scheduler.MultiFactorScheduler([2, 5], 0.25, base_lr=0.5, warmup_steps=1, warmup_begin_lr=0.125),
+              mx.lr_scheduler.PolyScheduler(9, base_lr=0.5, pwr=3, final_lr=0.125, warmup_steps=2, warmup_mode="constant"),
+              mx.lr_scheduler.CosineScheduler(7, base_lr=0.5, final_lr=0.25)]
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda one: type(one).__name__)
+def test_an_optimizer_that_loads_another_one_is_what_it_says_of_itself(scheduler, store, tmp_path):
+    """The loaded schedule and multipliers counted, and the object did not know of them."""
+    file, decaying = str(tmp_path / "states"), {"w": 0.25}
+
+    def holder(optimizer):
+        if not store:
+            return mx.optimizer.get_updater(optimizer)
+        kv = mx.kv.create()
+        kv.init("w", mx.nd.ones((2,)))
+        kv.set_optimizer(optimizer)
+        return kv
+
+    def update(holder):
+        if not store:
+            weight = mx.nd.ones((2,))
+            holder("w", mx.nd.ones((2,)), weight)
+            return weight.asnumpy()[0]
+        before, after = mx.nd.zeros((2,)), mx.nd.zeros((2,))
+        holder.pull("w", out=before)
+        holder.pushpull("w", mx.nd.ones((2,)), out=after)
+        return 1 + (after - before).asnumpy()[0]
+
+    def load(holder):
+        holder._load(file) if not store else holder.load_optimizer_states(file)
+
+    def save(holder):
+        holder._save(file, True, ["w"]) if not store else holder.save_optimizer_states(file, dump_optimizer=True)
+
+    given = mx.optimizer.SGD(lr_scheduler=scheduler)
+    given.set_lr_mult({"w": 0.5})
+    given.set_wd_mult(decaying)
+    first = holder(given)
+    update(first)
+    save(first)
+    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    second = holder(optimizer)
+    load(second)
+    assert type(optimizer.lr_scheduler) is type(scheduler) and vars(optimizer.lr_scheduler) == vars(scheduler)
+    assert (optimizer.lr_mult, optimizer.wd_mult) == ({"w": 0.5}, decaying)
+    with pytest.raises(UserWarning, match="scheduler"):
+        optimizer.set_learning_rate(1)
+    for again in (copy.copy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert vars(again.lr_scheduler) == vars(scheduler) and again.lr_mult == {"w": 0.5}
+    rate = scheduler(2)
+    assert update(second) == pytest.approx(1 - rate / 2)
+    optimizer.set_lr_mult({})  # the loaded one is gone
+    optimizer.lr_scheduler = None
+    optimizer.lr = 0.125
+    assert update(second) == 1 - 0.125
+    # Back: a file without a schedule. What changes nothing leaves the objects alone.
+    save(second)
+    load(first)
+    assert given.lr_scheduler is None and given.lr == 0.125 and given.lr_mult == {} and given.wd_mult == decaying
+    given.lr_scheduler = scheduler
+    given.set_lr_mult({"w": 0.5})
+    save(first)
+    load(first)
+    assert given.lr_scheduler is scheduler
+
+
+def test_multipliers_of_param_dict_count_more_than_loaded_ones(tmp_path):
+    kv = mx.kv.create()
+    kv.init([0, 1], [mx.nd.zeros((1,))] * 2)
+    optimizer = mx.optimizer.SGD(learning_rate=1.0)
+    optimizer.set_lr_mult({0: 4.0, 1: 8.0})
+    kv.set_optimizer(optimizer)
+    kv.save_optimizer_states(tmp_path / "states", dump_optimizer=True)
+    again = mx.optimizer.SGD(param_dict={0: types.SimpleNamespace(lr_mult=0.5, wd_mult=1.0)})
+    kv.set_optimizer(again)
+    kv.load_optimizer_states(tmp_path / "states")
+    outs = [mx.nd.zeros((1,)) for _ in range(2)]
+    kv.pushpull([0, 1], [mx.nd.ones((1,))] * 2, out=outs)
+    assert [out.asscalar() for out in outs] == [-0.5, -8]
+
+
+@pytest.mark.parametrize("name", sorted(mx._core.optimizer_names()))
+def test_an_updater_takes_row_sparse_gradients_as_a_store_does(name, seed):
+    """It made them dense: momentum and decay changed rows that the gradient does not have."""
+    generator = numpy.random.default_rng(seed)
+    start = generator.uniform(0.5, 1, (6, 3)).astype("float32")
+    options = {"learning_rate": 0.1}
+    known = dict(mx._core.make_optimizer(name, []).parameters())
+    options.update({"momentum": 0.5} if "momentum" in known else {})
+    options.update({"wd": 0.1} if "weight_decay" in known and name not in ("adagrad", "groupadagrad") else {})
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.array(start))
+    kv.set_optimizer(mx.optimizer.create(name, **options))
+    updater = mx.optimizer.get_updater(mx.optimizer.create(name, **options))
+    weight, out = mx.nd.array(start), mx.nd.zeros((6, 3))
+    for step in range(4):
+        ids = [1, 4] if step % 2 else [4]
+        rows = generator.normal(size=(len(ids), 3)).astype("float32")
+        gradient = mx.nd.sparse.row_sparse_array((rows, ids), shape=(6, 3))
+        kv.push("w", gradient)
+        updater("w", gradient, weight)
+    kv.pull("w", out=out)
+    assert weight.asnumpy().tobytes() == out.asnumpy().tobytes()
+    if name in ("sgd", "adam", "lars", "adagrad", "groupadagrad"):
+        assert weight.asnumpy()[[0, 2, 3, 5]].tobytes() == start[[0, 2, 3, 5]].tobytes()
+    assert (weight.asnumpy()[4] != start[4]).any()
+
+
+def test_row_sparse_gradients_of_an_updater_have_to_fit():
+    updater, weight = mx.optimizer.get_updater(mx.optimizer.SGD()), mx.nd.ones((4, 2))
+    rows = mx.nd.sparse.zeros("row_sparse", (4, 2))
+    for bad in (mx.nd.sparse.zeros("row_sparse", (4, 3)), rows.astype("float64"), rows.as_in_context(mx.cpu(1))):
+        with pytest.raises(mx.InvalidArgument, match="Updater: expected"):
+            updater("w", bad, weight)
+    with pytest.raises(mx.InvalidArgument, match="weight_decay 0.*, got 0.5"):
+        mx.optimizer.get_updater(mx.optimizer.AdaGrad(wd=0.5))("w", rows, weight)
+    with pytest.raises(mx.InvalidType, match="expected a dense weight, got row_sparse"):
+        updater("w", rows, rows)
+    updater("w", rows, weight)  # without rows
+    assert weight.asnumpy().tolist() == [[1, 1]] * 4
 
 
 def test_a_loaded_state_fits_its_weight():

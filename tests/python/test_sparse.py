@@ -30,11 +30,18 @@ def test_random_arithmetic_equals_numpys(seed):
                               (dense + a, d + x), (a + dense, d + x), (a.tostype("default"), x),
                               (dense.tostype("row_sparse"), d), (a.copy(), x), (a.astype("float64"), x)):
             numpy.testing.assert_array_equal(array.asnumpy(), values)
+        for array, values in ((dense * a, d * x), (a * dense, d * x), (a / 3, x / numpy.float32(3)), (a / 0.5, x * 2)):
+            assert array.stype == "row_sparse" and array.indices.asnumpy().tolist() == a.indices.asnumpy().tolist()
+            numpy.testing.assert_array_equal(array.asnumpy(), values)
         dense += a
         numpy.testing.assert_array_equal(dense.asnumpy(), d + x)
         a += b
         a *= 3
         numpy.testing.assert_array_equal(a.asnumpy(), (x + y) * 3)
+        alias = a
+        a /= 7
+        assert a is alias
+        numpy.testing.assert_array_equal(a.asnumpy(), (x + y) * 3 / numpy.float32(7))
         ids = generator.integers(0, shape[0], 5)
         kept = numpy.zeros(shape, "float32")
         kept[ids] = y[ids]
@@ -96,6 +103,46 @@ def test_bad_input_is_refused():
         a + 1
     with pytest.raises(TypeError):
         mx.nd.sparse.array([1, 2])
+
+
+def test_products_and_quotients_cost_what_is_there_and_are_checked():
+    rows = mx.nd.sparse.row_sparse_array(([[8.0, 4.0]], [1]), shape=(3, 2))
+    dense = mx.nd.array([[numpy.inf, 1], [0.5, 2], [numpy.nan, 1]])
+    assert (dense * rows).asnumpy().tolist() == [[0, 0], [4, 8], [0, 0]]  # the other rows are not looked at
+    assert (rows / 0).asnumpy().tolist() == [[0, 0], [numpy.inf] * 2, [0, 0]]
+    whole = rows.astype("int32")
+    assert (whole / 3).asnumpy()[1].tolist() == [2, 1]  # towards zero, as dense ones
+    with pytest.raises(mx.InvalidArgument, match="0.5"):
+        whole / 0.5
+    for bad in (mx.nd.ones((3, 3)), mx.nd.ones((3, 2), dtype="float64"), mx.nd.ones((3, 2), mx.cpu(1))):
+        for call in (lambda: bad * rows, lambda: rows * bad):
+            with pytest.raises(mx.InvalidArgument, match="Multiply: expected"):
+                call()
+    for call in (lambda: rows / rows, lambda: rows / mx.nd.ones((3, 2)), lambda: 1 / rows, lambda: rows / "2",
+                 lambda: rows * rows):
+        with pytest.raises(TypeError):
+            call()
+    none = mx.nd.sparse.zeros("row_sparse", (3, 2))
+    assert (none * dense).indices.size == (none / 2).indices.size == 0
+
+
+def test_all_of_an_array_is_assigned():
+    rows = alias = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2))
+    rows[:] = mx.nd.array([[0, 0], [3, 0], [0, 4]])
+    assert alias.indices.asnumpy().tolist() == [1, 2] and alias.asnumpy().tolist() == [[0, 0], [3, 0], [0, 4]]
+    rows[:] = mx.nd.sparse.row_sparse_array(([[5, 6]], [0]), shape=(3, 2), dtype="float64", ctx=mx.cpu(1))
+    assert alias.asnumpy().tolist() == [[5, 6], [0, 0], [0, 0]] and alias.context == mx.cpu() and alias.dtype == numpy.float32
+    rows[...] = numpy.eye(3, 2)
+    assert alias.indices.asnumpy().tolist() == [0, 1]
+    rows[0:3] = 2
+    assert alias.asnumpy().tolist() == [[2, 2]] * 3
+    rows[:] = 0
+    assert alias.indices.size == 0
+    for key in (1, slice(0, 2), slice(None, None, -1), (0, 1), [0]):
+        with pytest.raises(mx.InvalidArgument, match=r"expected all of a RowSparseNDArray, \[:\], got"):
+            rows[key] = 1
+    with pytest.raises(mx.InvalidArgument):
+        rows[:] = mx.nd.ones((2, 2))
 
 
 def test_changes_in_place_are_in_place():

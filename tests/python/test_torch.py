@@ -472,6 +472,37 @@ def test_overwriting_right_after_a_push_on_a_slow_link(tmp_path, kind):
     assert ended["worker 0"][:2] == (0, "-1.0 -1.0"), ended["worker 0"]
 
 
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_the_weights_after_a_step_are_the_new_ones_on_a_slow_link(tmp_path, kind):
+    """The server is stopped before the weights leave it, so they come half a second later: step waits for them."""
+    (tmp_path / "server").write_text("")
+    job = Job(tmp_path, f"""
+    import os, pathlib, signal, threading, time, torch, heddle as mx
+    kv = mx.kv.create({kind!r})
+    import heddle.torch as ht
+    while not (text := pathlib.Path({str(tmp_path / 'server')!r}).read_text()).endswith("."):
+        time.sleep(0.01)
+    server = int(text[:-1])
+    w = torch.nn.Parameter(torch.zeros(8 << 20))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [("w", w)], kv,
+                                        store_optimizer=mx.optimizer.SGD())
+    kv.barrier()
+    for step in range(2):
+        optimizer.zero_grad()
+        w.sum().backward()
+        os.kill(server, signal.SIGSTOP)
+        try:
+            threading.Timer(0.5, os.kill, [server, signal.SIGCONT]).start()
+            optimizer.step()
+            print(w.min().item(), w.max().item())
+        finally:
+            os.kill(server, signal.SIGCONT)
+    """, workers=1)
+    (tmp_path / "server").write_text(f"{job.processes['server 0'].pid}.")
+    ended = job.finish()
+    assert ended["worker 0"][:2] == (0, "-1.0 -1.0\n-2.0 -2.0"), ended["worker 0"]
+
+
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "torch" / "digits.py"
 
 

@@ -5,6 +5,11 @@ from typing import assert_type
 import numpy
 
 import heddle as mx
+import heddle.kvstore.base
+import heddle.nd.sparse
+import heddle.ndarray.sparse
+import heddle.ndarray as nd
+from heddle.ndarray import NDArray
 
 
 def dense() -> None:
@@ -27,8 +32,17 @@ def sparse() -> None:
     rows = mx.nd.sparse.zeros("row_sparse", (4, 2))
     assert_type(rows, mx.sparse.RowSparseNDArray)
     assert_type(rows * 2, mx.sparse.RowSparseNDArray)
+    assert_type(rows / 2, mx.sparse.RowSparseNDArray)
     assert_type(rows.indices, mx.nd.NDArray)
     assert_type(mx.nd.sparse.retain(rows, [0]), mx.sparse.RowSparseNDArray)
+
+
+def names_of_mxnet() -> None:
+    assert_type(nd.ones((2,)), mx.nd.NDArray)
+    assert_type(nd.zeros((2,)) * 2, NDArray)
+    assert_type(heddle.nd.sparse.zeros("row_sparse", (4, 2)), mx.sparse.RowSparseNDArray)
+    assert_type(heddle.ndarray.sparse.retain(nd.sparse.zeros("row_sparse", (4, 2)), [0]), mx.sparse.RowSparseNDArray)
+    assert_type(heddle.kvstore.base.TestStore(), mx.kv.TestStore)
 
 
 def stores() -> None:

@@ -19,8 +19,9 @@ import warnings
 import weakref
 from typing import Any, Callable, Literal, TypeVar, overload
 
-from . import _core
-from .error import InvalidArgument, InvalidState, InvalidType
+from .. import _core
+from .. import base as _base
+from ..error import InvalidArgument, InvalidState, InvalidType
 
 __all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "new_nccl_id", "types"]
 
@@ -111,17 +112,22 @@ class KVStore(_core.KVStore, KVStoreBase):
         """Later pushes update the stored values by the optimizer; later changes of its parameters count from
         the next push on. An optimizer written in Python runs on the thread that pushes, or, in a dist store, on
         servers whose module registers its class."""
-        from . import optimizer as _optimizer
+        from .. import optimizer as _optimizer
 
         if not isinstance(optimizer, _optimizer.Optimizer):
             raise InvalidType(f"set_optimizer: expected an Optimizer, got {type(optimizer).__name__}")
-        if (isinstance(optimizer, _optimizer._Native) and optimizer._runs_in_store()
-                and optimizer._native_schedule_only()):
+        if isinstance(optimizer, _optimizer._Native) and optimizer._runs_in_store() and optimizer._has_native_rates():
             self._set_native_optimizer(optimizer._native)
             optimizer._stores.add(self)
             self._updater = None
         elif self.type.startswith("dist"):
-            self._set_native_optimizer(optimizer._for_servers())
+            former = optimizer._native
+            native = optimizer._for_servers()
+            try:
+                self._set_native_optimizer(native)
+            except BaseException:
+                optimizer._native = former  # what the servers do not have must not refuse changes
+                raise
             self._updater = None
         else:
             self._set_updater(_optimizer.get_updater(optimizer))
@@ -173,9 +179,11 @@ class KVStore(_core.KVStore, KVStoreBase):
         if hasattr(updater, "_load"):
             updater._load(os.fspath(fname), self.keys(), self._forms())
             return
-        self._load_native_states(os.fspath(fname))
-        if self._optimizer is not None:
-            self._optimizer._take_from_native()
+        if self._optimizer is None:
+            self._load_native_states(os.fspath(fname))
+            return
+        with self._optimizer._following_native():
+            self._load_native_states(os.fspath(fname))
 
     def reset(self, key, value) -> None:
         """Overwrites the value of a key that is there, cures it of an error and forgets its optimizer state."""
@@ -365,7 +373,7 @@ def _serve_unless_worker() -> None:
     role = _core.dist_role()
     if role == "worker":
         return
-    from . import server as _server
+    from .. import server as _server
 
     _server.run(role)
     sys.exit(0)
@@ -374,7 +382,8 @@ def _serve_unless_worker() -> None:
 def _end_in_order() -> None:
     """At exit stores are closed, while there is an engine, and the worker leaves the job when the process ends with
     status 0: an orderly end before that would tell the others that it has finished. After an uncaught exception, or a
-    sys.exit with another status, what the stores still wait for is given up, and the others are told why."""
+    sys.exit with another status, what the stores still wait for is given up, and the others are told why; so it is
+    when Ctrl-C ends that wait."""
     if _dist_stores:
         return
     plain_exit = sys.exit
@@ -415,8 +424,12 @@ def _end_in_order() -> None:
             return _exiting[0] & 0xFF, f"its process exited with status {_exiting[0] & 0xFF}"
         return 1, f"its process exited with status 1: {in_words(_exiting[0])}"
 
+    process = os.getpid()
+
     def leave():
         global _exiting
+        if os.getpid() != process:  # a child of fork(), whose job this is not
+            return
         stores = _live_dist_stores()
         status, why = failure()
         if stores and status:
@@ -425,9 +438,13 @@ def _end_in_order() -> None:
             _core.fail_worker(why)
             os._exit(status)
         _exiting = ()
-        _core.leave_at_process_exit()
-        for store in stores:
-            store.close()
+        try:
+            _core.leave_at_process_exit()
+            for store in stores:
+                store.close()
+        except BaseException as error:  # of a signal handler
+            _core.fail_worker(f"its exit was interrupted: {type(error).__qualname__}")
+            _base._end_at_once(error)
 
     sys.exit = exit
     atexit.register(leave)

@@ -13,12 +13,12 @@ from typing import Any, Iterable, Self, Sequence, Union
 
 import numpy
 
-from . import _core
-from . import base as _base  # noqa: F401  sets the engine up
-from . import context as _context
-from . import dtype as _dtype
-from .context import Context, cpu, current_context
-from .error import InvalidArgument, InvalidType
+from .. import _core
+from .. import base as _base  # noqa: F401  sets the engine up
+from .. import context as _context
+from .. import dtype as _dtype
+from ..context import Context, cpu, current_context
+from ..error import InvalidArgument, InvalidType
 
 __all__ = ["NDArray", "abs", "add", "add_n", "arange", "array", "broadcast_to", "clip", "concat", "divide", "dot",
            "empty", "exp", "expand_dims", "flatten", "from_buffer", "from_dlpack", "from_numpy", "full", "load",
@@ -179,22 +179,27 @@ class NDArray(_core.Array):
     # Shapes.
 
     def reshape(self, *shape, **named) -> "NDArray":
-        """A view with another shape; one extent may be -1, and 0 keeps the extent of the same axis."""
+        """A view with another shape; one extent may be -1, for what is left, and 0 keeps that of the axis in its place.
+
+        Of an NDArray also -2: all axes that are left; -3: two axes as one; -4, a, b: one axis as two, of which one may
+        be -1.
+        """
         if named:
             if shape or set(named) != {"shape"}:
                 raise InvalidType(f"reshape: expected one shape, got {', '.join([*map(repr, shape), *sorted(named)])}")
             shape = (named["shape"],)
-        dims = _dims(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
-        kept = self.shape
+        given = _dims(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        dims = given if self._has_scalars or min(given, default=0) >= -1 else _without_codes(self.shape, given)
+        kept = self.shape if dims is given else ()  # by the codes these are there already
         for axis, extent in enumerate(dims):
             if extent == 0 and axis < len(kept) and self.size > 0:
                 dims[axis] = kept[axis]
         if dims.count(-1) > 1 or any(extent < -1 for extent in dims):
-            raise InvalidArgument(f"reshape: expected extents of at least 0 and one -1 at most, got {dims}")
+            raise InvalidArgument(f"reshape: expected extents of at least 0 and one -1 at most, got {given}")
         if -1 in dims:
             known = _product(extent for extent in dims if extent != -1)
             if known == 0 or self.size % known:
-                raise InvalidArgument(f"reshape: {self.size} elements do not fit shape {tuple(dims)}")
+                raise InvalidArgument(f"reshape: {self.size} elements do not fit shape {tuple(given)}")
             dims[dims.index(-1)] = self.size // known
         return self._reshape(dims)
 
@@ -404,6 +409,43 @@ def _axes_of(call: str, axis: "_Axes", ndim: int) -> "list[int]":
     return axes
 
 
+def _without_codes(shape: "tuple[int, ...]", given: "list[int]") -> "list[int]":
+    """The extents that a shape with codes of MXNet's asks for. Each of the numbers takes an axis of `shape`, in order, -3
+    two, and -2 all that are left; -1 may stay."""
+    left = list(shape)
+    codes = iter(given)
+    dims: list[int] = []
+
+    def take(code: int) -> int:
+        if not left:
+            raise InvalidArgument(f"reshape: expected an axis for each number, and two for -3, got {given} for shape "
+                                  f"{shape}")
+        return left.pop(0)
+
+    for code in codes:
+        if code == -2:
+            dims += left
+            left.clear()
+        elif code == -3:
+            dims.append(take(code) * take(code))
+        elif code == -4:
+            extent, parts = take(code), [next(codes, -5), next(codes, -5)]
+            if parts[0] == -1 and parts[1] > 0:
+                parts[0] = extent // parts[1]
+            elif parts[1] == -1 and parts[0] > 0:
+                parts[1] = extent // parts[0]
+            if min(parts) < 0 or parts[0] * parts[1] != extent:
+                raise InvalidArgument(f"reshape: expected -4 to be followed by two extents whose product is {extent}, or by "
+                                      f"one and -1, got {given}")
+            dims += parts
+        elif code < -4:
+            raise InvalidArgument(f"reshape: expected extents, or codes from -4 to 0, got {given}")
+        else:
+            own = left.pop(0) if left else 0
+            dims.append(own if code == 0 else code)
+    return dims
+
+
 def _product(extents: "Iterable[int]") -> int:
     result = 1
     for extent in extents:
@@ -523,9 +565,7 @@ def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = 
 def zeros(shape, ctx: "Context | None" = None, dtype=None, stype: "str | None" = None) -> NDArray:
     """An array of zeros."""
     if stype not in (None, "default"):
-        from . import sparse as _sparse
-
-        return _sparse.zeros(stype, shape, ctx, dtype)
+        return sparse.zeros(stype, shape, ctx, dtype)
     return full(shape, 0, ctx, dtype)
 
 
@@ -623,7 +663,7 @@ def waitall(timeout: "float | None" = None) -> None:
     _core.waitall(timeout)
 
 
-# Functions.
+# Functions. With `out` the result goes there, cast to its dtype, and `out` is returned.
 
 def _required(call: str, data) -> NDArray:
     if not isinstance(data, NDArray):
@@ -631,9 +671,14 @@ def _required(call: str, data) -> NDArray:
     return data
 
 
+def _into(out: "NDArray | None", result: NDArray) -> NDArray:
+    """The result, or `out` once it has its values."""
+    return result if out is None else result.copyto(out)
+
+
 def _method(name: str, text: str):
-    def function(data: NDArray, *args, **kwargs) -> NDArray:
-        return getattr(_required(name, data), name)(*args, **kwargs)
+    def function(data: NDArray, *args, out: "NDArray | None" = None, **kwargs) -> NDArray:
+        return _into(out, getattr(_required(name, data), name)(*args, **kwargs))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = text
@@ -659,44 +704,44 @@ squeeze = _method("squeeze", "A view without axes of extent 1.")
 broadcast_to = _method("broadcast_to", "A copy in which axes of extent 1 repeat.")
 
 
-def add(a, b) -> NDArray:
+def add(a, b, out: "NDArray | None" = None) -> NDArray:
     """a + b."""
-    return a + b
+    return _into(out, a + b)
 
 
-def subtract(a, b) -> NDArray:
+def subtract(a, b, out: "NDArray | None" = None) -> NDArray:
     """a - b."""
-    return a - b
+    return _into(out, a - b)
 
 
-def multiply(a, b) -> NDArray:
+def multiply(a, b, out: "NDArray | None" = None) -> NDArray:
     """a * b."""
-    return a * b
+    return _into(out, a * b)
 
 
-def divide(a, b) -> NDArray:
+def divide(a, b, out: "NDArray | None" = None) -> NDArray:
     """a / b."""
-    return a / b
+    return _into(out, a / b)
 
 
-def modulo(a, b) -> NDArray:
+def modulo(a, b, out: "NDArray | None" = None) -> NDArray:
     """a % b, which has the sign of b; 0 where b is 0."""
-    return a % b
+    return _into(out, a % b)
 
 
-def power(a, b) -> NDArray:
+def power(a, b, out: "NDArray | None" = None) -> NDArray:
     """a to the power of b."""
-    return a ** b
+    return _into(out, a ** b)
 
 
-def maximum(a, b) -> NDArray:
+def maximum(a, b, out: "NDArray | None" = None) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
-    return _of_pair("maximum", a, b)
+    return _into(out, _of_pair("maximum", a, b))
 
 
-def minimum(a, b) -> NDArray:
+def minimum(a, b, out: "NDArray | None" = None) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
-    return _of_pair("minimum", a, b)
+    return _into(out, _of_pair("minimum", a, b))
 
 
 def _of_pair(call: str, a, b) -> NDArray:
@@ -707,17 +752,17 @@ def _of_pair(call: str, a, b) -> NDArray:
     return result
 
 
-def add_n(*args: NDArray) -> NDArray:
+def add_n(*args: NDArray, out: "NDArray | None" = None) -> NDArray:
     """The sum of arrays."""
     if not args:
         raise InvalidArgument("add_n: expected one array at least, got none")
     total = _required("add_n", args[0]).copy()
     for one in args[1:]:
         total += _required("add_n", one)
-    return total
+    return _into(out, total)
 
 
-def concat(*arrays: NDArray, dim: int = 1) -> NDArray:
+def concat(*arrays: NDArray, dim: int = 1, out: "NDArray | None" = None) -> NDArray:
     """The arrays, one after the other along an axis."""
     if not arrays:
         raise InvalidArgument("concat: expected one array at least, got none")
@@ -731,12 +776,12 @@ def concat(*arrays: NDArray, dim: int = 1) -> NDArray:
     dims[axis] = 0
     for extent in extents:
         dims[axis] += extent
-    out = empty(dims, arrays[0].context, arrays[0].dtype)
+    joined = empty(dims, arrays[0].context, arrays[0].dtype)
     begin = 0
     for one, extent in zip(arrays, extents):
-        out[(slice(None),) * axis + (slice(begin, begin + extent),)] = one
+        joined[(slice(None),) * axis + (slice(begin, begin + extent),)] = one
         begin += extent
-    return out
+    return _into(out, joined)
 
 
 # Files.
@@ -762,7 +807,7 @@ def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
 
     Reads safetensors files and those that MXNet's own ``nd.save`` has written.
     """
-    from . import mxnet_files as _mxnet_files
+    from .. import mxnet_files as _mxnet_files
 
     name = os.fspath(fname)
     if _mxnet_files.is_one(name):
@@ -776,7 +821,7 @@ def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
     return arrays
 
 
-from . import sparse  # noqa: E402  uses the above
-from . import random  # noqa: E402
+from .. import random  # noqa: E402  uses the above
+from . import sparse  # noqa: E402
 
 _core.register(NDArray, sparse.RowSparseNDArray, numpy.empty, _dtype._NUMPY)
