@@ -183,15 +183,15 @@ HeddleStatus Free(const char* name, const char* argument, Handle handle) noexcep
   return Try(name, [&](const Call& call) { call.Take(argument, handle); });
 }
 
-// Calls wait(deadline) or, if the time never passes, wait().
+// Calls wait(deadline) or, if the time never passes, wait(). A negative time has passed.
 template <class F>
 void WaitFor(std::int64_t timeout_ms, F&& wait) {
   // A century: more would not fit the clock.
   constexpr std::int64_t kLongestMs = std::int64_t{100} * 365 * 24 * 3600 * 1000;
-  if (timeout_ms < 0 || timeout_ms > kLongestMs) {
+  if (timeout_ms == HEDDLE_FOREVER || timeout_ms > kLongestMs) {
     wait();
   } else {
-    wait(Deadline(std::chrono::milliseconds(timeout_ms)));
+    wait(Deadline(std::chrono::milliseconds(std::max<std::int64_t>(timeout_ms, 0))));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "c_api/context.h"
 #include "c_api/handles.h"
 #include "c_api/status.h"
+#include "engine/may_wait.h"
 
 using heddle::ArrayList;
 using heddle::ArrayLists;
@@ -184,7 +185,14 @@ HeddleStatus HeddleKVStoreCreate(const char* type, const HeddleKVStoreOptions* o
   });
 }
 
-HeddleStatus HeddleKVStoreFree(HeddleKVStore store) { return Free(__func__, "store", store); }
+HeddleStatus HeddleKVStoreFree(HeddleKVStore store) {
+  return Try(__func__, [&, name = __func__](const Call& call) {
+    if (store == nullptr) return;
+    // The last handle of such a store waits for its operations, and leaves the job.
+    if (call.Get("store", store)->type().starts_with("dist")) heddle::engine::CheckMayWait(name);
+    call.Take("store", store);
+  });
+}
 
 // ---- Keys and arrays
 

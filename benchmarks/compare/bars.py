@@ -25,21 +25,27 @@ class Report:
     def __init__(self):
         self.group = ""
         self.bars = []
+        self.measured = []  # lines without a bar
         self.missing = []
 
     def add_missing(self, peer):
-        self.missing.append({"group": self.group, "peer": peer})
+        entry = {"group": self.group, "peer": peer}
+        if entry in self.missing:  # several sections want it
+            return
+        self.missing.append(entry)
         print(f"{self.group} | peer missing: {peer}", flush=True)
 
     def add(self, what, ours, unit, against, limit, ratio, spread, bar, holds, **more):
         """Adds a bar. `ratio` is ours over the limit, `spread` its least and greatest value over the
-        runs, `bar` says in words what is demanded. `more` goes only into the JSON."""
-        self.bars.append({"group": self.group, "what": what, "ours": ours, "unit": unit,
-                          "against": against, "limit": limit, "ratio": ratio, "spread": spread,
-                          "bar": bar, "holds": bool(holds), **more})
+        runs, `bar` says in words what is demanded. `more` goes only into the JSON. If `holds` is None
+        nothing is demanded: a line that is there for comparison, and no bar."""
+        lines, verdict = (self.measured, "no bar | measured") if holds is None else (
+            self.bars, f"bar {bar} | {'holds' if holds else 'falls short'}")
+        lines.append({"group": self.group, "what": what, "ours": ours, "unit": unit,
+                      "against": against, "limit": limit, "ratio": ratio, "spread": spread,
+                      "bar": bar, "holds": None if holds is None else bool(holds), **more})
         print(f"{self.group} | {what} | ours {_number(ours)} {unit} | {against} {_number(limit)} {unit} | "
-              f"ratio {ratio:.2f}{_spread(spread)} | bar {bar} | {'holds' if holds else 'falls short'}",
-              flush=True)
+              f"ratio {ratio:.2f}{_spread(spread)} | {verdict}", flush=True)
 
     def add_ratio(self, what, ours, unit, against, theirs, most, bar=None, below=False, **more):
         """Holds paired runs of ours against theirs: the median of their ratios, at most `most`."""

@@ -15,8 +15,11 @@ class BuildError(Exception):
 
 
 def _call(*command):
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"failed: {' '.join(command)}: {error}") from error
     if done.returncode != 0:
         sys.stderr.write(done.stdout)
         raise BuildError(f"failed: {' '.join(command)}")
@@ -24,7 +27,9 @@ def _call(*command):
 
 
 def build_release(targets):
-    """Configures and builds the targets with the release preset."""
+    """Configures and builds the targets, if there are any, with the release preset."""
+    if not targets:
+        return
     _call("cmake", "--preset", "release", "-DHEDDLE_BUILD_BENCHMARKS=ON")
     _call("cmake", "--build", "--preset", "release", "--target", *targets)
 

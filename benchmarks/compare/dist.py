@@ -33,6 +33,7 @@ def run_mxnet(context):
     programs = python.programs(context, PROGRAM)
     if "mxnet" not in programs:
         return
+    programs["heddle"] = python.over_tcp(programs["heddle"])
     if context.may_build:
         build_release(["heddle_python"])
     runs = interleave(programs, context.reps, lambda program: run_json(*program))

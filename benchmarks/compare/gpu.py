@@ -26,9 +26,8 @@ def _section(name, meaning):
     def run(context):
         if missing(context):
             return
-        if context.may_build:
-            context.build_dir = build.build_cuda("bench_gpu")
-        add_bars(context, "benchmarks/gpu/bench_gpu", name)
+        build_dir = build.build_cuda("bench_gpu") if context.may_build else None
+        add_bars(context, "benchmarks/gpu/bench_gpu", name, build_dir=build_dir)
     run.__doc__ = meaning
     return run
 

@@ -10,7 +10,7 @@ import time
 
 from compare import python
 from compare.build import ROOT
-from compare.programs import add_bars, interleave, run_job, run_json
+from compare.programs import Children, add_bars, interleave, run_job, run_json
 
 TARGETS = ["bench_host", "first_barrier", "heddle_command", "host_sum", "benchmarks/peers/all"]
 GLOO_SUM = os.path.join(ROOT, "benchmarks", "python", "gloo_sum.py")
@@ -68,8 +68,9 @@ def run_sum(context):
 def _until_last(commands, count):
     """Seconds from here until the last of `count` programs has said when; all commands are started at once."""
     started = time.monotonic()
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    with Children() as children:
+        processes = [children.start(command, stdout=subprocess.PIPE) for command in commands]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     if any(process.returncode != 0 for process in processes):
         raise RuntimeError(f"{' '.join(commands[0])}: status {[process.returncode for process in processes]}")
     # Behind what the launcher puts in front.

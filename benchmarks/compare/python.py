@@ -5,6 +5,7 @@ MXNet gets a virtual environment of its own, build/mxnet, with the NumPy that it
 3.11 or older. The contenders take turns.
 """
 
+import functools
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ PEER = os.path.join(ENVIRONMENT, "bin", "python")
 REQUIREMENTS = ["mxnet==1.9.1", "numpy==1.23.5"]
 
 
+@functools.cache  # to try to install it takes long, and one failure is enough
 def missing(context):
     """MXNet, where it is not installed and cannot be."""
     if not os.path.exists(os.path.join(ENVIRONMENT, "installed")) and context.may_build:
@@ -49,6 +51,12 @@ def programs(context, program, *arguments):
     if not missing(context):
         found["mxnet"] = ([PEER, "-W", "ignore", program, "mxnet", *arguments], {})
     return found
+
+
+def over_tcp(program):
+    """The same, of what `programs` gives for heddle, without shared memory between its processes."""
+    command, environment = program
+    return command, {**environment, "HEDDLE_SHARED_MEMORY": "0"}
 
 
 SMALL_MAX = 32768  # bytes of an array: above, memory is what limits
@@ -111,9 +119,7 @@ def run_dist(context):
     found = programs(context, DIST_PROGRAM, "--workers", "1")
     if "mxnet" not in found:
         return
-    command, path = found["heddle"]
-    contenders = {"TCP": (command, {**path, "HEDDLE_SHARED_MEMORY": "0"}), "shared memory": (command, path),
-                  "mxnet": found["mxnet"]}
+    contenders = {"TCP": over_tcp(found["heddle"]), "shared memory": found["heddle"], "mxnet": found["mxnet"]}
     runs = interleave(contenders, context.reps, lambda program: run_json(*program))
     for way in ("TCP", "shared memory"):
         for case in runs[way][0]:

@@ -24,19 +24,29 @@ std::string BytesText(std::size_t bytes) {
   return bytes >= 1 << 20 ? fmt::format("{} MiB", bytes >> 20) : fmt::format("{} KiB", bytes >> 10);
 }
 
+namespace {
+
+const char* Verdict(const nlohmann::json& holds) {
+  if (holds.is_null()) return "measured";
+  return holds.get<bool>() ? "holds" : "falls short";
+}
+
+}  // namespace
+
 bool BarReport::Open(const std::string& path) {
   json_.open(path);
   return json_.good();
 }
 
 void BarReport::Add(const nlohmann::json& bar) {
-  all_hold_ = all_hold_ && bar["holds"].get<bool>();
+  const nlohmann::json& holds = bar.at("holds");
+  all_hold_ = all_hold_ && (holds.is_null() || holds.get<bool>());
   const std::string unit = bar["unit"].get<std::string>();
   fmt::print("{}: {:.4g} {}, {} {:.4g} {}, ratio {:.2f} [{:.2f}..{:.2f}], {}\n",
              bar["what"].get<std::string>(), bar["ours"].get<double>(), unit,
              bar["against"].get<std::string>(), bar["limit"].get<double>(), unit,
              bar["ratio"].get<double>(), bar["spread"][0].get<double>(),
-             bar["spread"][1].get<double>(), bar["holds"].get<bool>() ? "holds" : "falls short");
+             bar["spread"][1].get<double>(), Verdict(holds));
   std::fflush(stdout);
   if (json_.is_open()) json_ << bar.dump() << '\n' << std::flush;
 }

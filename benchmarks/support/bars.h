@@ -17,7 +17,8 @@ std::vector<double> Spread(const std::vector<double>& values);  // least and gre
 std::string BytesText(std::size_t bytes);
 
 // Prints each bar as it comes. A bar is an object with the fields what, ours, unit, against, limit,
-// ratio, spread, bar, holds, and any others.
+// ratio, spread, bar, holds, and any others. `holds` is null where nothing is demanded: a line for
+// comparison, which is no bar.
 class BarReport {
  public:
   bool Open(const std::string& path);  // writes the bars there, too; false: cannot

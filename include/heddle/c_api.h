@@ -19,7 +19,8 @@
 //           the Free of its kind; NULL is nobody's handle. A handle that is NULL, was freed, is of
 //           another kind or was never one is HEDDLE_INVALID_ARGUMENT, not a crash. Freeing is safe
 //           at any time, also with operations pending or while another thread uses the handle:
-//           these complete. Free of NULL does nothing.
+//           these complete. Free of NULL does nothing. Only the last handle of a dist store waits
+//           for the store's operations, and is HEDDLE_INVALID_STATE inside an op's body.
 // Pointers: what a call is given is read during the call only, and stays the caller's. NULL where
 //           something is needed is HEDDLE_INVALID_ARGUMENT; an array of no elements may be NULL.
 // Threads:  any call from any thread. Waiting calls inside an op's body are HEDDLE_INVALID_STATE.
@@ -111,7 +112,9 @@ enum { HEDDLE_CPU = 0, HEDDLE_CPU_PINNED = 1, HEDDLE_GPU = 2 };
 // Kinds of arrays.
 enum { HEDDLE_DENSE = 0, HEDDLE_ROW_SPARSE = 1 };
 
-// A time that never passes, for `timeout_ms` of waits.
+// A time that never passes, for `timeout_ms` of waits. Other negative times have passed, as 0 has:
+// a call that would have to wait is HEDDLE_TIMEOUT at once. So what is left until a deadline may be
+// given as it is, but for -1, in whose place a program gives 0.
 enum { HEDDLE_FOREVER = -1 };
 
 // A dense array of `ndim` extents, outermost first. Its contents are undefined until written.
@@ -312,8 +315,9 @@ HEDDLE_API HeddleStatus HeddleKVStoreReset(HeddleKVStore store, const HeddleKey*
 HEDDLE_API HeddleStatus HeddleKVStoreRemove(HeddleKVStore store, const HeddleKey* key);
 HEDDLE_API HeddleStatus HeddleKVStoreContains(HeddleKVStore store, const HeddleKey* key,
                                               int* contains);
-// Calls visit(context, key) for each key, in the order of their creation; `key` is valid during the
-// call. Ends at the first failure of `visit`, and returns it.
+// Calls visit(context, key) for each key, in the order of their creation; in a store of a job (the
+// dist types) sorted. `key` is valid during the call. Ends at the first failure of `visit`, and
+// returns it.
 typedef HeddleStatus (*HeddleKeyVisitor)(void* context, const HeddleKey* key);
 HEDDLE_API HeddleStatus HeddleKVStoreVisitKeys(HeddleKVStore store, HeddleKeyVisitor visit,
                                                void* context);

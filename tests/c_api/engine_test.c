@@ -1,4 +1,5 @@
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 
 #include "check.h"
@@ -201,6 +202,42 @@ static void AsyncOpsFinishWhenTheirCompletionIsCalled(void) {
   CHECK_OK(HeddleVarFree(var));
 }
 
+typedef struct Held {
+  HeddleCompletion completion;
+  sem_t begun;
+} Held;
+static HeddleStatus Hold(void* context, HeddleCompletion completion) {
+  Held* held = context;
+  held->completion = completion;
+  return sem_post(&held->begun) == 0 ? HEDDLE_OK : HEDDLE_ERROR;
+}
+
+// They used to be waited for without end, all of them.
+static void NegativeTimesHavePassedButForForever(void) {
+  HeddleArray array = Full(1, 0);
+  HeddleVar var = NULL;
+  CHECK_OK(HeddleArrayGetVar(array, &var));
+  const HeddleOp op = {.struct_size = sizeof op, .name = "hold", .num_writes = 1, .writes = &var};
+  Held held = {.completion = NULL};
+  CHECK(sem_init(&held.begun, 0, 0) == 0);
+  CHECK_OK(HeddleEnginePushAsync(&op, Hold, &held, NULL));
+  CHECK(sem_wait(&held.begun) == 0);
+  const int64_t times_ms[] = {-2, -1000, INT64_MIN};
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FAILS(HeddleArrayWaitToRead(array, times_ms[i]), HEDDLE_TIMEOUT, "hold");
+    CHECK_FAILS(HeddleArrayWaitToWrite(array, times_ms[i]), HEDDLE_TIMEOUT, "hold");
+    CHECK_FAILS(HeddleWaitForVar(var, times_ms[i]), HEDDLE_TIMEOUT, "hold");
+    CHECK_FAILS(HeddleWaitForReadsAndWrites(var, times_ms[i]), HEDDLE_TIMEOUT, "hold");
+    CHECK_FAILS(HeddleWaitForAll(times_ms[i]), HEDDLE_TIMEOUT, "hold");
+  }
+  CHECK_OK(HeddleCompletionCall(held.completion, HEDDLE_OK, NULL));
+  CHECK_OK(HeddleWaitForVar(var, HEDDLE_FOREVER));
+  CHECK_OK(HeddleWaitForVar(var, -2));  // there is nothing to wait for
+  CHECK(sem_destroy(&held.begun) == 0);
+  CHECK_OK(HeddleVarFree(var));
+  CHECK_OK(HeddleArrayFree(array));
+}
+
 static void ARefusedPushLeavesTheContextToItsCaller(void) {
   HeddleVar var = NULL;
   CHECK_OK(HeddleVarCreate("x", &var));
@@ -269,6 +306,7 @@ const Test kEngineTests[] = {
     {"TheStatusOfAFailingBodyComesOutOfEveryWait", TheStatusOfAFailingBodyComesOutOfEveryWait},
     {"BodiesLeaveTheLastErrorOfAWaitingThreadAlone", BodiesLeaveTheLastErrorOfAWaitingThreadAlone},
     {"AsyncOpsFinishWhenTheirCompletionIsCalled", AsyncOpsFinishWhenTheirCompletionIsCalled},
+    {"NegativeTimesHavePassedButForForever", NegativeTimesHavePassedButForForever},
     {"ARefusedPushLeavesTheContextToItsCaller", ARefusedPushLeavesTheContextToItsCaller},
     {"StructsMayGrowAtTheirEnd", StructsMayGrowAtTheirEnd},
     {"DroppedHandlesLeavePendingOpsAlone", DroppedHandlesLeavePendingOpsAlone},

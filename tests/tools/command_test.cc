@@ -154,7 +154,8 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
     EXPECT_THAT(all.output, HasSubstr("PROBLEM               " + problem));
   }
   const ProgramResult right =
-      RunProgram({kHeddle, "doctor"}, {"HEDDLE_GPU_SUMS=tree", "HEDDLE_WIRE_CAPTURE=capture.wire"});
+      RunProgram({kHeddle, "doctor"}, {"HEDDLE_GPU_SUMS=tree", "HEDDLE_WIRE_CAPTURE=capture.wire",
+                                       "HEDDLE_LIBRARY=libheddle.so"});  // of examples/perl
   EXPECT_EQ(right.status, 0) << right.output;
   const ProgramResult name = RunProgram({kHeddle, "doctor"}, {"HEDDLE_NUM_WORKER=3"});
   EXPECT_EQ(name.status, 1);
@@ -232,6 +233,7 @@ TEST(BenchCommand, MeasuresWhatWasAskedFor) {
                   "4KiB,64KiB", "--time-ms", "5", "--json", output});
   ASSERT_EQ(result.status, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("64 KiB"));
+  EXPECT_THAT(result.output, HasSubstr("p99: of the push+pull of 100 rounds"));
   const json bench = ReadJson(output);
   EXPECT_EQ(bench["heddle"], kVersion);
   ASSERT_EQ(bench["results"].size(), 8u);

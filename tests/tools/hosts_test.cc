@@ -188,9 +188,10 @@ TEST(JobPart, AnotherVersionIsNamedAndWhatIsNoPartShowsNothingOfIt) {
 
 TEST(JobPart, WhatIsTrueOfOneMachineOrProcessIsNotPassedOn) {
   const std::vector<std::pair<const char*, bool>> variables = {
-      {"HEDDLE_TRACE", true},      {"DMLC_INTERFACE", true}, {"OMP_NUM_THREADS", true},
-      {"PYTHONPATH", true},        {"HEDDLE_RANK", false},   {"HEDDLE_TOKEN", false},
-      {"HEDDLE_NODE_HOST", false}, {"SOMETHING", false}};
+      {"HEDDLE_TRACE", true},      {"DMLC_INTERFACE", true},    {"OMP_NUM_THREADS", true},
+      {"PYTHONPATH", true},        {"HEDDLE_RANK", false},      {"HEDDLE_TOKEN", false},
+      {"HEDDLE_NODE_HOST", false}, {"SOMETHING", false},        {"HEDDLE_NCCL_DEADLINE_MS", true},
+      {"HEDDLE_NCCL_ID", false},   {"HEDDLE_NCCL_RANK", false}, {"HEDDLE_NCCL_PROCESSES", false}};
   for (const auto& [name, passed] : variables) setenv(name, "x", 1);
   const std::vector<Variable> passed_on = PassedOn();
   for (const auto& [name, passed] : variables) {

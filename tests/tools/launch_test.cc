@@ -177,6 +177,28 @@ TEST_F(LaunchTest, AJobInsideAJobKnowsNothingOfTheOuterOne) {
   EXPECT_NE(roles["worker 0"]["DMLC_PS_ROOT_PORT"], "1");
 }
 
+// They used to reach the processes, where those of NCCL win over the job.
+TEST_F(LaunchTest, VariablesOfOneProcessOrMachineAreOnlyThoseThatAreGiven) {
+  const Strings names = {"DMLC_NODE_HOST",        "HEDDLE_BIND_ADDRESS", "HEDDLE_NCCL_ID",
+                         "HEDDLE_NCCL_PROCESSES", "HEDDLE_NCCL_RANK",    "HEDDLE_NODE_HOST"};
+  Strings inherited = {"HEDDLE_NCCL_DEADLINE_MS=7"}, given = {"-n", "1", "--all-roles"};
+  for (const std::string& name : names) {
+    inherited.push_back(name + "=inherited");
+    given.insert(given.end(), {"--env", name == "HEDDLE_NODE_HOST" ? name : name + "=given"});
+  }
+  auto roles = VariablesByRole(
+      RunProgram(Launch({"-n", "1", "--all-roles"}, {kProgram, "env"}), inherited).output);
+  auto with = VariablesByRole(RunProgram(Launch(given, {kProgram, "env"}), inherited).output);
+  for (const char* const role : {"scheduler", "server 0", "worker 0"}) {
+    SCOPED_TRACE(role);
+    EXPECT_EQ(roles[role]["HEDDLE_NCCL_DEADLINE_MS"], "7");
+    for (const std::string& name : names) {
+      EXPECT_EQ(roles[role].count(name), 0u) << name;
+      EXPECT_EQ(with[role][name], name == "HEDDLE_NODE_HOST" ? "inherited" : "given") << name;
+    }
+  }
+}
+
 TEST_F(LaunchTest, TwoJobsAtOnceDoNotMeet) {
   const Strings command = Launch({"-n", "1"}, Shell(kProgram + " env; echo waiting; sleep 1000"));
   RunningProgram one(command), two(command);

@@ -316,6 +316,31 @@ TEST(SshLaunch, ProcessesInheritNoPipeOfTheirKeeper) {
   EXPECT_THAT(result.output, HasSubstr("[worker 0] " + here.output));
 }
 
+// Those of this machine used to reach what carries the job there, and those of NCCL its processes.
+TEST(SshLaunch, OfVariablesOfOnePlaceAHostsOwnCountUnderThoseThatAreGiven) {
+  const TempFolder folder;
+  const std::string path = std::getenv("PATH"), stand_in = folder / "ssh";
+  std::ofstream(stand_in) << "#!/bin/sh\n"
+                             "for last; do :; done\n"
+                             "echo \"has ${HEDDLE_NODE_HOST-none} ${HEDDLE_NCCL_ID-none}\" >&2\n"
+                             "export HEDDLE_NODE_HOST=hosts HEDDLE_BIND_ADDRESS=hosts\n"
+                             "export HEDDLE_NCCL_ID=hosts\n"
+                             "exec /bin/sh -c \"$last\"\n";
+  std::filesystem::permissions(stand_in, std::filesystem::perms::owner_all);
+  const ProgramResult result =
+      RunProgram(With(With({kHeddle, "launch", "-n", "1", "--launcher", "ssh", "--hosts",
+                            "127.0.0.1", "--env", "HEDDLE_BIND_ADDRESS=given"},
+                           kNoServers),
+                      {"--", "/bin/sh", "-c",
+                       "echo $HEDDLE_NODE_HOST ${DMLC_NODE_HOST-none} $HEDDLE_BIND_ADDRESS "
+                       "${HEDDLE_NCCL_ID-none} ${HEDDLE_NCCL_RANK-none}"}),
+                 {"PATH=" + folder.path() + ":" + path, "HEDDLE_NODE_HOST=here",
+                  "DMLC_NODE_HOST=here", "HEDDLE_NCCL_ID=here", "HEDDLE_NCCL_RANK=here"});
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_EQ(LinesByProcess(result.output)["worker 0"], Strings{"hosts none given none none"});
+  EXPECT_THAT(result.output, HasSubstr("] has none none\n"));
+}
+
 // What is mpirun's own: of two that start at once on a host, one may take the other's folder away.
 TEST(MpiLaunch, TheWorkersStartOnceTheServersMpirunIsUp) {
   if (!MissingProgram({"mpirun"}).empty()) GTEST_SKIP() << "mpirun is not installed";

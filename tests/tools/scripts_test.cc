@@ -86,6 +86,28 @@ TEST_F(ScriptsTest, AHeddleThatDoesNotRunIsNoMissingDevice) {
   EXPECT_THAT(none.output, HasSubstr("no device found: no driver"));
 }
 
+// A name used to be taken for a file of the repository.
+TEST_F(ScriptsTest, AWheelIsBuiltWithAPythonThatThePathKnowsByItsName) {
+  CopyProgram(kScripts + "/wheel.sh", "tools/wheel.sh");
+  WriteProgram("bin/python3.99",
+               "echo \"python3.99 $*\"\n"
+               "while [ $# -gt 0 ]; do\n"
+               "  [ \"$1\" != --wheel-dir ] || { mkdir -p \"$2\"; : > \"$2/heddle.whl\"; }\n"
+               "  shift\n"
+               "done\n");
+  const ProgramResult named = Run({folder_ / "tools/wheel.sh"}, {"PYTHON=python3.99"});
+  EXPECT_EQ(named.status, 0) << named.output;
+  EXPECT_THAT(named.output,
+              AllOf(HasSubstr("python3.99 -m pip wheel "),
+                    HasSubstr("python3.99 -m auditwheel repair "), HasSubstr("/heddle.whl\n")));
+  const ProgramResult by_path =
+      Run({folder_ / "tools/wheel.sh"}, {"PYTHON=" + folder_ / "bin/python3.99"});
+  EXPECT_EQ(by_path.status, 0) << by_path.output;
+  const ProgramResult missing = Run({folder_ / "tools/wheel.sh"}, {"PYTHON=python3.98"});
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.output, HasSubstr("there is no program python3.98"));
+}
+
 class SoakScriptTest : public ScriptsTest {
  protected:
   // With a program in place of the engine's tests that has one test, which fails.

@@ -20,13 +20,6 @@ constexpr int kKeysInFlight = 4;
 
 double Us(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
-double Percentile(std::vector<double> values, double fraction) {
-  const auto at = values.begin() +
-                  static_cast<std::ptrdiff_t>(fraction * static_cast<double>(values.size() - 1));
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
-}
-
 // One key with an array to push and one to pull into on every device.
 class Cell {
  public:
@@ -67,10 +60,10 @@ void MeasureLatency(Cell& cell, std::chrono::milliseconds time, BenchResult& res
     pull_calls.push_back(Us(pulled - pushed));
     ++result.rounds;
   }
-  result.push_call_us = Percentile(std::move(push_calls), 0.5);
-  result.pull_call_us = Percentile(std::move(pull_calls), 0.5);
-  result.latency_us = Percentile(latencies, 0.5);
-  result.latency_p99_us = Percentile(std::move(latencies), 0.99);
+  result.push_call_us = Percentile(std::move(push_calls), 50);
+  result.pull_call_us = Percentile(std::move(pull_calls), 50);
+  result.latency_us = Percentile(latencies, 50);
+  result.latency_p99_us = Percentile(std::move(latencies), 99);
 }
 
 void MeasureBandwidth(std::vector<Cell>& cells, std::chrono::milliseconds time,
@@ -86,7 +79,7 @@ void MeasureBandwidth(std::vector<Cell>& cells, std::chrono::milliseconds time,
   }
   const double bytes =
       2.0 * static_cast<double>(result.bytes) * result.devices * static_cast<double>(cells.size());
-  result.bandwidth_gb_s = bytes / Percentile(std::move(rounds_us), 0.5) / 1e3;
+  result.bandwidth_gb_s = bytes / Percentile(std::move(rounds_us), 50) / 1e3;
 }
 
 BenchResult Measure(KVStore& store, int devices, std::int64_t bytes,
@@ -135,6 +128,14 @@ std::vector<BenchResult> RunBench(const BenchOptions& options,
     }
   }
   return results;
+}
+
+double Percentile(std::vector<double> values, int percent) {
+  // Whole numbers: 0.99 * n may round to just above the rank.
+  const std::size_t rank = (values.size() * static_cast<std::size_t>(percent) + 99) / 100;
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(rank - 1);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
 }
 
 std::string BytesText(std::int64_t bytes) {

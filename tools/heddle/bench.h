@@ -38,6 +38,10 @@ struct BenchResult {
 std::vector<BenchResult> RunBench(const BenchOptions& options,
                                   const std::function<void(const BenchResult&)>& done);
 
+// By nearest rank: the least of the values that `percent` (1 to 100) of 100 of them do not exceed.
+// So the 99th percentile of fewer than 100 values is the largest. There has to be one.
+double Percentile(std::vector<double> values, int percent);
+
 // "4 KiB", "1.5 MiB".
 std::string BytesText(std::int64_t bytes);
 

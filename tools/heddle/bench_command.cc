@@ -26,6 +26,8 @@
 namespace heddle::tools {
 namespace {
 
+constexpr const char* kAboutP99 =
+    "p99: of the push+pull of 100 rounds 99 take no longer; of fewer rounds than that, the longest";
 constexpr std::uint64_t kSizeMin = sizeof(float), kSizeMax = std::uint64_t{1} << 40;
 
 struct Options {
@@ -80,8 +82,9 @@ void WriteJson(const std::vector<BenchResult>& results, const EngineOptions& eng
 void PrintHeader(const EngineOptions& engine) {
   fmt::print(
       "Push to one key, then pull, until readable: {} engine, {} workers, times in us\n"
+      "{}\n"
       "GB/s pushed and pulled: with several keys in flight\n",
-      engine.type, engine.num_workers);
+      engine.type, engine.num_workers, kAboutP99);
   fmt::print("{:<8}{:>8}{:>11}{:>13}{:>13}{:>13}{:>12}{:>10}\n", "store", "devices", "array",
              "push call", "pull call", "push+pull", "p99", "GB/s");
 }
@@ -123,6 +126,7 @@ void AddBenchCommand(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* const command =
       app.add_subcommand("bench", "Measure push and pull by array size and number of devices");
+  command->footer(kAboutP99);
   command->add_option("--store", options->stores, "Types of store")
       ->delimiter(',')
       ->capture_default_str();

@@ -37,8 +37,8 @@ namespace heddle::tools {
 namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
-// distributed jobs.
-constexpr std::array<std::string_view, 24> kVariables = {"HEDDLE_AGEING",
+// distributed jobs, and HEDDLE_LIBRARY, by which examples/perl finds it.
+constexpr std::array<std::string_view, 25> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_CHECK_ACCESS",
                                                          "HEDDLE_CPU_ALLOCATOR",
                                                          "HEDDLE_CPU_MEMORY_MAX",
@@ -47,6 +47,7 @@ constexpr std::array<std::string_view, 24> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_GPU_ISSUED_AHEAD",
                                                          "HEDDLE_GPU_MEMORY_MAX",
                                                          "HEDDLE_GPU_SUMS",
+                                                         "HEDDLE_LIBRARY",
                                                          "HEDDLE_MAX_PENDING_BYTES",
                                                          "HEDDLE_MAX_PENDING_OPS",
                                                          "HEDDLE_NCCL_DEADLINE_MS",

@@ -22,15 +22,9 @@ using nlohmann::json;
 constexpr std::array<std::string_view, 4> kPrefixes = {"HEDDLE_", "DMLC_", "MXNET_", "OMP_"};
 constexpr std::array<std::string_view, 4> kNames = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH",
                                                     "VIRTUAL_ENV"};
-// True of one machine only.
-constexpr std::array<std::string_view, 3> kOfMachine = {"DMLC_NODE_HOST", "HEDDLE_BIND_ADDRESS",
-                                                        "HEDDLE_NODE_HOST"};
 
 bool IsPassedOn(std::string_view name) {
-  if (IsOfLauncher(name) ||
-      std::find(kOfMachine.begin(), kOfMachine.end(), name) != kOfMachine.end()) {
-    return false;
-  }
+  if (IsOfLauncher(name) || IsOfOnePlace(name)) return false;
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
          std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [name](std::string_view prefix) { return name.starts_with(prefix); });

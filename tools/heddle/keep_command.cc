@@ -54,7 +54,7 @@ int Keep(const KeepArguments& arguments) {
   const bool from_stdin = arguments.job_variable.empty();
   // Without a pipe to say so, the end of what started this process is the end of this part.
   if (!from_stdin) prctl(PR_SET_PDEATHSIG, SIGTERM);
-  const JobPart part =
+  JobPart part =
       ParseJobPart(from_stdin ? ReadFramed(STDIN_FILENO) : TakeVariable(arguments.job_variable));
   const std::size_t host = HostIndex(arguments, part.job.hosts);
   if (host >= part.places.size()) {
@@ -62,6 +62,9 @@ int Keep(const KeepArguments& arguments) {
                                       host, part.places.size()));
   }
   EnterFolder(part.job);
+  // Who set these for all processes of this host knows it; what the job says of them counts more.
+  const std::vector<Variable> own = VariablesOfThisMachine();
+  part.job.environment.insert(part.job.environment.begin(), own.begin(), own.end());
   std::vector<Task> tasks;
   for (const Place& place : part.places[host]) {
     tasks.push_back({.name = PlaceName(place),

@@ -15,6 +15,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/env.h"
+
 namespace heddle::tools {
 
 std::unique_ptr<Launcher> MakeKubernetesLauncher();  // manifest_launcher.cc
@@ -49,6 +51,18 @@ constexpr std::array<std::string_view, 18> kVariablesOfLaunchers = {
     "HEDDLE_JOB_WORKERS", "HEDDLE_LISTEN_FD",  "HEDDLE_LOCAL_RANK", "HEDDLE_LOCAL_SIZE",
     "HEDDLE_RANK",        "HEDDLE_ROLE",       "HEDDLE_ROOT_HOST",  "HEDDLE_ROOT_PORT",
     "HEDDLE_TOKEN",       "HEDDLE_TOKEN_FILE"};
+
+// True of one machine, and of one process of a job without a scheduler. The user may give them to a
+// job; what is inherited may be of another one.
+constexpr std::array<std::string_view, 3> kVariablesOfMachines = {
+    "DMLC_NODE_HOST", "HEDDLE_BIND_ADDRESS", "HEDDLE_NODE_HOST"};
+constexpr std::array<std::string_view, 3> kVariablesOfProcesses = {
+    "HEDDLE_NCCL_ID", "HEDDLE_NCCL_PROCESSES", "HEDDLE_NCCL_RANK"};
+
+template <class Names>
+bool Contains(const Names& names, std::string_view variable) {
+  return std::find(names.begin(), names.end(), variable) != names.end();
+}
 
 }  // namespace
 
@@ -103,8 +117,19 @@ std::vector<Variable> EnvironmentOf(const Job& job, const Place& place,
 
 std::vector<std::string> InheritedEnvironment() {
   std::vector<std::string> entries;
-  for (char** entry = environ; *entry != nullptr; ++entry) entries.emplace_back(*entry);
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    if (!IsOfOnePlace(text.substr(0, text.find('=')))) entries.emplace_back(text);
+  }
   return entries;
+}
+
+std::vector<Variable> VariablesOfThisMachine() {
+  std::vector<Variable> variables;
+  for (const std::string_view name : kVariablesOfMachines) {
+    if (auto value = EnvString(name.data())) variables.emplace_back(name, *std::move(value));
+  }
+  return variables;
 }
 
 std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
@@ -125,9 +150,10 @@ std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
   return environment;
 }
 
-bool IsOfLauncher(std::string_view variable) {
-  return std::find(kVariablesOfLaunchers.begin(), kVariablesOfLaunchers.end(), variable) !=
-         kVariablesOfLaunchers.end();
+bool IsOfLauncher(std::string_view variable) { return Contains(kVariablesOfLaunchers, variable); }
+
+bool IsOfOnePlace(std::string_view variable) {
+  return Contains(kVariablesOfMachines, variable) || Contains(kVariablesOfProcesses, variable);
 }
 
 std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }

@@ -67,7 +67,13 @@ const std::vector<std::string>& CommandOf(const Job& job, DistRole role);
 std::vector<Variable> EnvironmentOf(const Job& job, const Place& place,
                                     const std::string& root_host, int root_port);
 
-std::vector<std::string> InheritedEnvironment();  // of this process, "NAME=value"
+// What the processes of a job inherit from this one, "NAME=value": all but the variables that are
+// true of one place only (IsOfOnePlace), which may be those of another job.
+std::vector<std::string> InheritedEnvironment();
+
+// Variables of this process that name its machine: on a host of a job, what the host itself has
+// set.
+std::vector<Variable> VariablesOfThisMachine();
 
 // All of a process that is started on this machine: what it inherits and the above, "NAME=value".
 std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
@@ -75,6 +81,9 @@ std::vector<std::string> FullEnvironment(const Job& job, const Place& place,
 
 // The names above that a launcher sets and a user may therefore not.
 bool IsOfLauncher(std::string_view variable);
+
+// Names of variables that are true of one process or machine, and that no launcher sets.
+bool IsOfOnePlace(std::string_view variable);
 
 std::string ThisProgram();  // the path of the heddle command that runs
 
