@@ -241,7 +241,7 @@ class ServerMachine {
   void SetParameters(const Message& message);
   void SetCompression(const Message& message);
   void StartControl(Part& part, const Message& message, Outputs& out);
-  bool PassesAreUnderWay() const;
+  bool PassesAreUnderWay(std::uint32_t store) const;
   void StartStates(Outputs& out);
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store, std::int32_t rank) const;

@@ -136,11 +136,12 @@ struct ServerMachine::Store {
     return generation == 0 ||
            (generation <= generations.size() && version <= generations[generation - 1].version);
   }
-  // Of the optimizer that was set last; 0: there is none.
+  // Of the optimizer that was set last, with its first parameters: later ones of them come with a
+  // push. 0: there is none.
   std::uint64_t LastVersion() const {
-    const auto last = std::find_if(generations.rbegin(), generations.rend(),
-                                   [](const Generation& known) { return !known.error; });
-    return last == generations.rend() ? 0 : last->version;
+    std::uint64_t generation = generations.size();
+    while (generation > 0 && generations[generation - 1].error) --generation;
+    return generation << 32;
   }
 };
 

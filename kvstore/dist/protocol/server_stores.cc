@@ -181,7 +181,7 @@ void ServerMachine::SetCompression(const Message& message) {
 
 void ServerMachine::StartControl(Part& part, const Message& message, Outputs& out) {
   const bool is_of_states = message.kind == Kind::kSaveStates || message.kind == Kind::kLoadStates;
-  if (is_of_states && PassesAreUnderWay()) {  // S7
+  if (is_of_states && PassesAreUnderWay(message.part.store)) {  // S7
     part.Of(message.rank).Extra().running = true;
     states_requests_.push_back(message);
     return;
@@ -197,9 +197,8 @@ void ServerMachine::StartControl(Part& part, const Message& message, Outputs& ou
 }
 
 void ServerMachine::StartStates(Outputs& out) {
-  if (states_requests_.empty() || PassesAreUnderWay()) return;
   for (const Message& request : std::exchange(states_requests_, {})) {
-    StartControl(PartOf(request.part), request, out);
+    StartControl(PartOf(request.part), request, out);  // or it goes on waiting
   }
 }
 

@@ -141,11 +141,12 @@ void ServerMachine::EndWhole(Time now, Whole& whole, std::uint64_t number, Outpu
   StartStates(out);
 }
 
-bool ServerMachine::PassesAreUnderWay() const {
-  return std::ranges::any_of(wholes_, [](const auto& entry) {
-    return std::ranges::any_of(entry.second.rounds, [](const auto& numbered) {
-      return numbered.second.running || (numbered.second.pass > 0 && !numbered.second.error);
-    });
+bool ServerMachine::PassesAreUnderWay(std::uint32_t store) const {
+  return std::ranges::any_of(wholes_, [store](const auto& entry) {
+    return entry.first.first == store &&
+           std::ranges::any_of(entry.second.rounds, [](const auto& numbered) {
+             return numbered.second.running || (numbered.second.pass > 0 && !numbered.second.error);
+           });
   });
 }
 

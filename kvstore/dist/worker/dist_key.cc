@@ -149,7 +149,6 @@ std::size_t DistKey::SendReady(PartsCall& call, std::uint64_t ticket) {
 
 void DistKey::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
   MutexLock lock(mutex_);
-  bool warned = false;
   for (std::shared_ptr<PartsCall>* each = &first_; *each != nullptr; each = &(*each)->behind_) {
     PartsCall& call = **each;
     if (!call.ready_ || call.in_batch_ || call.given_up_ || call.requests_.empty()) continue;
@@ -161,7 +160,8 @@ void DistKey::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
     }
     if (deadline != Time{0}) found->LookAt(deadline);
     if (now >= call.warned_ + warn_after) {
-      if (!std::exchange(warned, true)) found->warnings.push_back(WhyUnsentLocked(call, now));
+      // One for all that wait: the reason is most often the same.
+      if (found->warnings.empty()) found->warnings.push_back(WhyUnsentLocked(call, now));
       call.warned_ = now;
     }
     found->LookAt(call.warned_ + warn_after);
@@ -180,7 +180,9 @@ void DistKey::GiveUpLocked(const std::shared_ptr<PartsCall>& call, Time now, Uns
       TimeoutError("the deadline has passed: " + WhyUnsentLocked(*call, now)));
   for (Request& request : call->requests_) {
     found->answers.emplace_back(call, Answer{request.token, error, {}});
+    found->given_back.push_back(std::exchange(request.payload, {}));
     request.token = kNoSink;
+    request.deadline = Time{0};  // a push keeps its round, whenever that comes
     if (IsPush(request.kind)) SetValue({.failure = ToErrorBody(error)}, &request);
   }
   call->given_up_ = true;

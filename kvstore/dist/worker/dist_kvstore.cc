@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -84,8 +86,16 @@ DistKVStore::~DistKVStore() {
 }
 
 void DistKVStore::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
-  MutexLock lock(mutex_);
-  for (const auto& [name, key] : keys_) key->CheckUnsent(now, warn_after, found);
+  std::vector<std::weak_ptr<DistKey>> removed;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, key] : keys_) key->CheckUnsent(now, warn_after, found);
+    std::erase_if(removed_, [](const auto& key) { return key.expired(); });
+    removed = removed_;
+  }
+  for (const auto& each : removed) {
+    if (const KeyPtr key = each.lock()) key->CheckUnsent(now, warn_after, found);
+  }
 }
 
 Request DistKVStore::ControlRequest(std::string_view what, Kind kind, std::int32_t server) const {

@@ -171,10 +171,11 @@ class DistKVStore final : public KVStore, private UnsentCalls {
   // Nothing waits, and no op is pushed, while it is held.
   mutable Mutex mutex_;
   KeyTable<KeyPtr> keys_ GUARDED_BY(mutex_);
-  KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);      // of keys that were removed: how often
-  std::set<std::uint64_t> initialising_ GUARDED_BY(mutex_);  // numbers of keys, see KeyId
-  std::set<std::uint64_t> unfinished_ GUARDED_BY(mutex_);    // the same, see IsUnfinished
-  std::optional<bool> string_keys_ GUARDED_BY(mutex_);       // set by the first key
+  KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);  // of keys that were removed: how often
+  std::vector<std::weak_ptr<DistKey>> removed_ GUARDED_BY(mutex_);  // may still have calls
+  std::set<std::uint64_t> initialising_ GUARDED_BY(mutex_);         // numbers of keys, see KeyId
+  std::set<std::uint64_t> unfinished_ GUARDED_BY(mutex_);           // the same, see IsUnfinished
+  std::optional<bool> string_keys_ GUARDED_BY(mutex_);              // set by the first key
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);

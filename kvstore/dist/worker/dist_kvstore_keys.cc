@@ -392,6 +392,8 @@ void DistKVStore::DoRemove(KeyRef name) {
     if (found == keys_.end() || found->second != key) ThrowUnknownKey("Remove", name);
     keys_.erase(found);
     ++removals_[name.ToKey()];
+    std::erase_if(removed_, [](const auto& other) { return other.expired(); });
+    removed_.push_back(key);
   }
   PushOpOf(call, engine(), {.name = "kvstore.remove", .reads = {removing_}},
            [](PartsCall& parts) { parts.SendNothing(); });

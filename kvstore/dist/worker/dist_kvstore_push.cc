@@ -175,13 +175,14 @@ void DistKVStore::QueueStagedPush(const KeyPush& push, const NDArray& value, int
 
 // The codes are made by an op of their own, in the order of the pushes, which write the residual.
 void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value, int priority) {
-  NDArray residual;
-  {
+  const auto residual_or = [&](const NDArray& first) {
     MutexLock lock(mutex_);
-    if (push.key->residual.empty()) {
-      push.key->residual = NDArray::Zeros(value.shape(), DType::kFloat32, Cpu(), engine());
-    }
-    residual = push.key->residual;
+    if (push.key->residual.empty()) push.key->residual = first;
+    return push.key->residual;
+  };
+  NDArray residual = residual_or({});
+  if (residual.empty()) {
+    residual = residual_or(NDArray::Zeros(value.shape(), DType::kFloat32, Cpu(), engine()));
   }
   const std::shared_ptr<const Compressor> compressor = push.compressor;
   const NDArray codes({compressor->CodeBytes(value.size())}, DType::kUInt8, Cpu(), engine());

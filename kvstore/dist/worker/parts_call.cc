@@ -329,7 +329,7 @@ std::exception_ptr PartsCall::TakeError() {
   if (error == nullptr || !writes || parts == 1) return error;
   ErrorBody body = ToErrorBody(error);
   const std::size_t done = parts - failed_;
-  if (done == 0 && body.code != ErrorBody::Code::kTimeout) return error;
+  if (done == 0 && (given_up_ || body.code != ErrorBody::Code::kTimeout)) return error;
   body.message += fmt::format("; {} of {} parts {}: the key is of no use until {} succeeds", done,
                               parts, options_.kind == Kind::kReset ? "are reset" : "have the value",
                               options_.kind == Kind::kReset ? "a Reset" : "an Init");

@@ -44,6 +44,7 @@ struct UnsentFound {
   std::optional<Time> next{};  // when to look again; nothing: none waits
   // To be given without locks; each keeps the call that it is of until then.
   std::vector<std::pair<std::shared_ptr<const void>, Answer>> answers{};
+  std::vector<Payload> given_back{};  // before the answers
   std::vector<std::string> warnings{};
 
   void LookAt(Time time) { next = next ? std::min(*next, time) : time; }

@@ -205,7 +205,9 @@ std::optional<Time> WorkerNode::OnClock(Time now) {
   {
     MutexLock lock(watched_mutex_);
     for (UnsentCalls* calls : watched_) calls->CheckUnsent(now, options_.warning_time, &found);
+    if (!watched_.empty()) found.LookAt(now + options_.heartbeat_interval);
   }
+  found.given_back.clear();
   for (const std::string& warning : found.warnings) Log(LogLevel::kWarning, "{}", warning);
   for (auto& [call, answer] : found.answers) GiveAnswer(std::move(answer));
   return found.next;
@@ -287,7 +289,7 @@ std::shared_ptr<Landing> WorkerNode::OnHeader(NodeId from, const Message& header
 namespace {
 
 bool LendsMemory(const Outgoing& outgoing) {
-  return outgoing.token != 0 && outgoing.message.body_bytes() > Transport::kCopiedMax;
+  return outgoing.token > kNoSink && outgoing.message.body_bytes() > Transport::kCopiedMax;
 }
 
 }  // namespace

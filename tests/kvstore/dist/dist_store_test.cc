@@ -564,20 +564,22 @@ TEST_P(DistStoreTest, ABarrierBehindAGradientThatNeverComesEndsAtTheDeadline) {
 TEST_P(DistStoreTest, CallsBehindAGradientThatNeverComesEndAtTheDeadline) {
   Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(4)});
   job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
-    store.Init("w", Filled(engine, 10, 0));
-    const NDArray gradient = Filled(engine, 10, 1);
+    constexpr std::int64_t kCount = 5000;  // too many to be copied as they are sent
+    store.Init("w", Filled(engine, kCount, 0));
+    const NDArray gradient = Filled(engine, kCount, 1);
     std::optional<Completion> computed;
     engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
                      [&](Completion done) { computed.emplace(std::move(done)); });
     store.Push("w", gradient);
-    NDArray pulled = Filled(engine, 10, 0);
-    NDArray exchanged = Filled(engine, 10, 0);
-    store.Pull("w", pulled);
-    store.PushPull("w", Filled(engine, 10, 2), exchanged);
-    for (const auto& [array, call] :
-         {std::pair(&pulled, "pull"), std::pair(&exchanged, "pushpull")}) {
+    std::vector<NDArray> outputs;
+    for (int i = 0; i < 4; ++i) outputs.push_back(Filled(engine, kCount, 0));
+    store.Pull("w", outputs[0]);
+    // More than go ahead of the rounds.
+    for (int i = 1; i < 4; ++i) store.PushPull("w", Filled(engine, kCount, 2), outputs[i]);
+    for (const NDArray& output : outputs) {
+      const char* const call = output.IsSameAs(outputs[0]) ? "pull" : "pushpull";
       try {
-        array->WaitToRead();
+        output.WaitToRead();
         ADD_FAILURE() << call << " came";
       } catch (const TimeoutError& error) {
         EXPECT_THAT(error.what(), testing::HasSubstr(call));
@@ -586,12 +588,32 @@ TEST_P(DistStoreTest, CallsBehindAGradientThatNeverComesEndAtTheDeadline) {
       }
     }
     (*computed)();
+    NDArray out = Filled(engine, kCount, 0);
+    store.Pull("w", out);
+    EXPECT_THROW(out.WaitToRead(), Error) << "of round 4";
+    store.Push("w", Filled(engine, kCount, 3));
+    store.Pull("w", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(kCount, 3));
+  });
+}
+
+TEST_P(DistStoreTest, CallsOfAKeyThatIsRemovedMeanwhileEndAtTheDeadline) {
+  Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(4)});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, 10, 0));
+    const NDArray gradient = Filled(engine, 10, 1);
+    std::optional<Completion> computed;
+    engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
+                     [&](Completion done) { computed.emplace(std::move(done)); });
+    store.Push("w", gradient);
     NDArray out = Filled(engine, 10, 0);
     store.Pull("w", out);
-    EXPECT_THROW(out.WaitToRead(), Error) << "of round 2";
-    store.Push("w", Filled(engine, 10, 3));
+    store.Remove("w");
+    EXPECT_THROW(out.WaitToRead(), TimeoutError);
+    (*computed)();
+    store.Init("w", Filled(engine, 10, 7));
     store.Pull("w", out);
-    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(10, 3));
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(10, 7));
   });
 }
 
