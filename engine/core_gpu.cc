@@ -18,6 +18,13 @@ using engine::GpuQueue;
 using engine::ThreadContext;
 using engine::tls_context;
 
+namespace {
+
+// One op in so many of an executor frees the failures that nobody refers to: it takes the lock.
+constexpr std::uint64_t kFreeFailuresEvery = 64;
+
+}  // namespace
+
 void EngineCore::ThrowNotACpu(const OpOptions& options) {
   throw InvalidArgument(
       fmt::format("push of op '{}': device {}, expected cpu(i) with i >= 0 (PushGpu takes gpu(i))",
@@ -92,7 +99,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   engine::Tracker::CollectMarks(op, &queue, &waits);
   op->started = true;
   executor.current = op;
-  ++executor.ran;
+  const bool frees_failures = executor.ran++ % kFreeFailuresEvery == 0;
   executor_ran_ += executor.keeps_candidate;
   ++executing_;
   lock_.unlock();
@@ -119,7 +126,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
       });
   const bool failed = error != nullptr && error != skipped;
   const auto thrown = failed ? std::make_unique<Thrown>(error) : nullptr;
-  if (any_failed_.load(std::memory_order_relaxed)) FreeUnusedFailures();  // as in ExecuteLocked
+  if (frees_failures && any_failed_.load(std::memory_order_relaxed)) FreeUnusedFailures();
   const std::int64_t children = context.children;
   context = outer;
   if (trace != nullptr) {

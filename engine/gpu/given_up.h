@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -14,15 +15,19 @@ class GivenUp {
   // Once. Threads: any.
   void Set(std::exception_ptr error) {
     error_ = std::move(error);
+    since_ = std::chrono::steady_clock::now();
     set_.store(true, std::memory_order_release);  // pairs with the acquire in error()
   }
   // Null: not yet. Threads: any.
   std::exception_ptr error() const {
     return set_.load(std::memory_order_acquire) ? error_ : nullptr;
   }
+  // When it was set; only if it is.
+  std::chrono::steady_clock::time_point since() const { return since_; }
 
  private:
   std::exception_ptr error_;
+  std::chrono::steady_clock::time_point since_;
   std::atomic<bool> set_{false};
 };
 

@@ -28,6 +28,8 @@ constexpr int kPollMicroseconds = 30;
 constexpr int kDozePart = 8;
 constexpr std::chrono::microseconds kDozeMin{20};
 constexpr std::chrono::milliseconds kDozeMax{1};
+// How often it asks, too, what can never end.
+constexpr std::chrono::milliseconds kLookCloselyEvery{1};
 
 // What the body that this thread runs has said.
 thread_local std::shared_ptr<const GivenUp> issuing_given_up;
@@ -147,9 +149,11 @@ std::exception_ptr GpuQueues::Begin(GpuQueue& queue, std::vector<GpuMark>& waits
       // Under its queue's lock: the event is not used again meanwhile.
       const MutexLock lock(mark.queue->mutex_);
       if (mark.queue->HasFinished(mark.number)) continue;
-      waits[kept++] = mark;
+      GpuMark& wait = waits[kept++] = mark;
       const Event event = mark.queue->At(mark.number).event;
-      if (event != nullptr) driver_->Wait(queue.stream_, event);
+      if (event == nullptr) continue;
+      driver_->Wait(queue.stream_, event);
+      wait.on_device = true;
     }
     waits.resize(kept);
   } catch (...) {
@@ -240,6 +244,14 @@ void GpuQueues::Fail(DeviceQueues& device, int id, std::exception_ptr error, boo
   }
 }
 
+// Nothing happens any more on the device; what the reaper has finished until now had happened.
+void GpuQueues::Die(DeviceQueues& device, int id, std::exception_ptr error) {
+  for (const auto& queue : device.queues) {
+    queue->finished_alive_ = queue->finished_.load(std::memory_order_relaxed);
+  }
+  Fail(device, id, std::move(error), /*dead=*/true);
+}
+
 // Why the op `number` of `queue`, the oldest, and what is behind it may never end; null: all does.
 std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, bool* certain) {
   std::exception_ptr doubt;
@@ -249,13 +261,14 @@ std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, boo
     if (issued.event == nullptr) continue;  // it has not made the stream wait
     if (doubt == nullptr && issued.given_up != nullptr) doubt = issued.given_up->error();
     for (const GpuMark& mark : issued.waits) {
+      if (!mark.on_device) continue;
       DeviceQueues& device = DeviceOf(*mark.queue);
       const std::uint64_t lost_from = mark.queue->lost_from_.load(std::memory_order_relaxed);
       const bool lost = lost_from != 0 && lost_from <= mark.number;
       if (lost && i == number) *certain = true;
-      if (doubt == nullptr && (lost || device.dead.load(std::memory_order_relaxed))) {
-        doubt = ErrorOf(device);
-      }
+      const bool died =
+          device.dead.load(std::memory_order_relaxed) && mark.queue->finished_alive_ < mark.number;
+      if (doubt == nullptr && (lost || died)) doubt = ErrorOf(device);
     }
   }
   return doubt;
@@ -303,15 +316,18 @@ void GpuQueues::Reap(int device) {
   const int pauses = PausesPerMicrosecond();
   Clock::time_point news = Clock::now();  // an op was issued, as far as is told, or has finished
   int polls = kPollMicroseconds;
+  Clock::time_point looked_closely{};
   while (true) {
-    bool closely = true;
     while (unfinished_.load(std::memory_order_acquire) > 0 && polls > 0) {
+      // By the clock: while some device always has news, others may have none to come.
+      const Clock::time_point now = Clock::now();
+      const bool closely = now - looked_closely >= kLookCloselyEvery;
+      if (closely) looked_closely = now;
       if (FinishSome(closely)) {
-        news = Clock::now();
+        news = now;
         polls = kPollMicroseconds;
         continue;
       }
-      closely = false;
       --polls;
       for (int i = 0; i < pauses; ++i) Pause();
     }
@@ -372,7 +388,7 @@ bool GpuQueues::FinishFront(GpuQueue& queue, bool closely) {
     bool over = front.event == nullptr || never_happens();
     if (!over) {
       GpuDriver::State state = driver_->Query(front.event);
-      if (state.error != nullptr) Fail(device, queue.device_, state.error, /*dead=*/true);
+      if (state.error != nullptr) Die(device, queue.device_, state.error);
       over = state.error != nullptr || state.happened;
     }
     for (const GpuMark& mark : front.waits) {

@@ -103,7 +103,9 @@ class GpuQueue {
   // reaper under mutex_, relaxed: read under it, or by the reaper.
   std::atomic<std::uint64_t> lost_from_{0};
 
-  // The reaper's: the oldest op, if it may never end, and since when that is known.
+  // The reaper's, from here on. What had finished when it saw that the device has failed.
+  std::uint64_t finished_alive_ = 0;
+  // The oldest op, if it may never end, and since when that is known.
   std::uint64_t doubtful_ = 0;
   std::chrono::steady_clock::time_point doubtful_since_;
 };
@@ -188,6 +190,7 @@ class GpuQueues {
   }
   std::exception_ptr ErrorOf(DeviceQueues& device);
   void Fail(DeviceQueues& device, int id, std::exception_ptr error, bool dead);
+  void Die(DeviceQueues& device, int id, std::exception_ptr error);
   std::exception_ptr DoubtOf(GpuQueue& queue, std::uint64_t number, bool* certain)
       REQUIRES(queue.mutex_);
   bool Loses(GpuQueue& queue, std::uint64_t number) REQUIRES(queue.mutex_);

@@ -13,6 +13,7 @@ struct FailureRecord;
 struct GpuMark {
   GpuQueue* queue = nullptr;  // null: no place
   std::uint64_t number = 0;
+  bool on_device = false;  // of what an op waits for: its stream does, too
 };
 
 // Guarded by the tracker's lock.

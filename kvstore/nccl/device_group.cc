@@ -147,7 +147,7 @@ void DeviceGroup::Open() {
   const MutexLock turn(turns_->mutex);
   const MutexLock lock(issue_mutex_);
   connecting_ = NewCall(/*carrier=*/0);
-  AwaitTurnLocked();
+  AwaitTurnLocked(*connecting_);
   ConnectLocked();
   EndTurnLocked(*connecting_);
 }
@@ -367,7 +367,10 @@ std::unique_ptr<DeviceGroup::Call> DeviceGroup::NewCall(std::size_t carrier) {
   };
   try {
     call->fork = new_event(devices_[carrier]);
-    for (const int device : devices_) call->joins.push_back(new_event(device));
+    for (const int device : devices_) {
+      call->turns.push_back(new_event(device));
+      call->joins.push_back(new_event(device));
+    }
   } catch (...) {
     FreeCall(*call);
     throw;
@@ -377,8 +380,8 @@ std::unique_ptr<DeviceGroup::Call> DeviceGroup::NewCall(std::size_t carrier) {
 
 void DeviceGroup::FreeCall(const Call& call) noexcept {
   if (call.fork != nullptr) driver_->FreeEvent(devices_[call.carrier], call.fork);
-  for (std::size_t i = 0; i < call.joins.size(); ++i) {
-    driver_->FreeEvent(devices_[i], call.joins[i]);
+  for (const std::vector<Event>* events : {&call.turns, &call.joins}) {
+    for (std::size_t i = 0; i < events->size(); ++i) driver_->FreeEvent(devices_[i], (*events)[i]);
   }
 }
 
@@ -399,7 +402,9 @@ DeviceGroup::CallPtr DeviceGroup::Begin(int carrier, const char* name,
   if (call == nullptr) call = NewCall(place);
   call->name = name;
   call->collectives = collectives;
+  call->awaited.clear();
   call->running_since.reset();
+  call->doubtful_since.reset();
   return CallPtr(call.release());
 }
 
@@ -424,9 +429,14 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
   if (place_) FailIfPoisonedLocked(name, collectives);
   *call = Begin(stream.device, name, collectives);
   engine::EndsOrIsGivenUp(given_up_);
+  try {
+    AwaitTurnLocked(**call);
+  } catch (...) {
+    FailLocked(std::current_exception());
+    throw;
+  }
   driver_->Record((*call)->fork, stream.handle);
   for (const Member& member : comms_.members()) driver_->Wait(member.stream, (*call)->fork);
-  AwaitTurnLocked();
   {
     const MutexLock lock(mutex_);
     calls_.push_back(call->get());
@@ -464,18 +474,28 @@ void DeviceGroup::RunGroupLocked(const Call* call, const std::function<void()>& 
   if (error != nullptr) std::rethrow_exception(error);
 }
 
-void DeviceGroup::AwaitTurnLocked() {
-  for (const Member& member : comms_.members()) {
-    const auto last = turns_->last.find(member.device);
-    if (last == turns_->last.end() || last->second.group == this) continue;
-    driver_->Wait(member.stream, last->second.ended);
+void DeviceGroup::AwaitTurnLocked(Call& call) {
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    const auto last = turns_->last.find(devices_[i]);
+    if (last == turns_->last.end()) continue;
+    const NcclTurns::Turn& other = last->second;
+    if (other.group == this) continue;
+    const std::exception_ptr error = other.given_up->error();
+    if (error != nullptr && Clock::now() - other.given_up->since() >= driver_->patience() &&
+        !driver_->Query(other.ended).happened) {
+      std::rethrow_exception(TurnNeverComes(call, error));
+    }
+    const internal::GpuDriver::Stream stream = comms_.members()[i].stream;
+    driver_->Wait(stream, other.ended);
+    driver_->Record(call.turns[i], stream);
+    call.awaited.emplace_back(i, other.given_up);
   }
 }
 
 void DeviceGroup::EndTurnLocked(const Call& call) {
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     driver_->Record(call.joins[i], comms_.members()[i].stream);
-    turns_->last.insert_or_assign(devices_[i], NcclTurns::Turn{this, call.joins[i]});
+    turns_->last.insert_or_assign(devices_[i], NcclTurns::Turn{this, call.joins[i], given_up_});
   }
 }
 
@@ -519,6 +539,13 @@ std::exception_ptr DeviceGroup::TimedOut(const Call* call) const {
   return std::make_exception_ptr(
       TimeoutError(fmt::format("{} was not over after {} ms (HEDDLE_NCCL_DEADLINE_MS)",
                                Describe(call), options_.deadline.count())));
+}
+
+std::exception_ptr DeviceGroup::TurnNeverComes(const Call& call,
+                                               const std::exception_ptr& why) const {
+  return std::make_exception_ptr(
+      InvalidState(fmt::format("{} waits for a turn that never comes: {}",
+                               Describe(call.collectives.empty() ? nullptr : &call), WhatOf(why))));
 }
 
 std::exception_ptr DeviceGroup::JobFailed(const Call* call) const {
@@ -669,12 +696,34 @@ std::exception_ptr DeviceGroup::ErrorOfLocked(Call& first, Clock::time_point now
   for (const Event join : first.joins) {
     if (std::exception_ptr error = driver_->Query(join).error) return error;
   }
-  if (inputs.happened && !first.running_since) first.running_since = now;
+  if (!first.running_since) {
+    std::exception_ptr error;
+    if (HasTurnLocked(first, now, &error) && inputs.happened) first.running_since = now;
+    if (error != nullptr) return error;
+  }
   if (options_.deadline.count() > 0 && first.running_since &&
       now - *first.running_since > options_.deadline) {
     return TimedOut(&first);
   }
   return nullptr;
+}
+
+bool DeviceGroup::HasTurnLocked(Call& first, Clock::time_point now, std::exception_ptr* error) {
+  bool waits = false;
+  std::exception_ptr given_up;
+  for (const auto& [place, other] : first.awaited) {
+    if (driver_->Query(first.turns[place]).happened) continue;
+    waits = true;
+    if (given_up == nullptr) given_up = other->error();
+  }
+  if (given_up != nullptr) {
+    // Where no device has failed the other one's kernels end, but not at once.
+    if (!first.doubtful_since) first.doubtful_since = now;
+    if (now - *first.doubtful_since >= driver_->patience()) {
+      *error = TurnNeverComes(first, given_up);
+    }
+  }
+  return !waits;
 }
 
 void DeviceGroup::Look() {

@@ -15,17 +15,19 @@
 // first, is issued by the set-up: it has NCCL connect the devices.
 //
 // NCCL has no deadline. A thread, the watchdog, asks for errors while calls are in flight, and how
-// long the first of them has been running; calls that wait for their inputs do not count as
-// running. On an error, or beyond the deadline, or if a device fails, the group fails: every
-// communicator is aborted, which ends what runs on its device, and only after all of them anything
-// is freed. Calls in flight fail then at their end, later ones at once, with the same error. Set-up
-// and end have the same deadline: each may wait for ranks that do not come.
+// long the first of them has been running; calls that wait for their inputs, or for another group,
+// do not count as running. On an error, or beyond the deadline, or if a device fails, the group
+// fails: every communicator is aborted, which ends what runs on its device, and only after all of
+// them anything is freed. Calls in flight fail then at their end, later ones at once, with the same
+// error. Set-up and end have the same deadline: each may wait for ranks that do not come.
 //
 // A device that fails. Its join never happens, nor its fork if it is the carrier. The engine ends
 // ops of a failed carrier at once, by its reaper, which must not wait for NCCL: the op leaves its
 // arrays, which kernels on the other devices may still use, with the group, and the watchdog fails
 // that. An op with another carrier would wait for the join for ever: once the communicators are
-// aborted, the engine hears that it may never end (engine/gpu/given_up.h).
+// aborted, the engine hears that it may never end (engine/gpu/given_up.h). A call of another group
+// may have been waiting for its turn behind such a join: that group fails, too, if its turn has not
+// come within the driver's patience, and so does one that is to wait there later.
 //
 // Several processes. NCCL knows the collectives of different ranks to belong together by nothing
 // but their order. Engines issue ops in an order of their own, by priorities and as inputs come; so
@@ -92,7 +94,8 @@ class DeviceGroup;
 struct NcclTurns {
   struct Turn {
     const DeviceGroup* group;
-    internal::GpuDriver::Event ended;  // on the group's stream of the device
+    internal::GpuDriver::Event ended;                 // on the group's stream of the device
+    std::shared_ptr<const engine::GivenUp> given_up;  // says that it may never happen
   };
   Mutex mutex;  // held while collectives are issued: one group at a time
   std::map<int, Turn> last GUARDED_BY(mutex);  // by device
@@ -194,10 +197,15 @@ class DeviceGroup {
     DeviceGroup& group;
     const std::size_t carrier;   // a place among the devices
     Event fork = nullptr;        // of the carrier
+    std::vector<Event> turns{};  // one a device: recorded where it has waited for another group
     std::vector<Event> joins{};  // one a device
-    const char* name = "";       // of the op
+    // What it has waited for, and where, by places among the devices.
+    std::vector<std::pair<std::size_t, std::shared_ptr<const engine::GivenUp>>> awaited{};
+    const char* name = "";  // of the op
     std::span<const Collective> collectives{};
-    std::optional<Clock::time_point> running_since{};  // the watchdog's
+    // The watchdog's.
+    std::optional<Clock::time_point> running_since{};
+    std::optional<Clock::time_point> doubtful_since{};  // what it waits for may never end
   };
   struct EndCall {
     void operator()(Call* call) const { call->group.End(call); }
@@ -227,8 +235,9 @@ class DeviceGroup {
   // Has NCCL do what `calls` asks for, as one group.
   void RunGroupLocked(const Call* call, const std::function<void()>& calls) REQUIRES(issue_mutex_)
       EXCLUDES(mutex_);
-  // The group's streams wait for what other groups have issued.
-  void AwaitTurnLocked() REQUIRES(turns_->mutex, issue_mutex_);
+  // The group's streams wait for what other groups have issued, and record the turns of `call`.
+  // Throws if one of these is known not to come.
+  void AwaitTurnLocked(Call& call) REQUIRES(turns_->mutex, issue_mutex_);
   // Records the joins of `call`, for which other groups' streams wait from now on.
   void EndTurnLocked(const Call& call) REQUIRES(turns_->mutex, issue_mutex_);
   CallPtr Begin(int carrier, const char* name, std::span<const Collective> collectives)
@@ -252,6 +261,7 @@ class DeviceGroup {
     return call == nullptr ? Describe(nullptr, {}) : Describe(call->name, call->collectives);
   }
   std::exception_ptr TimedOut(const Call* call) const;
+  std::exception_ptr TurnNeverComes(const Call& call, const std::exception_ptr& why) const;
   std::exception_ptr JobFailed(const Call* call) const;  // null: it has not
 
   void Watch() EXCLUDES(issue_mutex_, mutex_);
@@ -259,6 +269,9 @@ class DeviceGroup {
   Next AwaitNext() EXCLUDES(mutex_);
   bool HasNewsLocked() const REQUIRES(mutex_);
   std::exception_ptr ErrorOfLocked(Call& first, Clock::time_point now)
+      REQUIRES(issue_mutex_, mutex_);
+  // Have the turns of the call come? `*error`: why one never will.
+  bool HasTurnLocked(Call& first, Clock::time_point now, std::exception_ptr* error)
       REQUIRES(issue_mutex_, mutex_);
   void Look() EXCLUDES(issue_mutex_, mutex_);
 

@@ -531,6 +531,72 @@ TEST_F(GpuTest, AnOpThatIsGivenUpEndsWithItsStream) {
   end.count_down();
 }
 
+// An op that fails on a device that takes none has no event, so nothing on a device waits for it.
+// What read its output was taken to, and its healthy device to be lost with the other one.
+TEST_F(GpuTest, WhatReadsTheOutputOfALostDevicesOpWaitsForNothingThere) {
+  gpu_->set_patience(std::chrono::milliseconds(1));
+  std::latch end{1}, end_slow{1}, end_reader{1}, issued{1};
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), slow = engine.NewVar("slow");
+  const Var failed = engine.NewVar("failed"), read = engine.NewVar("read");
+  const auto given_up = std::make_shared<engine::GivenUp>();
+  given_up->Set(std::make_exception_ptr(std::runtime_error("nobody comes")));
+  engine.PushGpu({.name = "hopeless", .writes = {x}, .device = Gpu(1)}, [&](GpuStream stream) {
+    engine::EndsOrIsGivenUp(given_up);
+    SimGpu::Launch(stream, [&] { end.wait(); });
+  });
+  EXPECT_THROW(engine.WaitForVar(x, kSoon), std::runtime_error);
+  // Until this one ends the next has not finished.
+  engine.PushGpu({.name = "slow", .writes = {slow}, .device = Gpu(2), .lane = Lane::kCopyOut},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end_slow.wait(); }); });
+  engine.PushGpu({.name = "fails", .reads = {slow}, .writes = {failed}, .device = Gpu(1)},
+                 [](GpuStream) { ADD_FAILURE() << "on a device that takes no ops"; });
+  engine.PushGpu({.name = "reader",
+                  .reads = {failed},
+                  .writes = {read},
+                  .device = Gpu(2),
+                  .run_when_poisoned = true},
+                 [&](GpuStream stream) {
+                   SimGpu::Launch(stream, [&] { end_reader.wait(); });
+                   issued.count_down();
+                 });
+  issued.wait();
+  end_slow.count_down();
+  EXPECT_THROW(engine.WaitForVar(failed, kSoon), std::runtime_error);
+  EXPECT_THROW(engine.WaitForVar(read, std::chrono::milliseconds(30)), TimeoutError);
+  end.count_down();
+  end_reader.count_down();
+  engine.WaitForVar(read, kSoon);
+  const Var late = engine.NewVar("late");
+  engine.PushGpu({.name = "late", .writes = {late}, .device = Gpu(2)}, [](GpuStream) {});
+  engine.WaitForVar(late, kSoon);
+}
+
+// Had an op been issued before the other one ended, that was held against it when the other's
+// device failed later.
+TEST_F(GpuTest, WhatEndedBeforeItsDeviceFailedRaisesNoDoubt) {
+  gpu_->set_patience(std::chrono::milliseconds(1));
+  std::latch may_end{1}, issued{1}, end{1};
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), bad = engine.NewVar("bad");
+  engine.PushGpu({.name = "good", .writes = {x}, .device = Gpu(0)},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { may_end.wait(); }); });
+  engine.PushGpu({.name = "waits", .reads = {x}, .writes = {y}, .device = Gpu(1)},
+                 [&](GpuStream stream) {
+                   SimGpu::Launch(stream, [&] { end.wait(); });
+                   issued.count_down();
+                 });
+  issued.wait();
+  may_end.count_down();
+  engine.WaitForVar(x, kSoon);
+  engine.PushGpu({.name = "bad", .writes = {bad}, .device = Gpu(0)},
+                 [](GpuStream stream) { SimGpu::Launch(stream, [] { throw 1; }); });
+  EXPECT_THROW(engine.WaitForVar(bad, kSoon), CudaError);
+  EXPECT_THROW(engine.WaitForVar(y, std::chrono::milliseconds(30)), TimeoutError);
+  end.count_down();
+  engine.WaitForVar(y, kSoon);
+}
+
 TEST_F(GpuTest, ADeviceThatNobodyNamesIsLeftAlone) {
   Engine engine(Options());
   EXPECT_EQ(gpu_->devices_entered(), std::set<int>{});

@@ -434,6 +434,90 @@ TEST(DeviceGroupReaper, DoesNotWaitForWhoeverIsInNccl) {
   EXPECT_TRUE(HappensSoon([&] { return nccl->aborts() == 2; }));
 }
 
+// Two groups, on an engine with workers, where what is queued is issued.
+class DeviceGroupTurns : public testing::Test {
+ protected:
+  DeviceGroupTurns() {
+    EngineOptions options;
+    options.num_workers = 2;
+    options.worker_host = WorkerHost::kThreads;
+    options.gpu_driver = gpu;
+    engine.emplace(options);
+  }
+
+  std::shared_ptr<DeviceGroup> Group(const std::vector<int>& devices,
+                                     const DeviceGroupOptions& options = kNoDeadline) {
+    return DeviceGroup::Make(nccl, gpu, devices, kvstore::NcclOrderOf(*engine), options);
+  }
+  Collective Sum(const std::vector<int>& devices) {
+    Collective collective{.key = "weight"};
+    for (const int device : devices) {
+      collective.arrays.push_back(NDArray::Full({5}, 1, DType::kFloat32, Gpu(device), *engine));
+      collective.arrays.back().WaitToRead();
+    }
+    collective.sum = NDArray::Full({5}, 0, DType::kFloat32, Gpu(devices[0]), *engine);
+    collective.sum.WaitToRead();
+    return collective;
+  }
+  // Queues it on `group`, with a first input for which `input` is launched; returns when all is
+  // issued.
+  void QueueBehind(const std::shared_ptr<DeviceGroup>& group, const Collective& sum,
+                   std::function<void()> input) {
+    engine->PushGpu(
+        {.name = "input", .writes = {sum.arrays[0].var()}, .device = sum.arrays[0].device()},
+        [input = std::move(input)](GpuStream stream) { SimGpu::Launch(stream, input); });
+    Queue(group, sum);
+  }
+  void Queue(const std::shared_ptr<DeviceGroup>& group, const Collective& sum) {
+    const int groups = nccl->groups();
+    DeviceGroup::Queue(group, "sum", {sum}, 0);
+    EXPECT_TRUE(HappensSoon([&] { return nccl->groups() > groups; }));
+  }
+
+  const std::shared_ptr<SimGpu> gpu = std::make_shared<SimGpu>(kDevices, BaseSeed());
+  const std::shared_ptr<SimNccl> nccl = std::make_shared<SimNccl>(gpu);
+  std::optional<Engine> engine;
+};
+
+// The first one's streams wait for a fork that never happens. No event of the second one reported
+// an error, so its waits and the engine's end took for ever.
+TEST_F(DeviceGroupTurns, AGroupWhoseTurnNeverComesFails) {
+  gpu->set_patience(milliseconds(50));
+  const auto one = Group({0, 1, 2}), two = Group({1, 2});
+  const Collective lost = Sum({0, 1, 2}), behind = Sum({1, 2});
+  std::latch may_fail(1);
+  QueueBehind(one, lost, [&] {
+    may_fail.wait();
+    throw 1;
+  });
+  Queue(two, behind);
+  may_fail.count_down();
+  EXPECT_THROW(lost.sum.WaitToRead(kSoon), CudaError);
+  const auto text = AllOf(HasSubstr("gpu(1), gpu(2)"), HasSubstr("turn that never comes"));
+  EXPECT_THAT(MessageOf<InvalidState>([&] { behind.sum.WaitToRead(kSoon); }), text);
+  // Known by now: it is not set up, and no further GPU is lost to it.
+  EXPECT_THAT(MessageOf<InvalidState>([&] { Group({2, 1}); }), HasSubstr("turn that never comes"));
+}
+
+// Its inputs were there, so it counted as running while the other one waited for its own.
+TEST_F(DeviceGroupTurns, WaitingForAnotherGroupIsNotRunning) {
+  FakeClock clock;
+  std::latch open(1);
+  const auto one = Group({0, 1}), two = Group({0, 1}, clock.WithDeadline());
+  const Collective first = Sum({0, 1}), second = Sum({0, 1});
+  QueueBehind(one, first, [&] { open.wait(); });
+  Queue(two, second);
+  clock.Run();
+  clock.AwaitLooks(2);
+  std::this_thread::sleep_for(milliseconds(20));  // for it to go wrong
+  clock.Run(false);
+  open.count_down();
+  for (const Collective* sum : {&first, &second}) {
+    sum->sum.WaitToRead(kSoon);
+    EXPECT_EQ(sum->sum.ToVector<float>(), std::vector<float>(5, 2));
+  }
+}
+
 TEST_P(DeviceGroupTest, ADeviceThatNeverComesEndsTheGroupAtItsDeadline) {
   FakeClock clock;
   auto group = Group({0, 1, 2}, clock.WithDeadline());
