@@ -22,14 +22,21 @@ from . import _core  # noqa: E402
 
 
 def _end_at_once(error: BaseException) -> NoReturn:
-    """Shows what left the interpreter's exit, such as Ctrl-C, and ends the process, as one that failed: nobody is to wait
-    for what is pending. With Python functions on other threads the interpreter cannot end in order."""
+    """Shows what left the interpreter's exit, such as Ctrl-C, and ends the process, as one that failed, or as `sys.exit` of
+    a signal's handler says: nobody is to wait for what is pending. With Python functions on other threads the interpreter
+    cannot end in order."""
+    status = 130 if isinstance(error, KeyboardInterrupt) else 1
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        elif error.code is None or isinstance(error.code, int):
+            status = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # a reader of the output may be gone
-        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        os._exit(status)
 
 
 def _finish() -> None:

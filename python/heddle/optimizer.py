@@ -334,7 +334,6 @@ create = Optimizer.create_optimizer
 # What a class of one's own overrides: updates run in Python then, or it is asked for the rates of each.
 _UPDATES = ("create_state", "update", "create_state_multi_precision", "update_multi_precision")
 _ASKED = ("learning_rate", "_get_lr", "_get_wd")
-_asking = threading.RLock()  # held while a native half has rates that it was told for one update
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 _STATES_VERSION = 2  # of files of optimizers written in Python
 # What scripts call the parameters, and what the C++ library calls them.
@@ -478,21 +477,10 @@ class _Native(Optimizer):
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)
 
-    @contextlib.contextmanager
-    def _asked_rates(self, index):
-        """In the block, an update of a key, the native half has the rates that Python says for it."""
-        with _asking:
-            rates = {"learning_rate": self._get_lr(index) if self._overrides(["_get_lr"]) else self.learning_rate}
-            if self._overrides(["_get_wd"]):
-                rates["weight_decay"] = self._get_wd(index)
-            former = {name: self._native.get(name) for name in rates}
-            try:
-                for name, rate in rates.items():
-                    self._native.set(name, float(rate))
-                yield
-            finally:
-                for name, rate in former.items():
-                    self._native.set(name, rate)
+    def _asked_rates(self, index) -> "tuple[float, float | None]":
+        """What Python says for an update of a key: the learning rate, and the weight decay where it is of one's own."""
+        rate = self._get_lr(index) if self._overrides(["_get_lr"]) else self.learning_rate
+        return float(rate), float(self._get_wd(index)) if self._overrides(["_get_wd"]) else None
 
 
 def _make_class(name: str, title: str) -> "type[_Native]":
@@ -570,8 +558,8 @@ class Updater:
             with _counted_on(weight.context.device_id):
                 self.optimizer._update_count(index)
                 asked = not self.optimizer._has_native_rates()
-                with self.optimizer._asked_rates(index) if asked else contextlib.nullcontext():
-                    self._native.update(index, grad, weight)
+                rates = self.optimizer._asked_rates(index) if asked else (None, None)
+                self._native.update(index, grad, weight, *rates)
             return
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)

@@ -44,9 +44,9 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     _check("set_state", profile_process)
     if state not in ("run", "stop"):
         raise InvalidArgument(f"set_state: expected 'run' or 'stop', got {state!r}")
+    _record(state == "run", _files[profile_process], profile_process)  # which may refuse: the run goes on then
     _pauses[profile_process] = 0
     _paused.discard(profile_process)
-    _record(state == "run", _files[profile_process], profile_process)
 
 
 def _record(record: bool, file: str, profile_process: str) -> None:
@@ -98,7 +98,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     set_state("stop", profile_process)
 
 
-def dumps(reset: bool = False, **_) -> str:
+def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
     """A table of what the engine has counted, since the last call with `reset` if there was one: how many ops were pushed,
     are done, have failed, run now. Times are in the file alone. The other parameters of MXNet's have no meaning here."""
     counts = _core.engine_stats()

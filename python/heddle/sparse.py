@@ -125,7 +125,8 @@ class RowSparseNDArray(_core.RowSparse):
         if not (key is Ellipsis or isinstance(key, slice) and key.indices(len(self)) == (0, len(self), 1)):
             raise InvalidArgument(f"an assignment: expected all of a RowSparseNDArray, [:], got [{key!r}]")
         if isinstance(value, _nd._NUMBERS):
-            value = _nd.full(self.shape, value, self.context, self.dtype)
+            value = (_nd.full(self.shape, value, self.context, self.dtype) if value != 0 else
+                     _core.row_sparse_zeros(list(self.shape), self._dtype, self._device))
         elif not isinstance(value, (_core.Array, _core.RowSparse)):
             value = _nd.array(value, self.context, self.dtype)
         if value.context != self.context:

@@ -4,7 +4,9 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "engine/may_wait.h"
+#include "engine/room.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/checks.h"
 #include "kvstore/optimizer/update_plan.h"
@@ -34,6 +37,19 @@ void CheckLike(const NDArray& like, const NDArray& array) {
   storage::CheckSameDevice(kCall, like, array);
 }
 
+// What the optimizer would throw if the rates were set, with the multipliers of the key.
+void CheckRates(std::string_view optimizer, KeyRef key, const UpdateRates& rates,
+                const internal::RateMultipliers& multipliers) {
+  if (rates.learning_rate) {
+    MakeOptimizer(optimizer, {{"learning_rate", *rates.learning_rate}})
+        ->SetLearningRateMultiplier(key, multipliers.learning_rate);
+  }
+  if (rates.weight_decay) {
+    MakeOptimizer(optimizer, {{"weight_decay", *rates.weight_decay}})
+        ->SetWeightDecayMultiplier(key, multipliers.weight_decay);
+  }
+}
+
 // The state of a weight of `shape` and `dtype` has to be one of such a weight as is there.
 void CheckForm(const kvstore::KeyForm& weight, const Shape& shape, DType dtype) {
   if (weight.shape == shape && weight.dtype == dtype) return;
@@ -52,53 +68,67 @@ void Apply(kvstore::ArrayUpdate update, const RowSparseNDArray& gradient, const 
 
 }  // namespace
 
-void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& weight) {
-  UpdateBy(key, gradient, weight);
+void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& weight,
+                          const UpdateRates& rates) {
+  UpdateBy(key, gradient, weight, rates);
 }
-void ArrayUpdater::Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight) {
-  UpdateBy(key, gradient, weight);
+void ArrayUpdater::Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight,
+                          const UpdateRates& rates) {
+  UpdateBy(key, gradient, weight, rates);
 }
 
 template <class Gradient>
-void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight) {
+void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight,
+                            const UpdateRates& rates) {
   const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
   CheckLike(weight, gradient);
   storage::CheckNotOnGpu("Updater", weight);
+  const internal::RateMultipliers multipliers = plan->MultipliersOf(key);
+  CheckRates(optimizer_->name(), key, rates, multipliers);
+  const double weight_decay =
+      rates.weight_decay.value_or(plan->weight_decay) * multipliers.weight_decay;
   const std::string refusal =
       plan->rule->Refusal({.dimensions = static_cast<int>(weight.shape().ndim()),
-                           .weight_decay = plan->WeightDecay(key),
+                           .weight_decay = weight_decay,
                            .row_sparse = std::is_same_v<Gradient, RowSparseNDArray>});
   if (!refusal.empty()) {
     throw InvalidArgument(fmt::format("Updater: key {}: {}", ToString(key), refusal));
   }
-  const MutexLock lock(mutex_);
-  Slot& slot = slots_[key.ToKey()];
-  if (slot.state == nullptr) {
-    slot.state = std::make_shared<kvstore::UpdateState>(plan->multi_precision);
-  } else if (slot.first.empty()) {  // loaded
-    CheckForm({key.ToKey(), weight.shape(), weight.dtype()}, slot.shape, slot.dtype);
-  } else {
-    CheckLike(slot.first, weight);
+  // Not under the lock, for which the bodies that are to make it may wait.
+  engine::AwaitRoom(weight.var(), "Update");
+  {
+    const MutexLock lock(mutex_);
+    const NoWaitScope no_wait;
+    Slot& slot = slots_[key.ToKey()];
+    if (slot.state == nullptr) {
+      slot.state = std::make_shared<kvstore::UpdateState>(plan->multi_precision);
+    } else if (slot.first.empty()) {  // loaded
+      CheckForm({key.ToKey(), weight.shape(), weight.dtype()}, slot.shape, slot.dtype);
+    } else {
+      CheckLike(slot.first, weight);
+    }
+    if (slot.first.empty()) {
+      slot.first = weight;
+      slot.shape = weight.shape();
+      slot.dtype = weight.dtype();
+    }
+    num_update_ = std::max(num_update_, ++slot.updates);
+    const double learning_rate = rates.learning_rate
+                                     ? *rates.learning_rate * multipliers.learning_rate
+                                     : plan->LearningRate(key, num_update_);
+    // Pushed under the lock: updates of a key take effect in the order in which they are counted.
+    weight.engine().Push(
+        {.name = "Update",
+         .reads = {gradient.var(), weight.var(), slot.first.var()},
+         .writes = {weight.var(), slot.first.var()},
+         .device = weight.device()},
+        [plan, state = slot.state, owner = key.ToKey(), gradient, weight, learning_rate,
+         weight_decay] {
+          Apply(state->Begin(*plan->rule, owner, weight, learning_rate, weight_decay), gradient,
+                weight);
+        });
   }
-  if (slot.first.empty()) {
-    slot.first = weight;
-    slot.shape = weight.shape();
-    slot.dtype = weight.dtype();
-  }
-  num_update_ = std::max(num_update_, ++slot.updates);
-  const double learning_rate = plan->LearningRate(key, num_update_);
-  const double weight_decay = plan->WeightDecay(key);
-  // Pushed under the lock: updates of a key take effect in the order in which they are counted.
-  weight.engine().Push({.name = "Update",
-                        .reads = {gradient.var(), weight.var(), slot.first.var()},
-                        .writes = {weight.var(), slot.first.var()},
-                        .device = weight.device()},
-                       [plan, state = slot.state, owner = key.ToKey(), gradient, weight,
-                        learning_rate, weight_decay] {
-                         Apply(
-                             state->Begin(*plan->rule, owner, weight, learning_rate, weight_decay),
-                             gradient, weight);
-                       });
+  engine::RunPending(weight.var());
 }
 
 void ArrayUpdater::Forget(KeyRef key) {
@@ -116,6 +146,7 @@ void ArrayUpdater::SaveStates(const std::string& file, bool with_optimizer) cons
   std::vector<std::pair<NDArray, std::shared_ptr<kvstore::KeyStates>>> saved;  // with the weights
   {
     const MutexLock lock(mutex_);
+    const NoWaitScope no_wait;  // beyond the bound, one op a key: as in UpdateBy
     states.num_update = num_update_;
     for (const auto& [key, slot] : slots_) {
       auto out = std::make_shared<kvstore::KeyStates>();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,12 @@
 
 namespace heddle::python {
 
+// The rates of one update, in place of the optimizer's; by the multipliers of the key as those.
+struct UpdateRates {
+  std::optional<double> learning_rate;
+  std::optional<double> weight_decay;
+};
+
 // Threads: all methods, any thread.
 class ArrayUpdater {
  public:
@@ -26,10 +33,12 @@ class ArrayUpdater {
 
   // Queues an update of `weight` by `gradient`, with the state that belongs to `key`.
   // InvalidArgument unless both are of one shape, dtype and device, those of the key's first update
-  // among them, and fit the optimizer; nothing happens then.
+  // among them, and fit the optimizer, as the rates do that are given; nothing happens then.
   // A row-sparse gradient of a lazy rule changes only the rows that it has.
-  void Update(KeyRef key, const NDArray& gradient, const NDArray& weight) EXCLUDES(mutex_);
-  void Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight) EXCLUDES(mutex_);
+  void Update(KeyRef key, const NDArray& gradient, const NDArray& weight,
+              const UpdateRates& rates = {}) EXCLUDES(mutex_);
+  void Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight,
+              const UpdateRates& rates = {}) EXCLUDES(mutex_);
   // The next update of the key is the first one.
   void Forget(KeyRef key) EXCLUDES(mutex_);
 
@@ -45,7 +54,8 @@ class ArrayUpdater {
 
  private:
   template <class Gradient>
-  void UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight) EXCLUDES(mutex_);
+  void UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight,
+                const UpdateRates& rates) EXCLUDES(mutex_);
 
   struct Slot {
     std::shared_ptr<kvstore::UpdateState> state;

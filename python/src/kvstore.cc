@@ -56,7 +56,8 @@ namespace {
 
 // Lets go of a store, and ends it with the last. Its waits are not for a signal to leave, but for
 // those of a dist store, which may wait for other workers: what the signal's handler raises comes
-// after this, and the worker has failed. Without the GIL.
+// after this, and the worker has failed. `nccl` of several processes waits for the others, too, but
+// no longer than its deadline. Without the GIL.
 void LetGo(std::shared_ptr<KVStore>& store) {
   std::optional<WaitCheckScope> unchecked;
   if (store != nullptr && !store->type().starts_with("dist")) {

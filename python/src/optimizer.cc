@@ -96,11 +96,13 @@ struct PyUpdater {
 
 template <class Gradient>
 void UpdateBy(const PyUpdater& self, nb::handle key, const Gradient& gradient,
-              const PyArray& weight) {
+              const PyArray& weight, std::optional<double> learning_rate,
+              std::optional<double> weight_decay) {
   const KeyRef one = ToKey("Updater", key);
   const NDArray& written = Writable("Updater", weight);
   const Blocking blocking;
-  self.updater->Update(one, gradient.array, written);
+  self.updater->Update(one, gradient.array, written,
+                       {.learning_rate = learning_rate, .weight_decay = weight_decay});
 }
 
 using Named = std::vector<std::pair<std::string, double>>;
@@ -184,8 +186,10 @@ void BindOptimizer(nb::module_& m) {
       });
   nb::class_<PyUpdater>(m, "Updater")
       .def(nb::init<const PyOptimizer&>())
-      .def("update", &UpdateBy<PyArray>)
-      .def("update", &UpdateBy<PyRowSparse>)
+      .def("update", &UpdateBy<PyArray>, nb::arg("key"), nb::arg("gradient"), nb::arg("weight"),
+           nb::arg("learning_rate") = nb::none(), nb::arg("weight_decay") = nb::none())
+      .def("update", &UpdateBy<PyRowSparse>, nb::arg("key"), nb::arg("gradient"), nb::arg("weight"),
+           nb::arg("learning_rate") = nb::none(), nb::arg("weight_decay") = nb::none())
       .def("forget",
            [](const PyUpdater& self, nb::handle key) {
              const KeyRef one = ToKey("Updater", key);

@@ -262,17 +262,31 @@ def test_the_profiler_leaves_out_what_comes_in_a_pause(tmp_path):
         assert all(f'"name":"{name}' in shown.read_text() for name in ("Add", "Subtract", "Sqrt"))
 
 
+def test_a_refused_run_of_the_profiler_overwrites_no_file(tmp_path):
+    """What came after the next pause went to the first further file once more."""
+    mx.profiler.set_config(filename=tmp_path / "profile.trace")
+    mx.profiler.set_state("run")
+    for _ in range(2):
+        mx.profiler.pause()
+        mx.profiler.resume()
+        with pytest.raises(mx.InvalidState):
+            mx.profiler.set_state("run")
+    mx.profiler.set_state("stop")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["profile-2.trace", "profile-3.trace", "profile.trace"]
+
+
 def test_the_profiler_counts_ops():
     def counts():
         return {name: int(count) for name, count in (line.split() for line in mx.profiler.dumps().splitlines()[1:])}
 
+    mx.nd.waitall()  # what other tests have left would be done in the meantime
     mx.profiler.dumps(reset=True)
     assert counts()["pushed"] == counts()["failed"] == 0
     for _ in range(3):
         mx.nd.ones((2,))
     mx.nd.waitall()
     assert counts()["pushed"] == counts()["done"] >= 3
-    assert mx.profiler.dumps(reset=True, format="table") and counts()["done"] == 0
+    assert mx.profiler.dumps(True, "table", "total", False) and counts()["done"] == 0
 
 
 def test_a_failed_op_does_not_keep_the_profiler_running(tmp_path):

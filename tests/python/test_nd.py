@@ -235,6 +235,8 @@ def test_results_go_where_out_says():
                          (lambda out: mx.nd.dot(a, a, out=out), [[37, 68], [153, 292]]),
                          (lambda out: mx.nd.add_n(a, a, out=out), [[2, 8], [18, 32]]),
                          (lambda out: mx.nd.concat(a[:1], a[:1], dim=0, out=out), [[1, 4], [1, 4]]),
+                         (lambda out: mx.nd.zeros_like(a, out=out), [[0, 0], [0, 0]]),
+                         (lambda out: mx.nd.ones_like(a, out=out), [[1, 1], [1, 1]]),
                          (lambda out: mx.nd.power(a, 2, out=out), [[1, 16], [81, 256]])):
         for dtype in ("float32", "float64"):
             out = mx.nd.zeros((2, 2), dtype=dtype)

@@ -538,6 +538,10 @@ def test_a_built_in_optimizer_with_rates_of_ones_own_is_asked_for_them(store):
     optimizer = Decaying(learning_rate=1.0, wd=7.0)
     optimizer.set_wd_mult({"b": 5.0})
     assert values_of_steps(optimizer, 2, store) == [-1 + 2 - 1, -2] and optimizer.wd == 7
+    optimizer._get_wd = lambda index: -2.0
+    optimizer._take_counts({})
+    with pytest.raises(mx.InvalidArgument, match="weight_decay: expected a number .* got -2"):
+        values_of_steps(optimizer, 1, store)
     falling = Falling()
     falling.set_lr_mult({"b": 0.5})
     assert values_of_steps(falling, store=store) == pytest.approx([-11 / 6, -11 / 12])
@@ -591,6 +595,17 @@ def test_an_optimizer_written_in_python_does_what_the_built_in_one_does(kind):
     options = {"learning_rate": 0.125, "momentum": 0.5, "wd": 0.25, "rescale_grad": 0.5}
     mine, built_in = make(kind, Momentum(**options)), make(kind, mx.optimizer.SGD(**options))
     numpy.testing.assert_allclose(train(mine, 5), train(built_in, 5), rtol=1e-6)
+
+
+def test_an_optimizer_that_servers_cannot_get_is_as_it_was():
+    """It refused later changes, for servers that did not have it."""
+    optimizer = Momentum(learning_rate=0.5)
+    optimizer.set_lr_mult({1.5: 2.0})
+    store = types.SimpleNamespace(type="dist_sync", _set_native_optimizer=None)
+    with pytest.raises(mx.InvalidType, match="key"):
+        mx.kv.KVStore.set_optimizer(store, optimizer)
+    optimizer.factor = 2.0
+    optimizer.set_lr_mult({1.5: 3.0})
 
 
 @pytest.mark.parametrize("optimizer", [lambda: Momentum(learning_rate=0.1),

@@ -88,6 +88,31 @@ print('exits')
     assert "KeyboardInterrupt" in result.stderr and "Fatal" not in result.stderr
 
 
+@pytest.mark.parametrize("code, status, said", [("143", 143, ""), ("", 0, ""), ("'stopped'", 1, "stopped\n")])
+def test_a_handler_that_exits_during_the_wait_at_exit_is_obeyed(run_python, code, status, said):
+    """It gave a traceback and status 1."""
+    result = run_python("""
+import atexit, os, signal, sys, threading, time
+import heddle as mx
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(CODE))
+a = mx.nd.zeros((4,))
+started, leaves = threading.Event(), threading.Event()
+def hold():
+    started.set()
+    time.sleep(60)
+mx.engine.push(hold, writes=[a])
+started.wait()
+def end():
+    leaves.wait()
+    while True:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end, daemon=True).start()
+atexit.register(leaves.set)  # before heddle's wait
+""".replace("CODE", code), timeout=50)
+    assert (result.returncode, result.stdout, result.stderr) == (status, "", said)
+
+
 def test_five_hundred_exits(run_python):
     """Each in a process of its own, which forks before the package has started anything, a few at a time."""
     check(run_python("""
@@ -224,6 +249,35 @@ opened.set()
 """, HEDDLE_MAX_PENDING_OPS="200", timeout=40), "interrupted")
 
 
+@pytest.mark.parametrize("inner", ["another", "outer"])
+def test_updaters_at_the_bound_never_wait_for_each_other(run_python, inner):
+    """Whoever waited for room held a lock, for the rates that Python had said, for which the op came that was to make it."""
+    check(run_python("""
+import threading
+import heddle as mx
+gradient, weight, value = (mx.nd.ones((4,)) for _ in range(3))
+mx.nd.waitall()
+started, full, asked = threading.Event(), threading.Event(), []
+def rate(count):
+    asked.append(count)
+    if len(asked) == 8:  # for which there is no room, with the op and 7 updates
+        full.set()
+    return 0.5
+outer, another = (mx.optimizer.get_updater(mx.optimizer.SGD(lr_scheduler=rate)) for _ in range(2))
+def body():
+    started.set()
+    full.wait()
+    INNER('v', gradient, value)
+    outer.optimizer.lr = 0.25
+mx.engine.push(body, writes=[weight])
+started.wait()
+for _ in range(20):
+    outer('w', gradient, weight)
+mx.nd.waitall()
+print(weight.asnumpy()[0], value.asnumpy()[0], outer.optimizer.lr)
+""".replace("INNER", inner), HEDDLE_MAX_PENDING_OPS="8", timeout=60), "-9.0 0.5 0.25")
+
+
 def test_a_signal_handler_runs_during_a_wait(run_python):
     check(run_python("""
 import signal, threading
@@ -325,11 +379,13 @@ kv.push('w', a)
 mx.nd.waitall()
 kv.save_optimizer_states(file) if 'optimizer' in 'CALL' else mx._core.save(file, [('a', a)], {})
 for _ in range(500):
+    made = None  # to drop what is made releases the GIL, too: not while it is watched
     before = ticks
-    CALL
-    if ticks > before:
+    made = CALL
+    passed = ticks > before
+    if passed:
         break
-print(ticks > before)
+print(passed)
 sys.stdout.flush()
 os._exit(0)  # the interpreter's exit would wait for a switch
 """.replace("'CALL'", repr(call)).replace("CALL", call), str(tmp_path / "file")), "True")

@@ -138,6 +138,9 @@ def test_all_of_an_array_is_assigned():
     assert alias.asnumpy().tolist() == [[2, 2]] * 3
     rows[:] = 0
     assert alias.indices.size == 0
+    huge = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(1 << 45, 2))
+    huge[:] = 0  # costs no memory for the rows of the shape
+    assert huge.indices.size == 0
     for key in (1, slice(0, 2), slice(None, None, -1), (0, 1), [0]):
         with pytest.raises(mx.InvalidArgument, match=r"expected all of a RowSparseNDArray, \[:\], got"):
             rows[key] = 1

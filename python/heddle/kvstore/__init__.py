@@ -122,9 +122,8 @@ class KVStore(_core.KVStore, KVStoreBase):
             self._updater = None
         elif self.type.startswith("dist"):
             former = optimizer._native
-            native = optimizer._for_servers()
             try:
-                self._set_native_optimizer(native)
+                self._set_native_optimizer(optimizer._for_servers())
             except BaseException:
                 optimizer._native = former  # what the servers do not have must not refuse changes
                 raise

@@ -594,14 +594,14 @@ def arange(start, stop=None, step=1.0, repeat: int = 1, ctx: "Context | None" = 
     return array(values, ctx, dtype)
 
 
-def zeros_like(other: NDArray) -> NDArray:
+def zeros_like(other: NDArray, out: "NDArray | None" = None) -> NDArray:
     """Zeros in the shape, dtype and context of another array."""
-    return full(other.shape, 0, other.context, other.dtype)
+    return _into(out, full(other.shape, 0, other.context, other.dtype))
 
 
-def ones_like(other: NDArray) -> NDArray:
+def ones_like(other: NDArray, out: "NDArray | None" = None) -> NDArray:
     """Ones in the shape, dtype and context of another array."""
-    return full(other.shape, 1, other.context, other.dtype)
+    return _into(out, full(other.shape, 1, other.context, other.dtype))
 
 
 _CUDA = 2  # DLPack's number of the device type
