@@ -36,6 +36,7 @@ struct Job {
   std::size_t bytes_max;
   TlsOptions tls = {};
   Cuts cuts = {};
+  std::chrono::milliseconds cut_limit = std::chrono::minutes(10);
 };
 
 // Most are small, some medium, a few long.
@@ -169,7 +170,7 @@ std::vector<std::unique_ptr<Checker>> MakeNodes(const Job& job, Random& random,
     if (job.tls.enabled() || job.cuts.count > 0) options.shared_memory = false;
     Cuts cuts = job.cuts;
     cuts.seed = random();
-    options.cut_limit = std::chrono::minutes(10);
+    options.cut_limit = job.cut_limit;
     nodes.push_back(std::make_unique<Checker>(job, i, options, cuts, cut_count));
   }
   for (int i = 0; i < job.nodes; ++i) {
@@ -289,7 +290,9 @@ TEST_P(TcpRandom, AnEndInTheMidstIsToldToAll) {
                   .threads = 1,
                   .same_priority = true,
                   .bytes_max = std::size_t{1} << 20,
-                  .tls = tls_};
+                  .tls = tls_,
+                  // What Close has not sent within its second looks like a connection that is cut.
+                  .cut_limit = std::chrono::seconds(2)};
     std::atomic<int> no_cuts = 0;
     auto nodes = MakeNodes(job, random, no_cuts);
     std::vector<std::thread> threads;
