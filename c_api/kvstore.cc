@@ -29,7 +29,6 @@ using heddle::c_api::AnyArray;
 using heddle::c_api::Call;
 using heddle::c_api::CallBack;
 using heddle::c_api::Context;
-using heddle::c_api::Free;
 using heddle::c_api::NewHandle;
 using heddle::c_api::ScopedHandle;
 using heddle::c_api::Try;
