@@ -540,15 +540,27 @@ TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
   });
 }
 
+// Ones that are still being computed.
+class LateGradient {
+ public:
+  LateGradient(Engine& engine, std::int64_t count) : array(Filled(engine, count, 1)) {
+    engine.PushAsync({.name = "computed", .writes = {array.var()}, .start_inline = true},
+                     [this](Completion done) { computed_.emplace(std::move(done)); });
+  }
+  void Come() { (*computed_)(); }
+
+  const NDArray array;
+
+ private:
+  std::optional<Completion> computed_;
+};
+
 TEST_P(DistStoreTest, ABarrierBehindAGradientThatNeverComesEndsAtTheDeadline) {
   Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(4)});
   job.RunWorkers("dist_async", [](int, KVStore& store, Engine& engine) {
     store.Init("w", Filled(engine, 10, 0));
-    const NDArray gradient = Filled(engine, 10, 1);
-    std::optional<Completion> computed;
-    engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
-                     [&](Completion done) { computed.emplace(std::move(done)); });
-    store.Push("w", gradient);
+    LateGradient gradient(engine, 10);
+    store.Push("w", gradient.array);
     try {
       store.Barrier();
       ADD_FAILURE() << "it came";
@@ -556,7 +568,7 @@ TEST_P(DistStoreTest, ABarrierBehindAGradientThatNeverComesEndsAtTheDeadline) {
       EXPECT_THAT(error.what(), testing::HasSubstr("barrier 0"));
       EXPECT_THAT(error.what(), testing::HasSubstr("gradients of earlier pushes are not there"));
     }
-    (*computed)();
+    gradient.Come();
   });
 }
 
@@ -566,11 +578,8 @@ TEST_P(DistStoreTest, CallsBehindAGradientThatNeverComesEndAtTheDeadline) {
   job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
     constexpr std::int64_t kCount = 5000;  // too many to be copied as they are sent
     store.Init("w", Filled(engine, kCount, 0));
-    const NDArray gradient = Filled(engine, kCount, 1);
-    std::optional<Completion> computed;
-    engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
-                     [&](Completion done) { computed.emplace(std::move(done)); });
-    store.Push("w", gradient);
+    LateGradient gradient(engine, kCount);
+    store.Push("w", gradient.array);
     std::vector<NDArray> outputs;
     for (int i = 0; i < 4; ++i) outputs.push_back(Filled(engine, kCount, 0));
     store.Pull("w", outputs[0]);
@@ -587,7 +596,7 @@ TEST_P(DistStoreTest, CallsBehindAGradientThatNeverComesEndAtTheDeadline) {
         EXPECT_THAT(error.what(), testing::HasSubstr("this worker's push before it"));
       }
     }
-    (*computed)();
+    gradient.Come();
     NDArray out = Filled(engine, kCount, 0);
     store.Pull("w", out);
     EXPECT_THROW(out.WaitToRead(), Error) << "of round 4";
@@ -601,16 +610,13 @@ TEST_P(DistStoreTest, CallsOfAKeyThatIsRemovedMeanwhileEndAtTheDeadline) {
   Job job({.network = GetParam(), .op_deadline = std::chrono::seconds(4)});
   job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
     store.Init("w", Filled(engine, 10, 0));
-    const NDArray gradient = Filled(engine, 10, 1);
-    std::optional<Completion> computed;
-    engine.PushAsync({.name = "computed", .writes = {gradient.var()}, .start_inline = true},
-                     [&](Completion done) { computed.emplace(std::move(done)); });
-    store.Push("w", gradient);
+    LateGradient gradient(engine, 10);
+    store.Push("w", gradient.array);
     NDArray out = Filled(engine, 10, 0);
     store.Pull("w", out);
     store.Remove("w");
     EXPECT_THROW(out.WaitToRead(), TimeoutError);
-    (*computed)();
+    gradient.Come();
     store.Init("w", Filled(engine, 10, 7));
     store.Pull("w", out);
     EXPECT_EQ(out.ToVector<float>(), std::vector<float>(10, 7));
