@@ -7,7 +7,7 @@ option(HEDDLE_BUILD_PYTHON "Build the Python package, if Python and nanobind are
        ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(HEDDLE_DCHECKS "Check invariants at run time (DCHECK)" OFF)
-option(HEDDLE_UNITY "Compile the sources of a test several at a time: half the time for all, twice for one" ON)
+option(HEDDLE_UNITY "Compile sources several at a time: less time for all, more for one" ON)
 option(HEDDLE_WARNINGS_AS_ERRORS "Stop at the first warning" ${PROJECT_IS_TOP_LEVEL})
 set(WITH_CUDA "AUTO" CACHE STRING "Build for CUDA GPUs: ON, OFF, or AUTO: if nvcc 12 or newer is there")
 set(WITH_NCCL "AUTO" CACHE STRING "Build with NCCL: ON, OFF, or AUTO: if it is there and CUDA is built in")

@@ -14,13 +14,12 @@
 
 namespace heddle::kvstore {
 
+using internal::kIdBytes;
 using internal::RowStorage;
 using ops::GpuRows;
 using storage::Gpus;
 
 namespace {
-
-constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
 
 const ops::GpuRowKernels& KernelsOf(const GpuWork& gpu) {
   return Gpus::Of(gpu.engine()).row_kernels();

@@ -6,10 +6,20 @@
 // as the part has, those that lie in the part among them.
 #pragma once
 
+#include <heddle/shape.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 namespace heddle::kvstore {
+
+// Elements of a row of an array of such a shape.
+inline std::int64_t RowSizeOf(const Shape& shape) {
+  std::int64_t size = 1;
+  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) size *= shape[axis];
+  return size;
+}
 
 // The elements of a row that lie in a part.
 struct RowPiece {

@@ -16,19 +16,13 @@
 #include "kvstore/gpu_rows.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/near_arrays.h"
+#include "kvstore/queue_op.h"
 #include "kvstore/row_sparse_update.h"
 #include "storage/array_state.h"
 #include "storage/row_sparse_kernels.h"
 #include "storage/row_sparse_state.h"
 
 namespace heddle::kvstore {
-
-namespace {
-
-// One array as a list.
-std::span<const NDArray> View(const NDArray& array) { return {&array, 1}; }
-
-}  // namespace
 
 StoredValue::StoredValue(Key key, const NDArray& like, Device device, Engine& engine, GpuSums sums)
     : key_(std::move(key)), planner_(sums), array_(like.shape(), like.dtype(), device, engine) {}

@@ -12,6 +12,7 @@
 
 namespace heddle::storage {
 
+using internal::kIdBytes;
 using internal::RowSparseState;
 using internal::RowStorage;
 using internal::StateOf;
@@ -19,8 +20,6 @@ using ops::GpuIds;
 using ops::GpuRows;
 
 namespace {
-
-constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
 
 NDArray Memory(const RowSparseState& array, std::int64_t count, DType dtype) {
   return NDArray({count}, dtype, array.device, array.engine);

@@ -28,7 +28,7 @@ struct DirectCopy {
     RowStorage& to = ToWrite(dst).rows;
     replaced.emplace(to.Renew(from.count()));
     to.set_count(0);  // should the copies fail
-    Copy(stream, to.ids(), from.ids(), from.count() * std::int64_t{sizeof(std::int64_t)});
+    Copy(stream, to.ids(), from.ids(), from.count() * internal::kIdBytes);
     Copy(stream, to.rows(), from.rows(), from.count() * from.row_bytes());
     to.set_count(from.count());
   }

@@ -13,14 +13,13 @@
 
 namespace heddle::storage {
 
+using internal::kIdBytes;
 using internal::RowSparseState;
 using internal::StateOf;
 using internal::ToRead;
 using internal::ToWrite;
 
 namespace {
-
-constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
 
 std::size_t RowBytes(const RowSparseState& state) {
   return static_cast<std::size_t>(state.rows.row_bytes());

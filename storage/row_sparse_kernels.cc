@@ -21,6 +21,7 @@
 
 namespace heddle::storage {
 
+using internal::kIdBytes;
 using internal::RowSparseState;
 using internal::RowStorage;
 using internal::ToRead;
@@ -28,8 +29,6 @@ using internal::ToWrite;
 using ops::SparseRows;
 
 namespace {
-
-constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
 
 std::size_t Size(std::int64_t count) { return static_cast<std::size_t>(count); }
 

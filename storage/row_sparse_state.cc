@@ -12,8 +12,6 @@ namespace heddle::internal {
 
 namespace {
 
-constexpr std::int64_t kIdBytes = sizeof(std::int64_t);
-
 // Blocks of no bytes do not exist.
 std::int64_t BlockBytes(std::int64_t bytes) { return bytes > 0 ? bytes : 1; }
 

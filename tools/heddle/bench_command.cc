@@ -30,7 +30,7 @@ constexpr const char* kAboutP99 =
     "p99: of the push+pull of 100 rounds 99 take no longer; of fewer rounds than that, the longest";
 constexpr std::uint64_t kSizeMin = sizeof(float), kSizeMax = std::uint64_t{1} << 40;
 
-struct Options {
+struct BenchCommand {
   std::vector<std::string> stores = {"local", "device"};
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::uint64_t> sizes = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
@@ -96,7 +96,7 @@ void PrintRow(const BenchResult& result) {
   std::fflush(stdout);
 }
 
-void Run(const Options& options) {
+void Run(const BenchCommand& options) {
   if (!options.json.empty()) CheckWritable(options.json);
   if (!options.plot.empty()) {
     CheckPlot(options.plot);
@@ -123,7 +123,7 @@ void Run(const Options& options) {
 }  // namespace
 
 void AddBenchCommand(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchCommand>();
   CLI::App* const command =
       app.add_subcommand("bench", "Measure push and pull by array size and number of devices");
   command->footer(kAboutP99);

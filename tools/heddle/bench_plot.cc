@@ -21,7 +21,7 @@ namespace heddle::tools {
 namespace {
 
 // A gnuplot string: double quotes with backslashes.
-std::string Quoted(std::string_view text) {
+std::string GnuplotString(std::string_view text) {
   std::string quoted = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') quoted += '\\';
@@ -76,10 +76,11 @@ std::string PlotScript(const std::vector<BenchResult>& results, const std::strin
     IndexIn(devices, result.devices);
   }
   std::string script =
-      fmt::format("set terminal {}\nset output {}\n", TerminalFor(path), Quoted(path));
+      fmt::format("set terminal {}\nset output {}\n", TerminalFor(path), GnuplotString(path));
   std::string latency = "plot ", bandwidth = "plot ", tics;
   for (const std::int64_t bytes : sizes) {
-    tics += fmt::format("{}{} {}", tics.empty() ? "" : ", ", Quoted(BytesText(bytes)), bytes);
+    tics +=
+        fmt::format("{}{} {}", tics.empty() ? "" : ", ", GnuplotString(BytesText(bytes)), bytes);
   }
   std::size_t number = 0;
   for (const auto& [curve, points] : curves) {
@@ -89,7 +90,8 @@ std::string PlotScript(const std::vector<BenchResult>& results, const std::strin
         "with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor {} dashtype {} title "
         "{}, ",
         IndexIn(devices, device_count) + 1, IndexIn(stores, store) + 1,
-        Quoted(fmt::format("{}, {} device{}", store, device_count, device_count == 1 ? "" : "s")));
+        GnuplotString(
+            fmt::format("{}, {} device{}", store, device_count, device_count == 1 ? "" : "s")));
     latency += fmt::format("$curve{} using 1:2 {}", number, style);
     bandwidth += fmt::format("$curve{} using 1:3 {}", number, style);
     ++number;

@@ -22,7 +22,7 @@
 namespace heddle::tools {
 namespace {
 
-struct Options {
+struct TraceOptions {
   std::vector<std::string> inputs;
   std::string output;
   bool no_arrows = false;
@@ -57,7 +57,7 @@ void Report(const JoinedTrace& joined, std::size_t i, const TraceJsonCounts& cou
   }
 }
 
-void Run(const Options& options) {
+void Run(const TraceOptions& options) {
   std::vector<TraceFile> files;
   for (const std::string& input : options.inputs) files.push_back(ReadTraceFile(input));
   const JoinedTrace trace = JoinTraces(std::move(files));
@@ -92,7 +92,7 @@ void Run(const Options& options) {
 }  // namespace
 
 void AddTraceCommand(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TraceOptions>();
   CLI::App* const command =
       app.add_subcommand("trace", "Turn trace files into JSON for Perfetto or chrome://tracing");
   command

@@ -50,7 +50,7 @@ struct Place {
   std::size_t file;
   std::size_t index;  // in TraceFile::messages
 };
-struct Message {
+struct MatchedMessage {
   Place sent, received;
 };
 
@@ -63,7 +63,7 @@ std::vector<Place> SortedByTime(std::vector<Place> places, const std::vector<Tra
 
 // The messages that both ends have recorded. What looks the same (only what is sent again does, and
 // acknowledgements) is told apart by its order, if none is missing.
-std::vector<Message> MatchMessages(const std::vector<TraceFile>& files) {
+std::vector<MatchedMessage> MatchMessages(const std::vector<TraceFile>& files) {
   std::map<MessageKey, std::pair<std::vector<Place>, std::vector<Place>>> ends;
   for (std::size_t f = 0; f < files.size(); ++f) {
     if (!files[f].place) continue;
@@ -77,7 +77,7 @@ std::vector<Message> MatchMessages(const std::vector<TraceFile>& files) {
       (sent ? from : to).push_back({f, i});
     }
   }
-  std::vector<Message> messages;
+  std::vector<MatchedMessage> messages;
   for (auto& [key, both] : ends) {
     if (both.first.size() != both.second.size()) continue;
     const std::vector<Place> from = SortedByTime(std::move(both.first), files);
@@ -99,7 +99,7 @@ struct Ways {
 // whose messages went to and fro the fastest.
 class Clocks {
  public:
-  Clocks(const std::vector<TraceFile>& files, const std::vector<Message>& messages)
+  Clocks(const std::vector<TraceFile>& files, const std::vector<MatchedMessage>& messages)
       : files_(files) {
     std::map<std::string, std::size_t> numbers;
     for (std::size_t f = 0; f < files.size(); ++f) {
@@ -109,7 +109,7 @@ class Clocks {
       machine_of_.push_back(numbers.emplace(name, numbers.size()).first->second);
     }
     clocks_.resize(numbers.size());
-    for (const Message& message : messages) Measure(message);
+    for (const MatchedMessage& message : messages) Measure(message);
     Find();
   }
 
@@ -120,7 +120,7 @@ class Clocks {
   }
 
  private:
-  void Measure(const Message& message) {
+  void Measure(const MatchedMessage& message) {
     const std::size_t from = machine_of_[message.sent.file];
     const std::size_t to = machine_of_[message.received.file];
     if (from == to) return;
@@ -204,8 +204,8 @@ class Arrows {
     }
   }
 
-  std::vector<RequestArrow> Find(const std::vector<Message>& messages) {
-    for (const Message& message : messages) AddMessage(message);
+  std::vector<RequestArrow> Find(const std::vector<MatchedMessage>& messages) {
+    for (const MatchedMessage& message : messages) AddMessage(message);
     for (std::size_t f = 0; f < files_.size(); ++f) {
       AddRounds(f);
       AddCalls(f);
@@ -222,7 +222,7 @@ class Arrows {
   }
 
   // A push leads to its merge, and an answer comes of a read.
-  void AddMessage(const Message& message) {
+  void AddMessage(const MatchedMessage& message) {
     const auto& [from_file, from_index] = message.sent;
     const auto& [to_file, to_index] = message.received;
     const TracedMessage& sent = files_[from_file].messages[from_index];
@@ -327,7 +327,7 @@ JoinedTrace JoinTraces(std::vector<TraceFile> files) {
   std::unordered_map<std::uint64_t, std::string> keys;
   for (const TraceFile& file : files) keys.insert(file.keys.begin(), file.keys.end());
   for (TraceFile& file : files) file.keys = keys;
-  const std::vector<Message> messages = MatchMessages(files);
+  const std::vector<MatchedMessage> messages = MatchMessages(files);
   JoinedTrace joined;
   joined.clocks = Clocks(files, messages).OfFiles();
   joined.arrows = Arrows(files).Find(messages);

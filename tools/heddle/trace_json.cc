@@ -36,7 +36,7 @@ using kvstore::dist::TraceDirection;
 constexpr std::size_t kFlushBytes = 1 << 20;
 
 // A JSON string, quotes included. Bytes that are not UTF-8 become the replacement character.
-std::string Quoted(std::string_view text) {
+std::string JsonString(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -185,7 +185,7 @@ class Writer {
     for (std::size_t f = 0; f < joined_.files.size(); ++f) {
       const TraceClock& clock = joined_.clocks[f];
       Append("{}{{\"process\":{},\"offset_ns\":{},\"error_ns\":{}}}", f == 0 ? "" : ",",
-             Quoted(ProcessName(joined_.files[f])), clock.offset_ns, clock.error_ns);
+             JsonString(ProcessName(joined_.files[f])), clock.offset_ns, clock.error_ns);
     }
     Append("]}},\n\"traceEvents\":[\n");
   }
@@ -215,7 +215,8 @@ class Writer {
 
   void WriteNames() {
     Begin('M', pids_[file_]);
-    Append(",\"name\":\"process_name\",\"args\":{{\"name\":{}}}}}", Quoted(ProcessName(file())));
+    Append(",\"name\":\"process_name\",\"args\":{{\"name\":{}}}}}",
+           JsonString(ProcessName(file())));
     if (file().place) {  // the scheduler, servers, workers; each by rank
       Begin('M', pids_[file_]);
       Append(",\"name\":\"process_sort_index\",\"args\":{{\"sort_index\":{}}}}}",
@@ -223,13 +224,13 @@ class Writer {
     }
     for (const auto& [thread, name] : file().threads) {
       Begin('M', thread);
-      Append(",\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}}", Quoted(name));
+      Append(",\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}}", JsonString(name));
     }
   }
 
   void WriteOp(const TracedOp& op) {
     ++counts_.ops;
-    const std::string name = Quoted(file().NameOf(op));
+    const std::string name = JsonString(file().NameOf(op));
     if (!op.run && !op.completion) {
       ++counts_.unfinished;
       WriteSpan("pending", name, op, pids_[file_], op.pushed_ns, file().last_ns, "not finished");
@@ -289,7 +290,7 @@ class Writer {
     Append(",\"{}\":", key);
     for (const TraceAccessTo& to : file().AccessesOf(op)) {
       if (to.access != access) continue;
-      Append("{}{}", before, Quoted(file().VarName(to.var)));
+      Append("{}{}", before, JsonString(file().VarName(to.var)));
       before = ",";
     }
     Append("{}", *before == '[' ? "[]" : "]");
@@ -299,7 +300,7 @@ class Writer {
     ++counts_.waits;
     std::string name(WaitName(wait.kind));
     if (wait.var != 0) name += " " + file().VarName(wait.var);
-    BeginSlice(wait.thread, "wait", Quoted(name), wait.started_ns, wait.ended_ns);
+    BeginSlice(wait.thread, "wait", JsonString(name), wait.started_ns, wait.ended_ns);
     Append("}}");
   }
 
@@ -322,11 +323,11 @@ class Writer {
         fmt::format("{} {}", message.direction == TraceDirection::kSent ? "send" : "receive",
                     Name(static_cast<Kind>(message.kind)));
     if (!id.empty() && message.part != kControlPart) name += " " + file().KeyName(message.key);
-    BeginSlice(message.thread, "message", Quoted(name), message.started_ns, message.ended_ns);
+    BeginSlice(message.thread, "message", JsonString(name), message.started_ns, message.ended_ns);
     const NodeId peer{static_cast<Role>(message.peer_role), message.peer_rank};
-    Append(",\"args\":{{\"peer\":{},\"payload_bytes\":{}", Quoted(ToString(peer)),
+    Append(",\"args\":{{\"peer\":{},\"payload_bytes\":{}", JsonString(ToString(peer)),
            message.payload_bytes);
-    if (!id.empty()) Append(",\"id\":{},\"version\":{}", Quoted(id), message.version);
+    if (!id.empty()) Append(",\"id\":{},\"version\":{}", JsonString(id), message.version);
     if (op != 0) Append(",\"ticket\":{}", op - 1);
     Append("}}}}");
   }
@@ -334,10 +335,10 @@ class Writer {
   void WritePart(const TracedPart& part) {
     const std::string name =
         fmt::format("{} {}", ActionName(part.action), file().KeyName(part.key));
-    BeginSlice(part.thread, "part", Quoted(name), part.started_ns, part.ended_ns);
+    BeginSlice(part.thread, "part", JsonString(name), part.started_ns, part.ended_ns);
     Append(",\"args\":{{\"store\":{},\"part\":{}", part.store, part.part);
     if (const std::string id = RequestId(file(), part); !id.empty()) {
-      Append(",\"id\":{}", Quoted(id));
+      Append(",\"id\":{}", JsonString(id));
     }
     Append("}}}}");
   }
@@ -384,12 +385,12 @@ class Writer {
     const TracedOp* const op = file().Find(works.front().ticket);
     BeginSlice(
         track, "device",
-        Quoted(op != nullptr ? file().NameOf(*op) : fmt::format("op {}", works.front().ticket)),
+        JsonString(op != nullptr ? file().NameOf(*op) : fmt::format("op {}", works.front().ticket)),
         started_ns, ended_ns);
     Append(",\"args\":{{\"ticket\":{},\"works\":{},\"bytes\":{}}}}}", works.front().ticket,
            works.size(), bytes);
     for (const TracedWork& work : works) {
-      BeginSlice(track, "work", Quoted(WorkName(work)), work.started_ns, work.ended_ns);
+      BeginSlice(track, "work", JsonString(WorkName(work)), work.started_ns, work.ended_ns);
       Append(",\"args\":{{\"bytes\":{}}}}}", work.bytes);
     }
     if (arrows && op != nullptr && op->run) {

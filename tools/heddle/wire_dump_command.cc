@@ -23,12 +23,12 @@
 namespace heddle::tools {
 namespace {
 
-struct Options {
+struct DumpOptions {
   std::string input;
   std::uint64_t payload_bytes = 16;
 };
 
-void Dump(std::istream& in, const std::string& name, const Options& options) {
+void Dump(std::istream& in, const std::string& name, const DumpOptions& options) {
   kvstore::dist::WireLimits limits;
   limits.payload_bytes_max = std::numeric_limits<std::uint64_t>::max();  // nothing is kept of it
   std::uint64_t count = 0;
@@ -52,7 +52,7 @@ void Dump(std::istream& in, const std::string& name, const Options& options) {
   if (!missing.empty()) throw IoError(fmt::format("{}: {}", name, missing));
 }
 
-void Run(const Options& options) {
+void Run(const DumpOptions& options) {
   if (options.input == "-") return Dump(std::cin, "standard input", options);
   std::ifstream file(options.input, std::ios::binary);
   if (!file) {
@@ -65,7 +65,7 @@ void Run(const Options& options) {
 }  // namespace
 
 void AddWireDumpCommand(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DumpOptions>();
   CLI::App* const command = app.add_subcommand(
       "wire-dump", "Print what a process of a distributed job sent to another one");
   command

@@ -18,12 +18,6 @@ namespace heddle::kvstore::dist {
 
 namespace {
 
-std::int64_t RowSize(const Shape& shape) {
-  std::int64_t size = 1;
-  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) size *= shape[axis];
-  return size;
-}
-
 PlacementOptions PlacementOf(const WorkerLink& link, bool whole) {
   PlacementOptions placement = link.placement();
   placement.whole_keys = whole;
@@ -48,7 +42,7 @@ DistKey::DistKey(std::shared_ptr<WorkerLink> link, std::uint32_t store, Key key,
       shape_(std::move(shape)),
       dtype_(dtype),
       row_sparse_(row_sparse),
-      row_size_(RowSize(shape_)),
+      row_size_(RowSizeOf(shape_)),
       name_(std::make_shared<const std::string>(ToString(KeyRef(key_)))),
       parts_(PartsOf(id_, shape_, dtype_, row_sparse_, PlacementOf(*link_, whole))) {}
 

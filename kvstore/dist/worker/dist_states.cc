@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/part_rows.h"
 #include "ops/copy.h"
 
 namespace heddle::kvstore::dist {
@@ -34,12 +35,6 @@ std::string NameOfPlace(std::size_t place) {
   return place == kMaster ? "master" : std::to_string(place);
 }
 
-std::int64_t RowSize(const Shape& shape) {
-  std::int64_t size = 1;
-  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) size *= shape[axis];
-  return size;
-}
-
 // Elements of an array of states that belong to the units [begin, end) of the value: states have a
 // number for each element of the value, or for each row.
 struct Range {
@@ -47,7 +42,7 @@ struct Range {
   std::int64_t end;
 };
 Range RangeOf(const PartInfo& info, bool per_row) {
-  const std::int64_t row_size = RowSize(info.shape);
+  const std::int64_t row_size = RowSizeOf(info.shape);
   if (info.row_sparse) {
     return per_row ? Range{info.begin, info.end}
                    : Range{info.begin * row_size, info.end * row_size};

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,13 +19,10 @@
 #include <sys/un.h>
 
 #include "base/check.h"
+#include "kvstore/dist/transport/shm/fail.h"
 
 namespace heddle::kvstore::dist {
 namespace {
-
-[[noreturn]] void Fail(const char* what, int error) {
-  throw NetworkError(fmt::format("{}: {}", what, std::generic_category().message(error)));
-}
 
 struct UnixAddress {
   explicit UnixAddress(const MeetingName& name) {

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <new>
 #include <string>
-#include <system_error>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -18,6 +17,7 @@
 #include "base/check.h"
 #include "base/prefetch.h"
 #include "base/sanitizers.h"
+#include "kvstore/dist/transport/shm/fail.h"
 #include "ops/copy.h"
 
 // The thread sanitizer knows memory by its address, so that two mappings in one process, as tests
@@ -54,10 +54,6 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 using Position = std::atomic<std::uint64_t>;
 static_assert(Position::is_always_lock_free);  // hence good between processes
-
-[[noreturn]] void Fail(const char* what, int error) {
-  throw NetworkError(fmt::format("{}: {}", what, std::generic_category().message(error)));
-}
 
 // The pages of small rings come at once: one after the other, with messages that are short and few,
 // a process would grow for hours. Those of large ones come soon enough, if they are used.
