@@ -130,7 +130,8 @@ void CheckEquals(const Options& options, const digits::DataSet& data,
              training.devices);
 }
 
-// The first worker says how well it went. False: not as well as it has to.
+// Each worker says which weights it ends with, the first one how well it went. False: not as well
+// as it has to.
 bool TrainWith(const std::string& store, const Options& options, const digits::DataSet& data) {
   digits::TrainingOptions training = TrainingOn(store, options);
   if (!options.trace.empty()) {
@@ -140,10 +141,12 @@ bool TrainWith(const std::string& store, const Options& options, const digits::D
   digits::ProgressBar bar(store);
   const digits::TrainingResult result = digits::Train(
       data, training, [&bar](const digits::Progress& progress) { bar.Show(progress); });
-  if (result.rank > 0) return true;
-  digits::PrintConfusion(result.confusion);
-  digits::PrintTimes(result.times);
+  if (result.rank == 0) {
+    digits::PrintConfusion(result.confusion);
+    digits::PrintTimes(result.times);
+  }
   fmt::print("\nChecksum of the weights: {:016x}\n", result.weights_checksum);
+  if (result.rank > 0) return true;
   if (!options.equals.empty()) CheckEquals(options, data, result);
   fmt::print("{}: test accuracy {:.3f}\n\n", store, result.accuracy);
   if (result.accuracy >= options.at_least) return true;

@@ -66,8 +66,9 @@ struct TrainingResult {
 
 // Trains on data.train and tests on data.test; `progress` is called after each epoch, in worker 0
 // only. The same options give the same weights, bit for bit, on every type of engine, for every
-// number of worker threads, and in a job of W workers with D devices each that is synchronous as in
-// one process with W * D devices. Errors: InvalidArgument for options that cannot work.
+// number of worker threads, and in a job of W workers with a device each that is synchronous as in
+// one process with W devices; a worker with several adds up their gradients first, which rounds
+// differently. Errors: InvalidArgument for options that cannot work.
 TrainingResult Train(const DataSet& data, const TrainingOptions& options,
                      const std::function<void(const Progress&)>& progress);
 

@@ -184,8 +184,8 @@ TEST(Startup, WhoIsMissingIsNamedAtTheDeadline) {
   for (RunningProgram* const program : {&scheduler, &server, &worker}) {
     const ProgramResult result = program->Wait();
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.output,
-                AllOf(HasSubstr("2 of 3 workers"), HasSubstr("worker 1"), HasSubstr("127.0.0.1:")));
+    EXPECT_THAT(result.output, AllOf(HasSubstr("within 3.0 s"), HasSubstr("2 of 3 workers"),
+                                     HasSubstr("worker 1"), HasSubstr("127.0.0.1:")));
   }
 }
 

@@ -469,7 +469,12 @@ void SchedulerMachine::OnTime(Time now, Outputs& out) {
   }
   for (const Suspicion& suspicion : suspicions_) tick_at_ = std::min(tick_at_, suspicion.due);
   for (const Node& node : nodes_) {
-    if (node.end && !failure_) tick_at_ = std::min(tick_at_, node.end->due);
+    if (failure_) break;
+    if (node.end) tick_at_ = std::min(tick_at_, node.end->due);
+    // Heartbeats may be far apart: not up to half of one later.
+    if (node.presence == Presence::kHere) {
+      tick_at_ = std::min(tick_at_, node.heard + options_.dead_after);
+    }
   }
   if (phase_ == Phase::kGathering && options_.start_timeout > Time{0}) {
     tick_at_ = std::min(tick_at_, started_ + options_.start_timeout);

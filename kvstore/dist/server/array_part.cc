@@ -33,12 +33,6 @@ Shape WithRows(const Shape& whole, std::int64_t rows) {
 
 }  // namespace
 
-std::int64_t RowElements(const Shape& shape) {
-  std::int64_t elements = 1;
-  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) elements *= shape[axis];
-  return elements;
-}
-
 void CopyOut(const Payload& payload, std::size_t offset, void* out, std::size_t bytes) {
   auto* to = static_cast<std::byte*>(out);
   for (std::span<const std::byte> run : payload.runs()) {

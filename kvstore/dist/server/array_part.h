@@ -18,8 +18,6 @@
 
 namespace heddle::kvstore::dist {
 
-// Elements of a row of an array.
-std::int64_t RowElements(const Shape& shape);
 // `bytes` bytes of the payload from `offset` on; it has as many.
 void CopyOut(const Payload& payload, std::size_t offset, void* out, std::size_t bytes);
 // The elements where they lie, if they lie together and aligned; else null.
@@ -68,7 +66,7 @@ struct ArrayParts::Part {
   // The rows that are here, or have elements here; row-sparse arrays of the part count their ids
   // from the first one.
   PartRows part_rows() const {
-    const std::int64_t row_size = RowElements(info.shape);
+    const std::int64_t row_size = RowSizeOf(info.shape);
     return info.row_sparse ? PartRows::OfRows(info.begin, info.end, row_size)
                            : PartRows::OfElements(info.begin, info.end, row_size);
   }

@@ -181,7 +181,7 @@ Payload ArrayParts::Read(const PartId& id, const Message& pull) {
   }
   // Ids and rows in one piece of memory of the answer's own: rows move when others are inserted.
   const auto rows = static_cast<std::size_t>(found.num_rows());
-  const auto row_elements = static_cast<std::size_t>(RowElements(part.info.shape));
+  const auto row_elements = static_cast<std::size_t>(RowSizeOf(part.info.shape));
   const std::size_t ids_bytes = rows * sizeof(std::int64_t);
   const std::size_t bytes = ids_bytes + rows * row_elements * SizeOf(pull.dtype);
   const NDArray memory({static_cast<std::int64_t>(bytes)}, DType::kUInt8, Cpu(), engine_);

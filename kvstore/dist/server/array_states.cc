@@ -111,7 +111,7 @@ class ArrayReader {
 // Elements of a state of a part.
 std::int64_t StateElements(const PartInfo& info, bool per_row) {
   const std::int64_t extent = info.end - info.begin;
-  if (info.row_sparse) return per_row ? extent : extent * RowElements(info.shape);
+  if (info.row_sparse) return per_row ? extent : extent * RowSizeOf(info.shape);
   const Shape shape = info.num_parts == 1 ? info.shape : Shape{extent};
   if (!per_row) return shape.size();
   return shape.ndim() > 0 ? shape[0] : 1;

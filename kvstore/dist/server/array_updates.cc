@@ -183,7 +183,7 @@ void ArrayParts::Apply(Part& part, const Rule& rule, const UpdateRates& rates) c
     const std::vector<RowSparseNDArray> gradients = std::exchange(part.held_rows, {});
     ArrayUpdate update = part.state->Begin(*rule.plan->rule, part.info.key, part.rows,
                                            rates.learning_rate, rates.weight_decay);
-    update.first_element = part.info.begin * RowElements(part.info.shape);
+    update.first_element = part.info.begin * RowSizeOf(part.info.shape);
     UpdateArray(update, gradients, part.rows);
     return;
   }

@@ -353,15 +353,21 @@ TEST(WholeJob, WhoeverDiesIsNamedToAllOthersInTime) {
 
 TEST(WholeJob, ADeadSchedulerIsNamedToAll) {
   for (std::uint64_t seed = 0; seed < Scaled(50U); ++seed) {
+    SimRandom random(seed);
     WholeJob job(seed, 3, 1, kForever);
-    job.Run(milliseconds(700));
+    job.Run(milliseconds(random.Between(700, 3000)));
     const bool breaks = seed % 2 == 0;
     job.Kill(kSchedulerNode, breaks);
-    job.Run(job.network().now() + seconds(5));
+    job.Run(job.network().now() + (breaks ? seconds(1) : seconds(4)));
     for (const auto& process : job.members()) {
       ASSERT_TRUE(process->member->failure()) << "seed " << seed;
-      if (process->server) continue;
+      if (process->server) {
+        ASSERT_TRUE(process->server->failure()) << "seed " << seed;
+        EXPECT_EQ(process->server->failure()->node, kSchedulerNode) << "seed " << seed;
+        continue;
+      }
       EXPECT_THAT(process->error, HasSubstr("the scheduler (head:1)")) << "seed " << seed;
+      EXPECT_EQ(process->open, 0u) << "seed " << seed << ": something hangs";
     }
   }
 }

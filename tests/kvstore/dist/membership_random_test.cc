@@ -4,7 +4,8 @@
 //   - ranks are unique, wanted ranks are kept, all rosters are equal;
 //   - a barrier is done for a worker only after every worker has come to it or left;
 //   - without a fault the job ends well for all;
-//   - with one, every survivor hears of it in time, and all of the same node: the one that died.
+//   - with one, every survivor hears of it in time, and all of the same node: the one that died, or
+//     has not come by the start's deadline.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kvstore/dist/protocol/bodies.h"
@@ -31,7 +33,8 @@ using namespace dist;  // NOLINT(google-build-using-namespace)
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-enum class Fault { kNone, kKilled, kSilent };  // kSilent: connections stay, nothing is said
+// kSilent: connections stay, nothing is said. kAbsent: never comes.
+enum class Fault { kNone, kKilled, kSilent, kAbsent };
 
 struct JobOptions {
   std::int32_t workers = 1;
@@ -53,6 +56,7 @@ class Job {
     dead_after_ = options.lost > 0 ? Time(seconds(60)) : Time(seconds(3));
     scheduler.dead_after = dead_after_;
     scheduler.linger = seconds(10);
+    scheduler.start_timeout = kStartTimeout;
     scheduler_ = std::make_unique<SchedulerMachine>(now_, scheduler);
     const int count = options.workers + options.servers;
     std::vector<std::int32_t> free_ranks[2];
@@ -75,6 +79,7 @@ class Job {
         ranks.pop_back();
       }
       member.dead_after = dead_after_;
+      member.start_timeout = kStartTimeout;
       node.wanted = member.join.rank;
       node.address = member.join.address;
       node.member = std::make_unique<Member>(member);
@@ -83,6 +88,7 @@ class Job {
     if (options.fault != Fault::kNone) {
       victim_ = Below(random_, count);
       strikes_ = now_ + seconds(6) + Random0To(seconds(6));
+      nodes_[*victim_].dead = options.fault == Fault::kAbsent;
     }
   }
 
@@ -117,6 +123,9 @@ class Job {
     NodeId from;
     Message message;
   };
+
+  static constexpr Time kBegin = seconds(100);
+  static constexpr Time kStartTimeout = seconds(60);
 
   Time Random0To(Time most) {
     return Time(
@@ -314,6 +323,7 @@ class Job {
       EXPECT_EQ(node.member->roster()->nodes, *roster);
       EXPECT_EQ(roster->size(), nodes_.size());
     }
+    if (options_.fault == Fault::kAbsent) return CheckStartFailed();
     if (!struck_at_) {
       EXPECT_FALSE(scheduler_->failure()) << scheduler_->DescribeState(now_);
       for (const Node& node : nodes_) EXPECT_FALSE(node.member->failure());
@@ -336,9 +346,26 @@ class Job {
     }
   }
 
+  // All that have come hear who has not, at the scheduler's deadline and a second later at most.
+  void CheckStartFailed() {
+    const bool worker = nodes_[*victim_].name.role == Role::kWorker;
+    const std::string missing =
+        "missing: 1 of " + (worker ? std::to_string(options_.workers) + " workers"
+                                   : std::to_string(options_.servers) + " servers");
+    ASSERT_TRUE(scheduler_->failure());
+    EXPECT_THAT(scheduler_->failure()->why, testing::HasSubstr(missing));
+    for (const Node& node : nodes_) {
+      if (node.dead) continue;
+      ASSERT_TRUE(node.member->failure()) << ToString(node.name);
+      EXPECT_THAT(node.member->failure()->why, testing::HasSubstr(missing));
+      EXPECT_GE(*node.failed_at, kBegin + kStartTimeout) << ToString(node.name);
+      EXPECT_LE(*node.failed_at, kBegin + kStartTimeout + seconds(1)) << ToString(node.name);
+    }
+  }
+
   Random& random_;
   const JobOptions options_;
-  Time now_ = seconds(100);
+  Time now_ = kBegin;
   Time dead_after_{0};
   std::unique_ptr<SchedulerMachine> scheduler_;
   std::deque<Node> nodes_;
@@ -373,6 +400,10 @@ TEST(RandomJobs, EndWellWhenMessagesAreLost) {
 
 TEST(RandomJobs, NameANodeThatIsKilled) {
   RunJobs(300, {.barriers = 1000, .repeated = 0.1, .fault = Fault::kKilled});
+}
+
+TEST(RandomJobs, NameANodeThatHasNotComeByTheDeadlineWithinASecond) {
+  RunJobs(300, {.repeated = 0.1, .fault = Fault::kAbsent});
 }
 
 TEST(RandomJobs, NameANodeThatFallsSilent) {
