@@ -1,8 +1,12 @@
 #include "kvstore/update_state.h"
 
+#include <heddle/error.h>
+
 #include <cstddef>
 #include <span>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/check.h"
 #include "engine/access_check.h"
@@ -92,6 +96,11 @@ std::unique_ptr<UpdateState> StatesOrigin::Start() {
 template <class Value>
 ArrayUpdate UpdateState::BeginFor(const internal::UpdateRule& rule, KeyRef key, const Value& value,
                                   double learning_rate, double weight_decay, const GpuWork* gpu) {
+  // Calls refuse it before; what a peer pushes comes here unchecked.
+  if (!IsFloating(value.dtype())) {
+    throw InvalidArgument(fmt::format("key {}: expected a floating dtype for an optimizer, got {}",
+                                      ToString(key), Name(value.dtype())));
+  }
   ArrayUpdate update = {};
   update.rule = &rule;
   update.run.dtype = value.dtype();

@@ -90,6 +90,17 @@ class Scalar {
     return is_integer_ ? Convert<T>(integer_) : Convert<T>(real_);
   }
 
+  // What any int64 compares with as with this number, as int64 if it is an integer, else as double:
+  // a whole number is an integer, one beyond all of int64 is infinite.
+  constexpr Scalar ToCompare() const {
+    constexpr double kEnd = 9223372036854775808.0;  // 2^63
+    if (is_integer_ || real_ != real_) return *this;
+    if (real_ >= kEnd) return std::numeric_limits<double>::infinity();
+    if (real_ < -kEnd) return -std::numeric_limits<double>::infinity();
+    const auto whole = static_cast<std::int64_t>(real_);
+    return static_cast<double>(whole) == real_ ? Scalar(whole) : *this;
+  }
+
  private:
   bool is_integer_;
   union {

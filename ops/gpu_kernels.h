@@ -65,7 +65,7 @@ class GpuKernels {
   virtual void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out,
                               std::size_t count, GpuStream stream) const = 0;
   virtual void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length,
-                       std::size_t inner, double scale, void* out, void* scratch,
+                       std::size_t inner, std::size_t divisor, void* out, void* scratch,
                        GpuStream stream) const = 0;
   virtual void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows,
                              std::size_t inner, std::size_t columns, void* out, void* scratch,

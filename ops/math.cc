@@ -45,8 +45,8 @@ HWY_INLINE void CompareAs(const S* a, const S* b, C b_number, std::uint8_t* out,
   }
 }
 
-void CompareSides(CompareOp op, DType dtype, const void* a, const Side& b, bool number_is_integer,
-                  std::uint8_t* out, std::size_t count) {
+void CompareSides(CompareOp op, DType dtype, const void* a, const Side& b, std::uint8_t* out,
+                  std::size_t count) {
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using S = StorageType<T>;
@@ -57,10 +57,11 @@ void CompareSides(CompareOp op, DType dtype, const void* a, const Side& b, bool 
       if (y != nullptr) {
         CompareAs<kOp, ComputeType<S>>(x, y, ComputeType<S>(), out, count);
       } else if constexpr (std::is_integral_v<T>) {
-        if (number_is_integer) {
-          CompareAs<kOp, std::int64_t>(x, y, b.number.As<std::int64_t>(), out, count);
+        const Scalar number = b.number.ToCompare();
+        if (number.is_integer()) {
+          CompareAs<kOp, std::int64_t>(x, y, number.As<std::int64_t>(), out, count);
         } else {
-          CompareAs<kOp, double>(x, y, b.number.As<double>(), out, count);
+          CompareAs<kOp, double>(x, y, number.As<double>(), out, count);
         }
       } else {
         CompareAs<kOp>(x, y, static_cast<ComputeType<T>>(b.number.As<T>()), out, count);
@@ -110,7 +111,7 @@ void PairSides(PairOp op, DType dtype, const Side& a, const Side& b, void* out, 
 }
 
 void SumAxisElements(DType dtype, const void* a, std::size_t outer, std::size_t length,
-                     std::size_t inner, double scale, void* out) {
+                     std::size_t inner, std::size_t divisor, void* out) {
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using S = StorageType<T>;
@@ -132,7 +133,7 @@ void SumAxisElements(DType dtype, const void* a, std::size_t outer, std::size_t 
         }
         for (std::size_t i = 0; i < inner; ++i) sums[i] += block[i];
       }
-      for (std::size_t i = 0; i < inner; ++i) y[o * inner + i] = FromWide<T>(sums[i], scale);
+      for (std::size_t i = 0; i < inner; ++i) y[o * inner + i] = FromWide<T>(sums[i], divisor);
     }
   });
 }
@@ -182,14 +183,14 @@ HWY_EXPORT(MatrixProductElements);
 void Compare(CompareOp op, DType dtype, const void* a, const void* b, std::uint8_t* out,
              std::size_t count) {
   if (count == 0) return;  // the arrays may be null
-  HWY_DYNAMIC_DISPATCH(CompareSides)(op, dtype, a, {.array = b}, false, out, count);
+  HWY_DYNAMIC_DISPATCH(CompareSides)(op, dtype, a, {.array = b}, out, count);
 }
 
 void CompareWithScalar(CompareOp op, DType dtype, const void* a, Scalar b, std::uint8_t* out,
                        std::size_t count) {
   if (count == 0) return;
   HWY_DYNAMIC_DISPATCH(CompareSides)
-  (op, dtype, a, {.array = nullptr, .number = b}, b.is_integer(), out, count);
+  (op, dtype, a, {.array = nullptr, .number = b}, out, count);
 }
 
 void CheckUnary(UnaryOp op, DType dtype) {
@@ -229,8 +230,8 @@ void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, 
 }
 
 void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
-             double scale, void* out) {
-  HWY_DYNAMIC_DISPATCH(SumAxisElements)(dtype, a, outer, length, inner, scale, out);
+             std::size_t divisor, void* out) {
+  HWY_DYNAMIC_DISPATCH(SumAxisElements)(dtype, a, outer, length, inner, divisor, out);
 }
 
 void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,

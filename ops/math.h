@@ -44,19 +44,20 @@ void CheckUnary(UnaryOp op, DType dtype);
 
 enum class PairOp : std::uint8_t { kMaximum, kMinimum, kPower, kRemainder };
 
-// out[i] = op(a[i], b[i]); out may be a or b. A NaN on either side gives a NaN. Powers of integers
-// wrap; a negative exponent gives the integer part of the result (0, 1 or -1; 0 of 0). A remainder
-// has the sign of b; that of a division by 0 is 0.
+// out[i] = op(a[i], b[i]); out may be a or b. A NaN on either side of kMaximum or kMinimum gives a
+// NaN; powers are those of C's pow. Those of integers wrap; a negative exponent gives the integer
+// part of the result (0, 1 or -1; 0 of 0). A remainder has the sign of b, also if it is 0; that of
+// a division by 0 is 0.
 void Pair(PairOp op, DType dtype, const void* a, const void* b, void* out, std::size_t count);
 void PairWithScalar(PairOp op, DType dtype, const void* a, Scalar b, void* out, std::size_t count);
 void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, std::size_t count);
 
-// out[o, i] = the sum of a[o, k, i] over k in [0, length), times `scale`; a has outer * length *
-// inner elements. Floating dtypes add in float64, blocks of kReductionBlock (ops/reduce.h) in the
-// order of k, then these in their order, and round once. Integers and bools add as int64; `scale`
-// other than 1 is then applied in float64 and truncated.
+// out[o, i] = the sum of a[o, k, i] over k in [0, length), divided by `divisor`; a has outer *
+// length * inner elements. Floating dtypes add in float64, blocks of kReductionBlock (ops/reduce.h)
+// in the order of k, then these in their order, and round once. Integers and bools add as int64,
+// and their quotients are truncated; 0 / 0 is 0.
 void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
-             double scale, void* out);
+             std::size_t divisor, void* out);
 
 // out (rows x columns) = a (rows x inner) times b (inner x columns). Floating dtypes add in float64
 // as SumAxis does, and round once; integers wrap.

@@ -99,6 +99,7 @@ HEDDLE_HOST_DEVICE C Remainder(C a, C b) {
   C rest;
   if constexpr (std::is_floating_point_v<C>) {
     rest = std::fmod(a, b);
+    if (rest == 0) return std::copysign(rest, b);
   } else {
     if (std::is_signed_v<C> && b == static_cast<C>(-1)) return 0;  // the minimum's quotient is none
     rest = static_cast<C>(a % b);
@@ -134,15 +135,18 @@ HEDDLE_HOST_DEVICE StorageType<T> FromWide(WideSum<T> sum) {
     return Convert<T>(sum);
   }
 }
-// The same, times `scale`.
+// The same, divided by `divisor`: of integers truncated, and 0 by 0. A bool stands for a quotient
+// other than 0.
 template <typename T>
-HEDDLE_HOST_DEVICE StorageType<T> FromWide(WideSum<T> sum, double scale) {
-  if constexpr (std::is_integral_v<T>) {
-    if (scale == 1) return FromWide<T>(sum);
-    return static_cast<StorageType<T>>(
-        Convert<T>(static_cast<double>(static_cast<std::int64_t>(sum)) * scale));
+HEDDLE_HOST_DEVICE StorageType<T> FromWide(WideSum<T> sum, std::uint64_t divisor) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return FromWide<T>(sum);
+  } else if constexpr (std::is_integral_v<T>) {
+    if (divisor == 0) return FromWide<T>(0);
+    return FromWide<T>(static_cast<std::uint64_t>(static_cast<std::int64_t>(sum) /
+                                                  static_cast<std::int64_t>(divisor)));
   } else {
-    return Convert<T>(sum * scale);
+    return Convert<T>(sum / static_cast<double>(divisor));
   }
 }
 

@@ -35,6 +35,7 @@
 
 #include <hwy/highway.h>
 
+#include "base/check.h"
 #include "ops/fetch_ahead.h"
 #include "ops/formula-inl.h"
 #include "ops/simd-inl.h"
@@ -203,6 +204,7 @@ HWY_INLINE void ApplyFor(const UpdateArrays& a, const GradientOptions& options,
   } else if (a.dtype == DType::kFloat16) {
     ApplyTo16Bit<F, Float16>(formula, a, outputs);
   } else {
+    DCHECK(a.dtype == DType::kBFloat16);
     ApplyTo16Bit<F, BFloat16>(formula, a, outputs);
   }
 }
@@ -217,7 +219,7 @@ HWY_INLINE void Apply(const UpdateArrays& a, const GradientOptions& options,
     GradientOptions limited = options;
     if (limited.limit == 0) limited.limit = std::numeric_limits<double>::infinity();
     ApplyFor<double, true>(a, limited, outputs, make);
-  } else if (options.limit > 0) {
+  } else if (static_cast<float>(options.limit) > 0) {
     ApplyFor<float, true>(a, options, outputs, make);
   } else {
     ApplyFor<float, false>(a, options, outputs, make);

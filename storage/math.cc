@@ -161,19 +161,19 @@ NDArray Reduced(OpName name, const NDArray& a, std::optional<std::int64_t> axis,
   }
   if (dims.empty()) dims = {1};
   NDArray out(Shape(dims), a.dtype(), a.device(), a.engine());
-  const double scale = mean ? 1.0 / static_cast<double>(length) : 1.0;
+  const std::size_t divisor = mean ? length : 1;
   const OpOptions options{
       .name = name, .reads = {a.var()}, .writes = {out.var()}, .device = a.device()};
   if (IsOnGpu(a)) {
     const NDArray scratch = ScratchFor(out, ops::SumAxisScratchBytes(outer, length, inner));
     PushKernel(options, out, [=](const GpuKernels& kernels, GpuStream stream) {
-      kernels.SumAxis(a.dtype(), ConstAt(a, 0), outer, length, inner, scale, At(out, 0),
+      kernels.SumAxis(a.dtype(), ConstAt(a, 0), outer, length, inner, divisor, At(out, 0),
                       ScratchAt(scratch), stream);
     });
     return out;
   }
   a.engine().Push(options, [=] {
-    ops::SumAxis(a.dtype(), a.const_data(), outer, length, inner, scale, out.data());
+    ops::SumAxis(a.dtype(), a.const_data(), outer, length, inner, divisor, out.data());
   });
   return out;
 }

@@ -37,7 +37,7 @@ using ops::HEDDLE_FORMULAS::Formula;
 
 // What the second and the third pass share. With M = m / (1 - b1^t), V = v / (1 - b2^t) and the
 // normalised gradient G = clip(s * g / |s * g|): the directions u = M / (sqrt(V) + eps) + wd * w
-// and n = G / (sqrt(V) + eps) + wd * w. A gradient of norm 0 stays as it is.
+// and n = G / (sqrt(V) + eps) + wd * w. A gradient of a norm that C rounds to 0 stays as it is.
 template <class Gradient>
 struct LansDirections {
   using C = typename Gradient::Number;
@@ -49,7 +49,7 @@ struct LansDirections {
         correction1(static_cast<C>(1 - std::pow(numbers.beta1, static_cast<double>(update.step)))),
         correction2(static_cast<C>(1 - std::pow(numbers.beta2, static_cast<double>(update.step)))) {
     const double norm = std::abs(numbers.gradient.rescale) * std::sqrt(update.sums[0][0]);
-    if (norm > 0) scale = static_cast<C>(norm);
+    if (static_cast<C>(norm) > 0) scale = static_cast<C>(norm);
   }
 
   template <class V>

@@ -26,10 +26,9 @@ struct LarsNumbers {
   // By what the learning rate is multiplied, for the sums of squares of weights and gradients.
   HEDDLE_HOST_DEVICE double Scale(const double* sums, double weight_decay) const {
     const double weight_norm = std::sqrt(sums[0]);
-    const double gradient_norm = std::sqrt(sums[1]);
+    const double gradient_norm = std::abs(gradient.rescale) * std::sqrt(sums[1]);
     if (!(weight_norm > 0 && gradient_norm > 0)) return 1;
-    return eta * weight_norm /
-           (gradient_norm * gradient.rescale + weight_decay * weight_norm + epsilon);
+    return eta * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon);
   }
 };
 

@@ -84,8 +84,8 @@ class AllCudaKernels final : public GpuKernels {
     cuda::PairWithScalar(op, dtype, a, b, out, count, ToStream(stream));
   }
   void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
-               double scale, void* out, void* scratch, GpuStream stream) const override {
-    cuda::SumAxis(dtype, a, outer, length, inner, scale, out, scratch, ToStream(stream));
+               std::size_t divisor, void* out, void* scratch, GpuStream stream) const override {
+    cuda::SumAxis(dtype, a, outer, length, inner, divisor, out, scratch, ToStream(stream));
   }
   void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
                      std::size_t columns, void* out, void* scratch,

@@ -33,7 +33,7 @@ void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, 
 
 // One pass, and one over a 4096th of the elements where an axis is longer than a block.
 void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
-             double scale, void* out, void* scratch, Stream stream);
+             std::size_t divisor, void* out, void* scratch, Stream stream);
 // Tiles of 64 x 64 elements. Few of them with a long `inner` share it out by its blocks.
 void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
                    std::size_t columns, void* out, void* scratch, Stream stream);

@@ -154,7 +154,7 @@ void PlanPair(PairOp op, DType dtype, const void* a, Scalar a_number, const void
   });
 }
 
-// Integers are compared as int64, or with a number that is none as float64.
+// Integers are compared as int64, or with a number that no int64 equals as float64.
 template <class Launch>
 void PlanCompare(CompareOp op, DType dtype, const void* a, const void* b, Scalar b_number,
                  std::uint8_t* out, std::size_t count, const Launch& launch) {
@@ -168,12 +168,13 @@ void PlanCompare(CompareOp op, DType dtype, const void* a, const void* b, Scalar
   DispatchDType(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const std::type_identity<StorageType<T>> stored;
+    const Scalar number = b_number.ToCompare();
     if constexpr (!std::is_integral_v<T>) {
       add(stored, static_cast<ComputeType<T>>(b_number.As<T>()));
-    } else if (b != nullptr || b_number.is_integer()) {
-      add(stored, b_number.As<std::int64_t>());
+    } else if (b != nullptr || number.is_integer()) {
+      add(stored, number.As<std::int64_t>());
     } else {
-      add(stored, b_number.As<double>());
+      add(stored, number.As<double>());
     }
   });
 }

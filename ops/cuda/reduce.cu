@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kBlockThreads) RunDotBlocks(const DotBlocksBod
 }  // namespace
 
 void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
-             double scale, void* out, void* scratch, Stream stream) {
-  PlanSumAxis(dtype, a, outer, length, inner, scale, out, scratch,
+             std::size_t divisor, void* out, void* scratch, Stream stream) {
+  PlanSumAxis(dtype, a, outer, length, inner, divisor, out, scratch,
               [&](const auto& table) { LaunchTable("sum along an axis", table, stream); });
 }
 

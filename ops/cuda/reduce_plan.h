@@ -67,7 +67,7 @@ struct SumAxisBody {
       if (partial != nullptr) {
         partial[first + j] = sums[j];
       } else {
-        out[first + j] = FromWide<T>(sums[j], scale);
+        out[first + j] = FromWide<T>(sums[j], divisor);
       }
     }
   }
@@ -115,7 +115,7 @@ struct SumAxisBody {
 
   const S* a;
   std::uint64_t length, inner, blocks;
-  double scale;
+  std::size_t divisor;
   Wide* partial;  // null: there is one block, whose sum goes to `out`
   S* out;
 };
@@ -134,12 +134,12 @@ struct AddPartialBody {
     Wide sum = 0;
     AddInOrder(
         0, blocks, [&](std::uint64_t b) { return from[b * inner]; }, sum);
-    out[first] = FromWide<T>(sum, scale);
+    out[first] = FromWide<T>(sum, divisor);
   }
 
   const Wide* partial;
   std::uint64_t blocks, inner;
-  double scale;
+  std::size_t divisor;
   S* out;
 };
 
@@ -153,7 +153,8 @@ void LaunchOne(const Body& body, const Run& run, const Launch& launch) {
 // Calls launch(table) for the launches that make the sums.
 template <class Launch>
 void PlanSumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length,
-                 std::size_t inner, double scale, void* out, void* scratch, const Launch& launch) {
+                 std::size_t inner, std::size_t divisor, void* out, void* scratch,
+                 const Launch& launch) {
   const std::size_t blocks = std::max<std::size_t>(1, ReductionBlocks(length));
   // Fewer, wider threads pay once there are enough to fill a GPU in any case.
   constexpr std::uint64_t kManyThreads = 1 << 18;
@@ -167,11 +168,11 @@ void PlanSumAxis(DType dtype, const void* a, std::size_t outer, std::size_t leng
     if (run.head != 0 || inner % Body::kLanes != 0 || count / Body::kLanes < kManyThreads) {
       run.head = Run::kNotAlike;
     }
-    LaunchOne(
-        Body{static_cast<const S*>(a), length, inner, blocks, scale, partial, static_cast<S*>(out)},
-        run, launch);
+    LaunchOne(Body{static_cast<const S*>(a), length, inner, blocks, divisor, partial,
+                   static_cast<S*>(out)},
+              run, launch);
     if (partial == nullptr) return;
-    LaunchOne(AddPartialBody<T>{partial, blocks, inner, scale, static_cast<S*>(out)},
+    LaunchOne(AddPartialBody<T>{partial, blocks, inner, divisor, static_cast<S*>(out)},
               {.count = std::uint64_t{outer} * inner, .head = 0}, launch);
   });
 }

@@ -153,7 +153,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void PairWithScalar(ops::PairOp op, DType dtype, ops::Scalar a, const void* b, void* out,
                       std::size_t count, GpuStream stream) const override;
   void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
-               double scale, void* out, void* scratch, GpuStream stream) const override;
+               std::size_t divisor, void* out, void* scratch, GpuStream stream) const override;
   void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
                      std::size_t columns, void* out, void* scratch,
                      GpuStream stream) const override;

@@ -106,12 +106,12 @@ void SimGpu::PairWithScalar(ops::PairOp op, DType dtype, ops::Scalar a, const vo
 }
 
 void SimGpu::SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length,
-                     std::size_t inner, double scale, void* out, void* scratch,
+                     std::size_t inner, std::size_t divisor, void* out, void* scratch,
                      GpuStream stream) const {
   Arrays({out, a}, {Bytes(dtype, outer * inner), Bytes(dtype, outer * length * inner)}, scratch,
          ops::SumAxisScratchBytes(outer, length, inner))
       .Launch(*this, stream, [=](const At& at) {
-        ops::SumAxis(dtype, at[1], outer, length, inner, scale, at[0]);
+        ops::SumAxis(dtype, at[1], outer, length, inner, divisor, at[0]);
       });
 }
 

@@ -81,6 +81,30 @@ TEST_F(MathTest, ComparisonsEqualThePlainLoop) {
   });
 }
 
+TEST_F(MathTest, IntegersAreComparedWithFloatsExactly) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kOdd = (std::int64_t{1} << 53) + 1;
+  struct Case {
+    std::int64_t a;
+    double b;
+    int sign;  // of a - b
+  };
+  for (const Case& c :
+       {Case{kOdd, 0x1p53, 1}, Case{kMost, 0x1p63, -1}, Case{kLeast, -0x1p63, 0},
+        Case{kLeast, -0x1.8p63, 1}, Case{kMost, kInfinity, -1}, Case{kLeast, -kInfinity, 1},
+        Case{3, 2.5, 1}, Case{-3, -2.5, -1}, Case{0, -0.0, 0}, Case{kOdd, 1.5, 1}}) {
+    OnEveryTarget([&] {
+      for (CompareOp op : kEveryCompareOp) {
+        std::uint8_t out = 2;
+        CompareWithScalar(op, DType::kInt64, &c.a, c.b, &out, 1);
+        EXPECT_EQ(out, PlainCompare(op, c.sign, 0) ? 1 : 0) << c.a << " and " << c.b;
+      }
+    });
+  }
+}
+
 template <typename C>
 C PlainUnary(UnaryOp op, C a) {
   switch (op) {
@@ -237,6 +261,37 @@ TEST_F(MathTest, RemaindersHaveTheSignOfTheDivisor) {
   std::int64_t given = 7;
   PairWithScalar(PairOp::kRemainder, DType::kInt64, &kLeast, -1, &given, 1);
   EXPECT_EQ(given, 0);
+  const float numbers[] = {-4, 4, -4};
+  const float divisors[] = {2, -2, -2};
+  float rests[3];
+  Pair(PairOp::kRemainder, DType::kFloat32, numbers, divisors, rests, 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(rests[i], 0);
+    EXPECT_EQ(std::signbit(rests[i]), divisors[i] < 0) << i;
+  }
+}
+
+TEST_F(MathTest, MeansAreQuotients) {
+  OnEveryTarget([&] {
+    for (std::size_t count = 1; count < 200; ++count) {
+      const std::vector<std::int32_t> sevens(count, 7);
+      std::int32_t mean = 0;
+      SumAxis(DType::kInt32, sevens.data(), 1, count, 1, count, &mean);
+      ASSERT_EQ(mean, 7) << count;
+      const std::vector<double> ones(count, 1.0);
+      double one = 0;
+      SumAxis(DType::kFloat64, ones.data(), 1, count, 1, count, &one);
+      ASSERT_EQ(one, 1.0) << count;
+    }
+    const std::int64_t large[] = {(std::int64_t{1} << 60) + 1, -3};
+    std::int64_t mean = 0;
+    SumAxis(DType::kInt64, large, 1, 1, 1, 1, &mean);
+    EXPECT_EQ(mean, large[0]);
+    SumAxis(DType::kInt64, large + 1, 1, 1, 1, 2, &mean);
+    EXPECT_EQ(mean, -1);
+    SumAxis(DType::kInt64, large, 1, 0, 1, 0, &mean);
+    EXPECT_EQ(mean, 0);
+  });
 }
 
 TEST_F(MathTest, SumsAlongAnAxisEqualThePlainLoop) {

@@ -239,8 +239,8 @@ void Plan(const LambNumbers& numbers, const GpuRun& run, Planner& planner) {
 // By what gradients are divided: of pass 0 the sum of their squares.
 template <typename C>
 HEDDLE_FORMULA C LansScale(double rescale, const double* sums) {
-  const double norm = std::abs(rescale) * std::sqrt(sums[0]);
-  return norm > 0 ? static_cast<C>(norm) : C{1};
+  const C norm = static_cast<C>(std::abs(rescale) * std::sqrt(sums[0]));
+  return norm > 0 ? norm : C{1};
 }
 
 template <class Gradient>

@@ -165,9 +165,9 @@ TEST_F(EmulatedMath, SumsAlongAnAxisHaveTheBitsOfTheCpu) {
       Array<T> expected(c.outer * c.inner);
       Array<T> out(c.outer * c.inner, Below(2) * Below(16));
       Array<double> scratch(ops::SumAxisScratchBytes(c.outer, c.length, c.inner) / 8);
-      for (const double scale : {1.0, 0.3}) {
-        ops::SumAxis(kDTypeOf<T>, a.data(), c.outer, c.length, c.inner, scale, expected.data());
-        PlanSumAxis(kDTypeOf<T>, a.data(), c.outer, c.length, c.inner, scale, out.data(),
+      for (const std::size_t divisor : {1, 7}) {
+        ops::SumAxis(kDTypeOf<T>, a.data(), c.outer, c.length, c.inner, divisor, expected.data());
+        PlanSumAxis(kDTypeOf<T>, a.data(), c.outer, c.length, c.inner, divisor, out.data(),
                     scratch.data(), launch_);
         ExpectSame(out, expected);
       }

@@ -85,9 +85,8 @@ TEST_F(GpuMath, SumsProductsAndNormsHaveTheBitsOfTheCpu) {
 
     Array<T> expected(outer * inner);
     DeviceArray<T> out(expected);
-    ops::SumAxis(kDType, a.data(), outer, length, inner, 0.3, expected.data());
-    SumAxis(kDType, device_a.data(), outer, length, inner, 0.3, out.data(), scratch.data(),
-            nullptr);
+    ops::SumAxis(kDType, a.data(), outer, length, inner, 7, expected.data());
+    SumAxis(kDType, device_a.data(), outer, length, inner, 7, out.data(), scratch.data(), nullptr);
     out.ExpectSameAs(expected, "sum");
     // The front of the array is both factors.
     ops::MatrixProduct(kDType, a.data(), a.data(), outer, length, inner, expected.data());
