@@ -10,6 +10,7 @@
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
+#include "base/env.h"
 #include "base/mutex.h"
 
 namespace heddle {
@@ -28,6 +29,16 @@ constexpr std::array<NamedLevel, 5> kLevels = {{{"debug", LogLevel::kDebug},
                                                 {"warning", LogLevel::kWarning},
                                                 {"error", LogLevel::kError},
                                                 {"off", LogLevel::kOff}}};
+
+// Before main(), so that whatever level a program sets comes later.
+[[maybe_unused]] const bool level_is_read = [] {
+  try {
+    SetLogLevel(LogLevelFromEnvironment());
+  } catch (const InvalidArgument& error) {
+    Log(LogLevel::kWarning, "{}; the level is warning", error.what());
+  }
+  return true;
+}();
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -74,6 +85,12 @@ Output& TheOutput() {
 }
 
 }  // namespace
+
+LogLevel LogLevelFromEnvironment() {
+  const std::size_t choice =
+      EnvChoice("HEDDLE_LOG_LEVEL", {"debug", "info", "warning", "error", "off"}, 2);
+  return kLevels[choice].level;
+}
 
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept {
   try {

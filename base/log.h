@@ -18,6 +18,8 @@ namespace heddle {
 namespace internal {
 
 extern std::atomic<LogLevel> log_level;
+// HEDDLE_LOG_LEVEL, or what holds without it. Throws InvalidArgument.
+LogLevel LogLevelFromEnvironment();
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept;
 
 }  // namespace internal

@@ -1,4 +1,4 @@
-// Where heddle's log lines go. Process-wide; by default warnings and errors go to stderr.
+// Where heddle's log lines go. Process-wide: to stderr, if no sink is set.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,8 @@ using LogSink = std::function<void(LogLevel level, std::string_view message)>;
 // at a time; it must not call back into heddle.
 void SetLogSink(LogSink sink);
 
-// Messages below `level` are dropped. Default: kWarning.
+// Messages below `level` are dropped. Default: what HEDDLE_LOG_LEVEL says ("info", as for
+// ParseLogLevel) when the process starts, else kWarning.
 void SetLogLevel(LogLevel level);
 LogLevel GetLogLevel();
 

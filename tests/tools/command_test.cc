@@ -144,18 +144,19 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
     EXPECT_THAT(result.output, HasSubstr("PROBLEM")) << setting;
     EXPECT_THAT(result.output, HasSubstr("found 1 problem(s)")) << setting;
   }
-  const std::vector<std::string> many = {"HEDDLE_ENGINE=steam", "HEDDLE_NUM_WORKERS=many",
-                                         "HEDDLE_AGEING=often", "HEDDLE_CPU_ALLOCATOR=steam",
-                                         "HEDDLE_CPU_MEMORY_MAX=big"};
+  const std::vector<std::string> many = {"HEDDLE_ENGINE=steam",       "HEDDLE_NUM_WORKERS=many",
+                                         "HEDDLE_AGEING=often",       "HEDDLE_CPU_ALLOCATOR=steam",
+                                         "HEDDLE_CPU_MEMORY_MAX=big", "HEDDLE_LOG_LEVEL=loud"};
   const ProgramResult all = RunProgram({kHeddle, "doctor"}, many);
-  EXPECT_THAT(all.output, HasSubstr("found 5 problem(s)"));
+  EXPECT_THAT(all.output, HasSubstr("found 6 problem(s)"));
   for (const std::string& setting : many) {
     const std::string problem = "environment variable " + setting.substr(0, setting.find('='));
     EXPECT_THAT(all.output, HasSubstr("PROBLEM               " + problem));
   }
   const ProgramResult right =
       RunProgram({kHeddle, "doctor"}, {"HEDDLE_GPU_SUMS=tree", "HEDDLE_WIRE_CAPTURE=capture.wire",
-                                       "HEDDLE_LIBRARY=libheddle.so"});  // of examples/perl
+                                       "HEDDLE_LIBRARY=libheddle.so",  // of examples/perl
+                                       "HEDDLE_LOG_LEVEL=debug"});
   EXPECT_EQ(right.status, 0) << right.output;
   const ProgramResult name = RunProgram({kHeddle, "doctor"}, {"HEDDLE_NUM_WORKER=3"});
   EXPECT_EQ(name.status, 1);

@@ -25,6 +25,7 @@
 #include "base/build_info.h"
 #include "base/cpu_count.h"
 #include "base/gpus.h"
+#include "base/log.h"
 #include "kvstore/dist/config.h"
 #include "kvstore/nccl/device_group.h"
 #include "kvstore/nccl/nccl_api.h"
@@ -38,7 +39,7 @@ namespace {
 
 // What the library reads (docs: EngineOptions and MemoryOptions), besides the settings of
 // distributed jobs, and HEDDLE_LIBRARY, by which examples/perl finds it.
-constexpr std::array<std::string_view, 25> kVariables = {"HEDDLE_AGEING",
+constexpr std::array<std::string_view, 26> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_CHECK_ACCESS",
                                                          "HEDDLE_CPU_ALLOCATOR",
                                                          "HEDDLE_CPU_MEMORY_MAX",
@@ -48,6 +49,7 @@ constexpr std::array<std::string_view, 25> kVariables = {"HEDDLE_AGEING",
                                                          "HEDDLE_GPU_MEMORY_MAX",
                                                          "HEDDLE_GPU_SUMS",
                                                          "HEDDLE_LIBRARY",
+                                                         "HEDDLE_LOG_LEVEL",
                                                          "HEDDLE_MAX_PENDING_BYTES",
                                                          "HEDDLE_MAX_PENDING_OPS",
                                                          "HEDDLE_NCCL_DEADLINE_MS",
@@ -154,6 +156,7 @@ void PrintVariables(int& problems) {
          known ? "" : "PROBLEM: heddle knows no such variable");
   }
   if (!any) Line("no HEDDLE_ variable is set", "");
+  Checked(problems, [] { internal::LogLevelFromEnvironment(); });
 }
 
 void PrintSettings(const EngineOptions& engine) {

@@ -168,7 +168,9 @@ void AddLaunchCommand(CLI::App& app, const std::vector<std::string>& taken) {
       ->add_option("--launcher", arguments->launcher,
                    fmt::format("How: {}", fmt::join(LauncherNames(), ", ")))
       ->capture_default_str();
-  launch->add_option("--root-port", arguments->root_port, "Port of the scheduler (a free one)")
+  launch
+      ->add_option("--root-port", arguments->root_port,
+                   "Port of the scheduler (a free one; for kubernetes and yarn 9091)")
       ->check(CLI::Range(1, 65535));
   launch
       ->add_option("--env", arguments->environment,
