@@ -2,6 +2,7 @@
 // the role, which learn of each other's news.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,10 @@ class MemberNode : public Node {
     constexpr Time kSchedulerFirst = std::chrono::milliseconds(500);
     const Time started = deadline.time_since_epoch() - options.connect_deadline + kSchedulerFirst;
     ConnectToScheduler(transport, options, deadline);
+    {
+      MutexLock lock(alive_mutex_);
+      alive_every_ = options.heartbeat_interval;
+    }
     Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
       member_->Join(now, out, started);
       joined_ = true;
@@ -40,8 +45,7 @@ class MemberNode : public Node {
   // After a message of the scheduler, before the role's machine gets it.
   virtual void OnMemberChanged(Time /*now*/, Outputs& /*out*/) REQUIRES(mutex_) {}
   // After every input, which has put out what is behind the first `before` messages.
-  virtual void OnInput(Time /*now*/, const Outputs& /*out*/, std::size_t /*before*/)
-      REQUIRES(mutex_) {}
+  virtual void OnInput(Time /*now*/, Outputs& /*out*/, std::size_t /*before*/) REQUIRES(mutex_) {}
 
   // This node has failed: the scheduler is told, and what waits here ends.
   void FailMember(Time now, const std::string& why, Outputs& out) REQUIRES(mutex_) {
@@ -94,7 +98,28 @@ class MemberNode : public Node {
     return Earlier(joined_ ? member_->next_time() : std::nullopt, role_machine_.next_time());
   }
 
+  void SendSignOfLife(Time waits_since, Time now) final EXCLUDES(alive_mutex_) {
+    std::optional<Message> alive;
+    {
+      MutexLock lock(alive_mutex_);
+      // A heartbeat is due, or was sent, when the wait begins.
+      if (!alive_ || now < std::max(waits_since + alive_every_ / 4, alive_said_ + alive_every_)) {
+        return;
+      }
+      alive_said_ = now;
+      alive = alive_;
+    }
+    transport().Send(kTheScheduler, std::move(*alive));
+    transport().Flush();  // whoever would do it may be the one that is held up
+  }
+
   void Follow(Time now, Outputs& out, std::size_t before) REQUIRES(mutex_) {
+    if (member_->in_job() != says_alive_) {
+      says_alive_ = !says_alive_;
+      MutexLock lock(alive_mutex_);
+      alive_.reset();
+      if (says_alive_) alive_ = member_->SignOfLife();
+    }
     if (member_->failure() && !std::exchange(told_failure_, true)) {
       Message failed{.kind = Kind::kJobFailed};
       failed.meta = Encode(*member_->failure());
@@ -106,6 +131,12 @@ class MemberNode : public Node {
   Machine& role_machine_ GUARDED_BY(mutex_);
   bool joined_ GUARDED_BY(mutex_) = false;        // before it, member_ knows no time
   bool told_failure_ GUARDED_BY(mutex_) = false;  // to the role's machine
+  bool says_alive_ GUARDED_BY(mutex_) = false;    // whether there is an alive_
+
+  Mutex alive_mutex_;
+  std::optional<Message> alive_ GUARDED_BY(alive_mutex_);
+  Time alive_every_ GUARDED_BY(alive_mutex_){0};
+  Time alive_said_ GUARDED_BY(alive_mutex_){0};
 };
 
 }  // namespace heddle::kvstore::dist

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/pause.h"
 #include "engine/completion_batch.h"
 
 namespace heddle::kvstore::dist {
@@ -26,8 +27,8 @@ void Node::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
-    clock_wakes_.NotifyAll();
   }
+  CallClock();
   if (clock_.joinable()) clock_.join();
   while (performing_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
   transport_->Close();
@@ -86,15 +87,17 @@ void Node::OnLost(NodeId peer, const std::string& address, const std::string& wh
 void Node::NoteTimeLocked() {
   if (MayBeAwaited()) changed_.NotifyAll();
   const std::optional<Time> next = NextTime();
-  if (next && *next < clock_next_) clock_wakes_.NotifyOne();
+  // relaxed: both are written with the lock held, but for the 0 of a clock that is awake
+  if (next && *next < clock_next_.load(std::memory_order_relaxed)) CallClock();
 }
 
 void Node::Perform(Outputs& out) {
-  for (const auto& [level, text] : out.log) Log(level, "{}", text);
   for (const auto& [from, to] : out.renames) transport_->Rename(from, to);
   SendAll(out.messages);
   for (const Raised& raised : out.raised) RaisePriority(raised);
   for (const NodeId& peer : out.disconnects) transport_->Disconnect(peer);
+  for (const auto& [level, text] : out.log) Log(level, "{}", text);  // may be held up
+  out.given_back.clear();
   if (out.answers.empty()) return;
   const engine::CompletionBatch together;
   for (Answer& answer : out.answers) GiveAnswer(std::move(answer));
@@ -122,26 +125,61 @@ void Node::SendAll(std::span<Outgoing> messages) {
   }
 }
 
+// Tries, since it has more to do than to wait.
+void Node::LockAsClock() {
+  constexpr int kLooks = 1500;  // as SpinningLock
+  constexpr Time kNap = std::chrono::milliseconds(1);
+  const Time waits_since = Now();
+  for (int looks = 0; !mutex_.TryLock(); ++looks) {
+    if (looks < kLooks) {
+      Pause();
+      continue;
+    }
+    std::this_thread::sleep_for(kNap);
+    SendSignOfLife(waits_since, Now());
+  }
+}
+
+void Node::CallClock() {
+  MutexLock lock(clock_mutex_);
+  clock_called_ = true;
+  clock_wakes_.NotifyOne();
+}
+
+void Node::SleepUntil(Time next) {
+  {
+    MutexLock lock(clock_mutex_);
+    while (!clock_called_ && Now() < next) {
+      clock_wakes_.WaitUntil(clock_mutex_, std::chrono::steady_clock::time_point(next));
+    }
+    clock_called_ = false;
+  }
+  clock_next_.store(Time{0}, std::memory_order_relaxed);
+}
+
 void Node::RunClock() {
   for (;;) {
-    const std::optional<Time> own = OnClock(Now());
     Outputs out;
-    {
-      MutexLock lock(mutex_);
-      if (stopping_) return;
+    LockAsClock();
+    const bool ends = stopping_;
+    if (!ends) {
       const Time now = Now();
-      const std::optional<Time> next = NextTime();
-      if (next && *next <= now) {
+      if (const auto next = NextTime(); next && *next <= now) {
         HandleTime(now, out);
         if (MayBeAwaited()) changed_.NotifyAll();
-      } else {
-        clock_next_ =
-            std::min({next.value_or(Time::max()), own.value_or(Time::max()), now + kLookAgain});
-        clock_wakes_.WaitUntil(mutex_, std::chrono::steady_clock::time_point(clock_next_));
-        clock_next_ = Time{0};
       }
     }
+    mutex_.Unlock();
+    if (ends) return;
     Perform(out);
+    const std::optional<Time> own = OnClock(Now());
+
+    LockAsClock();
+    const Time next =
+        std::min({NextTime().value_or(Time::max()), own.value_or(Time::max()), Now() + kLookAgain});
+    clock_next_.store(next, std::memory_order_relaxed);
+    mutex_.Unlock();
+    SleepUntil(next);
   }
 }
 

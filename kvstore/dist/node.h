@@ -2,7 +2,8 @@
 //
 // Threads. The machines run under one lock, `mutex_`, one input at a time: messages come on the
 // threads that run the transport, requests on those of the program, time on the node's own thread,
-// which is never held up by anything else and so keeps the heartbeats going. What the machines say
+// which keeps the heartbeats going: also while another thread copies gigabytes under the lock, or
+// waits there for code of the program's (SendSignOfLife). What the machines say
 // (Outputs) is done after the lock is released, so what two inputs said may be sent in either
 // order; the protocol allows for that. An input takes microseconds, of many small messages a few
 // tens, so those who bring another one meanwhile look on for as long before they sleep.
@@ -87,6 +88,8 @@ class Node : public TransportEvents {
   // By the clock's thread, without the lock: when time has gone by, a heartbeat's interval at most.
   // Returns when it wants to be called at the latest.
   virtual std::optional<Time> OnClock(Time /*now*/) { return std::nullopt; }
+  // By the clock's thread, which waits for the lock: now and then, until it has it.
+  virtual void SendSignOfLife(Time /*waits_since*/, Time /*now*/) {}
   // Without the lock. Small messages (Transport::kCopiedMax) may pass it by.
   virtual void RaisePriority(const Raised& /*raised*/) {}
   virtual void SendMessage(Outgoing&& outgoing) {
@@ -126,11 +129,16 @@ class Node : public TransportEvents {
 
   void SendAll(std::span<Outgoing> messages) EXCLUDES(mutex_);
   void RunClock() EXCLUDES(mutex_);
+  void LockAsClock() ACQUIRE(mutex_);
+  void CallClock() EXCLUDES(clock_mutex_);
+  void SleepUntil(Time next) EXCLUDES(mutex_, clock_mutex_);
 
   Transport* transport_ = nullptr;
-  CondVar clock_wakes_;
-  Time clock_next_ GUARDED_BY(mutex_){0};  // when the clock looks again
   bool stopping_ GUARDED_BY(mutex_) = false;
+  std::atomic<Time> clock_next_{Time{0}};  // when the clock looks again, if it sleeps
+  Mutex clock_mutex_;
+  CondVar clock_wakes_;
+  bool clock_called_ GUARDED_BY(clock_mutex_) = false;
   // Threads that do what an input has put out. A waiter that the input has woken may want to Stop
   // before it is done.
   std::atomic<int> performing_{0};

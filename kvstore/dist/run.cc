@@ -224,8 +224,10 @@ void RunServer(const DistOptions& options, ServerProgram program) {
   using namespace kvstore::dist;  // NOLINT(google-build-using-namespace)
   CheckRole(options, DistRole::kServer);
   options.Validate();
-  ServerNode(options, EngineOptions::FromEnvironment(), std::move(program), TcpTransports(options))
-      .Run();
+  EngineOptions engine = EngineOptions::FromEnvironment();
+  // Others run ops while somebody waits for them: a server never does.
+  engine.type = "threaded";
+  ServerNode(options, engine, std::move(program), TcpTransports(options)).Run();
 }
 
 }  // namespace heddle

@@ -1,6 +1,7 @@
 #include "kvstore/dist/protocol/member.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -123,6 +124,12 @@ void Member::OnTime(Time now, Outputs& out, const StateBody& state) {
   Message join = Say(Kind::kJoin);  // this one or the roster may be lost
   join.meta = Encode(options_.join);
   out.Send(kTheScheduler, std::move(join));
+}
+
+Message Member::SignOfLife() const {
+  Message alive = Say(Kind::kHeartbeat);
+  alive.sequence = std::numeric_limits<std::uint64_t>::max();  // no heartbeat's, in traces
+  return alive;
 }
 
 void Member::OnLeft(Time now) {

@@ -40,6 +40,9 @@ class Member {
   void OnSchedulerLost(Time now, const std::string& why);
   // `state` goes with a heartbeat.
   void OnTime(Time now, Outputs& out, const StateBody& state = {});
+  // A heartbeat of a node whose machines are held up, while it is in the job.
+  Message SignOfLife() const;
+  bool in_job() const { return roster_.has_value() && !over(); }
   // When OnTime wants to be called. A much later call means that this process itself stood still,
   // and the scheduler is not taken for dead for it.
   std::optional<Time> next_time() const;

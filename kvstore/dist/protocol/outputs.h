@@ -26,6 +26,7 @@ struct Outgoing {
   // Of requests with a payload: the bytes are the program's until the answer of this token is
   // given.
   std::uint64_t token = 0;
+  Time deadline{0};  // when that answer comes at the latest; 0: whenever it comes
 };
 
 // A request that was sent has become more urgent.
@@ -49,6 +50,9 @@ struct Outputs {
   std::vector<std::pair<NodeId, NodeId>> renames;
   std::vector<Outgoing> messages;
   std::vector<Raised> raised;  // after the messages
+  // Of requests that need them no more. Whose memory it is may run code of the program's when the
+  // last handle goes: not under the node's lock. Before the answers.
+  std::vector<Payload> given_back;
   std::vector<Answer> answers;
   std::vector<std::pair<LogLevel, std::string>> log;
   // Peers that are not wanted. After the messages, in order, so that they hear why.
@@ -60,6 +64,9 @@ struct Outputs {
     outgoing.to = to;
     outgoing.token = token;
     return outgoing.message;
+  }
+  void GiveBack(Payload& payload) {
+    if (payload.owner() != nullptr) given_back.push_back(std::exchange(payload, {}));
   }
   void Send(NodeId to, Message message, std::uint64_t token = 0) {
     Add(to, token) = std::move(message);
@@ -92,6 +99,7 @@ class ReusedOutputs {
       outputs.renames.clear();
       outputs.messages.clear();
       outputs.raised.clear();
+      outputs.given_back.clear();
       outputs.answers.clear();
       outputs.log.clear();
       outputs.disconnects.clear();

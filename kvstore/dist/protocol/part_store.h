@@ -40,6 +40,10 @@ struct UpdateRates {
   double weight_decay = 0;
 };
 
+// Which optimizer of a store a version is of, from 1 on; the version's low half counts the changes
+// of its parameters.
+constexpr std::uint64_t GenerationOf(std::uint64_t version) { return version >> 32; }
+
 // How a part is updated: `version` 0 is the default updater, ASSIGN.
 struct UpdateBy {
   std::uint64_t version = 0;           // of the optimizer and its parameters

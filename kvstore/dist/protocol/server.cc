@@ -229,6 +229,7 @@ void ServerMachine::Drain(Time now, Part& part, std::int32_t rank, Outputs& out)
     if (Blocked(part, first->second)) {
       if (!state.blocked) part.blocked.push_back(rank);
       state.blocked = true;
+      NoteWaiting(now, part);
       return;
     }
     Message message = std::move(first->second);

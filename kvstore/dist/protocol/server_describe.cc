@@ -158,8 +158,8 @@ std::string ServerMachine::DescribePart(Time now, const Part& part) const {
                           GenerationOf(first.version), first.version & 0xffffffff);
     }
   }
-  if (part.update_error) text += "; its update failed: " + part.update_error->message;
-  if (part.input_error) text += "; " + part.input_error->message;
+  if (part.update_error) text += "; its update failed: " + InOneLine(part.update_error->message);
+  if (part.input_error) text += "; " + InOneLine(part.input_error->message);
   return text;
 }
 

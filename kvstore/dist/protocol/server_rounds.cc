@@ -155,12 +155,14 @@ bool ServerMachine::StartUpdate(Time now, Part& part, Outputs& out) {
   const std::exception_ptr misplaced = whole ? LearnWhole(part.id) : nullptr;
   part.input_error = std::move(part.round_error);
   if (misplaced) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(misplaced));
+  // Of a round that has failed, too: the rank that has set the optimizer may have no other one.
+  if (FindStore(part.id.store)->CanUse(version)) part.version = version;
   if (part.input_error || part.update_error) {
     if (part.sum_begun) values_.DropSum(part.id);
     if (whole) SkipWhole(now, part, out);
     return true;
   }
-  part.by.version = part.version = version;
+  part.by.version = version;
   if (!part.by.rates) part.by.rates = RatesOf(part);
   if (whole) {
     part.updating = true;

@@ -29,8 +29,6 @@ std::exception_ptr ErrorOf(Function function) {
   }
 }
 
-constexpr std::uint64_t GenerationOf(std::uint64_t version) { return version >> 32; }
-
 // A push that waits for its place in the sum.
 struct ServerMachine::Contribution {
   Message message;
@@ -135,6 +133,10 @@ struct ServerMachine::Store {
     const std::uint64_t generation = GenerationOf(version);
     return generation == 0 ||
            (generation <= generations.size() && version <= generations[generation - 1].version);
+  }
+  bool CanUse(std::uint64_t version) const {  // which it knows
+    const std::uint64_t generation = GenerationOf(version);
+    return generation == 0 || !generations[generation - 1].error;
   }
   // Of the optimizer that was set last, with its first parameters: later ones of them come with a
   // push. 0: there is none.

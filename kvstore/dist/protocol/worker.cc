@@ -210,6 +210,7 @@ void WorkerMachine::SendRequest(const Part& part, const Open& open, Outputs& out
   const Request& request = open.request;
   const std::uint64_t token = request.payload.empty() ? 0 : request.token;
   Message& message = out.Add(TheServer(part.server), token);
+  out.messages.back().deadline = request.deadline;
   message.kind = request.kind;
   message.flags = request.flags;
   message.dtype = request.dtype;
@@ -431,7 +432,7 @@ void WorkerMachine::OnAcks(Time now, std::int32_t server, const Message& message
     Part* part = FindPart(server, ack.part);
     Open* open = part != nullptr ? FindOpen(*part, ack.sequence) : nullptr;
     if (open == nullptr || !IsPush(open->request.kind)) continue;
-    Acknowledge(*part, *open);
+    Acknowledge(*part, *open, out);
     if (open->request.kind == Kind::kPush) {
       open->answered = true;
       if (Answer* answer = End(*open, out)) answer->message.kind = Kind::kAcks;
@@ -455,7 +456,7 @@ void WorkerMachine::OnAnswer(Time now, Part& part, Message&& message, Outputs& o
     body.message = fmt::format("{}: {}", open->request.what.text(), body.message);
     error = ToException(body);
   }
-  if (IsPush(open->request.kind)) Acknowledge(part, *open);
+  if (IsPush(open->request.kind)) Acknowledge(part, *open, out);
   open->answered = true;
   const bool leave = open->request.kind == Kind::kLeave;
   if (leave) {
@@ -473,10 +474,10 @@ void WorkerMachine::OnGrant(Time now, Part& part, const Message& message, Output
   Pump(now, part, out);
 }
 
-void WorkerMachine::Acknowledge(Part& part, Open& open) {
+void WorkerMachine::Acknowledge(Part& part, Open& open, Outputs& out) {
   if (open.acked) return;
   open.acked = true;
-  open.request.payload = {};  // sent again, it would be answered without
+  out.GiveBack(open.request.payload);  // sent again, it would be answered without
   --unacknowledged_[open.barriers - barriers_sent_];
   if (part.async && open.counted) {
     open.counted = false;
@@ -515,6 +516,7 @@ void WorkerMachine::LearnComplete(Part& part, std::uint64_t complete) {
 // After answers: forgets what is over, and sends what may go now.
 void WorkerMachine::Settle(Time now, Part& part, Outputs& out) {
   while (!part.open.empty() && part.sent > 0 && part.open.front().answered) {
+    out.GiveBack(part.open.front().request.payload);
     part.open.pop_front();
     --part.sent;
     part.facts.clear();  // they were about that one

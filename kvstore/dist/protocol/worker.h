@@ -233,7 +233,7 @@ class WorkerMachine {
   void OnSchedulerMessage(Time now, const Message& message, Outputs& out);
   void OnBarrierDone(std::uint64_t number, Outputs& out);
   void OnLeft(Outputs& out);
-  void Acknowledge(Part& part, Open& open);
+  void Acknowledge(Part& part, Open& open, Outputs& out);
   void Uncount(Part& part, Open& open);
   void LearnComplete(Part& part, std::uint64_t complete);
   void Settle(Time now, Part& part, Outputs& out);
@@ -252,7 +252,7 @@ class WorkerMachine {
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
   void GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out);
-  void DropTimedOut(Part& part);
+  bool DropTimedOut(Part& part, Outputs& out);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;
   std::exception_ptr TimedOut(Time now, const Part& part, const Open& open) const;

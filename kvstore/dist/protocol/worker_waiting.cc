@@ -65,8 +65,8 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
       WakeAt(ask_at);
     }
   }
-  DropTimedOut(part);
-  if (held_up || kept) Pump(now, part, out);
+  const bool dropped = DropTimedOut(part, out);
+  if (held_up || kept || dropped) Pump(now, part, out);
 }
 
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
@@ -78,7 +78,7 @@ void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Ou
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;
   if (open.stays || (sent && !open.acked && !request.payload.empty())) {
-    request.payload = {};
+    out.GiveBack(request.payload);
     if (IsPush(request.kind)) {
       SetValue({.failure = ToErrorBody(error)}, &request);
       if (!sent) open.bytes = 0;
@@ -100,14 +100,17 @@ void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64
 }
 
 // What was never sent needs no answer, unless it stays; what was sent keeps its place until it is
-// answered.
-void WorkerMachine::DropTimedOut(Part& part) {
-  part.open.RemoveFrom(part.sent, [&](const Open& open) {
+// answered. Whether there was any.
+bool WorkerMachine::DropTimedOut(Part& part, Outputs& out) {
+  const std::size_t before = part.open.size();
+  part.open.RemoveFrom(part.sent, [&](Open& open) {
     if (!open.ended || open.stays) return false;
+    out.GiveBack(open.request.payload);
     if (IsPush(open.request.kind)) --unacknowledged_[open.barriers - barriers_sent_];
     return true;
   });
   if (part.sent == part.open.size()) StopWaitingForBytes(part);
+  return part.open.size() < before;
 }
 
 // One request a server, not all that wait for the same reason.
@@ -273,6 +276,7 @@ void WorkerMachine::Fail(FailureBody failure, Outputs& out) {
   ForEachPart(*this, [&](Part& part) {
     for (std::size_t i = 0; i < part.open.size(); ++i) {
       Open& open = part.open[i];
+      out.GiveBack(open.request.payload);
       if (open.request.kind != Kind::kLeave) {
         End(open, FailureError(open.request.what.text()), {}, out);
       }

@@ -57,6 +57,9 @@ class ArrayParts final : public PartStore {
   // wake another thread, and to bring the part into its cache, costs more.
   static constexpr std::int64_t kInlineBytes = 64 << 10;
   static constexpr std::chrono::microseconds kInlineTime{200};
+  // A store keeps so many changes of the parameters of its optimizers. A push that is of an earlier
+  // one is updated by the first that is left.
+  static constexpr std::size_t kParametersMax = 4096;
 
   ArrayParts(Engine& engine, Updated updated, Passed passed)
       : engine_(engine), updated_(std::move(updated)), passed_(std::move(passed)) {}
@@ -111,6 +114,8 @@ class ArrayParts final : public PartStore {
   };
   struct Store {
     std::map<std::uint64_t, Rule> rules;  // by version
+    std::size_t parameters = 0;           // rules that are changed parameters of an optimizer
+    std::uint64_t dropped = 0;            // the last version of such a one that is gone
     std::shared_ptr<const Compressor> compressor;
     bool async = false;
   };

@@ -1,7 +1,10 @@
 // Updates of single parts: by the default updater or an optimizer, here or as an op.
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -18,10 +21,18 @@
 
 namespace heddle::kvstore::dist {
 
+namespace {
+
+// Others are of optimizers that were set.
+bool IsOfParameters(std::uint64_t version) { return (version & 0xFFFF'FFFF) != 0; }
+
+}  // namespace
+
 void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
                               const OptimizerPtr& optimizer, bool keeps_states,
                               ServerUpdater updater) {
-  std::map<std::uint64_t, Rule>& rules = stores_[store].rules;
+  Store& of = stores_[store];
+  std::map<std::uint64_t, Rule>& rules = of.rules;
   const auto before = rules.lower_bound(version);
   const Rule* const last = before == rules.begin() ? nullptr : &std::prev(before)->second;
   const std::uint64_t generation = last == nullptr ? 0 : last->generation;
@@ -32,6 +43,12 @@ void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
                     .needs_norms = optimizer->plan()->NeedsNorms(),
                     .pace = same ? last->pace : std::make_shared<UpdatePace>(),
                     .updater = std::move(updater)};
+  if (!IsOfParameters(version) || ++of.parameters <= kParametersMax) return;
+  const auto oldest =
+      std::ranges::find_if(rules, [](const auto& rule) { return IsOfParameters(rule.first); });
+  of.dropped = oldest->first;
+  rules.erase(oldest);
+  --of.parameters;
 }
 
 const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t version) const {
@@ -40,7 +57,13 @@ const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t ve
   CHECK(found != stores_.end());
   const auto& rules = found->second.rules;
   const auto after = rules.upper_bound(version);
-  return after == rules.begin() ? nullptr : &std::prev(after)->second;
+  if (after == rules.begin()) return nullptr;
+  const auto known = std::prev(after);
+  const bool is_gone = known->first != version && version <= found->second.dropped;
+  if (is_gone && after != rules.end() && GenerationOf(after->first) == GenerationOf(version)) {
+    return &after->second;
+  }
+  return &known->second;
 }
 
 const ArrayParts::Rule* ArrayParts::LatestRuleOf(std::uint32_t store) const {

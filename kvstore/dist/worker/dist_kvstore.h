@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -33,6 +34,7 @@
 #include "kvstore/dist/worker/worker_link.h"
 #include "kvstore/key_table.h"
 #include "kvstore/optimizer/update_plan.h"
+#include "kvstore/optimizer_states.h"
 #include "kvstore/registry.h"
 
 namespace heddle::kvstore::dist {
@@ -155,6 +157,8 @@ class DistKVStore final : public KVStore, private UnsentCalls {
                          std::uint64_t version = 0) const;
   std::vector<Message> SavedStates() const;
   std::function<bool(const PartStates&)> IsOfThisLife() const EXCLUDES(mutex_);
+  void AddUntouchedKeys(std::map<Key, KeyPtr>* keys, std::vector<KeyStates>* states) const
+      EXCLUDES(mutex_);
   std::vector<Request> ControlRequests(std::string_view what, Kind kind, const std::string& meta,
                                        std::uint64_t version) const;
 
@@ -174,11 +178,11 @@ class DistKVStore final : public KVStore, private UnsentCalls {
   KeyTable<std::uint64_t> removals_ GUARDED_BY(mutex_);  // of keys that were removed: how often
   std::vector<std::weak_ptr<DistKey>> removed_ GUARDED_BY(mutex_);  // may still have calls
   std::set<std::uint64_t> initialising_ GUARDED_BY(mutex_);         // numbers of keys, see KeyId
-  std::set<std::uint64_t> unfinished_ GUARDED_BY(mutex_);           // the same, see IsUnfinished
+  std::map<std::uint64_t, KeyPtr> unfinished_ GUARDED_BY(mutex_);   // by the same, see IsUnfinished
   std::optional<bool> string_keys_ GUARDED_BY(mutex_);              // set by the first key
   std::shared_ptr<Optimizer> optimizer_ GUARDED_BY(mutex_);
   std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);
-  std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);
+  std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);  // its parameters
   std::uint64_t version_ GUARDED_BY(mutex_) = 0;
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);

@@ -242,7 +242,8 @@ class DistKVStore::Initialising {
       }
       removals_.push_back(removals);
       ids_.push_back(id);
-      is_again_.push_back(store_.unfinished_.contains(id));
+      const auto before = store_.unfinished_.find(id);
+      before_.push_back(before != store_.unfinished_.end() ? before->second : nullptr);
     }
     whole_dense_ = store_.whole_dense_;
     whole_row_sparse_ = store_.whole_row_sparse_;
@@ -257,20 +258,27 @@ class DistKVStore::Initialising {
 
   std::uint64_t removals(std::size_t i) const { return removals_[i]; }
   std::span<const std::uint64_t> ids() const { return ids_; }
-  // An earlier Init of the key has failed.
-  bool is_again(std::size_t i) const { return is_again_[i]; }
+  // As an earlier Init of the key had it, which has failed; null: there was none.
+  const KeyPtr& before(std::size_t i) const { return before_[i]; }
   bool whole(bool row_sparse) const { return row_sparse ? whole_row_sparse_ : whole_dense_; }
 
  private:
   DistKVStore& store_;
   std::vector<std::uint64_t> removals_;
   std::vector<std::uint64_t> ids_;
-  std::vector<bool> is_again_;
+  std::vector<KeyPtr> before_;
   bool whole_dense_ = false;
   bool whole_row_sparse_ = false;
 };
 
 namespace {
+
+void CheckKind(std::string_view call, KeyRef name, const DistKey& key, bool row_sparse) {
+  if (key.is_row_sparse() == row_sparse) return;
+  throw InvalidArgument(fmt::format(
+      "{}: key {}: expected a {} array, as the value is, got a {} one", call, ToString(name),
+      key.is_row_sparse() ? "row-sparse" : "dense", row_sparse ? "row-sparse" : "dense"));
+}
 
 // For all of them, whatever becomes of the first.
 void WaitForEach(Engine& engine, std::span<const Var> vars) {
@@ -307,7 +315,7 @@ void DistKVStore::SendFirstValues(std::span<const KeyPtr> keys, std::span<const 
     WaitForEach(engine(), queued);
   };
   for (std::size_t i = 0; i < pairs.size(); ++i) {
-    if (initialising.is_again(i)) missing[i] = std::make_shared<PartNumbers>();
+    if (initialising.before(i) != nullptr) missing[i] = std::make_shared<PartNumbers>();
   }
   try {
     queue(Kind::kReset);
@@ -316,7 +324,7 @@ void DistKVStore::SendFirstValues(std::span<const KeyPtr> keys, std::span<const 
     throw;
   } catch (...) {
     MutexLock lock(mutex_);
-    unfinished_.insert(initialising.ids().begin(), initialising.ids().end());
+    for (std::size_t i = 0; i < keys.size(); ++i) unfinished_[initialising.ids()[i]] = keys[i];
     throw;
   }
   MutexLock lock(mutex_);
@@ -330,9 +338,16 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
   for (const KeyArrays& pair : pairs) {
     WithFirstArray(pair, [&](const auto& value) {
       constexpr bool kRowSparse = std::is_same_v<std::decay_t<decltype(value)>, RowSparseNDArray>;
-      keys.push_back(std::make_shared<DistKey>(
-          link_, store_, pair.key.ToKey(), value.shape(), value.dtype(), kRowSparse,
-          initialising.whole(kRowSparse), initialising.removals(keys.size())));
+      bool whole = initialising.whole(kRowSparse);
+      if (const KeyPtr& before = initialising.before(keys.size())) {
+        // Parts of it are there: those of another array would be others, and elsewhere.
+        CheckKind(call, pair.key, *before, kRowSparse);
+        CheckShapeAndDType(call, pair.key, *before, value);
+        whole = before->parts().size() == 1;
+      }
+      keys.push_back(std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(),
+                                               value.dtype(), kRowSparse, whole,
+                                               initialising.removals(keys.size())));
     });
   }
   if (link_->rank() == 0) {
@@ -365,18 +380,15 @@ void DistKVStore::DoReset(const KeyArrays& value) {
   engine::CheckMayWait("Reset");
   CheckOneArray("Reset", value, engine());
   const KeyPtr key = Find("Reset", value.key);
-  if (key->is_row_sparse() != value.arrays.empty()) {
-    throw InvalidArgument(
-        fmt::format("Reset: key {}: expected a {} array, as the value is, got a "
-                    "{} one",
-                    ToString(value.key), key->is_row_sparse() ? "row-sparse" : "dense",
-                    key->is_row_sparse() ? "dense" : "row-sparse"));
-  }
+  CheckKind("Reset", value.key, *key, value.arrays.empty());
   WithFirstArray(value, [&](const auto& array) {
     CheckShapeAndDType("Reset", value.key, *key, array);
     array.WaitToRead();
     engine().WaitForVar(QueueValue(key, Kind::kReset, array));
   });
+  MutexLock lock(mutex_);
+  key->residual = NDArray();
+  key->updates = 0;
 }
 
 // Nobody waits: the servers let the value go when all workers have removed the key, and from here

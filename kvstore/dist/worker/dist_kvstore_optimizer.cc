@@ -16,6 +16,7 @@
 #include "kvstore/dist/worker/control_call.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "kvstore/dist/worker/dist_states.h"
+#include "kvstore/optimizer/foreign.h"
 
 namespace heddle::kvstore::dist {
 
@@ -57,10 +58,17 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
                     Encode(OptimizerBody{std::string(optimizer->name()), parameters}), version);
   const auto plan = optimizer->plan();
   MutexLock lock(mutex_);
+  // As on the servers, which keep the states for an equal one.
+  const bool is_equal =
+      optimizer_ != nullptr && optimizer_->name() == optimizer->name() && told_ == parameters;
+  if (!is_equal) {
+    num_update_ = 0;
+    for (const auto& [name, key] : keys_) key->updates = 0;
+  }
   version_ = version;
   optimizer_.swap(optimizer);
   told_plan_ = plan;
-  told_ = WithoutRates(parameters);
+  told_ = parameters;
   whole_dense_ = NeedsWholeKey(*plan, /*row_sparse=*/false);
   whole_row_sparse_ = NeedsWholeKey(*plan, /*row_sparse=*/true);
 }
@@ -70,9 +78,8 @@ void DistKVStore::TellParametersLocked(const internal::UpdatePlan& plan, Outputs
   if (told_plan_.get() == &plan) return;
   told_plan_ = optimizer_->plan();
   auto parameters = ParametersOf(*optimizer_);
-  auto told = WithoutRates(parameters);
-  if (told == told_ || link_->rank() != 0) return;
-  told_ = std::move(told);
+  if (WithoutRates(parameters) == WithoutRates(told_) || link_->rank() != 0) return;
+  told_ = parameters;
   ++version_;
   StartCall(
       *link_,
@@ -156,7 +163,7 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
   states.multi_precision = plan->multi_precision;
   if (with_optimizer) states.settings = SettingsOf(*optimizer);
   const auto is_of_this_life = IsOfThisLife();
-  states.keys = JoinStates(SavedStates(), is_of_this_life, engine());
+  states.keys = JoinStates(SavedStates(), is_of_this_life, *plan->rule, engine());
   {
     MutexLock lock(mutex_);
     states.num_update = num_update_;
@@ -168,12 +175,25 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
   WriteStates(file, states, *plan->rule);
 }
 
+// A key that no push has come to had no states to save: it starts anew.
+void DistKVStore::AddUntouchedKeys(std::map<Key, KeyPtr>* keys,
+                                   std::vector<KeyStates>* states) const {
+  MutexLock lock(mutex_);
+  for (const auto& [name, key] : keys_) {
+    if (!keys->emplace(key->key(), key).second) continue;
+    KeyStates& fresh = states->emplace_back();
+    fresh.key = key->key();
+    fresh.shape = key->shape();
+    fresh.dtype = key->dtype();
+  }
+}
+
 void DistKVStore::LoadOptimizerStates(const std::string& file) {
   constexpr std::string_view kCall = "LoadOptimizerStates";
   const std::shared_ptr<Optimizer> optimizer = OptimizerFor(kCall);
   WaitForOwnPushes(kCall);
   const auto plan = optimizer->plan();
-  const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
+  OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
   CheckMultiPrecision(file, states, *plan);
   if (states.settings) CheckSettings(file, *states.settings, *optimizer);
   std::map<Key, KeyPtr> keys;
@@ -182,6 +202,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
     if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
     if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
   }
+  if (!IsForeignOptimizer(optimizer->name())) AddUntouchedKeys(&keys, &states.keys);
   const std::vector<ServerStates> cut =
       CutStates(states.keys, [&](const KeyStates& key) -> DistKey& { return *keys.at(key.key); });
   std::vector<Request> requests;

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/optimizer/update_rule.h"
 #include "kvstore/part_rows.h"
 #include "ops/copy.h"
 
@@ -47,7 +48,8 @@ Range RangeOf(const PartInfo& info, bool per_row) {
     return per_row ? Range{info.begin, info.end}
                    : Range{info.begin * row_size, info.end * row_size};
   }
-  if (!per_row || row_size == 0) return {info.begin, info.end};
+  if (!per_row) return {info.begin, info.end};
+  if (row_size == 0) return {0, info.shape[0]};  // one part
   return {info.begin / row_size, info.end / row_size};
 }
 
@@ -99,7 +101,8 @@ class PayloadReader {
   std::size_t at_ = 0;
 };
 
-void AddPart(const PartStates& part, PayloadReader& reader, KeyStates& key, Engine& engine) {
+void AddPart(const PartStates& part, PayloadReader& reader, const internal::UpdateRule& rule,
+             KeyStates& key, Engine& engine) {
   key.key = part.info.key;
   key.shape = part.info.shape;
   key.dtype = part.info.dtype;
@@ -116,20 +119,18 @@ void AddPart(const PartStates& part, PayloadReader& reader, KeyStates& key, Engi
       reader.Read(At(key.own, 0), static_cast<std::size_t>(array.elements));
       continue;
     }
-    const Range elements = RangeOf(part.info, /*per_row=*/false);
-    const Range rows = RangeOf(part.info, /*per_row=*/true);
-    const bool per_row = array.elements != elements.end - elements.begin;
-    if (per_row && array.elements != rows.end - rows.begin) {
-      ThrowUnreadable("an array of a wrong size");
-    }
-    NDArray& whole = ArrayAt(key, PlaceOf(array.name));
+    const std::size_t place = PlaceOf(array.name);
+    const bool per_row = place < rule.states().size() && rule.states()[place].per_row;
+    const Range range = RangeOf(part.info, per_row);
+    if (array.elements != range.end - range.begin) ThrowUnreadable("an array of a wrong size");
+    NDArray& whole = ArrayAt(key, place);
     if (whole.empty()) {
       const Shape shape = per_row ? Shape{key.shape[0]} : key.shape;
       whole = NDArray::Zeros(shape, array.dtype, Cpu(), engine);
       whole.WaitToRead();
     }
-    const std::int64_t begin = per_row ? rows.begin : elements.begin;
-    reader.Read(At(whole, begin), static_cast<std::size_t>(array.elements) * SizeOf(array.dtype));
+    reader.Read(At(whole, range.begin),
+                static_cast<std::size_t>(array.elements) * SizeOf(array.dtype));
   }
 }
 
@@ -144,7 +145,7 @@ void Skip(const PartStates& part, PayloadReader& reader) {
 
 std::vector<KeyStates> JoinStates(const std::vector<Message>& answers,
                                   const std::function<bool(const PartStates&)>& wanted,
-                                  Engine& engine) {
+                                  const internal::UpdateRule& rule, Engine& engine) {
   std::map<Key, KeyStates> keys;
   for (const Message& answer : answers) {
     StatesBody body;
@@ -152,7 +153,7 @@ std::vector<KeyStates> JoinStates(const std::vector<Message>& answers,
     PayloadReader reader(answer.payload);
     for (const PartStates& part : body.parts) {
       if (wanted(part)) {
-        AddPart(part, reader, keys[part.info.key], engine);
+        AddPart(part, reader, rule, keys[part.info.key], engine);
       } else {
         Skip(part, reader);
       }

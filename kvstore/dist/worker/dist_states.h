@@ -16,10 +16,11 @@ namespace heddle::kvstore::dist {
 
 // The states of whole keys, in the order of the keys, from those of what the servers answered to
 // kSaveStates that are `wanted`: parts of one value of a key. `updates` and the optimizer are left
-// to the caller. NetworkError if an answer cannot be read.
+// to the caller, whose `rule` says which of them have a number a row. NetworkError if an answer
+// cannot be read.
 std::vector<KeyStates> JoinStates(const std::vector<Message>& answers,
                                   const std::function<bool(const PartStates&)>& wanted,
-                                  Engine& engine);
+                                  const internal::UpdateRule& rule, Engine& engine);
 
 // What the servers get of `states`, in messages that are not too long; `key_of` knows where the
 // parts of a key are. InvalidArgument if a key is cut whose state is in one piece.

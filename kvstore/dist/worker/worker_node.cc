@@ -173,6 +173,7 @@ void WorkerNode::Serve(Engine& engine, UnsentCalls& calls) {
     MutexLock lock(watched_mutex_);
     watched_.push_back(&calls);
   }
+  MutexLock serving(serving_mutex_);
   {
     MutexLock lock(mutex_);
     if (served_ != nullptr) {
@@ -192,6 +193,7 @@ void WorkerNode::Leave(Engine& engine, UnsentCalls& calls) {
     MutexLock lock(watched_mutex_);
     std::erase(watched_, &calls);
   }
+  MutexLock serving(serving_mutex_);
   {
     MutexLock lock(mutex_);
     if (served_ != &engine || --served_stores_ > 0) return;
@@ -234,7 +236,7 @@ void WorkerNode::Submit(std::span<const std::span<Request>> calls, Outputs* out)
   for (const std::span<Request> requests : calls) {
     for (Request& request : requests) machine_.Submit(now, std::move(request), *out);
   }
-  RegisterSends(*out, before);
+  RegisterSends(now, out, before);
   NoteTimeLocked();
 }
 
@@ -242,8 +244,9 @@ void WorkerNode::Supply(std::int32_t server, const PartId& part, std::uint64_t t
                         PushValue&& value, Outputs* out) {
   const SpinningLock lock(mutex_);
   const std::size_t before = out->messages.size();
-  machine_.Supply(Now(), server, part, token, std::move(value), *out);
-  RegisterSends(*out, before);
+  const Time now = Now();
+  machine_.Supply(now, server, part, token, std::move(value), *out);
+  RegisterSends(now, out, before);
   NoteTimeLocked();
 }
 
@@ -270,8 +273,8 @@ void WorkerNode::OpenBarrier(Outputs* out) {
 }
 
 // A message is registered once, by the input that it comes from.
-void WorkerNode::OnInput(Time now, const Outputs& out, std::size_t before) {
-  RegisterSends(out, before);
+void WorkerNode::OnInput(Time now, Outputs& out, std::size_t before) {
+  RegisterSends(now, &out, before);
   if (machine_.left() && !std::exchange(left_, true)) member_->OnLeft(now);
 }
 
@@ -292,12 +295,29 @@ bool LendsMemory(const Outgoing& outgoing) {
   return outgoing.token > kNoSink && outgoing.message.body_bytes() > Transport::kCopiedMax;
 }
 
+Payload CopyOf(const Payload& payload) {
+  const auto copy = std::make_shared<std::vector<std::byte>>();
+  for (const std::span<const std::byte> run : payload.runs()) {
+    copy->insert(copy->end(), run.begin(), run.end());
+  }
+  return {copy, std::span<const std::byte>(*copy)};
+}
+
 }  // namespace
 
-void WorkerNode::RegisterSends(const Outputs& out, std::size_t from) {
-  for (std::size_t i = from; i < out.messages.size(); ++i) {
-    const Outgoing& outgoing = out.messages[i];
-    if (!LendsMemory(outgoing)) continue;
+// A small message is copied as it is sent, by a thread that may stop just before: if the program
+// may have its memory back by then, it is copied here.
+void WorkerNode::RegisterSends(Time now, Outputs* out, std::size_t from) {
+  constexpr Time kThreadsStopFor = std::chrono::seconds(5);  // at most, as good as always
+  for (std::size_t i = from; i < out->messages.size(); ++i) {
+    Outgoing& outgoing = out->messages[i];
+    if (!LendsMemory(outgoing)) {
+      if (outgoing.deadline != Time{0} && outgoing.deadline - now < kThreadsStopFor &&
+          !outgoing.message.payload.empty()) {
+        outgoing.message.payload = CopyOf(outgoing.message.payload);
+      }
+      continue;
+    }
     sends_[outgoing.token] = {outgoing.to, outgoing.message.part, outgoing.message.sequence, {}};
   }
   sends_open_.store(sends_.size(), std::memory_order_relaxed);

@@ -52,8 +52,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
 
   // For one engine at a time; threads that wait in others get their answers from the transport's
   // own thread.
-  void Serve(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_);
-  void Leave(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_);
+  void Serve(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_, serving_mutex_);
+  void Leave(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_, serving_mutex_);
   std::int32_t rank() const override { return rank_; }
   std::int32_t num_workers() const override { return num_workers_; }
   const PlacementOptions& placement() const override { return placement_; }
@@ -75,7 +75,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   void ConnectToServers(const RosterBody& roster, std::chrono::steady_clock::time_point deadline);
 
   // Node
-  void OnInput(Time now, const Outputs& out, std::size_t before) override REQUIRES(mutex_);
+  void OnInput(Time now, Outputs& out, std::size_t before) override REQUIRES(mutex_);
   bool MayBeAwaited() const override REQUIRES(mutex_) {
     return member_->roster() || member_->failure() || machine_.failure();
   }
@@ -94,7 +94,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
     std::uint64_t sequence = 0;
     std::optional<Transport::SendId> id;
   };
-  void RegisterSends(const Outputs& out, std::size_t from) REQUIRES(mutex_);
+  void RegisterSends(Time now, Outputs* out, std::size_t from) REQUIRES(mutex_);
   void EndSend(std::uint64_t token, bool failed) EXCLUDES(mutex_);
 
   // WaitPoller
@@ -111,6 +111,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   std::atomic<std::size_t> sends_open_{0};  // size of sends_
   std::atomic<std::size_t> untaken_{0};     // requests since the last TakeAnswers that looked
   std::uint32_t stores_ GUARDED_BY(mutex_) = 0;
+  Mutex serving_mutex_;  // changes of served_, with those of the engine's pollers; before mutex_
   Engine* served_ GUARDED_BY(mutex_) = nullptr;
   int served_stores_ GUARDED_BY(mutex_) = 0;
   bool left_ GUARDED_BY(mutex_) = false;

@@ -226,6 +226,42 @@ TEST_F(ArrayPartsTest, AnUpdateBehindAnOpOnTheStatesWaitsForIt) {
   EXPECT_EQ(ran, (std::vector<std::string>{"'a'", "states", "'b'"}));
 }
 
+TEST_F(ArrayPartsTest, ParametersThatChangeForEverTakeNoMemory) {
+  constexpr std::uint64_t kFirst = std::uint64_t{1} << 32;
+  constexpr std::uint64_t kLast = kFirst + ArrayParts::kParametersMax + 10;
+  const PartId id{0, 0, 'w'};
+  const float zero = 0, one = 1;
+  const auto payload_of = [](const float& number) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(&number);
+    return Received({bytes, bytes + sizeof number});
+  };
+  parts_.Create(id, {Key("w"), Shape{1}, DType::kFloat32, false, 1, 0, 1}, payload_of(zero));
+  for (std::uint64_t version = kFirst; version <= kLast; ++version) {
+    const auto rescale = static_cast<double>(version - kFirst + 1);
+    parts_.SetOptimizer(0, version, Sgd({.learning_rate = 1, .rescale_grad = rescale}),
+                        /*keeps_states=*/version > kFirst);
+  }
+  // The scale of an update of that version.
+  const auto scale = [&](std::uint64_t version) {
+    Message push{.kind = Kind::kPush, .part = id};
+    push.payload = payload_of(one);
+    const auto value = [&] {
+      float read = 0;
+      std::memcpy(&read, BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})).data(),
+                  sizeof read);
+      return read;
+    };
+    const float before = value();
+    Push(id, {&push, 1}, {version, {}});
+    return before - value();
+  };
+  EXPECT_EQ(scale(kFirst), 1);
+  EXPECT_EQ(scale(kFirst + 5), 12) << "of the first that is left";
+  EXPECT_EQ(scale(kFirst + 11), 12);
+  EXPECT_EQ(scale(kFirst + 12), 13);
+  EXPECT_EQ(scale(kLast), kLast - kFirst + 1);
+}
+
 // So that which updates hold the receiving thread up follows from what they took.
 TEST(UpdatePace, IsThatOfTheLastUpdates) {
   using std::chrono::microseconds;

@@ -2,8 +2,12 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 #include <heddle/memory.h>
+#include <heddle/ndarray.h>
+#include <heddle/optimizer.h>
 
+#include <atomic>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -18,6 +22,32 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+// Its release function may come for locks of the program's, for which other threads may hold the
+// store up.
+TEST(DistMemory, IsReleasedWithNoLockHeld) {
+  for (const Network network : {Network::kSim, Network::kTcp, Network::kSharedMemory}) {
+    Job job({.network = network});
+    job.RunWorkers("dist_async", [](int, KVStore& store, Engine& engine) {
+      std::atomic<int> released{0};
+      const NDArray out({100}, DType::kFloat32, Cpu(), engine);
+      store.SetOptimizer(Sgd({.learning_rate = 1}));
+      store.Init("w", NDArray::Full({100}, 0, DType::kFloat32, Cpu(), engine));
+      for (int i = 1; i <= 50; ++i) {
+        std::vector<float> gradient(100, -1);
+        const auto release = [&store, &released] {
+          EXPECT_EQ(store.NumDeadNodes(), 0);
+          ++released;
+        };
+        store.Push("w", NDArray::FromForeign(gradient.data(), {100}, DType::kFloat32, release,
+                                             Cpu(), engine));
+        store.Pull("w", out);
+        EXPECT_THAT(out.ToVector<float>(), testing::Each(i));
+        while (released < i) std::this_thread::yield();
+      }
+    });
+  }
+}
 
 // The push was dropped, or sent whatever lay in memory that came free meanwhile.
 TEST(DistMemory, CodesThatThereIsNoMemoryForFailTheirRound) {

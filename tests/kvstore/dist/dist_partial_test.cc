@@ -180,6 +180,17 @@ TEST_P(DistPartialTest, AnInitOfSomePartsSaysSoAndTheNextOneIsWhole) {
       expect_unfinished([&] { store.Push("k", Filled(engine, 1)); });
       expect_unfinished([&] { store.Reset("k", Filled(engine, 1)); });
       expect_unfinished([&] { store.Remove("k"); });
+      const auto ones = [&](std::int64_t count, DType dtype) {
+        return NDArray::Full({count}, 1, dtype, Cpu(), engine);
+      };
+      const auto expect_unlike = [](const std::function<void()>& call, const char* expected) {
+        EXPECT_THAT(MessageOf(call), AllOf(HasSubstr("Init: key 'k'"), HasSubstr(expected)));
+      };
+      expect_unlike([&] { store.Init("k", ones(2 * kCount, DType::kFloat32)); }, "expected shape");
+      expect_unlike([&] { store.Init("k", ones(kCount, DType::kFloat64)); }, "got float64");
+      expect_unlike(
+          [&] { store.Init("k", RowSparseNDArray::FromDense(ones(kCount, DType::kFloat32))); },
+          "got a row-sparse one");
     }
     const auto init = [&] { store.Init("k", Filled(engine, 2 + rank)); };
     // What arrives late completes the first Init, and other ranks may see that.

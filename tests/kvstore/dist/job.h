@@ -33,6 +33,10 @@ struct JobOptions {
   std::int64_t slice_bytes = 64 << 10;
   std::int64_t cut_bound = 30'000;
   std::chrono::milliseconds op_deadline{0};
+  // No role of most jobs dies. One thread delivers all messages of a simulated network, so a
+  // heartbeat comes as late as the thousands of messages before it take.
+  std::chrono::milliseconds heartbeat_interval{1000};
+  int dead_after = 100;
   ServerProgram program = {};
   std::uint64_t seed = kvstore_test::TestSeed();  // of the simulated network
   // What becomes of each transport; empty: nothing.
@@ -110,9 +114,8 @@ class Job {
     options.cut_bound = options_.cut_bound;
     options.op_deadline = options_.op_deadline;
     options.shared_memory = options_.network == Network::kSharedMemory;
-    // No role of these jobs dies. One thread delivers all messages of a simulated network, so a
-    // heartbeat comes as late as the thousands of messages before it take.
-    options.dead_after = 100;
+    options.heartbeat_interval = options_.heartbeat_interval;
+    options.dead_after = options_.dead_after;
     return options;
   }
   TransportFactory Factory(DistRole role) {

@@ -3,7 +3,9 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -95,6 +98,27 @@ std::string MessageOrNone(const std::function<void()>& call) {
     return error.what();
   }
   return "none";
+}
+
+// It has the lock of the server's machines meanwhile.
+TEST(ServerProgram, AServerWhoseProgramTakesItsTimeIsAlive) {
+  const auto optimizers = [](std::string_view) -> ServerUpdater {
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+    return {.update = [](const ServerUpdate& update) {
+      std::copy_n(update.gradient.data<float>(), 3, update.weight.data<float>());
+    }};
+  };
+  Job job({.network = Network::kTcp,
+           .heartbeat_interval = std::chrono::milliseconds(100),
+           .dead_after = 20,
+           .program = {.optimizers = optimizers}});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.SetOptimizer(MakeForeignOptimizer("slow", {}));
+    store.Init("w", NDArray::Full({3}, 1, DType::kFloat32, Cpu(), engine));
+    const NDArray value = NDArray::Full({3}, 2, DType::kFloat32, Cpu(), engine);
+    store.PushPull("w", value, value);
+    EXPECT_EQ(value.ToVector<float>(), std::vector<float>(3, 2));
+  });
 }
 
 TEST(ServerProgram, OptimizersOfTheServersUpdateByTheSumOfAllWorkers) {

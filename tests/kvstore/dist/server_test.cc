@@ -797,7 +797,53 @@ TEST(ServerMachine, RoundsGoOnWithTheOptimizerOfARankThatHasLeft) {
   EXPECT_EQ(by.rates->learning_rate, 0.1);
 }
 
+TEST(ServerMachine, AFailedRoundTellsOfTheOptimizerOfARankThatHasLeft) {
+  SmallJob job(2);
+  for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  job.Submit(0, {.kind = Kind::kPush,
+                 .part = SmallJob::IdOf(0),
+                 .flags = kFlagFailed,
+                 .version = Version(1, 0),
+                 .meta = Encode(ErrorBody{.message = "nan"})});
+  job.Push(1, 0, {1});
+  job.Run();
+  job.Leave(0);
+  job.Push(1, 0, {1});
+  job.Run();
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).updates, 1);
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 0));
+}
+
 // Warnings.
+
+TEST(ServerMachine, APushThatWaitsForItsOptimizerBehindALateOneIsNamed) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  job.Push(0, 0, {1});
+  job.Submit(0, PushWithRates(0.1, Version(1, 0), 1));
+  ASSERT_EQ(job.queue.size(), 2u);
+  std::swap(job.queue[0], job.queue[1]);
+  job.Run();
+  job.Advance(seconds(16));
+  EXPECT_THAT(job.log, Contains(HasSubstr("waits for optimizer 1.0")));
+}
+
+TEST(ServerMachine, AStallIsToldInFewWordsWhateverFailed) {
+  SmallJob job(2);
+  for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+  job.Run();
+  job.parts().fail_update[SmallJob::IdOf(0)] = std::string(2 << 20, 'x');
+  for (const int rank : {0, 1}) job.Push(rank, 0, {1});
+  job.Push(0, 0, {1});
+  job.Run();
+  job.Advance(seconds(16));
+  const std::string stall = job.server().State().stall;
+  EXPECT_THAT(stall, HasSubstr("its update failed: xxx"));
+  EXPECT_LT(stall.size(), 5000u);
+}
 
 TEST(ServerMachine, AStallIsLoggedWithKeyRoundAndRanks) {
   SmallJob job(3);

@@ -549,6 +549,28 @@ TEST(WorkerMachine, BeyondTheByteCapItAsksAndTheLowestMissingRankIsLetIn) {
   for (const std::uint64_t pull : pulls) EXPECT_EQ(job.ValueOf(pull), Values(4, 18));
 }
 
+TEST(WorkerMachine, APullGoesOnceAPushBeforeItHasWaitedForBytesInVain) {
+  ServerOptions server;
+  WorkerOptions worker;
+  server.unfinished_bytes_max = worker.unfinished_bytes_max = 40;  // one push
+  SmallJob job(2, 1, server, worker);
+  for (std::uint32_t part = 0; part < 2; ++part) {
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, Values(4, 9));
+  }
+  job.Run();
+  job.Push(1, 0, Values(4, 1));  // whose round worker 0 does not come to
+  const auto push = job.Submit(1, {.kind = Kind::kPush,
+                                   .part = SmallJob::IdOf(1),
+                                   .payload = PayloadOf(Values(4, 1)),
+                                   .deadline = job.now + seconds(1)});
+  const auto pull = job.Pull(1, 1);
+  job.Run();
+  EXPECT_FALSE(job.Answered(pull));
+  job.Advance(seconds(2));
+  EXPECT_NE(job.ErrorOf(push), "");
+  EXPECT_EQ(job.ValueOf(pull), Values(4, 9));
+}
+
 // ---- Pushes that await their values
 
 PushValue ValueOf(std::vector<std::int64_t> values) {

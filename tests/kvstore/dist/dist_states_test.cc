@@ -1,0 +1,171 @@
+// What the optimizer knows of a key, at the worker and at the servers, is a local store's.
+#include <heddle/error.h>
+#include <heddle/kvstore.h>
+#include <heddle/optimizer.h>
+#include <heddle/schedule.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/kvstore/dist/job.h"
+#include "tests/message_of.h"
+#include "tools/testing/temp_folder.h"
+
+namespace heddle::kvstore::dist {
+namespace {
+
+// Plays with a store, and returns what it has pulled.
+using Play = std::function<std::vector<float>(KVStore& store, Engine& engine)>;
+
+void ExpectAsLocal(const Play& play) {
+  std::vector<float> expected;
+  {
+    Engine engine(EngineOptions::FromEnvironment());
+    const auto store = KVStore::Create("local", engine);
+    expected = play(*store, engine);
+  }
+  for (const char* const type : {"dist_sync", "dist_async"}) {
+    Job job({.num_workers = 1, .num_servers = 2});
+    job.RunWorkers(type, [&](int, KVStore& store, Engine& engine) {
+      EXPECT_EQ(play(store, engine), expected) << type;
+    });
+  }
+}
+
+NDArray Array(Engine& engine, const Shape& shape, float value) {
+  return NDArray::Full(shape, value, DType::kFloat32, Cpu(), engine);
+}
+
+void PullTo(std::vector<float>* values, KVStore& store, Engine& engine, const Key& key,
+            const Shape& shape) {
+  NDArray out(shape, DType::kFloat32, Cpu(), engine);
+  store.Pull(key, out);
+  const std::vector<float> pulled = out.ToVector<float>();
+  values->insert(values->end(), pulled.begin(), pulled.end());
+}
+
+TEST(DistStates, AResetForgetsWhatCompressionHasNotSentYet) {
+  ExpectAsLocal([](KVStore& store, Engine& engine) {
+    std::vector<float> pulled;
+    store.SetGradientCompression({.type = "2bit", .threshold = 0.5});
+    store.Init("w", Array(engine, {3}, 0));
+    for (int i = 0; i < 2; ++i) {
+      store.Push("w", Array(engine, {3}, 0.3F));
+      store.Reset("w", Array(engine, {3}, 1));
+      store.Push("w", Array(engine, {3}, 0.3F));
+      PullTo(&pulled, store, engine, "w", {3});
+    }
+    return pulled;
+  });
+}
+
+TEST(DistStates, SchedulesBeginAgainWithADifferentOptimizerAndAReset) {
+  ExpectAsLocal([](KVStore& store, Engine& engine) {
+    std::vector<float> pulled;
+    const auto set = [&](double momentum) {
+      const auto optimizer = MakeOptimizer("sgd", {{"learning_rate", 1}, {"momentum", momentum}});
+      optimizer->SetSchedule(FactorSchedule{.step = 2, .factor = 0.5, .base_rate = 1});
+      store.SetOptimizer(optimizer);
+    };
+    set(0);
+    store.Init("w", Array(engine, {3}, 0));
+    const auto train = [&] {
+      for (int i = 0; i < 5; ++i) {
+        store.Push("w", Array(engine, {3}, 1));
+        PullTo(&pulled, store, engine, "w", {3});
+      }
+    };
+    train();
+    set(0.5);
+    train();
+    store.Reset("w", Array(engine, {3}, 1));
+    train();
+    return pulled;
+  });
+}
+
+TEST(DistStates, AnEqualOptimizerGoesOnWhereTheOtherOneWas) {
+  Job job({.num_workers = 1, .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    const auto set = [&] {
+      const auto optimizer = MakeOptimizer("sgd", {{"learning_rate", 1}});
+      optimizer->SetSchedule(FactorSchedule{.step = 1, .factor = 0.5, .base_rate = 1});
+      store.SetOptimizer(optimizer);
+    };
+    set();
+    store.Init("w", Array(engine, {1}, 0));
+    std::vector<float> pulled;
+    for (int i = 0; i < 3; ++i) {
+      store.Push("w", Array(engine, {1}, 1));
+      PullTo(&pulled, store, engine, "w", {1});
+      set();
+    }
+    EXPECT_THAT(pulled, ::testing::ElementsAre(-1, -1.5, -1.75));
+  });
+}
+
+TEST(DistStates, AFileReplacesAllStates) {
+  const tools::TempFolder folder;
+  ExpectAsLocal([&](KVStore& store, Engine& engine) {
+    std::vector<float> pulled;
+    const std::string file = folder / "states.safetensors";
+    store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}, {"momentum", 0.5}}));
+    for (const char* const key : {"a", "b"}) store.Init(key, Array(engine, {3}, 0));
+    store.Push("a", Array(engine, {3}, 1));
+    store.SaveOptimizerStates(file, /*with_optimizer=*/false);
+    store.Push("b", Array(engine, {3}, 1));
+    store.LoadOptimizerStates(file);
+    for (const char* const key : {"a", "b"}) {
+      store.Push(key, Array(engine, {3}, 1));
+      PullTo(&pulled, store, engine, key, {3});
+    }
+    return pulled;
+  });
+}
+
+TEST(DistStates, OneNumberARowIsSavedForEveryWidthOfRows) {
+  const tools::TempFolder folder;
+  for (const std::int64_t width : {0, 1, 2, 5000}) {
+    SCOPED_TRACE(width);
+    const Shape shape = {4, width};
+    ExpectAsLocal([&](KVStore& store, Engine& engine) {
+      std::vector<float> pulled;
+      const std::string file = folder / "states.safetensors";
+      store.SetOptimizer(MakeOptimizer("groupadagrad", {{"learning_rate", 1}}));
+      store.Init("w", Array(engine, shape, 0));
+      store.Push("w", Array(engine, shape, 2));
+      store.SaveOptimizerStates(file, /*with_optimizer=*/false);
+      store.Push("w", Array(engine, shape, 3));
+      store.LoadOptimizerStates(file);
+      store.Push("w", Array(engine, shape, 1));
+      PullTo(&pulled, store, engine, "w", shape);
+      return pulled;
+    });
+  }
+}
+
+TEST(DistStates, IntegersThatAnotherRanksOptimizerCannotTakeAreRefused) {
+  Job job({.num_workers = 2, .num_servers = 1});
+  job.RunWorkers("dist_async", [](int rank, KVStore& store, Engine& engine) {
+    const NDArray counts = NDArray::Full({100}, 1, DType::kInt8, Cpu(), engine);
+    store.Init("counts", counts);
+    if (rank == 0) store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}}));
+    store.Barrier();
+    if (rank == 0) return;
+    NDArray out({100}, DType::kInt8, Cpu(), engine);
+    EXPECT_THAT(MessageOf<Error>([&] {
+                  store.Push("counts", counts);
+                  store.Pull("counts", out);
+                  out.WaitToRead();
+                }),
+                ::testing::HasSubstr("expected a floating dtype"));
+  });
+}
+
+}  // namespace
+}  // namespace heddle::kvstore::dist
