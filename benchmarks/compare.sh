@@ -4,7 +4,7 @@
 #
 #   benchmarks/compare.sh [group[:section]...] [--json FILE] [--quick] [--build-dir DIR]
 #
-# Exit status: 0 if every bar holds, 1 if one falls short, 2 if something could not be built or run.
+# Exit status: 0 if every bar holds, 1 if one falls short (with --quick never), 2 if something could not be built or run.
 # `benchmarks/compare.sh --help` lists the groups; docs/performance.md says how to read the lines.
 set -euo pipefail
 export PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

@@ -10,7 +10,8 @@
 #                are skipped without
 #   benchmarks   the engines that the benchmarks compare with
 #   ray          Ray, for the tests of heddle.ray, which are left out without it: 250 MB
-#   torch        PyTorch, for the tests and the example of heddle.torch, which are left out without it: 5 GB
+#   torch        PyTorch, for the tests and the example of heddle.torch, which are left out without it: 2 GB to download,
+#                5 GB on disk
 #
 # Works on Debian 12 as root, or as a user with sudo; needs no answers.
 set -euo pipefail

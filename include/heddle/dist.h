@@ -71,14 +71,14 @@ struct DistOptions {
   int dead_after = 3;                                   // heartbeats missed
 
   // How data travels.
-  std::int64_t slice_bytes = 0;        // of a message's payload, at most; 0: by size
+  std::int64_t slice_bytes = 0;        // of the parts of dense arrays; 0: 1 MiB; the scheduler's
   std::int64_t cut_bound = 1'000'000;  // larger arrays than so many float32: to all servers
   bool shared_memory = true;           // between processes of one host and user, in place of TCP
   std::chrono::microseconds spin{0};   // to poll the network before sleeping
   std::int64_t peer_bytes_max = std::int64_t{1} << 30;  // unfinished pushes to one server
-  int io_threads = 0;                                   // 0: by role and CPUs
-  int io_cpu = -1;  // the first I/O thread runs on this CPU alone, the next one
-                    // on the next; -1: where the system likes
+  int io_threads = 0;  // for the network of a scheduler or server; 0: one. Workers have one
+  int io_cpu = -1;     // the first I/O thread runs on this CPU alone, the next one
+                       // on the next; -1: where the system likes
 
   // Where values came from, for error messages: name of the field -> variable or option. A field
   // that is not in here was set by the program, or has its default.

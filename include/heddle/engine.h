@@ -4,8 +4,9 @@
 //   heddle::Engine engine;
 //   heddle::Var x = engine.NewVar("x"), y = engine.NewVar("y");
 //   engine.Push({.name = "load", .writes = {x}}, [&] { Load(buffer); });
-//   engine.Push({.name = "add", .reads = {x, y}, .writes = {y}, .priority = 2}, [&] { Add(buffer,
-//   sum); }); engine.WaitForVar(y);
+//   engine.Push({.name = "add", .reads = {x, y}, .writes = {y}, .priority = 2},
+//               [&] { Add(buffer, sum); });
+//   engine.WaitForVar(y);
 //
 // docs/consistency.md lists the promises and the test that shows each.
 #pragma once
@@ -136,7 +137,8 @@ struct EngineOptions {
   // The defaults, changed by HEDDLE_ENGINE, HEDDLE_NUM_WORKERS, HEDDLE_WORKER_HOST (tbb, threads),
   // HEDDLE_SEED, HEDDLE_MAX_PENDING_OPS, HEDDLE_MAX_PENDING_BYTES, HEDDLE_AGEING,
   // HEDDLE_WATCHDOG_MS, HEDDLE_CHECK_ACCESS, HEDDLE_GPU_ISSUED_AHEAD, HEDDLE_TRACE and
-  // HEDDLE_TRACE_BYTES_MAX. Throws InvalidArgument, a line for each variable that is wrong.
+  // HEDDLE_TRACE_BYTES_MAX: see docs/settings.md. Throws InvalidArgument, a line for each variable
+  // that is wrong.
   static EngineOptions FromEnvironment();
 };
 

@@ -181,8 +181,7 @@ concept KeyLike = std::convertible_to<const T&, KeyRef>;
 // Inputs:  a pushed array may be overwritten right after: the write waits. The store never aliases
 //          the caller's arrays. A list call reads all its inputs before it writes any output.
 // Errors:  InvalidArgument on the calling thread, naming the key, the expected and the given, for
-// an
-//          unknown key, a key of the other kind, wrong shape, dtype, number of arrays, an empty
+//          an unknown key, a key of the other kind, wrong shape, dtype, number of arrays, an empty
 //          array or one of another engine. Nothing of the call happens then, list calls included.
 //          A push whose input failed leaves the stored value as it was; pulls of the key pass the
 //          error on to their outputs until a push of it succeeds. An update that fails midway
@@ -192,7 +191,17 @@ concept KeyLike = std::convertible_to<const T&, KeyRef>;
 // Life:    may be dropped with operations pending: they complete.
 class KVStore {
  public:
-  // Case does not matter. InvalidArgument for an unknown type, listing the known ones.
+  // Where pushes are summed and values updated:
+  //   local              on the CPUs
+  //   device             on the devices that push
+  //   nccl               on GPUs, by NCCL (docs/gpu.md)
+  //   dist_sync          by the servers of a job, in rounds (docs/distributed.md); also dist
+  //   dist_async         by the servers, each push as it comes
+  //   dist_device_sync, dist_device_async (also dist_sync_device, dist_async_device)
+  //                      the same two, a worker's lists summed on its GPU
+  //   teststore          nowhere: keeps nothing, for tests
+  // and what Register has added. Case does not matter. InvalidArgument for an unknown type, listing
+  // the known ones.
   static std::unique_ptr<KVStore> Create(std::string_view type, const KVStoreOptions& options = {});
   static std::unique_ptr<KVStore> Create(std::string_view type, Engine& engine,
                                          const KVStoreOptions& options = {});
@@ -232,8 +241,9 @@ class KVStore {
 
   // Copies the stored value of each key to its outputs, casting to their dtypes. If an array is the
   // output of several keys, the last wins. Returns once the ops are queued.
-  // Row-sparse outputs are left alone, which is logged once a key, unless ignore_sparse is false:
-  // then they get the whole value, from a dense one the rows that are not all zeros.
+  // Row-sparse outputs are left alone, which is logged once a key at level info, unless
+  // ignore_sparse is false: then they get the whole value, from a dense one the rows that are not
+  // all zeros.
   template <KeyLike K>
   void Pull(const K& key, ArrayList out, int priority = 0, bool ignore_sparse = true) {
     const KeyArrays pair(KeyRef(key), out);

@@ -25,8 +25,8 @@ struct MemoryOptions {
   std::int64_t bytes_max = std::numeric_limits<std::int64_t>::max();
 
   // The defaults, changed by HEDDLE_CPU_ALLOCATOR and HEDDLE_CPU_MEMORY_MAX (bytes), those of GPUs
-  // by HEDDLE_GPU_..., of pinned memory by HEDDLE_PINNED_.... Throws InvalidArgument naming a
-  // variable that does not parse.
+  // by HEDDLE_GPU_ALLOCATOR and HEDDLE_GPU_MEMORY_MAX, of pinned memory by HEDDLE_PINNED_ALLOCATOR
+  // and HEDDLE_PINNED_MEMORY_MAX. Throws InvalidArgument naming a variable that does not parse.
   static MemoryOptions FromEnvironment(DeviceType type);
 };
 

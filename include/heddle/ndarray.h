@@ -9,18 +9,15 @@
 // handle, not the values, as with std::span.
 //
 // Order:    operations of one thread take effect in program order; docs/consistency.md has the
-// rest. An
-//           operation that covers its array's whole buffer is a pure write, which cures a poisoned
-//           array; on a view of a part it is a read-modify of the shared Var.
+//           rest. An operation that covers its array's whole buffer is a pure write, which cures a
+//           poisoned array; on a view of a part it is a read-modify of the shared Var.
 // Memory:   contiguous, C order, 64-byte aligned, taken from the device's pool (heddle/memory.h)
-// when the
-//           first op touches it and given back when the last handle is gone and the last op is
-//           done. Dropping a handle is safe at any time, also after its engine is gone.
+//           when the first op touches it and given back when the last handle is gone and the last
+//           op is done. Dropping a handle is safe at any time, also after its engine is gone.
 // Devices:  cpu(i) for any i >= 0; gpu(i) and cpu_pinned(i) where there are GPUs: see docs/gpu.md.
 // Errors:   InvalidArgument on the calling thread for an empty handle, or shape, dtype, device or
-// engine
-//           that do not fit, naming the expected and the given; nothing is changed then. Failures
-//           inside ops (OutOfMemory among them) come out of the waits.
+//           engine that do not fit, naming the expected and the given; nothing is changed then.
+//           Failures inside ops (OutOfMemory among them) come out of the waits.
 // Threads:  copies may be used from any thread; one handle object from one thread at a time.
 #pragma once
 

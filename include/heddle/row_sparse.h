@@ -13,7 +13,9 @@
 //
 // A handle, as NDArray is, with the same promises about order, errors, devices and threads
 // (heddle/ndarray.h). There are no views: every op that writes one writes it whole, except += and
-// *=. Cost: operations cost the rows that are there, never the rows of the shape; conversion to and
+// *=.
+//
+// Cost: operations cost the rows that are there, never the rows of the shape; conversion to and
 //       from dense arrays costs these too.
 #pragma once
 
