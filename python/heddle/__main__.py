@@ -1,4 +1,5 @@
-"""The `heddle` command, which comes with the package: `heddle launch`, `server`, `scheduler`, `bench`, `trace`, `doctor`.
+"""The `heddle` command, which comes with the package: `heddle launch`, `run`, `scheduler`, `server`, `status`, `trace`,
+`wire-dump`, `bench`, `doctor`.
 
 Also `python -m heddle`. `heddle server --module NAME` is `python -m heddle.server --module NAME`.
 """

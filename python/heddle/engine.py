@@ -98,5 +98,6 @@ def dump_state() -> str:
 
 
 def stats() -> "dict[str, int]":
-    """Counts of ops: pushed, done, failed, running; pending_bytes."""
+    """Counts of ops: pushed, done, failed, running; pending_bytes; late_completions, which are calls of a completion
+    after its first."""
     return _core.engine_stats()

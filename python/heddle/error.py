@@ -6,6 +6,9 @@ All derive from :class:`Error`; those for which Python has a class of its own de
 """
 
 import builtins
+import sys
+import types
+from typing import Any
 
 
 class Error(RuntimeError):
@@ -63,3 +66,71 @@ class OpError(Error):
 
 
 MXNetError = Error
+
+
+# An exception of an op is kept by the variables that the op writes, and so by arrays. A frame keeps arrays: by its local
+# variables, its function's closure, and the frame that called it. Python would not see that these keep each other alive.
+
+_SUSPENDED = (lambda: (yield)).__code__
+_NO_COLUMNS = b"\xef\x00"  # in a table of positions: instructions of the code's first line
+
+
+def _bare(traceback: "types.TracebackType | None") -> "types.TracebackType | None":
+    """The same lines with frames that keep nothing: those of generators that were never resumed."""
+    entries = []
+    while traceback is not None:
+        entries.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    made = None
+    for frame, line in reversed(entries):
+        code = _SUSPENDED.replace(co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name,
+                                  co_qualname=frame.f_code.co_qualname, co_firstlineno=line, co_linetable=_NO_COLUMNS)
+        # With which `traceback` finds the source of modules that are no files.
+        names: "dict[str, Any]" = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__")}
+        made = types.TracebackType(made, types.FunctionType(code, names)().gi_frame, 0, line)
+    return made
+
+
+def _let_go_of_frames(error: BaseException) -> "types.TracebackType | None":
+    """Gives the exception of an op that has ended, and those that led to it, tracebacks whose frames keep nothing; returns
+    its own."""
+    outer = sys.exception()  # what the thread was handling when it waited and so ran the op
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _bare(one.__traceback__)
+        if one.__context__ is outer:
+            one.__context__ = None
+        todo += [led for led in (one.__cause__, one.__context__) if led is not None and led is not outer]
+        todo += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    return error.__traceback__
+
+
+def _twin(error: BaseException) -> BaseException:
+    """A copy without the traceback, made without code of the program's, such as an __init__ with arguments of its own."""
+    builtin: Any = type(error)
+    while builtin.__module__ != "builtins":
+        builtin = builtin.__base__
+    _, arguments, *state = builtin.__reduce__(error)
+    made = builtin.__new__(type(error), *arguments)
+    builtin.__init__(made, *arguments)
+    if state:
+        builtin.__setstate__(made, *state)
+    return made
+
+
+def _copy_for_wait(error: BaseException, traceback: "types.TracebackType | None") -> BaseException:
+    """What one of the waits for a failed op raises: its frames get into the traceback of this copy alone."""
+    try:
+        made = _twin(error)
+    except Exception:  # noqa: BLE001  of a class that is not written in Python
+        made = error
+    else:
+        made.__cause__, made.__context__ = error.__cause__, error.__context__
+        made.__suppress_context__ = error.__suppress_context__
+        if "__notes__" in error.__dict__:
+            made.__notes__ = list(error.__notes__)
+    return made.with_traceback(traceback)

@@ -48,17 +48,19 @@ class LRScheduler:
 
     def get_warmup_lr(self, num_update: int) -> float:
         """The rate during the warm-up."""
+        return self._warmup_lr(num_update, self.warmup_final_lr)
+
+    def _warmup_lr(self, num_update: int, final_lr: float) -> float:
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
-        grown = (self.warmup_final_lr - self.warmup_begin_lr) * num_update / self.warmup_steps
-        return self.warmup_begin_lr + grown
+        return self.warmup_begin_lr + (final_lr - self.warmup_begin_lr) * num_update / self.warmup_steps
 
     def __call__(self, num_update: int) -> float:
         raise NotImplementedError("a scheduler overrides __call__(num_update)")
 
 
 class _Native(LRScheduler):
-    """One that the C++ library evaluates."""
+    """One that the C++ library evaluates. Its warm-up ends at base_lr as it is, whatever it was when it was made."""
 
     def _schedule(self) -> "_core.Schedule":
         raise NotImplementedError
@@ -66,8 +68,12 @@ class _Native(LRScheduler):
     def _warmup(self) -> tuple:
         return self.warmup_steps, self.warmup_begin_lr, self.warmup_mode == "constant"
 
+    def get_warmup_lr(self, num_update: int) -> float:
+        """The rate during the warm-up."""
+        return self._warmup_lr(num_update, self.base_lr)
+
     def __call__(self, num_update: int) -> float:
-        if num_update < self.warmup_steps and type(self).get_warmup_lr is not LRScheduler.get_warmup_lr:
+        if num_update < self.warmup_steps and type(self).get_warmup_lr is not _Native.get_warmup_lr:
             return self.get_warmup_lr(num_update)
         return self._schedule()(num_update)
 
@@ -76,13 +82,20 @@ def _is_native(scheduler) -> bool:
     """Whether the C++ library gives the same rates: a class that derives from one of these may override them."""
     kind = type(scheduler)
     return (isinstance(scheduler, _Native) and kind.__call__ is _Native.__call__
-            and kind.get_warmup_lr is LRScheduler.get_warmup_lr)
+            and kind.get_warmup_lr is _Native.get_warmup_lr)
 
 
 def _of_native(schedule: "_core.Schedule") -> _Native:
     """The scheduler of this module that has this schedule."""
-    name, arguments = schedule.describe()
-    return globals()[name](**arguments)
+    return _described(*schedule.describe())
+
+
+def _described(name: str, arguments: dict) -> _Native:
+    """What Schedule.describe says of one."""
+    kind = next((kind for kind in _Native.__subclasses__() if kind.__name__ == name and kind.__module__ == __name__), None)
+    if kind is None:
+        raise InvalidArgument(f"expected the name of a scheduler of heddle.lr_scheduler, got {name!r}")
+    return kind(**arguments)
 
 
 class FactorScheduler(_Native):

@@ -93,7 +93,7 @@ def arange(start, stop=None, step=1, dtype=None, ctx=None) -> ndarray:
         start, stop = 0, start
     if step == 0:
         raise InvalidArgument("arange: expected a step other than 0, got 0")
-    return array(numpy.arange(start, stop, step, dtype="float64"), dtype, ctx)
+    return array(_nd._evenly_spaced(start, stop, step), dtype, ctx)
 
 
 def zeros_like(a, dtype=None) -> ndarray:

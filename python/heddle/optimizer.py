@@ -11,6 +11,7 @@ The built-in ones run inside the store. One written in Python derives from :clas
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import numbers
@@ -18,7 +19,7 @@ import os
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Iterable, TypeVar
+from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 from . import _core
 from . import dtype as _dtype
@@ -32,7 +33,9 @@ __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
 _Class = TypeVar("_Class", bound=type)
 _RATES = {"lr": "learning_rate", "wd": "weight_decay"}
 _NOT_FOR_SERVERS = ("begin_num_update", "num_update")  # which count by themselves
-_OF_MULTIPLIERS = ("param_dict", "idx2name")  # attributes that say by what the rates of a key are multiplied
+# Attributes that say by what the rates of a key are multiplied.
+_OF_NUMBERS = ("lr_mult", "wd_mult")
+_OF_MULTIPLIERS = (*_OF_NUMBERS, "param_dict", "idx2name")
 
 
 def _nearest(name: str, known: "Iterable[str]", least: float) -> "list[str]":
@@ -56,10 +59,74 @@ def _counted_on(device_id: int):
         _updated.device_id = former
 
 
+def _is_half(weight) -> bool:
+    return weight.dtype in (_nd.numpy.float16, "bfloat16")
+
+
 def _check_schedule_of_servers(call: str, scheduler) -> None:
     if scheduler is not None and not _schedulers._is_native(scheduler):
         raise InvalidState(f"{call}: the scheduler of a store with servers runs in the store: expected one of "
                            f"heddle.lr_scheduler, got {type(scheduler).__name__}")
+
+
+def _telling(name: str) -> "Callable":
+    """A method of dict's that tells the owner of what it has changed."""
+    method = getattr(dict, name)
+
+    @functools.wraps(method)
+    def change(self, *arguments, **named):
+        former = dict(self)
+        result = method(self, *arguments, **named)
+        try:
+            self._tell(former)
+        except BaseException:
+            dict.clear(self)
+            dict.update(self, former)
+            self._tell_again()
+            raise
+        return result
+
+    return change
+
+
+class _Table(dict):
+    """A table of an optimizer that says by what rates are multiplied: a change counts from the next push on, as one of
+    the attribute. Copies are plain dicts."""
+
+    def __init__(self, owner: "Optimizer", name: str, items) -> None:
+        try:
+            super().__init__({} if items is None else items)
+        except (TypeError, ValueError) as error:
+            raise InvalidType(f"{name}: expected a dict, got {items!r}") from error
+        self._owner, self._name = weakref.ref(owner), name
+        self._check()
+
+    def _check(self) -> None:
+        if self._name in _OF_NUMBERS and not all(isinstance(one, numbers.Real) for one in self.values()):
+            raise InvalidType(f"{self._name}: expected a dict of numbers, got {dict(self)!r}")
+
+    def _tell(self, former: dict) -> None:
+        self._check()
+        owner = self._owner()
+        if owner is None or vars(owner).get(self._name) is not self:
+            return
+        missing = object()
+        owner._send_multipliers({key for key in {**former, **self}
+                                 if former.get(key, missing) is not self.get(key, missing)})
+
+    def _tell_again(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner._send_multipliers()
+
+    def __reduce__(self):
+        return dict, (dict(self),)
+
+    __copy__ = dict.copy
+
+
+for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"):
+    setattr(_Table, _name, _telling(_name))
 
 
 class Optimizer:
@@ -87,8 +154,8 @@ class Optimizer:
         self.multi_precision = multi_precision
         self.begin_num_update = begin_num_update
         self._take_counts({}, begin_num_update)
-        self.idx2name = dict(param_idx2name or {})
-        self.param_dict = dict(param_dict or {})
+        self.idx2name: dict = param_idx2name or {}
+        self.param_dict: dict = param_dict or {}
         self.lr_mult: dict = {}
         self.wd_mult: dict = {}
         self.lr_scheduler = lr_scheduler
@@ -107,15 +174,15 @@ class Optimizer:
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
     def create_state_multi_precision(self, index, weight):
-        """The same with a float32 copy of a float16 weight, if multi_precision is set."""
-        if self.multi_precision and weight.dtype == _nd.numpy.float16:
+        """The same with a float32 copy of a float16 or bfloat16 weight, if multi_precision is set."""
+        if self.multi_precision and _is_half(weight):
             master = weight.astype("float32")
             return master, self.create_state(index, master)
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index, weight, grad, state) -> None:
         """Updates through the float32 copy, if there is one."""
-        if self.multi_precision and weight.dtype == _nd.numpy.float16:
+        if self.multi_precision and _is_half(weight):
             master, inner = state
             self.update(index, master, grad.astype("float32"), inner)
             master.copyto(weight)
@@ -144,25 +211,35 @@ class Optimizer:
         self._set_multipliers("wd_mult", args_wd_mult)
 
     def _set_multipliers(self, attribute: str, table: dict) -> None:
-        if not isinstance(table, dict) or not all(isinstance(one, numbers.Real) for one in table.values()):
+        if not isinstance(table, dict):
             raise InvalidType(f"set_{attribute}: expected a dict of numbers, got {table!r}")
-        former = getattr(self, attribute)
-        object.__setattr__(self, attribute, dict(table))
+        setattr(self, attribute, table)
+
+    def _set_table(self, name: str, items) -> None:
+        """One of _OF_MULTIPLIERS."""
+        former = vars(self).get(name)
+        object.__setattr__(self, name, _Table(self, name, items))
         try:
             self._send_multipliers()
-        except BaseException:  # of what is no key
-            object.__setattr__(self, attribute, former)
+        except BaseException:  # of what is no key, or no multiplier
+            object.__setattr__(self, name, former)
+            self._send_multipliers()
             raise
 
-    def _send_multipliers(self) -> None:
-        """Those of all keys that have, or have had, one of their own, to the native half."""
+    def _send_multipliers(self, changed: "set | None" = None) -> None:
+        """Those of all keys that have, or have had, one of their own, to the native half; only of those that are, or whose
+        name is, among `changed`."""
         if self._native is None:
             return
-        indices = {name: index for index, name in self.idx2name.items()}
-        keys = {*self.param_dict, *(indices.get(key, key) for key in (*self.lr_mult, *self.wd_mult))}
-        for key in keys | vars(self).get("_multiplied", set()):
-            self._native.set_lr_mult(key, self._native_multiplier("lr_mult", key))
-            self._native.set_wd_mult(key, self._native_multiplier("wd_mult", key))
+        names, named = self.idx2name, {*self.lr_mult, *self.wd_mult}
+        keys = {*self.param_dict, *named, *(index for index, name in names.items() if name in named)}
+        sent = set(vars(self).get("_multiplied", ()))
+        object.__setattr__(self, "_multiplied", sent)  # also if a later one is no key
+        for key in keys | sent:
+            if changed is None or key in changed or names.get(key) in changed:
+                self._native.set_lr_mult(key, self._native_multiplier("lr_mult", key))
+                sent.add(key)
+                self._native.set_wd_mult(key, self._native_multiplier("wd_mult", key))
         object.__setattr__(self, "_multiplied", keys)
 
     def _native_multiplier(self, attribute: str, key) -> float:
@@ -173,6 +250,21 @@ class Optimizer:
             count = self._index_update_count.get(one, self.begin_num_update) + 1
             self._index_update_count[one] = count
             self.num_update = max(self.num_update, count)
+
+    @contextlib.contextmanager
+    def _counting(self, index):
+        """Counts an update, unless the block raises."""
+        former, num_update = self._index_update_count.get(index), self.num_update
+        self._update_count(index)
+        try:
+            yield
+        except BaseException:
+            if former is None:
+                self._index_update_count.pop(index, None)
+            else:
+                self._index_update_count[index] = former
+            self.num_update = max([num_update, *self._counts().values()])  # other threads may have counted
+            raise
 
     # Counts are kept by device: the replicas of a key whose updaters share the optimizer make one step.
 
@@ -225,6 +317,15 @@ class Optimizer:
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name not in ("_native", "_stores")}
 
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._own_tables()
+
+    def _own_tables(self) -> None:
+        """Those of a copy tell it of their changes, not the optimizer that it is a copy of."""
+        for name in _OF_MULTIPLIERS:
+            object.__setattr__(self, name, _Table(self, name, vars(self).get(name)))
+
     # For servers: their own object of the class is made without arguments and gets the numbers among the attributes.
 
     def _for_servers(self) -> "_core.Optimizer":
@@ -257,8 +358,10 @@ class Optimizer:
             self.lr_scheduler = None if schedule is None else _schedulers._of_native(schedule)
         if multipliers != former[1]:
             for attribute, place in (("lr_mult", 0), ("wd_mult", 1)):
-                table = {key: both[place] for key, both in multipliers.items() if both[place] != 1}
-                object.__setattr__(self, attribute, table)
+                # What an index has by its name follows the name.
+                table = {key: both[place] for key, both in multipliers.items()
+                         if both[place] != 1 and multipliers.get(self.idx2name.get(key)) != both}
+                object.__setattr__(self, attribute, _Table(self, attribute, table))
             object.__setattr__(self, "_multiplied", set(multipliers))
             self._send_multipliers()  # those of param_dict count more
 
@@ -269,14 +372,8 @@ class Optimizer:
             object.__setattr__(self, name, _number_like(getattr(self, name, value), value))
 
     def __setattr__(self, name: str, value) -> None:
-        if name in _OF_MULTIPLIERS and self._native is not None:
-            former = getattr(self, name)
-            object.__setattr__(self, name, value)
-            try:
-                self._send_multipliers()
-            except BaseException:
-                object.__setattr__(self, name, former)
-                raise
+        if name in _OF_MULTIPLIERS:
+            self._set_table(name, value)
             return
         if self._native is not None and not name.startswith("_") and name not in _NOT_FOR_SERVERS:
             self._send_to_servers(name, value)
@@ -292,10 +389,17 @@ class Optimizer:
         elif known in dict(self._native.parameters()):
             if not isinstance(value, numbers.Real):
                 raise InvalidType(f"{name}: expected a number, which the servers have of it, got {value!r}")
-            self._native.set(known, float(value))
+            self._set_native(name, known, float(value))
         elif isinstance(value, numbers.Real) and not hasattr(getattr(type(self), name, None), "__set__"):
             raise InvalidState(f"{name}: the servers have got none by set_optimizer: expected it before, got {value!r} now: "
                                "set it on a copy (copy.copy), for another set_optimizer")
+
+    def _set_native(self, name: str, known: str, value: float) -> None:
+        """A parameter, by its name here and in the library."""
+        assert self._native is not None
+        if known == "learning_rate" and self._native.schedule() is not None:
+            raise InvalidState(f"{name}: expected no lr_scheduler, which sets the learning rate, got {value!r}")
+        self._native.set(known, value)
 
     def _has_native_rates(self) -> bool:
         """Whether the native half knows the rates without asking."""
@@ -338,6 +442,7 @@ _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 _STATES_VERSION = 2  # of files of optimizers written in Python
 # What scripts call the parameters, and what the C++ library calls them.
 _RENAMED = {**_RATES, "eps": "epsilon", "float_stable_eps": "epsilon"}
+_NONE_IF_OFF = ("clip_gradient", "clip_weights", "lower_bound", "upper_bound")  # the library says 0
 
 
 class _Native(Optimizer):
@@ -367,10 +472,9 @@ class _Native(Optimizer):
         set_(self, "begin_num_update", begin_num_update)
         self._take_counts({})
         set_(self, "_stores", weakref.WeakSet())
-        set_(self, "idx2name", dict(param_idx2name or {}))
-        set_(self, "param_dict", dict(param_dict or {}))
-        set_(self, "lr_mult", {})
-        set_(self, "wd_mult", {})
+        set_(self, "idx2name", param_idx2name)
+        set_(self, "param_dict", param_dict)
+        self._own_tables()
         set_(self, "lr_scheduler", None)
         self._send_multipliers()
         if lr_scheduler is not None:
@@ -398,13 +502,17 @@ class _Native(Optimizer):
         if known not in self._parameters:
             raise AttributeError(f"{type(self).__name__} has no parameter {name!r}: it has "
                                  f"{', '.join(sorted(self._parameters))}")
-        return self._native.get(known)
+        value = self._native.get(known)
+        return None if known in _NONE_IF_OFF and value == 0 else value
 
     def __setattr__(self, name: str, value) -> None:
         known = _RENAMED.get(name, name)
         if known in vars(self).get("_parameters", ()):
             number = self._number(name, value)
-            self._native.set(known, 0.0 if number is None else number)
+            self._set_native(name, known, 0.0 if number is None else number)
+            return
+        if name in _OF_MULTIPLIERS:
+            self._set_table(name, value)
             return
         if name == "lr_scheduler":
             if value is not None and not callable(value):
@@ -422,8 +530,6 @@ class _Native(Optimizer):
             if nearest:
                 raise InvalidArgument(f"optimizer {self._name}: unknown parameter {name!r}: did you mean {nearest[0]!r}?")
         object.__setattr__(self, name, value)
-        if name in _OF_MULTIPLIERS:
-            self._send_multipliers()
 
     @property
     def learning_rate(self) -> float:
@@ -434,7 +540,7 @@ class _Native(Optimizer):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._native.set("learning_rate", float(value))
+        self._set_native("learning_rate", "learning_rate", float(value))
 
     @classmethod
     def _overrides(cls, names: "Iterable[str]") -> bool:
@@ -471,6 +577,7 @@ class _Native(Optimizer):
         object.__setattr__(self, "_stores", weakref.WeakSet())
         for name, value in {**state, "_parameters": set(values)}.items():
             object.__setattr__(self, name, value)
+        self._own_tables()
         self.lr_scheduler = self.lr_scheduler
         self._send_multipliers()
 
@@ -537,12 +644,63 @@ class Updater:
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InvalidType(f"Updater: expected an Optimizer, got {type(optimizer).__name__}")
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self.states: dict = {}
         self._weights: dict = {}  # by index, shape and dtype of the weight that a state belongs to
         self._loaded: set = set()  # the indices of states that came from a file and may be on another device
-        self._native = (optimizer._updater() if isinstance(optimizer, _Native) and optimizer._runs_in_store()
-                        else None)
+        self._native = _updater_of(optimizer)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What it applies. Another one takes the states over; between built-in ones it has to be of the same class."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidType(f"Updater.optimizer: expected an Optimizer, got {type(optimizer).__name__}")
+        if optimizer is self._optimizer:
+            return
+        native = _updater_of(optimizer)
+        if self.states or self._native is not None and self._native.counts():
+            if _kind_of_states(self._optimizer) != _kind_of_states(optimizer):
+                raise InvalidState(f"Updater.optimizer: expected one that takes the states of {type(self._optimizer).__name__} "
+                                   f"which the updater has, got {type(optimizer).__name__}")
+            if native is not None:
+                _load_bytes(native, self.get_states())
+        self._optimizer, self._native = optimizer, native
+
+    # The native half travels as the bytes of its states.
+
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_native": None if self._native is None else self.get_states()}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._native = _updater_of(self._optimizer)
+        if self._native is not None:
+            _load_bytes(self._native, state["_native"])
+
+    def _update_stored(self, index, grad, weight) -> None:
+        """What a store calls. The sum may turn out to have failed, of which pulls tell: the arrays of the state are as they
+        were then, as the stored value is."""
+        if self._native is not None:
+            self(index, grad, weight)
+            return
+        # Of a sum that has failed the store's value cannot be read either, of which the state is to be made.
+        if index not in self.states and _core.has_failed(grad):
+            return
+        former = list(_arrays_in(self._state_of(index, weight)))
+        if former:
+            _core.fail_with(grad, former)
+        try:
+            self(index, grad, weight)
+        finally:
+            for one in former:
+                _core.cure(one)
+        for one, before in zip(_arrays_in(self.states.get(index)), former):
+            if one is not before:
+                _core.restore(one, before)
 
     def __call__(self, index, grad, weight) -> None:
         if isinstance(index, (list, tuple)):
@@ -555,12 +713,16 @@ class Updater:
         if self._native is not None and isinstance(self.optimizer, _Native):
             if isinstance(weight, _core.RowSparse):
                 raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
-            with _counted_on(weight.context.device_id):
-                self.optimizer._update_count(index)
+            with _counted_on(weight.context.device_id), self.optimizer._counting(index):
                 asked = not self.optimizer._has_native_rates()
                 rates = self.optimizer._asked_rates(index) if asked else (None, None)
                 self._native.update(index, grad, weight, *rates)
             return
+        state = self._state_of(index, weight)
+        with _counted_on(weight.context.device_id):
+            self.optimizer.update_multi_precision(index, weight, grad, state)
+
+    def _state_of(self, index, weight):
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
             self._weights[index] = _form_of(weight)
@@ -571,8 +733,7 @@ class Updater:
                                       "by loading")
             self._loaded.remove(index)
             self.states[index] = _moved(self.states[index], weight.context)
-        with _counted_on(weight.context.device_id):
-            self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
+        return self.states[index]
 
     def _forget(self, index) -> None:
         """The state of a key that is gone, or begins anew."""
@@ -603,20 +764,22 @@ class Updater:
     # Files: the arrays by number, and what they belong to as JSON; or as the library writes those of its optimizers.
 
     def _save(self, fname: str, dump_optimizer: bool, keys: list) -> None:
+        if dump_optimizer:
+            _check_schedule_of_files(self.optimizer.lr_scheduler)
         if self._native is not None:
             self._native.save_states(fname, dump_optimizer)
             return
         arrays: list = []
+        states, weights = self.states.copy(), self._weights.copy()  # other threads may add to them
         content: dict[str, Any] = {
             "version": _STATES_VERSION, "optimizer": type(self.optimizer).__name__.lower(), "keys": keys,
-            "states": [[index, _numbered(state, arrays)] for index, state in self.states.items()],
-            "weights": list(self._weights.items()),
+            "states": [[index, _numbered(state, arrays)] for index, state in states.items()],
+            "weights": list(weights.items()),
             "counts": list(self.optimizer._counts().items()),
             "num_update": self.optimizer.num_update,
         }
         if dump_optimizer:
-            content["settings"] = {name: value for name, value in vars(self.optimizer).items()
-                                   if value is None or isinstance(value, (bool, int, float, str))}
+            content.update(_settings_of(self.optimizer))
         named = [(str(i), array) for i, array in enumerate(arrays)]
         _core.save(fname, named, {"heddle.python_optimizer_states": json.dumps(content, default=_index_as_json)})
 
@@ -648,7 +811,11 @@ class Updater:
             counts = {index: int(count) for index, count in content["counts"]}
             num_update = int(content["num_update"])
             settings = dict(content.get("settings", {}))
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            tables = {name: {index: float(number) for index, number in content[name]}
+                      for name in _OF_NUMBERS if name in content}
+            schedule = content.get("schedule")
+            scheduler = None if schedule is None else _schedulers._described(*schedule)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
             raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
         if saved != name:
             raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
@@ -663,8 +830,14 @@ class Updater:
         self._weights = weights
         self._loaded = set(states)
         self.optimizer._take_counts(counts, num_update)
-        for attribute in settings.keys() & vars(self.optimizer).keys():
-            setattr(self.optimizer, attribute, settings[attribute])
+        optimizer = self.optimizer
+        for attribute in settings.keys() & vars(optimizer).keys() - {*_OF_MULTIPLIERS, "lr_scheduler"}:
+            setattr(optimizer, attribute, settings[attribute])
+        for name, table in tables.items():
+            setattr(optimizer, name, table)
+        former = optimizer.lr_scheduler
+        if "schedule" in content and _schedule_of(former) != _schedule_of(scheduler):
+            optimizer.lr_scheduler = scheduler
 
     # Bytes of one key, for stores whose servers have the optimizer: the length of a text (8 bytes, little-endian), the
     # text, JSON, and the elements of the arrays one after the other.
@@ -710,6 +883,44 @@ class Updater:
         self.optimizer._take_counts(counts)
 
 
+def _updater_of(optimizer: Optimizer) -> "_core.Updater | None":
+    """For an optimizer that Python does not run."""
+    return optimizer._updater() if isinstance(optimizer, _Native) and optimizer._runs_in_store() else None
+
+
+def _kind_of_states(optimizer: Optimizer) -> "str | None":
+    """The name of a built-in optimizer; None for one that Python runs."""
+    return optimizer._name if isinstance(optimizer, _Native) and optimizer._runs_in_store() else None
+
+
+def _load_bytes(native: "_core.Updater", states: bytes) -> None:
+    with _file_of_states() as fname:
+        with open(fname, "wb") as file:
+            file.write(states)
+        native.load_states(fname, None)
+
+
+def _check_schedule_of_files(scheduler) -> None:
+    if scheduler is not None and not _schedulers._is_native(scheduler):
+        raise InvalidType("save_optimizer_states: dump_optimizer: expected a scheduler of heddle.lr_scheduler, which a file can "
+                          f"describe, got {type(scheduler).__name__}")
+
+
+def _schedule_of(scheduler):
+    """What a file says of a scheduler; None if there is none, or it is written in Python."""
+    return _described(scheduler._schedule()) if _schedulers._is_native(scheduler) else None
+
+
+def _settings_of(optimizer: Optimizer) -> dict:
+    """What a file says of an optimizer written in Python."""
+    return {
+        "settings": {name: _plain(value) for name, value in vars(optimizer).items()
+                     if value is None or isinstance(value, (str, numbers.Real))},
+        **{name: [[key, float(number)] for key, number in getattr(optimizer, name).items()] for name in _OF_NUMBERS},
+        "schedule": _schedule_of(optimizer.lr_scheduler),
+    }
+
+
 def _described(schedule: "_core.Schedule | None"):
     return None if schedule is None else schedule.describe()
 
@@ -730,12 +941,21 @@ def _numbered(state, arrays: list):
     if isinstance(state, (_core.Array, _core.RowSparse)):
         arrays.append(state)
         return len(arrays) - 1
-    if isinstance(state, (list, tuple)):
+    if isinstance(state, tuple):
         return [_numbered(one, arrays) for one in state]
-    if state is None or isinstance(state, (bool, int, float, str)):
-        return {"value": state}
-    raise InvalidType("save_optimizer_states: expected states of arrays, numbers and tuples of them, got "
+    if isinstance(state, list):
+        return {"list": [_numbered(one, arrays) for one in state]}
+    if state is None or isinstance(state, (str, numbers.Real)):
+        return {"value": _plain(state)}
+    raise InvalidType("save_optimizer_states: expected states of arrays, numbers, texts, tuples and lists of them, got "
                       f"{type(state).__name__}")
+
+
+def _plain(value):
+    """A number of NumPy's as one of Python's; all else as it is."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _index_as_json(index) -> int:
@@ -781,14 +1001,27 @@ def _restored(form, arrays: list):
         return arrays[form]
     if isinstance(form, list):
         return tuple(_restored(one, arrays) for one in form)
+    if "list" in form:
+        return [_restored(one, arrays) for one in form["list"]]
     return form["value"]
+
+
+def _arrays_in(state) -> "Iterator[_core.Array]":
+    """Those of a state, which may be in tuples and lists."""
+    if isinstance(state, _core.Array):
+        yield state
+    elif isinstance(state, (tuple, list)):
+        for one in state:
+            yield from _arrays_in(one)
 
 
 def _moved(state, context):
     """A state with its arrays on a device."""
     if isinstance(state, (_nd.NDArray, _nd.sparse.RowSparseNDArray)):
         return state.as_in_context(context)
-    return tuple(_moved(one, context) for one in state) if isinstance(state, tuple) else state
+    if isinstance(state, (tuple, list)):
+        return type(state)(_moved(one, context) for one in state)
+    return state
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

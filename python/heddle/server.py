@@ -4,7 +4,7 @@
 
 takes the role and all else from the environment, as `heddle launch` and DMLC launchers set it, and returns when
 all workers have left. The module, if one is named, is imported first; its function ``controller(head, body)``, if it
-has one, then runs what workers send by ``send_command_to_servers``, and the optimizers that it registers
+has one, then runs what workers send by ``_send_command_to_servers``, and the optimizers that it registers
 (``heddle.optimizer.register``) can be set by workers.
 """
 

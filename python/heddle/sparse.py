@@ -15,6 +15,12 @@ from .error import InvalidArgument, InvalidType
 
 __all__ = ["RowSparseNDArray", "array", "retain", "row_sparse_array", "zeros"]
 
+_UINT8 = _dtype._NAMES.index("uint8")
+
+
+def _negative(rows: _core.RowSparse):
+    return rows * (255 if rows._dtype == _UINT8 else -1)  # uint8 wraps
+
 
 class RowSparseNDArray(_core.RowSparse):
     """Rows under their ids (int64, sorted and unique). Made by the functions of this module.
@@ -54,6 +60,12 @@ class RowSparseNDArray(_core.RowSparse):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("the values are copied: only some rows are in memory")
+        values = self.asnumpy()
+        return values if dtype is None else values.astype(dtype)
 
     def __repr__(self) -> str:
         return f"<RowSparseNDArray {'x'.join(map(str, self.shape))} @{self.context}>"
@@ -106,19 +118,21 @@ class RowSparseNDArray(_core.RowSparse):
         return super().__add__(other)
 
     def __sub__(self, other):
-        return self + other * -1 if isinstance(other, (_core.Array, _core.RowSparse)) else NotImplemented
+        if isinstance(other, _core.RowSparse):
+            return self + _negative(other)
+        return self + other * -1 if isinstance(other, _core.Array) else NotImplemented
 
     def __rsub__(self, other):
-        return other + self * -1 if isinstance(other, _core.Array) else NotImplemented
+        return other + _negative(self) if isinstance(other, _core.Array) else NotImplemented
 
     def __isub__(self, other):
         if not isinstance(other, _core.RowSparse):
             raise InvalidType(f"-=: expected a RowSparseNDArray, got {type(other).__name__}")
-        self += other * -1
+        self += _negative(other)
         return self
 
     def __neg__(self):
-        return self * -1
+        return _negative(self)
 
     def __setitem__(self, key, value) -> None:
         """`array[:] = value`, of an array of any kind or a number: there are no parts."""
@@ -194,7 +208,11 @@ def row_sparse_array(arg1, shape=None, ctx: "Context | None" = None, dtype=None)
     if shape is None:
         last = int(ids.asnumpy().max()) + 1 if ids.size else 0
         shape = (last, *rows.shape[1:])
-    return _core.row_sparse_from_rows(ids, rows, _nd._dims(shape), rows._dtype, _context._code_of(ctx))
+    shape = _nd._dims(shape)
+    if tuple(rows.shape) != (ids.size, *shape[1:]):
+        raise InvalidArgument(f"row_sparse_array: expected rows of shape {(ids.size, *shape[1:])} for {ids.size} row ids "
+                              f"and shape {tuple(shape)}, got {tuple(rows.shape)}")
+    return _core.row_sparse_from_rows(ids, rows, shape, rows._dtype, _context._code_of(ctx))
 
 
 def array(source_array, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:

@@ -364,8 +364,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 first = parcel.members[0].parameter
                 shape = first.shape if len(parcel.members) == 1 else (size,)
                 self._store.init(parcel.key, _nd.from_dlpack(torch.zeros(shape, dtype=first.dtype)))
-        for exchange in added:
-            _hook(exchange, self)
+        hooks = [hook for exchange in added for hook in _hook(exchange, self)]
+        weakref.finalize(self, _remove, hooks).atexit = False
 
     def _add_thawed(self) -> None:
         """Those that were frozen: all ranks train the same ones, so all get here by the same step."""
@@ -467,8 +467,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner.step()
 
 
-def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> None:
-    """Tells the optimizer, as long as it lives, what backward does with a gradient."""
+def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":
+    """Tells the optimizer, as long as it lives, what backward does with a gradient. The hooks have to go with it: the
+    parameter, which may live on, keeps them, and they the exchange."""
     reference = weakref.ref(optimizer)
 
     def before(_: torch.Tensor) -> None:
@@ -481,8 +482,12 @@ def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> None:
         if alive is not None:
             alive._after_gradient(exchange)
 
-    exchange.parameter.register_hook(before)
-    exchange.parameter.register_post_accumulate_grad_hook(after)
+    return [exchange.parameter.register_hook(before), exchange.parameter.register_post_accumulate_grad_hook(after)]
+
+
+def _remove(hooks: "list[Any]") -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def broadcast_parameters(parameters: "torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]]",

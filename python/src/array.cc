@@ -226,7 +226,9 @@ void BindArithmetic(nb::class_<PyArray>& type) {
           [](Self a, nb::handle b) -> SameClass {
             if (const PyRowSparse* rows = AsRowSparse(b)) {
               const NDArray& array = Writable("an operation in place", Object(a));
-              Computed([&] { array += rows->array * Scalar(std::int64_t{-1}); });
+              const std::int64_t minus_one =
+                  rows->array.dtype() == DType::kUInt8 ? 255 : -1;  // wraps
+              Computed([&] { array += rows->array * Scalar(minus_one); });
               return nb::borrow(a);
             }
             return InPlace(a, b, [](const NDArray& x, const auto& y) { x -= y; });

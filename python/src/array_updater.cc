@@ -19,6 +19,7 @@
 #include "kvstore/checks.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "kvstore/row_sparse_update.h"
+#include "ops/dispatch.h"
 #include "python/src/bindings.h"
 #include "storage/array_checks.h"
 
@@ -83,6 +84,7 @@ void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray&
   const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
   CheckLike(weight, gradient);
   storage::CheckNotOnGpu("Updater", weight);
+  ops::RequireFloating("Updater", weight.dtype());
   const internal::RateMultipliers multipliers = plan->MultipliersOf(key);
   CheckRates(optimizer_->name(), key, rates, multipliers);
   const double weight_decay =

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <heddle/engine.h>
+#include <heddle/error.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
 #include <heddle/row_sparse.h>
@@ -44,6 +45,10 @@ class Blocking {
   Blocking(const Blocking&) = delete;
   Blocking& operator=(const Blocking&) = delete;
 
+  // Has an exception of Python's leave the thread's call as if the handler of a signal had raised
+  // it during a wait. With the GIL; of the main thread.
+  static void Leave(std::exception_ptr error);
+
  private:
   // Throws, before any lock is asked for, in a child of fork() that cannot work.
   struct ForkCheck {
@@ -66,8 +71,8 @@ class Blocking {
 // Calls f with the GIL, on any thread; not at all once the interpreter is gone.
 template <class F>
 void WhilePythonLives(const F& f) {
-  if (python_is_over) return;
   const RunningOp running;  // what f drops may leave heddle in the middle of an op
+  if (python_is_over) return;
   if (const nb::detail::cleanup_guard locked; locked) f();
 }
 
@@ -87,11 +92,14 @@ class PyRef {
   PyObject* object_;
 };
 
-// An exception of Python code that an op ran. Raised, the same object, by every wait that it
-// concerns, each time with the traceback of the op alone: those of earlier waits would pile up.
+// An exception of Python code that an op ran. Every wait that it concerns raises a copy, with the
+// traceback of the op and of that wait. It is kept by variables, which Python's garbage collector
+// does not see: so it must hold none of the frames of the op or of waits, whose arrays have
+// variables.
 class PyFailure : public std::exception {
  public:
-  explicit PyFailure(nb::python_error& error);  // with the GIL
+  // With the GIL. Throws what the handler of a signal raises meanwhile.
+  explicit PyFailure(nb::python_error& error);
   const char* what() const noexcept override { return message_.c_str(); }
   void Raise() const;  // sets Python's error; with the GIL
 
@@ -101,7 +109,9 @@ class PyFailure : public std::exception {
   std::string message_;  // "ValueError: ..."
 };
 
-// Calls a Python function as the body of an op.
+// Calls a Python function as the body of an op. What is to end the program, KeyboardInterrupt and
+// SystemExit, of the main thread leaves the call that runs the op, once (Blocking::Leave); the op
+// has failed by an Interrupted.
 class PyBody {
  public:
   explicit PyBody(nb::object function) : function_(std::move(function)) {}
@@ -200,8 +210,19 @@ int FromDevice(Device device);
 Shape ToShape(const std::vector<std::int64_t>& dims);
 Extents FromShape(const Shape& shape);
 
+// An argument that Python takes for true or false, such as 0 or numpy.True_.
+struct Flag {
+  bool value = false;
+};
+
 // The name of the object's type, for messages.
 std::string TypeName(nb::handle object);
+// Raised as what leaves the call that ran the op, if it is that call which throws it, or else as
+// heddle.OpError.
+class Interrupted : public OpError {
+ public:
+  using OpError::OpError;
+};
 // An argument of a wrong type: raised as heddle.InvalidType.
 class InvalidType : public InvalidArgument {
  public:
@@ -218,3 +239,15 @@ void BindKVStore(nb::module_& m);
 void BindDist(nb::module_& m);
 
 }  // namespace heddle::python
+
+template <>
+struct nanobind::detail::type_caster<heddle::python::Flag> {
+  NB_TYPE_CASTER(heddle::python::Flag, const_name("bool"))
+
+  bool from_python(handle source, std::uint32_t, cleanup_list*) noexcept {
+    const int truth = PyObject_IsTrue(source.ptr());
+    if (truth < 0) PyErr_Clear();  // it is an argument of a wrong type
+    value.value = truth > 0;
+    return truth >= 0;
+  }
+};

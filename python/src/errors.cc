@@ -48,6 +48,8 @@ void Translate(const std::exception_ptr& caught, void*) {
     Raise(classes->io, error);
   } catch (const NetworkError& error) {
     Raise(classes->network, error);
+  } catch (const Interrupted& error) {
+    if (Py_MakePendingCalls() == 0) Raise(classes->op, error);  // or raises what leaves the call
   } catch (const OpError& error) {
     Raise(classes->op, error);
   } catch (const CudaError& error) {

@@ -55,7 +55,7 @@ nb::object ToCapsule(Managed* managed) {
 nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
                     std::optional<std::pair<std::int64_t, std::int64_t>> max_version,
                     std::optional<std::pair<std::int64_t, std::int64_t>> device,
-                    std::optional<bool> copy) {
+                    std::optional<Flag> copy) {
   const storage::DLDevice own = storage::ToDLDevice(self.array.device());
   if (device && (device->first != own.type || device->second != own.id)) {
     PyErr_Format(PyExc_BufferError, "__dlpack__: expected device (%d, %d), got (%lld, %lld)",
@@ -63,17 +63,18 @@ nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
                  static_cast<long long>(device->first), static_cast<long long>(device->second));
     throw nb::python_error();
   }
+  const bool copies = copy.value_or(Flag{}).value;
   NDArray array = self.array;
   {
     const Blocking blocking;
-    if (copy.value_or(false)) array = array.Copy();
+    if (copies) array = array.Copy();
     array.WaitToWrite();  // whoever gets the memory may write to it
   }
-  const bool read_only = self.read_only && !copy.value_or(false);
+  const bool read_only = self.read_only && !copies;
   if (max_version && max_version->first >= 1) {
     auto* const exported = storage::ExportTensor<DLManagedTensorVersioned>(array);
     exported->major = 1;
-    if (copy.value_or(false)) exported->flags = storage::kDLCopied;
+    if (copies) exported->flags = storage::kDLCopied;
     if (read_only) exported->flags |= storage::kDLReadOnly;
     return ToCapsule(exported);
   }

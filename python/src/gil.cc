@@ -7,23 +7,31 @@
 #include <thread>
 #include <utility>
 
-#include <unistd.h>
+#include <pthread.h>
 
+#include "engine/wait_checks.h"
 #include "python/src/bindings.h"
 
 namespace heddle::python {
 
 namespace {
 
-// seq_cst, both: a thread counts itself before it looks whether the interpreter is ending, and
-// EndThreads says so before it looks at the count; one of them sees the other.
+// seq_cst, all: a thread counts itself before it looks whether the interpreter is ending, or is
+// over, and what ends it says so before it looks at the count; one of them sees the other.
 std::atomic<bool> is_ending = false;
 std::atomic<int> entering = 0;
+std::atomic<int> updaters = 0;  // Locked of all threads
+std::atomic<int> running = 0;   // RunningOp of all threads
 
 thread_local bool ends_the_interpreter = false;
 thread_local int running_ops = 0;
 
-const pid_t importer = getpid();
+// A child of fork() has none of the threads that were counted at that moment.
+[[maybe_unused]] const int forgets_threads = pthread_atfork(nullptr, nullptr, [] {
+  entering = 0;
+  updaters = 0;
+  running = 0;
+});
 
 // An exit handler that runs after heddle's may wait for a thread that stays here, so each stays
 // once and for a while; most processes are gone long before. In naps, so that a process that is
@@ -38,16 +46,35 @@ void Stay() {
   for (int i = 0; i < kNaps; ++i) std::this_thread::sleep_for(kNap);
 }
 
+// Asks for the GIL; where Python ends the thread for that, it stays, for as long as the process
+// lasts.
+void Restore(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {  // the unwinding, whose handler must not be left
+    while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+}
+
+void AwaitNone(const std::atomic<int>& count) {
+  constexpr int kNapsPerLook = 5;
+  for (int naps = 1; count > 0; ++naps) {
+    std::this_thread::sleep_for(kNap);
+    if (naps % kNapsPerLook == 0) internal::WaitChecks::Look();
+  }
+}
+
 }  // namespace
 
 void EndThreads() {
   ends_the_interpreter = true;
   is_ending = true;
-  // A child of fork() has no thread but this one, whatever was counted at that moment.
-  if (getpid() != importer) return;
   const Unlocked unlocked;
   while (entering > 0) std::this_thread::yield();
 }
+
+void AwaitUpdaters() { AwaitNone(updaters); }
+void AwaitRunningOps() { AwaitNone(running); }
 
 Entrance::Entrance() {
   ++entering;
@@ -63,21 +90,35 @@ Unlocked::~Unlocked() {
   {
     const Entrance entrance;
     if (entrance) {
-      PyEval_RestoreThread(state_);
+      Restore(state_);
       return;
     }
   }
   Stay();
-  PyEval_RestoreThread(state_);
+  Restore(state_);
 }
 
 Locked::Locked() {
   const Entrance entrance;
   if (!entrance) throw InvalidState("the call runs Python code, and the interpreter is ending");
+  ++updaters;  // before EndThreads goes on
+  running_.emplace();
   held_.emplace();
 }
 
-RunningOp::RunningOp() { ++running_ops; }
-RunningOp::~RunningOp() { --running_ops; }
+Locked::~Locked() {
+  held_.reset();
+  running_.reset();
+  --updaters;
+}
+
+RunningOp::RunningOp() {
+  ++running_ops;
+  ++running;
+}
+RunningOp::~RunningOp() {
+  --running;
+  --running_ops;
+}
 
 }  // namespace heddle::python

@@ -4,7 +4,8 @@
 // 3.13, which unwinds its stack; frames of C++ cannot take that, and the process would abort. So
 // once the interpreter is ending (EndThreads), a thread that is about to come back from heddle to
 // Python stays where it is. It holds no lock there. Daemon threads end this way: all others have
-// ended by then.
+// ended by then. Python code with frames of heddle beneath it may ask for the GIL at any time, and
+// cannot be kept from it: what ends the interpreter waits for it (AwaitUpdaters, AwaitRunningOps).
 #pragma once
 
 #include <optional>
@@ -18,6 +19,11 @@ namespace nb = nanobind;
 // From now on threads other than this one stay in heddle when they leave it. Waits for those that
 // are on their way. With the GIL.
 void EndThreads();
+
+// Waits for the code that other threads run under a Locked, or under a RunningOp. Without the GIL,
+// in a Blocking: throws what the handler of a signal raises.
+void AwaitUpdaters();
+void AwaitRunningOps();
 
 // Announces that the thread is about to ask for the GIL. False: it must not ask.
 class Entrance {
@@ -44,15 +50,6 @@ class Unlocked {
   PyThreadState* const state_;
 };
 
-// Holds the GIL while it lives. InvalidState once the interpreter is ending.
-class Locked {
- public:
-  Locked();
-
- private:
-  std::optional<nb::gil_scoped_acquire> held_;
-};
-
 // While one lives, its thread works for an op, in Python, and comes back to it: what ends the
 // interpreter waits for ops.
 class RunningOp {
@@ -61,6 +58,20 @@ class RunningOp {
   ~RunningOp();
   RunningOp(const RunningOp&) = delete;
   RunningOp& operator=(const RunningOp&) = delete;
+};
+
+// Holds the GIL while it lives, for an updater, which may call heddle. InvalidState once the
+// interpreter is ending.
+class Locked {
+ public:
+  Locked();
+  ~Locked();
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  std::optional<RunningOp> running_;
+  std::optional<nb::gil_scoped_acquire> held_;
 };
 
 }  // namespace heddle::python

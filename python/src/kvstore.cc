@@ -375,11 +375,11 @@ void BindData(nb::class_<PyStore>& type) {
       .def(
           "pull",
           [](const PyStore& self, nb::handle key, nb::handle out, int priority,
-             bool ignore_sparse) {
+             Flag ignore_sparse) {
             RequireOut("pull", out);
             Pairs(self, "pull", key, out, Use::kWrite,
                   [&](KVStore& store, const auto& k, const auto& v) {
-                    store.Pull(k, v, priority, ignore_sparse);
+                    store.Pull(k, v, priority, ignore_sparse.value);
                   });
           },
           nb::arg("key").none(), nb::arg("out") = nb::none(), nb::arg("priority") = 0,
@@ -451,7 +451,7 @@ void BindData(nb::class_<PyStore>& type) {
             for (const Key& key : found) keys.append(FromKey(key));
             return keys;
           },
-          "The keys, in the order in which they came.");
+          "The keys, in the order of their creation; of a job sorted.");
 }
 
 void BindControl(nb::class_<PyStore>& type) {
@@ -466,8 +466,9 @@ void BindControl(nb::class_<PyStore>& type) {
              });
            })
       .def("_save_native_states",
-           [](const PyStore& self, const std::string& file, bool with_optimizer) {
-             Using(self, [&](KVStore& store) { store.SaveOptimizerStates(file, with_optimizer); });
+           [](const PyStore& self, const std::string& file, Flag with_optimizer) {
+             Using(self,
+                   [&](KVStore& store) { store.SaveOptimizerStates(file, with_optimizer.value); });
            })
       // (key, shape, dtype) of each key, or None for a store that does not say.
       .def("_forms",
@@ -544,7 +545,8 @@ void BindControl(nb::class_<PyStore>& type) {
             result["pulled_bytes"] = stats.pulled_bytes;
             return result;
           },
-          "The bytes of values moved so far: pushed_bytes, pulled_bytes.");
+          "Bytes of dense arrays that the calls so far have asked to move: pushed_bytes (of codes\n"
+          "if compressed), pulled_bytes.");
 }
 
 }  // namespace
@@ -553,11 +555,11 @@ void BindKVStore(nb::module_& m) {
   nb::class_<PyStore> type(m, "KVStore", nb::type_slots(slots));
   type.def(
       "__init__",
-      [](PyStore* self, const std::string& name, bool strict_init) {
+      [](PyStore* self, const std::string& name, Flag strict_init) {
         std::unique_ptr<KVStore> store;
         {
           const Blocking blocking;
-          store = KVStore::Create(name, TheEngine(), {.strict_init = strict_init});
+          store = KVStore::Create(name, TheEngine(), {.strict_init = strict_init.value});
         }
         new (self) PyStore(std::move(store));
       },

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
+#include "engine/thread_context.h"
+#include "engine/wait_checks.h"
 #include "python/src/bindings.h"
 
 namespace heddle::python {
@@ -30,7 +32,10 @@ void Finish() {
   EndThreads();
   if (engine_is_used && !engine::InForkedChild()) {
     const Blocking blocking;
+    AwaitUpdaters();
     TheEngine().Stop();
+    python_is_over = true;
+    AwaitRunningOps();  // what ops have dropped may go after they are done
   }
   python_is_over = true;
 }
@@ -43,6 +48,27 @@ void RequireMainInterpreter() {
   PyErr_Format(PyExc_ImportError, "heddle: expected the main interpreter, got subinterpreter %lld",
                static_cast<long long>(id));
   throw nb::python_error();
+}
+
+// Whether the error is to end the program: the handler of a signal has raised it, or the function
+// itself, which the main thread runs.
+bool EndsProgram(const nb::python_error& error) {
+  if (!error.matches(PyExc_KeyboardInterrupt) && !error.matches(PyExc_SystemExit)) return false;
+  const nb::object main = nb::module_::import_("threading").attr("main_thread")();
+  return nb::cast<unsigned long>(main.attr("ident")) == PyThread_get_thread_ident();
+}
+
+// A function of heddle/error.py.
+nb::object Helper(const char* name) { return nb::module_::import_("heddle.error").attr(name); }
+
+// Without the frames, of which there may be one that cannot be replaced.
+nb::object TracebackAlone(const nb::python_error& error) {
+  try {
+    return Helper("_let_go_of_frames")(error.value());
+  } catch (nb::python_error& raised) {
+    if (EndsProgram(raised)) throw;
+    return error.traceback();
+  }
 }
 }  // namespace
 
@@ -57,6 +83,14 @@ void Blocking::LookForSignals() {
   if (!entrance) return;
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void Blocking::Leave(std::exception_ptr error) {
+  if (engine::tls_context.wait_check != nullptr) {
+    internal::WaitChecks::Keep(std::move(error));
+  } else {
+    const Late late = {std::move(error)};
+  }
 }
 
 Blocking::Late::~Late() {
@@ -79,8 +113,7 @@ Blocking::Late::~Late() {
 }
 
 PyRef::PyRef(const PyRef& other) : object_(nullptr) {
-  if (const nb::detail::cleanup_guard locked; locked)
-    object_ = nb::handle(other.object_).inc_ref().ptr();
+  WhilePythonLives([&] { object_ = nb::handle(other.object_).inc_ref().ptr(); });
 }
 
 PyRef::~PyRef() {
@@ -89,7 +122,7 @@ PyRef::~PyRef() {
 
 PyFailure::PyFailure(nb::python_error& error)
     : value_(nb::borrow(error.value())),
-      traceback_(nb::borrow(error.traceback())),
+      traceback_(TracebackAlone(error)),
       message_(TypeName(error.value())) {
   const nb::object text = nb::steal(PyObject_Str(error.value().ptr()));
   nb::bytes bytes;  // lone surrogates, which os.fsdecode makes, have no UTF-8
@@ -105,21 +138,30 @@ PyFailure::PyFailure(nb::python_error& error)
 }
 
 void PyFailure::Raise() const {
-  PyObject* const value = value_.get().ptr();
-  PyObject* const traceback = traceback_.get().ptr();
-  PyException_SetTraceback(value, traceback != nullptr ? traceback : Py_None);
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
+  try {
+    const nb::object traceback = traceback_.get() ? nb::borrow(traceback_.get()) : nb::none();
+    const nb::object copy = Helper("_copy_for_wait")(value_.get(), traceback);
+    PyErr_SetObject(copy.type().ptr(), copy.ptr());
+  } catch (nb::python_error& raised) {
+    raised.restore();
+  }
 }
 
 void PyBody::operator()() const {
-  if (python_is_over) throw InvalidState("the op runs Python code, and the interpreter has ended");
   const RunningOp running;
+  if (python_is_over) throw InvalidState("the op runs Python code, and the interpreter has ended");
   const nb::gil_scoped_acquire locked;
   if (!locked) throw InvalidState("the op runs Python code, and the interpreter has ended");
   try {
-    function_.get()();
+    try {
+      function_.get()();
+    } catch (nb::python_error& error) {
+      if (EndsProgram(error)) throw;
+      throw PyFailure(error);
+    }
   } catch (nb::python_error& error) {
-    throw PyFailure(error);
+    Blocking::Leave(std::current_exception());
+    throw Interrupted(fmt::format("the function was interrupted by {}", TypeName(error.value())));
   }
 }
 

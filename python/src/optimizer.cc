@@ -1,8 +1,12 @@
 // heddle._core.Optimizer: a built-in optimizer and its parameters.
+#include <heddle/engine.h>
 #include <heddle/error.h>
 #include <heddle/optimizer.h>
 #include <heddle/schedule.h>
 
+#include <cstddef>
+#include <cstring>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,11 +24,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "engine/may_wait.h"
 #include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer_states.h"
 #include "python/src/array_updater.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
+#include "storage/array_ops.h"
 
 namespace heddle::python {
 
@@ -103,6 +109,69 @@ void UpdateBy(const PyUpdater& self, nb::handle key, const Gradient& gradient,
   const Blocking blocking;
   self.updater->Update(one, gradient.array, written,
                        {.learning_rate = learning_rate, .weight_decay = weight_decay});
+}
+
+// Whether an array has failed; waits for its pending writes to know. False in the body of an op,
+// which must not wait. Not by a wait on the array itself: the failure would count as seen.
+template <class Array>
+bool HasFailed(const Array& array) {
+  const Blocking blocking;
+  try {
+    engine::CheckMayWait("has_failed");
+  } catch (const InvalidState&) {
+    return false;
+  }
+  Engine& engine = array.engine();
+  const Var looked = engine.NewVar("HasFailed");
+  const auto failed = std::make_shared<bool>(false);  // by the op and its waiter
+  engine.Push(
+      {.name = "HasFailed", .reads = {array.var()}, .writes = {looked}, .run_when_poisoned = true},
+      [array, failed] { *failed = array.engine().ErrorOf(array.var()) != nullptr; });
+  engine.WaitForVar(looked);
+  return *failed;
+}
+
+// If the sum fails, so do the arrays, before the ops to come touch them: these leave them as they
+// are.
+template <class Gradient>
+void FailWith(const Gradient& sum, const std::vector<NDArray>& arrays) {
+  const Blocking blocking;
+  std::vector<VarRef> vars;
+  for (const NDArray& array : arrays) vars.push_back(array.var());
+  sum.array.engine().Push({.name = "FailWith", .reads = {sum.array.var()}, .writes = vars}, [] {});
+}
+
+// Cures an array, in which no op of the failed ones has written.
+void Cure(const NDArray& array) {
+  const Blocking blocking;
+  array.engine().ClearError(array.var());
+}
+
+// What failed ops were to make has the values of `before` instead. On GPUs, or if these are of
+// another size, it is left alone.
+void Restore(const NDArray& array, const NDArray& before) {
+  if (storage::IsOnGpu(array) || storage::IsOnGpu(before) || array.bytes() != before.bytes())
+    return;
+  const Blocking blocking;
+  array.engine().Push({.name = "Restore",
+                       .reads = {before.var(), array.var()},
+                       .writes = {array.var()},
+                       .run_when_poisoned = true},
+                      [array, before] {
+                        Engine& engine = array.engine();
+                        if (engine.ErrorOf(array.var()) == nullptr) return;
+                        if (const auto error = engine.ErrorOf(before.var())) {
+                          std::rethrow_exception(error);
+                        }
+                        std::memcpy(array.data(), before.const_data(),
+                                    static_cast<std::size_t>(array.bytes()));
+                      });
+}
+
+std::vector<NDArray> ArraysOf(const std::vector<const PyArray*>& arrays) {
+  std::vector<NDArray> found;
+  for (const PyArray* const array : arrays) found.push_back(array->array);
+  return found;
 }
 
 using Named = std::vector<std::pair<std::string, double>>;
@@ -197,9 +266,9 @@ void BindOptimizer(nb::module_& m) {
              self.updater->Forget(one);
            })
       .def("save_states",
-           [](const PyUpdater& self, const std::string& file, bool with_optimizer) {
+           [](const PyUpdater& self, const std::string& file, Flag with_optimizer) {
              const Blocking blocking;
-             self.updater->SaveStates(file, with_optimizer);
+             self.updater->SaveStates(file, with_optimizer.value);
            })
       .def(
           "load_states",
@@ -230,6 +299,17 @@ void BindOptimizer(nb::module_& m) {
   m.def("make_foreign_optimizer", [](const std::string& name, const Named& parameters) {
     return PyOptimizer{kvstore::MakeForeignOptimizer(name, parameters)};
   });
+  m.def("has_failed", [](const PyArray& array) { return HasFailed(array.array); });
+  m.def("has_failed", [](const PyRowSparse& array) { return HasFailed(array.array); });
+  m.def("fail_with", [](const PyArray& sum, const std::vector<const PyArray*>& arrays) {
+    FailWith(sum, ArraysOf(arrays));
+  });
+  m.def("fail_with", [](const PyRowSparse& sum, const std::vector<const PyArray*>& arrays) {
+    FailWith(sum, ArraysOf(arrays));
+  });
+  m.def("cure", [](const PyArray& array) { Cure(array.array); });
+  m.def("restore",
+        [](const PyArray& array, const PyArray& before) { Restore(array.array, before.array); });
   m.def("optimizer_names", [] {
     std::vector<std::string> names;
     for (std::string_view name : OptimizerNames()) names.emplace_back(name);

@@ -507,3 +507,20 @@ def test_the_server_command_with_a_module_is_a_server_whatever_the_environment_s
     ended = subprocess.run([sys.executable, "-m", "heddle", "server", "--module", "os"], capture_output=True, text=True,
                            check=False, env={**environment, **({"DMLC_ROLE": role} if role else {})})
     assert ended.returncode == 1 and "server: root_host is missing" in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize("engine", ["serial", "seeded"])
+def test_servers_work_whatever_engine_the_variables_name(tmp_path, monkeypatch, engine):
+    monkeypatch.setenv("HEDDLE_ENGINE", engine)
+    ended = Job(tmp_path, """
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        kv.set_optimizer(mx.optimizer.LAMB(learning_rate=0.5))
+        kv.init("w", mx.nd.ones((300, 300)))
+        out = mx.nd.zeros((300, 300))
+        for _ in range(3):
+            kv.pushpull("w", mx.nd.ones((300, 300)), out=out)
+        print(bool((out.asnumpy() < 1).all()))
+    """, servers=2).finish(timeout=60)
+    for name, (status, output, errors) in ended.items():
+        assert (status, errors, output) == (0, "", "True" if name.startswith("worker") else ""), name

@@ -1,6 +1,8 @@
 """The classes of errors, and what a failing op or engine call raises."""
 
 import builtins
+import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -153,10 +155,151 @@ def test_an_error_that_is_raised_again_has_the_traceback_of_its_op():
             var.wait()
         seen.append((raised.value, traceback.format_tb(raised.value.__traceback__)))
     assert len(seen[0][1]) == len(seen[2][1]) and "in fail" in seen[2][1][-1]
-    assert seen[0][0] is seen[2][0]
+    assert len({id(error) for error, _ in seen}) == 3 and seen[0][0].args == seen[2][0].args
     var.clear_error()
     with pytest.raises(ValueError):
         mx.nd.waitall()
+
+
+class Own(Exception):
+    def __init__(self, what, *, code):
+        super().__init__(f"no {what}")
+        self.code = code
+
+
+class OwnOs(OSError):
+    def __init__(self, what):
+        super().__init__(5, f"no {what}", "file")
+
+
+@pytest.mark.parametrize("error", [
+    ValueError("no"), KeyError("no"), Own("batch", code=3), OwnOs("batch"), FileNotFoundError(2, "no such batch", "batch"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), ImportError("no", name="batch"), mx.IoError("no"), StopIteration(3),
+    ExceptionGroup("several", [ValueError("no"), Own("batch", code=4)])])
+def test_each_wait_raises_an_equal_exception_of_its_own(error):
+    var = mx.engine.new_var("v")
+
+    def fail():
+        error.add_note("noted")
+        try:
+            raise LookupError("first")
+        except LookupError as first:
+            raise error from first
+
+    mx.engine.push(fail, writes=[var])
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            var.wait()
+        copy = raised.value
+        assert copy is not error and type(copy) is type(error)
+        assert (copy.args, str(copy), vars(copy)) == (error.args, str(error), vars(error))
+        assert [getattr(copy, name, None) for name in ("filename", "reason", "name", "value", "exceptions")] == [
+            getattr(error, name, None) for name in ("filename", "reason", "name", "value", "exceptions")]
+        assert copy.__cause__ is error.__cause__ and isinstance(copy.__cause__, LookupError)
+        text = "".join(traceback.format_exception(copy))
+        assert text.count("in fail\n") == 2 and "raise error from first\n" in text and "raise LookupError" in text
+        copy.add_note("of this wait")
+
+
+class Holding(Exception):
+    """What an op's exception may not hold on to."""
+
+
+def fail_alone(array):
+    def fail():
+        raise Holding
+    return fail
+
+
+def fail_by_closure(array):
+    def fail():
+        array.shape  # noqa: B018
+        raise Holding
+    return fail
+
+
+def fail_by_default(array):
+    def fail(held=array):
+        raise Holding
+    return fail
+
+
+def fail_in_a_chain(array):
+    def deeper(one):
+        raise LookupError
+
+    def fail():
+        try:
+            deeper(array)
+        except LookupError as error:
+            raise Holding from error
+    return fail
+
+
+def fail_in_a_group(array):
+    def fail():
+        errors = []
+        for inner in (fail_by_closure(array), fail_in_a_chain(array)):
+            try:
+                inner()
+            except Holding as error:
+                errors.append(error)
+        raise ExceptionGroup("both", errors)
+    return fail
+
+
+@pytest.mark.parametrize("make", [fail_alone, fail_by_closure, fail_by_default, fail_in_a_chain, fail_in_a_group])
+def test_a_failure_that_was_waited_for_keeps_no_arrays(make):
+    """The variable had the exception, that the frames of the op and of its waits, and these the array with the variable."""
+    def wait(array):
+        with contextlib.suppress(Holding, ExceptionGroup):
+            array.wait_to_read()
+
+    def step():
+        array = mx.nd.zeros((1 << 16,))
+        mx.engine.push(make(array), writes=[array])
+        wait(array)
+        try:
+            raise ValueError("handled while the op runs, or its error is raised")
+        except ValueError:
+            wait(array)
+
+    def used():
+        gc.collect()
+        with contextlib.suppress(Holding, ExceptionGroup):
+            mx.nd.waitall()
+        return mx._core.memory_stats()["used"]
+
+    step()
+    before = used()
+    for _ in range(20):
+        step()
+    assert used() <= before
+
+
+def test_what_a_wait_was_handling_is_no_part_of_the_ops_exception(run_python):
+    """Of the op that the wait runs itself."""
+    result = run_python("""
+import traceback
+import heddle as mx
+x = mx.nd.zeros((2,))
+def fail():
+    raise ValueError('of the op')
+mx.engine.push(fail, writes=[x])
+try:
+    raise LookupError('handled')
+except LookupError as handled:
+    try:
+        x.wait_to_read()
+    except ValueError as error:
+        assert error.__context__ is handled
+    assert handled.__traceback__.tb_frame.f_locals['x'] is x
+try:
+    x.wait_to_read()
+except ValueError as error:
+    print(error.__context__)
+""", HEDDLE_ENGINE="seeded")
+    assert (result.returncode, result.stdout) == (0, "None\n"), result.stderr
 
 
 def test_an_engine_that_could_not_start_does_not_fail_the_exit_too(run_python):
@@ -187,7 +330,7 @@ def test_an_exception_of_an_op_comes_back_whatever_its_text_is():
         mx.engine.push(fail, writes=[x])
         with pytest.raises(type(error)) as raised:
             x.asnumpy()
-        assert raised.value is error
+        assert raised.value.args == error.args
 
 
 def test_clear_error_cures():
@@ -260,6 +403,21 @@ def test_the_profiler_leaves_out_what_comes_in_a_pause(tmp_path):
     if "built without the command" not in done.stderr:
         assert done.returncode == 0, done.stderr
         assert all(f'"name":"{name}' in shown.read_text() for name in ("Add", "Subtract", "Sqrt"))
+
+
+@pytest.mark.parametrize("level, shown", [
+    ("", ""), ("info", "rows"), ("off", ""),
+    ("loud", "environment variable HEDDLE_LOG_LEVEL: expected one of debug, info, warning, error, off")])
+def test_the_level_of_log_lines_comes_from_the_environment(level, shown):
+    script = """
+import heddle as mx
+kv = mx.kv.create("local")
+kv.init("rows", mx.nd.zeros((2, 2)).tostype("row_sparse"))
+kv.pull("rows", out=mx.nd.zeros((2, 2)).tostype("row_sparse"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
+                          env={**os.environ, "HEDDLE_LOG_LEVEL": level})
+    assert shown in done.stderr and bool(done.stderr) == bool(shown)
 
 
 def test_a_refused_run_of_the_profiler_overwrites_no_file(tmp_path):

@@ -172,6 +172,35 @@ def test_strict_init():
         kv.push("a", ones())
 
 
+@pytest.mark.parametrize("false, true", [(0, 1), (numpy.bool_(False), numpy.bool_(True)), ("", "yes")])
+def test_flags_are_what_python_takes_for_true_or_false(tmp_path, false, true):
+    """Other than True and False they were refused."""
+    kv = mx.kv.create("local", true)
+    kv.init("rows", mx.nd.ones((3, 2)).tostype("row_sparse"))
+    out = mx.nd.zeros((3, 2), stype="row_sparse")
+    kv.pull("rows", out=out, ignore_sparse=true)
+    assert out.asnumpy().sum() == 0
+    kv.pull("rows", out=out, ignore_sparse=false)
+    assert out.asnumpy().sum() == 6
+    with pytest.raises(mx.UnknownKey):
+        kv.push("other", out)
+    mx.kv.create("local", false).push("other", out)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.25))
+    for flag, rate in ((false, 0.5), (true, 0.25)):
+        kv.save_optimizer_states(tmp_path / "states", flag)
+        other = mx.kv.create("local")
+        other.init("rows", mx.nd.ones((3, 2)).tostype("row_sparse"))
+        optimizer = mx.optimizer.SGD(learning_rate=0.5)
+        other.set_optimizer(optimizer)
+        other.load_optimizer_states(tmp_path / "states")
+        assert optimizer.lr == rate
+        updater, given = (mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=lr)) for lr in (0.25, 0.5))
+        given.set_states(updater.get_states(flag))
+        assert given.optimizer.lr == rate
+    with pytest.raises(TypeError):
+        kv.pull("rows", out=out, ignore_sparse=numpy.zeros(2))  # is neither
+
+
 def test_updater_gets_keys_as_they_are_on_the_pushing_thread(kv):
     seen = []
 

@@ -920,3 +920,35 @@ def test_dropped_arrays_give_their_memory_back():
         c.append(c)  # in a cycle
     del a, b, c
     assert used() <= before + 1000
+
+
+def test_indices_of_lists_convert_as_slices_do():
+    source = mx.nd.array([300.0, -1.0, float("nan")])
+    for key in (slice(None), [0, 1, 2], numpy.array([True, True, True])):
+        for value in (source, source.asnumpy()):
+            array = mx.nd.zeros((3,), dtype="uint8")
+            array[key] = value
+            assert array.asnumpy().tolist() == [255, 0, 0], (key, value)
+
+
+def test_ranges_of_whole_numbers_are_exact():
+    for arange in (mx.nd.arange, mx.np.arange):
+        assert arange(2 ** 53, 2 ** 53 + 4, dtype="int64").asnumpy().tolist() == list(range(2 ** 53, 2 ** 53 + 4))
+        for bounds in ((5,), (0, 1, 0.25), (5, 0, -2.0), (-3, 3), (0.5, 3)):
+            numpy.testing.assert_array_equal(arange(*bounds).asnumpy(), numpy.arange(*bounds, dtype="float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_many_arrays_round_once(dtype):
+    numbers = [2048, 1, 1] if dtype == "float16" else [256, 1, 1]
+    arrays = [mx.nd.array([number], dtype=dtype) for number in numbers]
+    assert mx.nd.add_n(*arrays).asnumpy().tolist() == [sum(numbers)]
+    assert mx.nd.add_n(*arrays).dtype == arrays[0].dtype
+    with pytest.raises(mx.InvalidArgument, match=f"expected arrays of {dtype}, got one of float32"):
+        mx.nd.add_n(arrays[0], mx.nd.ones((1,)))
+
+
+def test_means_are_quotients():
+    for count in (49, 98, 103, 197):
+        assert mx.nd.full((count,), 7, dtype="int32").mean().asnumpy().tolist() == [7]
+        assert mx.nd.ones((count,), dtype="float64").mean().asnumpy().tolist() == [1]

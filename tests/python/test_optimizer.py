@@ -416,6 +416,110 @@ def test_the_objects_of_param_dict_multiply_the_rates_of_their_keys(store):
         mx.optimizer.SGD().set_lr_mult({1.5: 2.0})
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_multipliers_by_name_are_those_of_the_name_and_of_all_its_indices(store, tmp_path):
+    """A key that is the name itself had none, nor had any index but the last that has it."""
+
+    def make():
+        return mx.optimizer.SGD(learning_rate=1.0, param_idx2name={0: "w", 1: "w", 2: "v"})
+
+    optimizer = make()
+    optimizer.set_lr_mult({"w": 0.25})
+    assert values_of_steps(optimizer, 1, store, ["w", "v"]) == [-0.25, -1]
+    assert values_of_steps(optimizer, 1, store, [0, 1, 2]) == [-0.25, -0.25, -1]
+    again = make()
+    mx.optimizer.get_updater(again).set_states(mx.optimizer.get_updater(optimizer).get_states(dump_optimizer=True))
+    assert again.lr_mult == {"w": 0.25}
+    assert values_of_steps(again, 1, store, [0, 1, 2]) == [-0.25, -0.25, -1]
+    again.lr_mult["w"] = 0.5
+    assert values_of_steps(again, 1, store, [0, 1, 2]) == [-0.5, -0.5, -1]
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_tables_of_multipliers_count_when_they_are_set_or_changed(store):
+    """Only those that set_lr_mult and set_wd_mult gave did."""
+    optimizer = mx.optimizer.SGD(learning_rate=1.0, param_idx2name={0: "first"})
+
+    def values():
+        return values_of_steps(optimizer, 1, store, [0, 1])
+
+    optimizer.lr_mult = {"first": 0.5}
+    assert values() == [-0.5, -1]
+    optimizer.lr_mult["first"] = 0.25
+    assert values() == [-0.25, -1]
+    optimizer.lr_mult.update({1: 2.0})
+    optimizer.lr_mult |= {"second": 4.0}
+    optimizer.idx2name[0] = "second"
+    assert values() == [-4, -2]
+    del optimizer.lr_mult["second"]
+    optimizer.param_dict[1] = types.SimpleNamespace(lr_mult=0.125, wd_mult=1.0)
+    assert values() == [-1, -0.125]
+    assert optimizer.lr_mult.pop(1) == 2 and optimizer.lr_mult.setdefault(0, 8.0) == 8
+    optimizer.param_dict.clear()
+    assert values() == [-8, -1] and optimizer.lr_mult == {"first": 0.25, 0: 8.0}
+    assert optimizer.lr_mult.popitem() == (0, 8.0)
+    optimizer.wd_mult = {1: 0.0}
+    assert optimizer._native_multiplier("wd_mult", 1) == 0
+    for other in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        other.lr_mult[0] = 16.0
+        assert other.lr_mult == {"first": 0.25, 0: 16.0} and optimizer.lr_mult == {"first": 0.25}
+        assert values() == [-1, -1] and values_of_steps(other, 1, store, [0, 1]) == [-16, -1]
+    assert type(copy.deepcopy(optimizer.lr_mult)) is type(copy.copy(optimizer.lr_mult)) is dict
+
+
+@pytest.mark.parametrize("make", [lambda: mx.optimizer.SGD(), lambda: Momentum()])
+def test_tables_that_are_refused_change_nothing(make):
+    optimizer = make()
+    native = optimizer._native or optimizer._for_servers()
+    optimizer.lr_mult = {"a": 2.0}
+    for change, error in ((lambda: optimizer.lr_mult.update(b="much"), mx.InvalidType),
+                          (lambda: optimizer.lr_mult.update({"a": 3.0, 1.5: 2.0}), mx.InvalidType),
+                          (lambda: optimizer.lr_mult.update(a=3.0, b=-1.0), mx.InvalidArgument),
+                          (lambda: setattr(optimizer, "lr_mult", {"a": 3.0, 1.5: 2.0}), mx.InvalidType),
+                          (lambda: setattr(optimizer, "lr_mult", {"a": 3.0, "b": -1.0}), mx.InvalidArgument),
+                          (lambda: setattr(optimizer, "lr_mult", {"a": None}), mx.InvalidType),
+                          (lambda: setattr(optimizer, "wd_mult", 3), mx.InvalidType),
+                          (lambda: setattr(optimizer, "idx2name", "names"), mx.InvalidType)):
+        with pytest.raises(error):
+            change()
+        assert (optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name) == ({"a": 2.0}, {}, {})
+        assert [one for one in native.multipliers() if one[1:] != (1, 1)] == [("a", 2, 1)]
+
+
+def test_a_part_that_is_off_is_none():
+    """It was 0.0, to which an update of a program's own clipped all gradients."""
+
+    class Ported(mx.optimizer.SGD):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            if self.clip_gradient is not None:
+                grad = grad.clip(-self.clip_gradient, self.clip_gradient)
+            weight -= self._get_lr(index) * grad
+
+    optimizer = Ported(learning_rate=1.0)
+    for limit, value in ((None, -1), (0.5, -0.5), (0, -1)):
+        optimizer.clip_gradient = limit
+        assert values_of_steps(optimizer, 1) == [value] * 2
+    for one, names in ((mx.optimizer.RMSProp(), ["clip_weights"]), (mx.optimizer.LAMB(), ["lower_bound", "upper_bound"]),
+                       (mx.optimizer.LANS(lower_bound=0), ["lower_bound", "upper_bound"])):
+        for name in ["clip_gradient", *names]:
+            assert getattr(one, name) is None
+            setattr(one, name, 0.5)
+            assert getattr(one, name) == 0.5
+    assert mx.optimizer.SGD().momentum == 0
+
+
+def test_a_rate_that_a_scheduler_sets_is_refused_in_words_of_python():
+    optimizers = [mx.optimizer.SGD(lr_scheduler=SCHEDULERS[0]), Momentum(lr_scheduler=SCHEDULERS[0])]
+    optimizers[1]._for_servers()
+    for optimizer in optimizers:
+        with pytest.raises(mx.InvalidState, match="^lr: expected no lr_scheduler, .*got 0.5"):
+            optimizer.lr = 0.5
+        optimizer.lr_scheduler = None
+        optimizer.lr = 0.5
+        assert optimizer.learning_rate == 0.5
+
+
 def test_what_a_built_in_optimizer_cannot_do_is_refused():
     with pytest.raises(mx.InvalidArgument, match="begin_num_update 0, got 3"):
         mx.optimizer.Adam(begin_num_update=3)
@@ -470,6 +574,17 @@ class Harmonic(mx.lr_scheduler.FactorScheduler):
 class WarmBySquares(mx.lr_scheduler.FactorScheduler):
     def get_warmup_lr(self, num_update):
         return num_update**2 / 4
+
+
+@pytest.mark.parametrize("kind", ["linear", "constant"])
+def test_a_warm_up_ends_at_the_base_that_the_scheduler_has(kind):
+    """Its get_warmup_lr went by the one that it was made with, and the store by the present one."""
+    scheduler = mx.lr_scheduler.FactorScheduler(100, base_lr=1.0, warmup_steps=4, warmup_begin_lr=0.5, warmup_mode=kind)
+    mx.optimizer.SGD(learning_rate=2.5, lr_scheduler=scheduler)
+    assert scheduler.base_lr == 2.5
+    for n in range(4):
+        assert scheduler(n) == scheduler.get_warmup_lr(n) == (0.5 + n / 2 if kind == "linear" else 0.5)
+    assert scheduler(4) == 2.5
 
 
 def values_of_steps(optimizer, steps=3, store=True, keys=("a", "b")):
@@ -597,6 +712,74 @@ def test_an_optimizer_written_in_python_does_what_the_built_in_one_does(kind):
     numpy.testing.assert_allclose(train(mine, 5), train(built_in, 5), rtol=1e-6)
 
 
+class Replacing(mx.optimizer.Optimizer):
+    """Its state is a list, of arrays that each update replaces, and of a number."""
+
+    def create_state(self, index, weight):
+        return [weight.copy(), 0]
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state[0] = state[0] / 2 - grad
+        state[1] += 1
+        weight += state[0]
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+@pytest.mark.parametrize("make, dtype", [
+    (lambda: Momentum(learning_rate=1.0, momentum=0.5), "float32"), (Replacing, "float32"),
+    (lambda: Momentum(learning_rate=1.0, momentum=0.5, multi_precision=True), "float16")])
+def test_a_failed_input_leaves_the_state_of_an_optimizer_written_in_python_alone(make, dtype, kind, tmp_path):
+    """It was spoilt for good: with every later push, too, pulls raised the error of that input."""
+
+    def fail():
+        raise ZeroDivisionError("no gradient")
+
+    def push(gradient):
+        kv.push("w", gradient)
+        out = mx.nd.ones((2,), dtype=dtype)
+        kv.pull("w", out=out)
+        return out.asnumpy().tolist()
+
+    def push_failed():
+        gradient = mx.nd.zeros((2,), dtype=dtype)
+        mx.engine.push(fail, writes=[gradient])
+        with pytest.raises(ZeroDivisionError, match="no gradient"):
+            push(gradient)
+
+    kv = mx.kv.create(kind)
+    kv.init("w", mx.nd.zeros((2,), dtype=dtype))
+    optimizer = make()
+    kv.set_optimizer(optimizer)
+    one = mx.nd.ones((2,), dtype=dtype)
+    push_failed()  # also the one for which the state would be made
+    assert push(one) == [-1] * 2
+    push_failed()
+    push_failed()
+    kv.save_optimizer_states(tmp_path / "states")
+    assert push(one) == [-2.5] * 2
+    pushed = mx.engine.new_var("pushed")
+    mx.engine.push(lambda: kv.push("w", one), writes=[pushed])
+    pushed.wait()
+    out = mx.nd.ones((2,), dtype=dtype)
+    kv.pull("w", out=out)
+    assert out.asnumpy().tolist() == [-4.25] * 2
+
+
+def test_an_updater_of_ones_own_gets_failed_inputs_too():
+    def fail():
+        raise ZeroDivisionError
+
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((2,)))
+    called = []
+    kv._set_updater(lambda *arguments: called.append(arguments[0]))
+    gradient = mx.nd.zeros((2,))
+    mx.engine.push(fail, writes=[gradient])
+    kv.push("w", gradient)
+    assert called == ["w"]
+
+
 def test_an_optimizer_that_servers_cannot_get_is_as_it_was():
     """It refused later changes, for servers that did not have it."""
     optimizer = Momentum(learning_rate=0.5)
@@ -702,6 +885,72 @@ def test_states_from_a_file_go_to_the_device_of_their_weight(tmp_path):
     assert out.asscalar() == -2
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_a_dump_of_an_optimizer_written_in_python_has_all_of_it(store, tmp_path):
+    """Scheduler, multipliers and numbers of NumPy's were not in it."""
+    file = str(tmp_path / "states")
+
+    def holder(optimizer):
+        if not store:
+            return mx.optimizer.get_updater(optimizer)
+        kv = mx.kv.create()
+        kv.init(["w", "v"], [mx.nd.ones((2,))] * 2)
+        kv.set_optimizer(optimizer)
+        return kv
+
+    def load(holder):
+        holder._load(file) if not store else holder.load_optimizer_states(file)
+
+    def save(holder):
+        holder._save(file, True, ["w"]) if not store else holder.save_optimizer_states(file, dump_optimizer=True)
+
+    for scheduler in (*SCHEDULERS, None):
+        given = Momentum(momentum=numpy.float32(0.25), lr_scheduler=scheduler)
+        given.lr = numpy.float32(0.5)
+        given.steps = numpy.int64(3)
+        given.set_lr_mult({"w": numpy.float32(0.5), numpy.int64(7): 2})
+        given.wd_mult["v"] = 0.0
+        save(holder(given))
+        optimizer = Momentum()
+        optimizer.steps = 0
+        optimizer.lr_mult = {"v": 3.0}
+        load(holder(optimizer))
+        assert (optimizer.lr, optimizer.momentum, optimizer.steps) == (0.5, 0.25, 3) and type(optimizer.steps) is int
+        assert (optimizer.lr_mult, optimizer.wd_mult) == ({"w": 0.5, 7: 2}, {"v": 0})
+        assert type(optimizer.lr_scheduler) is type(scheduler)
+        assert scheduler is None or vars(optimizer.lr_scheduler) == vars(scheduler)
+    # What is the same stays, and a file without a scheduler takes that of the object.
+    optimizer = Momentum(lr_scheduler=SCHEDULERS[0])
+    load(holder(optimizer))
+    assert optimizer.lr_scheduler is None
+    given.lr_scheduler = SCHEDULERS[0]
+    optimizer.lr_scheduler = kept = copy.copy(SCHEDULERS[0])
+    save(holder(given))
+    load(holder(optimizer))
+    assert optimizer.lr_scheduler is kept
+    # A file as it was before has neither.
+    arrays, metadata = mx._core.load(file, 0)
+    content = json.loads(metadata["heddle.python_optimizer_states"])
+    for name in ("lr_mult", "wd_mult", "schedule"):
+        del content[name]
+    mx._core.save(file, arrays, {"heddle.python_optimizer_states": json.dumps(content)})
+    optimizer.set_lr_mult({"v": 3.0})
+    load(holder(optimizer))
+    assert optimizer.lr_scheduler is kept and optimizer.lr_mult == {"v": 3} and optimizer.lr == 0.5
+
+
+@pytest.mark.parametrize("make", [mx.optimizer.SGD, lambda **options: Momentum(**options)])
+def test_a_scheduler_written_in_python_is_in_no_dump(make, tmp_path):
+    """It was left out, without a word."""
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.ones((2,)))
+    kv.set_optimizer(make(lr_scheduler=ByStep()))
+    with pytest.raises(mx.InvalidType, match="expected a scheduler of heddle.lr_scheduler, .*got ByStep"):
+        kv.save_optimizer_states(tmp_path / "states", dump_optimizer=True)
+    assert not list(tmp_path.iterdir())
+    kv.save_optimizer_states(tmp_path / "states")
+
+
 def test_hostile_states_are_io_errors(tmp_path):
     file = str(tmp_path / "states")
     kv = mx.kv.create()
@@ -710,14 +959,18 @@ def test_hostile_states_are_io_errors(tmp_path):
     whole = {"version": 2, "optimizer": "momentum", "keys": ["w"], "states": [], "weights": [], "counts": [], "num_update": 1}
     for content in ([], {}, {"version": 2, "optimizer": "momentum"}, {**whole, "states": 3}, {**whole, "states": [["w", 5]]},
                     {**whole, "states": [["w", -1]]}, {**whole, "keys": 3}, {**whole, "weights": [["w", 3]]},
-                    {**whole, "counts": 3}, {**whole, "num_update": "x"}, {**whole, "settings": 3}):
+                    {**whole, "counts": 3}, {**whole, "num_update": "x"}, {**whole, "settings": 3},
+                    {**whole, "states": [["w", {"list": 3}]]}, {**whole, "states": [["w", {}]]}, {**whole, "lr_mult": 3},
+                    {**whole, "wd_mult": [["w", 10**400]]}, {**whole, "lr_mult": [[[], 1]]}, {**whole, "schedule": 3},
+                    {**whole, "schedule": ["_whole", {"name": "n", "value": 1}]}, {**whole, "schedule": ["FactorScheduler", 3]},
+                    {**whole, "schedule": ["FactorScheduler", {"step": 0}]}):
         mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(content)[:-1]})
         with pytest.raises(mx.IoError, match="cannot be read"):
             kv.load_optimizer_states(file)
         mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(content)})
         with pytest.raises(mx.IoError, match="cannot be read"):
             kv.load_optimizer_states(file)
-    whole["settings"] = {"update": "not a function", "lr": 2.0}
+    whole["settings"] = {"update": "not a function", "lr": 2.0, "lr_mult": 3, "lr_scheduler": 3}
     mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(whole)})
     kv.load_optimizer_states(file)
     kv.push("w", mx.nd.ones((1,)))
@@ -777,6 +1030,73 @@ def test_states_that_do_not_fit_are_errors_and_change_nothing(tmp_path):
             with pytest.raises(mx.InvalidArgument, match=text):
                 updater("a", weight, weight)
         assert weight.asnumpy().tolist() == [1] * shape[0]
+
+
+def test_an_updater_takes_another_optimizer():
+    """A built-in one went on with the rates of the former one."""
+    gradient = mx.nd.ones((1,))
+
+    def update(updater, weight):
+        updater("w", gradient, weight)
+        return weight.asscalar()
+
+    for make in (mx.optimizer.SGD, Momentum):
+        updater, weight = mx.optimizer.get_updater(make(learning_rate=0.5, momentum=0.5)), mx.nd.zeros((1,))
+        assert update(updater, weight) == -0.5
+        updater.optimizer = updater.optimizer
+        updater.optimizer = other = make(learning_rate=0.25, momentum=0.5)
+        assert updater.optimizer is other and update(updater, weight) == -1  # m = -0.5 / 2 - 0.25
+        for bad in ("sgd", None):
+            with pytest.raises(mx.InvalidType, match="expected an Optimizer"):
+                updater.optimizer = bad
+        for unfit in (mx.optimizer.Adam(), Momentum() if make is mx.optimizer.SGD else mx.optimizer.SGD()):
+            with pytest.raises(mx.InvalidState, match=f"states of {make.__name__} .*got {type(unfit).__name__}"):
+                updater.optimizer = unfit
+        assert updater.optimizer is other
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD())
+    updater.optimizer = Momentum(learning_rate=2.0)
+    assert update(updater, mx.nd.zeros((1,))) == -2
+    updater = mx.optimizer.get_updater(Momentum())
+    updater.optimizer = mx.optimizer.SGD(learning_rate=2.0)
+    assert update(updater, mx.nd.zeros((1,))) == -2
+
+
+@pytest.mark.parametrize("make", [lambda: mx.optimizer.SGD(momentum=0.5, learning_rate=0.5),
+                                  lambda: mx.optimizer.SGD(momentum=0.5, lr_scheduler=ByStep()),
+                                  lambda: Momentum(momentum=0.5, learning_rate=0.5)])
+def test_updaters_can_be_copied(make):
+    """Those of built-in optimizers could not."""
+    gradient = mx.nd.ones((1,))
+    updater, weight = mx.optimizer.get_updater(make()), mx.nd.zeros((1,))
+    fresh = pickle.loads(pickle.dumps(updater))
+    fresh("w", gradient, weight.copy())
+    updater("w", gradient, weight)
+    others = [copy.deepcopy(updater), pickle.loads(pickle.dumps(updater))]
+    copied = [weight.copy() for _ in others]
+    updater("w", gradient, weight)
+    for other, one in zip(others, copied):
+        other("w", gradient, one)
+        assert one.asscalar() == weight.asscalar() and other.optimizer is not updater.optimizer
+        assert other.optimizer.num_update == 2
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_update_that_is_refused_does_not_count(scheduled):
+    optimizer = mx.optimizer.SGD(lr_scheduler=ByStep()) if scheduled else mx.optimizer.SGD(learning_rate=1.0)
+    updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.zeros((1,))
+
+    def refuse():
+        for bad in (mx.nd.ones((2,)), mx.nd.ones((1,), dtype="float64")):
+            with pytest.raises(mx.InvalidArgument):
+                updater("w", bad, weight)
+
+    refuse()
+    assert optimizer.num_update == 0 and optimizer._counts() == {}
+    updater("w", mx.nd.ones((1,)), weight)
+    refuse()
+    assert optimizer.num_update == 1 and optimizer._counts() == {"w": 1} and weight.asscalar() == -1
+    updater("w", mx.nd.ones((1,)), weight)
+    assert optimizer.num_update == 2 and weight.asscalar() == (-1.5 if scheduled else -2)
 
 
 def test_what_is_no_optimizer_is_named():
@@ -1177,18 +1497,19 @@ def test_indices_of_numpy_are_saved_as_numbers():
         updater.get_states()
 
 
-def test_half_precision_keeps_a_master_copy():
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_keeps_a_master_copy(dtype):
     mine = Momentum(momentum=0.0, learning_rate=2.0**-12, multi_precision=True)
     built_in = mx.optimizer.SGD(learning_rate=2.0**-12, multi_precision=True)
     for optimizer in (mine, built_in):
         kv = mx.kv.create("local")
         kv.set_optimizer(optimizer)
-        kv.init("w", mx.nd.ones((2,), dtype="float16"))
-        for _ in range(8):
-            kv.push("w", mx.nd.ones((2,), dtype="float16"))  # each step is lost in float16
-        out = mx.nd.zeros((2,), dtype="float16")
+        kv.init("w", mx.nd.ones((2,), dtype=dtype))
+        for _ in range(16):
+            kv.push("w", mx.nd.ones((2,), dtype=dtype))  # each step is lost in that
+        out = mx.nd.zeros((2,), dtype=dtype)
         kv.pull("w", out=out)
-        assert out.asnumpy().tolist() == [1 - 2.0**-9] * 2
+        assert out.asnumpy().tolist() == [1 - 2.0**-8] * 2
 
 
 class Keeping(mx.optimizer.Optimizer):
@@ -1204,6 +1525,54 @@ class Keeping(mx.optimizer.Optimizer):
         total += grad
         rounded += grad.astype("bfloat16")
         weight -= self._get_lr(index) * total * self._index_update_count[index] + rounded.astype("float32")
+
+
+def test_states_come_back_as_they_were():
+    """Lists came as tuples, and were not brought to the device of the weight; numbers of NumPy's were refused."""
+
+    class Listing(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return [mx.nd.ones_like(weight), (numpy.float32(0.5), numpy.int64(3), True), [], [None, "text"], ()]
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            state[0] += grad
+            weight += state[0] * state[1][0]
+
+    weight = mx.nd.zeros((1,), mx.cpu(2))
+    updater = mx.optimizer.get_updater(Listing())
+    updater("w", mx.nd.ones((1,), mx.cpu(2)), weight)
+    others = [mx.optimizer.get_updater(Listing()) for _ in range(2)]
+    others[0].set_states(updater.get_states())
+    others[1]._load_key("w", updater._save_key("w"))
+    for other in others:
+        state = other.states["w"]
+        assert type(state) is list and state[0].asnumpy().tolist() == [2]
+        assert state[1:] == [(0.5, 3, True), [], [None, "text"], ()]
+        assert [type(one) for one in state[1]] == [float, int, bool]
+        moved = weight.copy()
+        other("w", mx.nd.ones((1,), mx.cpu(2)), moved)
+        assert moved.asnumpy().tolist() == [2.5] and other.states["w"][0].context == mx.cpu(2)
+    updater.states["w"].append({})
+    with pytest.raises(mx.InvalidType, match="tuples and lists of them, got dict"):
+        updater.get_states()
+
+
+def test_keys_may_come_while_states_are_saved():
+    updater = mx.optimizer.get_updater(Momentum())
+
+    class Coming(list):
+        def __iter__(self):
+            updater.states["late"] = updater._weights["late"] = None
+            return super().__iter__()
+
+    updater.states["w"] = Coming([1])
+    again = mx.optimizer.get_updater(Momentum())
+    states = updater.get_states()
+    assert "late" in updater.states
+    updater.states["w"] = [1]
+    again.set_states(states)
+    assert again.states["w"] == [1]
 
 
 def test_the_state_of_a_key_goes_to_another_updater_as_bytes(seed):
@@ -1265,3 +1634,35 @@ def test_a_key_that_is_reset_or_removed_begins_anew(scheduled):
     kv.remove("w")
     kv.init("w", mx.nd.ones((3, 2)))
     assert first_update((3, 2)) == first
+
+
+@pytest.mark.parametrize("optimizer, gradient, expected", [
+    (mx.optimizer.LARS(learning_rate=1, rescale_grad=0.0), 1.0, 1.0),
+    (mx.optimizer.LARS(learning_rate=1, rescale_grad=-1.0, wd=0.5), 1.0, "the opposite"),
+    (mx.optimizer.LANS(rescale_grad=1e-10), 1e-36, "finite")])
+def test_scales_of_any_sign_and_size_leave_numbers(optimizer, gradient, expected):
+    def after(optimizer, gradient):
+        store = mx.kv.create()
+        store.init("w", mx.nd.ones((4,)))
+        store.set_optimizer(optimizer)
+        store.push("w", mx.nd.full((4,), gradient))
+        out = mx.nd.zeros((4,))
+        store.pull("w", out=out)
+        return out.asnumpy().tolist()
+
+    values = after(optimizer, gradient)
+    if expected == "the opposite":
+        assert values == after(mx.optimizer.LARS(learning_rate=1, wd=0.5), -gradient)
+    elif expected == "finite":
+        assert numpy.isfinite(values).all()
+    else:
+        assert values == [expected] * 4
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "bool"])
+def test_updaters_refuse_weights_that_are_no_floats(dtype):
+    around = mx.nd.ones((32,), dtype=dtype)
+    update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5))
+    with pytest.raises(mx.InvalidArgument, match=f"expected a floating dtype, got {dtype}"):
+        update(0, mx.nd.ones((8,), dtype=dtype), around[0:8])
+    assert around.asnumpy().tolist() == [1] * 32

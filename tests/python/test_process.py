@@ -63,7 +63,9 @@ def test_exit_is_clean_with_work_pending(run_python):
         assert (result.returncode, result.stdout, result.stderr) == (status, "done\n", ""), ending
 
 
-def test_ctrl_c_at_exit_ends_the_wait_for_pending_work(run_python):
+@pytest.mark.parametrize("work", ["mx.engine.push(hold, writes=[a])",
+                                  "threading.Thread(target=kv.push, args=('w', a), daemon=True).start()"])
+def test_ctrl_c_at_exit_ends_the_wait_for_pending_work(run_python, work):
     """Of a function that still runs on another thread the interpreter's end is none in order: it used to abort."""
     result = run_python("""
 import os, signal, threading, time
@@ -71,10 +73,13 @@ import heddle as mx
 signal.signal(signal.SIGINT, signal.default_int_handler)
 a = mx.nd.zeros((4,))
 started = threading.Event()
-def hold():
+def hold(*updated):
     started.set()
     time.sleep(60)
-mx.engine.push(hold, writes=[a])
+kv = mx.kv.create()
+kv.init('w', a)
+kv._set_updater(hold)
+WORK
 started.wait()
 def interrupt():
     while True:
@@ -82,7 +87,7 @@ def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
 print('exits')
-""", timeout=50)
+""".replace("WORK", work), timeout=50)
     assert result.returncode == 130, result.stderr
     assert result.stdout.strip() == "exits"
     assert "KeyboardInterrupt" in result.stderr and "Fatal" not in result.stderr
@@ -178,6 +183,66 @@ except KeyboardInterrupt:
 def test_ctrl_c_leaves_a_blocked_wait(run_python, wait):
     """At once, of a wait that would take ten minutes: the promise is a tenth of a second, of a machine that is idle."""
     check(run_python("import numpy\n" + INTERRUPTED.replace("WAIT", wait)), "interrupted")
+
+
+@pytest.mark.parametrize("engine", ["threaded", "serial", "seeded"])
+def test_ctrl_c_ends_a_function_that_the_main_thread_runs_and_is_raised_once(run_python, engine):
+    """Every later wait for what the function writes raised KeyboardInterrupt."""
+    check(run_python("""
+import os, signal, threading, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+x, other = mx.nd.zeros((2,)), mx.nd.ones((2,))
+mx.nd.waitall()
+def body():
+    if threading.current_thread() is threading.main_thread():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+def run():
+    while True:  # a worker may be faster
+        mx.engine.push(body, writes=[x])
+        x.wait_to_read()
+raised = []
+for call in (run, x.wait_to_read, x.asnumpy, other.wait_to_read, lambda: (x + other).wait_to_read()):
+    try:
+        call()
+    except (KeyboardInterrupt, mx.OpError) as error:
+        raised.append(repr(error))
+x[:] = 3
+print(*raised, x.asnumpy()[0], sep='\\n')
+""", HEDDLE_ENGINE=engine, timeout=50),
+          "\n".join(["KeyboardInterrupt()"] + ["OpError('the function was interrupted by KeyboardInterrupt')"] * 3 + ["3.0"]))
+
+
+def test_ctrl_c_in_a_function_of_an_unrelated_wait_leaves_that_wait(run_python):
+    check(run_python("""
+import os, signal, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+x, y = mx.nd.zeros((2,)), mx.nd.zeros((2,))
+mx.nd.waitall()
+def body():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+mx.engine.push(body, writes=[x])
+y += 1
+try:
+    mx.nd.waitall()
+except KeyboardInterrupt:
+    print(y.asnumpy()[0])
+""", HEDDLE_ENGINE="seeded", timeout=50), "1.0")
+
+
+@pytest.mark.parametrize("engine", ["serial", "seeded"])
+def test_a_function_that_the_main_thread_runs_may_exit(run_python, engine):
+    result = run_python("""
+import sys
+import heddle as mx
+x = mx.nd.zeros((2,))
+mx.engine.push(lambda: sys.exit(3), writes=[x])
+x.wait_to_read()
+""", HEDDLE_ENGINE=engine)
+    assert (result.returncode, result.stdout) == (3, "") and "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("push", ["one += 1", "kv.push(keys, [one] * 50)", "one[1:3] = one[0:2]", "one.copyto(other)"])
@@ -514,6 +579,118 @@ def test_threads_that_do_not_end_leave_the_exit_alone(run_python):
     """)
     for _ in range(15):
         check(run_python(program))
+
+
+IN_UPDATERS = {
+    "updater": "kv._set_updater(lambda key, value, stored: nap())",
+    "optimizer": """
+@mx.optimizer.register
+class Own(mx.optimizer.Optimizer):
+    def update(self, index, weight, grad, state):
+        begun.set()
+        weight -= grad * sum(0.5 for _ in range(200000))
+kv.set_optimizer(Own())
+""",
+    "scheduler": "kv.set_optimizer(mx.optimizer.SGD(lr_scheduler=lambda count: nap() or 0.5))",
+}
+
+
+@pytest.mark.parametrize("kind", IN_UPDATERS)
+def test_threads_in_updaters_leave_the_exit_alone(run_python, kind):
+    """Python ended them there, with frames of heddle beneath, and so the process aborted."""
+    program = """
+import sys, threading, time
+import heddle as mx
+begun = threading.Event()
+def nap():
+    begun.set()
+    time.sleep(0.01)
+kv = mx.kv.create()
+kv.init(list(range(4)), [mx.nd.zeros((4,))] * 4)
+SET
+def work(i):
+    gradient = mx.nd.ones((4,))
+    while True:
+        kv.push(i, gradient)
+for i in range(4):
+    threading.Thread(target=work, args=(i,), daemon=True).start()
+begun.wait()
+sys.exit(5)
+""".replace("SET", IN_UPDATERS[kind])
+    for _ in range(8):
+        result = run_python(program, timeout=60)
+        assert (result.returncode, result.stdout, result.stderr) == (5, "", "")
+
+
+def test_an_updater_that_runs_at_exit_is_finished(run_python):
+    check(run_python("""
+import threading, time
+import heddle as mx
+begun = threading.Event()
+def update(key, value, stored):
+    begun.set()
+    time.sleep(0.3)
+    stored += value
+    print(stored.asnumpy()[0])
+kv = mx.kv.create()
+kv.init('w', mx.nd.ones((4,)))
+kv._set_updater(update)
+threading.Thread(target=kv.push, args=('w', mx.nd.ones((4,))), daemon=True).start()
+begun.wait()
+"""), "2.0")
+
+
+def test_a_child_forked_before_the_first_use_exits_with_its_threads_in_calls(run_python):
+    """It did not wait for those that were on their way back to Python, and aborted."""
+    check(run_python("""
+import os, sys, threading
+import heddle as mx
+
+def child():
+    begun = threading.Barrier(9)
+    def work():
+        y = mx.nd.zeros((2,))
+        begun.wait()
+        while True:
+            y += 1
+            y.asnumpy()
+    for _ in range(8):
+        threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+    sys.exit(5)
+
+statuses = set()
+for _ in range(14):
+    pid = os.fork()
+    if pid == 0:
+        child()
+    statuses.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(statuses)
+""", timeout=200), "{5}")
+
+
+@pytest.mark.parametrize("late_handler, teardown", [(0, 4), (4, 0.5)])
+def test_an_exit_may_take_longer_than_threads_stay(run_python, late_handler, teardown):
+    """They came back to an interpreter that was going, and the process aborted."""
+    check(run_python(f"""
+import atexit, contextlib, sys, threading, time
+atexit.register(time.sleep, {late_handler})  # so it runs after heddle's own
+import heddle as mx
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep({teardown})
+sys.slow = Slow()
+begun = threading.Barrier(5)
+def work():
+    a = mx.nd.zeros((4,))
+    begun.wait()
+    while True:
+        with contextlib.suppress(mx.InvalidState):
+            a.asnumpy()
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""))
 
 
 def test_an_exit_handler_may_wait_for_a_thread_that_uses_heddle(run_python):

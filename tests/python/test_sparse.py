@@ -71,6 +71,16 @@ def test_copies_between_kinds():
     assert a.copyto(mx.cpu(2)).context == mx.cpu(2)
 
 
+def test_numpy_takes_all_of_the_values():
+    """It made an array of no dimensions of the object."""
+    a = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(3, 2))
+    expected = [[0, 0], [1, 2], [0, 0]]
+    assert numpy.asarray(a).tolist() == numpy.array(a, copy=True).tolist() == expected
+    assert numpy.asarray(a).dtype == numpy.float32 and numpy.asarray(a, "int64").dtype == numpy.int64
+    with pytest.raises(ValueError, match="copied"):
+        numpy.array(a, copy=False)
+
+
 def test_bad_input_is_refused():
     for arguments in ((([[1.0]], [3]), (3, 1)), (([[1.0], [2.0]], [0, 0]), (3, 1)), (([[1.0]], [0, 1]), (3, 1)),
                       (([[1.0]], [-1]), (3, 1))):
@@ -160,3 +170,20 @@ def test_changes_in_place_are_in_place():
     dense -= rows
     assert dense is weight and weight.asnumpy().tolist() == [[1, 1], [0.5, 0], [1, 1]]
     assert (dense - rows).asnumpy()[1].tolist() == [0, -1] and (rows - dense).asnumpy()[1].tolist() == [0, 1]
+
+
+def test_rows_have_the_width_of_the_shape():
+    rows = numpy.arange(6.0).reshape(3, 2)
+    with pytest.raises(mx.InvalidArgument, match=r"expected rows of shape \(2, 3\) for 2 row ids and shape \(4, 3\), got \(3, 2\)"):
+        mx.nd.sparse.row_sparse_array((rows, [0, 1]), shape=(4, 3))
+    made = mx.nd.sparse.row_sparse_array((rows, [0, 3, 1]), shape=(4, 2))
+    assert made.asnumpy().tolist() == [[0, 1], [4, 5], [0, 0], [2, 3]]
+
+
+def test_differences_of_unsigned_rows_wrap():
+    rows = mx.nd.array([[1, 2], [0, 0]], dtype="uint8").tostype("row_sparse")
+    assert (rows - rows).asnumpy().tolist() == [[0, 0], [0, 0]]
+    dense = mx.nd.zeros((2, 2), dtype="uint8")
+    assert (dense - rows).asnumpy().tolist() == [[255, 254], [0, 0]]
+    dense -= rows
+    assert dense.asnumpy().tolist() == [[255, 254], [0, 0]]

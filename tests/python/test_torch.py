@@ -23,6 +23,11 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+def exchanges():
+    gc.collect()
+    return sum(type(one) is ht._Exchange for one in gc.get_objects())
+
+
 def make_model():
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
@@ -253,6 +258,19 @@ def test_a_dropped_optimizer_leaves_the_model_alone():
     del optimizer
     loss_of(model, batches(1)[0]).backward()
     assert not store.sums
+
+
+def test_a_dropped_optimizer_leaves_nothing_at_the_model():
+    """The hooks kept all that belonged to its gradients."""
+    model = make_model()
+    before = exchanges()
+    for _ in range(3):
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), "local")
+        train(model, optimizer, steps=1)
+    assert exchanges() == before + len(list(model.parameters()))
+    del optimizer
+    assert exchanges() == before
+    assert not any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
 def test_groups_can_be_added():

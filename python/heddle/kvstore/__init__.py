@@ -96,7 +96,7 @@ class KVStoreBase:
 
 
 class KVStore(_core.KVStore, KVStoreBase):
-    """A store of the C++ library: 'local', 'device' or one of the dist types. Made by `create`.
+    """A store of the C++ library: 'local', 'device', 'nccl' or one of the dist types. Made by `create`.
 
     Per key, calls take effect in program order: a push after all earlier pushes and pulls of the key, a pull
     after all earlier ones, and it returns the newest value. A pushed array may be overwritten right after. The
@@ -137,7 +137,13 @@ class KVStore(_core.KVStore, KVStoreBase):
         stored value. What it raises leaves the push."""
         if not callable(updater):
             raise InvalidType(f"_set_updater: expected a function, got {type(updater).__name__}")
-        super()._set_updater(updater)
+        from .. import optimizer as _optimizer
+
+        # An Updater sees to its states.
+        if isinstance(updater, _optimizer.Updater) and type(updater).__call__ is _optimizer.Updater.__call__:
+            super()._set_updater(updater._update_stored)
+        else:
+            super()._set_updater(updater)
         self._updater = updater
 
     set_updater = _set_updater

@@ -361,7 +361,11 @@ class NDArray(_core.Array):
             if isinstance(value, _NUMBERS):
                 full((), value, self.context, self.dtype)  # raises if it does not fit; NumPy would cut it
             values = self.asnumpy()
-            values[_numpy_key(key)] = value.asnumpy() if isinstance(value, _core.Array) else value
+            if isinstance(value, _core.Array):
+                value = value._astype(self._dtype).asnumpy()
+            elif not isinstance(value, _NUMBERS):
+                value = array(value, dtype=self.dtype).asnumpy()
+            values[_numpy_key(key)] = value
             array(values, ctx=self.context, dtype=self.dtype).copyto(self)
             return
         dims = [count for _, _, count, keep in ranges if keep]
@@ -590,8 +594,14 @@ def arange(start, stop=None, step=1.0, repeat: int = 1, ctx: "Context | None" = 
         start, stop = 0, start
     if step == 0:
         raise InvalidArgument("arange: expected a step other than 0, got 0")
-    values = numpy.repeat(numpy.arange(start, stop, step, dtype="float64"), repeat)
-    return array(values, ctx, dtype)
+    return array(numpy.repeat(_evenly_spaced(start, stop, step), repeat), ctx, dtype)
+
+
+def _evenly_spaced(start, stop, step) -> numpy.ndarray:
+    """NumPy's arange, exact for whole numbers that int64 holds."""
+    if all(-2 ** 63 <= number < 2 ** 63 and number == int(number) for number in (start, stop, step)):
+        return numpy.arange(int(start), int(stop), int(step), dtype="int64")
+    return numpy.arange(start, stop, step, dtype="float64")
 
 
 def zeros_like(other: NDArray, out: "NDArray | None" = None) -> NDArray:
@@ -756,10 +766,19 @@ def add_n(*args: NDArray, out: "NDArray | None" = None) -> NDArray:
     """The sum of arrays."""
     if not args:
         raise InvalidArgument("add_n: expected one array at least, got none")
-    total = _required("add_n", args[0]).copy()
+    code = _required("add_n", args[0])._dtype
+    name = _dtype._NAMES[code]
+    if name not in ("float16", "bfloat16"):
+        total = args[0].copy()
+        for one in args[1:]:
+            total += _required("add_n", one)
+        return _into(out, total)
+    total = args[0].astype("float32")  # rounded once, as pushed lists are
     for one in args[1:]:
-        total += _required("add_n", one)
-    return _into(out, total)
+        if _required("add_n", one)._dtype != code:
+            raise InvalidArgument(f"add_n: expected arrays of {name}, got one of {_dtype._NAMES[one._dtype]}")
+        total += one.astype("float32")
+    return _into(out, total.astype(name))
 
 
 def concat(*arrays: NDArray, dim: int = 1, out: "NDArray | None" = None) -> NDArray:
