@@ -158,7 +158,7 @@ constexpr Row kRows[] = {
      {"HEDDLE_DEAD_AFTER"},
      &DistOptions::dead_after,
      "heartbeats missed after which a peer is dead",
-     1,
+     2,
      1000},
     {"slice_bytes",
      {"HEDDLE_SLICE_BYTES"},

@@ -118,6 +118,8 @@ void Node::SendAll(std::span<Outgoing> messages) {
     }
     if (next - first > 1) {
       transport_->SendTogether({first, next});
+      // Copied: the answers must not find the program's memory still held here.
+      for (Outgoing& each : std::span(first, next)) each.message.payload = {};
       continue;
     }
     const MessageSlice slice(trace_, TraceDirection::kSent, first->to, first->message);
@@ -159,19 +161,21 @@ void Node::SleepUntil(Time next) {
 
 void Node::RunClock() {
   for (;;) {
-    Outputs out;
-    LockAsClock();
-    const bool ends = stopping_;
-    if (!ends) {
-      const Time now = Now();
-      if (const auto next = NextTime(); next && *next <= now) {
-        HandleTime(now, out);
-        if (MayBeAwaited()) changed_.NotifyAll();
+    {
+      Outputs out;
+      LockAsClock();
+      const bool ends = stopping_;
+      if (!ends) {
+        const Time now = Now();
+        if (const auto next = NextTime(); next && *next <= now) {
+          HandleTime(now, out);
+          if (MayBeAwaited()) changed_.NotifyAll();
+        }
       }
+      mutex_.Unlock();
+      if (ends) return;
+      Perform(out);
     }
-    mutex_.Unlock();
-    if (ends) return;
-    Perform(out);
     const std::optional<Time> own = OnClock(Now());
 
     LockAsClock();

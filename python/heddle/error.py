@@ -6,6 +6,7 @@ All derive from :class:`Error`; those for which Python has a class of its own de
 """
 
 import builtins
+import contextlib
 import sys
 import types
 from typing import Any
@@ -101,12 +102,17 @@ def _let_go_of_frames(error: BaseException) -> "types.TracebackType | None":
         if id(one) in seen:
             continue
         seen.add(id(one))
-        one.__traceback__ = _bare(one.__traceback__)
+        _set(one, "__traceback__", _bare(one.__traceback__))
         if one.__context__ is outer:
-            one.__context__ = None
+            _set(one, "__context__", None)
         todo += [led for led in (one.__cause__, one.__context__) if led is not None and led is not outer]
         todo += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
     return error.__traceback__
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    """An attribute of all exceptions, also of those that let none be set."""
+    vars(BaseException)[name].__set__(error, value)
 
 
 def _twin(error: BaseException) -> BaseException:
@@ -114,11 +120,17 @@ def _twin(error: BaseException) -> BaseException:
     builtin: Any = type(error)
     while builtin.__module__ != "builtins":
         builtin = builtin.__base__
-    _, arguments, *state = builtin.__reduce__(error)
+    arguments = builtin.__reduce__(error)[1]
     made = builtin.__new__(type(error), *arguments)
     builtin.__init__(made, *arguments)
-    if state:
-        builtin.__setstate__(made, *state)
+    made.__dict__.update(error.__dict__)
+    for owner in type(error).__mro__:
+        for name, member in vars(owner).items():
+            if isinstance(member, types.MemberDescriptorType) and name != "obj":  # which may be an array
+                with contextlib.suppress(AttributeError, TypeError):  # it is not there, or not to be set
+                    value = member.__get__(error)
+                    if value is not getattr(made, name, None):
+                        member.__set__(made, value)
     return made
 
 
@@ -126,11 +138,11 @@ def _copy_for_wait(error: BaseException, traceback: "types.TracebackType | None"
     """What one of the waits for a failed op raises: its frames get into the traceback of this copy alone."""
     try:
         made = _twin(error)
+        for name in ("__cause__", "__context__", "__suppress_context__"):
+            _set(made, name, getattr(error, name))
+        if "__notes__" in error.__dict__:
+            made.__dict__["__notes__"] = list(error.__notes__)
     except Exception:  # noqa: BLE001  of a class that is not written in Python
         made = error
-    else:
-        made.__cause__, made.__context__ = error.__cause__, error.__context__
-        made.__suppress_context__ = error.__suppress_context__
-        if "__notes__" in error.__dict__:
-            made.__notes__ = list(error.__notes__)
-    return made.with_traceback(traceback)
+    _set(made, "__traceback__", traceback)
+    return made

@@ -76,8 +76,8 @@ def _telling(name: str) -> "Callable":
     @functools.wraps(method)
     def change(self, *arguments, **named):
         former = dict(self)
-        result = method(self, *arguments, **named)
         try:
+            result = method(self, *arguments, **named)
             self._tell(former)
         except BaseException:
             dict.clear(self)
@@ -668,6 +668,7 @@ class Updater:
                                    f"which the updater has, got {type(optimizer).__name__}")
             if native is not None:
                 _load_bytes(native, self.get_states())
+                optimizer._take_counts(dict(native.counts()))
         self._optimizer, self._native = optimizer, native
 
     # The native half travels as the bytes of its states.
@@ -697,10 +698,10 @@ class Updater:
             self(index, grad, weight)
         finally:
             for one in former:
-                _core.cure(one)
+                _core.cure(grad, one)
         for one, before in zip(_arrays_in(self.states.get(index)), former):
             if one is not before:
-                _core.restore(one, before)
+                _core.restore(grad, one, before)
 
     def __call__(self, index, grad, weight) -> None:
         if isinstance(index, (list, tuple)):

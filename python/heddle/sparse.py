@@ -18,8 +18,8 @@ __all__ = ["RowSparseNDArray", "array", "retain", "row_sparse_array", "zeros"]
 _UINT8 = _dtype._NAMES.index("uint8")
 
 
-def _negative(rows: _core.RowSparse):
-    return rows * (255 if rows._dtype == _UINT8 else -1)  # uint8 wraps
+def _negative(array):
+    return array * (255 if array._dtype == _UINT8 else -1)  # uint8 wraps
 
 
 class RowSparseNDArray(_core.RowSparse):
@@ -118,9 +118,7 @@ class RowSparseNDArray(_core.RowSparse):
         return super().__add__(other)
 
     def __sub__(self, other):
-        if isinstance(other, _core.RowSparse):
-            return self + _negative(other)
-        return self + other * -1 if isinstance(other, _core.Array) else NotImplemented
+        return self + _negative(other) if isinstance(other, (_core.Array, _core.RowSparse)) else NotImplemented
 
     def __rsub__(self, other):
         return other + _negative(self) if isinstance(other, _core.Array) else NotImplemented

@@ -56,9 +56,12 @@ void Restore(PyThreadState* state) {
   }
 }
 
+// Not for ever: what it waits for may need what a thread that stays holds, such as a lock of the
+// program's.
 void AwaitNone(const std::atomic<int>& count) {
   constexpr int kNapsPerLook = 5;
-  for (int naps = 1; count > 0; ++naps) {
+  constexpr int kNapsMax = 3000;  // half a minute
+  for (int naps = 1; count > 0 && naps <= kNapsMax; ++naps) {
     std::this_thread::sleep_for(kNap);
     if (naps % kNapsPerLook == 0) internal::WaitChecks::Look();
   }

@@ -141,26 +141,41 @@ void FailWith(const Gradient& sum, const std::vector<NDArray>& arrays) {
   sum.array.engine().Push({.name = "FailWith", .reads = {sum.array.var()}, .writes = vars}, [] {});
 }
 
-// Cures an array, in which no op of the failed ones has written.
-void Cure(const NDArray& array) {
-  const Blocking blocking;
-  array.engine().ClearError(array.var());
+// Whether the array has failed with the sum. Throws another failure of it.
+template <class Array>
+bool FailedWith(const Array& sum, const NDArray& array) {
+  const Engine& engine = array.engine();
+  std::exception_ptr error = engine.ErrorOf(array.var());
+  if (error == nullptr) return false;
+  if (error != engine.ErrorOf(sum.var())) std::rethrow_exception(std::move(error));
+  return true;
 }
 
-// What failed ops were to make has the values of `before` instead. On GPUs, or if these are of
-// another size, it is left alone.
-void Restore(const NDArray& array, const NDArray& before) {
+// Cures an array that has failed with the sum, in which so no op has written.
+template <class Gradient>
+void Cure(const Gradient& sum, const NDArray& array) {
+  const Blocking blocking;
+  array.engine().Push({.name = "Cure",
+                       .reads = {sum.array.var(), array.var()},
+                       .writes = {array.var()},
+                       .run_when_poisoned = true},
+                      [sum = sum.array, array] { FailedWith(sum, array); });
+}
+
+// What ops that failed with the sum were to make has the values of `before` instead. On GPUs, or if
+// these are of another size, it is left alone.
+template <class Gradient>
+void Restore(const Gradient& sum, const NDArray& array, const NDArray& before) {
   if (storage::IsOnGpu(array) || storage::IsOnGpu(before) || array.bytes() != before.bytes())
     return;
   const Blocking blocking;
   array.engine().Push({.name = "Restore",
-                       .reads = {before.var(), array.var()},
+                       .reads = {sum.array.var(), before.var(), array.var()},
                        .writes = {array.var()},
                        .run_when_poisoned = true},
-                      [array, before] {
-                        Engine& engine = array.engine();
-                        if (engine.ErrorOf(array.var()) == nullptr) return;
-                        if (const auto error = engine.ErrorOf(before.var())) {
+                      [sum = sum.array, array, before] {
+                        if (!FailedWith(sum, array)) return;
+                        if (const auto error = array.engine().ErrorOf(before.var())) {
                           std::rethrow_exception(error);
                         }
                         std::memcpy(array.data(), before.const_data(),
@@ -307,9 +322,14 @@ void BindOptimizer(nb::module_& m) {
   m.def("fail_with", [](const PyRowSparse& sum, const std::vector<const PyArray*>& arrays) {
     FailWith(sum, ArraysOf(arrays));
   });
-  m.def("cure", [](const PyArray& array) { Cure(array.array); });
-  m.def("restore",
-        [](const PyArray& array, const PyArray& before) { Restore(array.array, before.array); });
+  m.def("cure", [](const PyArray& sum, const PyArray& array) { Cure(sum, array.array); });
+  m.def("cure", [](const PyRowSparse& sum, const PyArray& array) { Cure(sum, array.array); });
+  m.def("restore", [](const PyArray& sum, const PyArray& array, const PyArray& before) {
+    Restore(sum, array.array, before.array);
+  });
+  m.def("restore", [](const PyRowSparse& sum, const PyArray& array, const PyArray& before) {
+    Restore(sum, array.array, before.array);
+  });
   m.def("optimizer_names", [] {
     std::vector<std::string> names;
     for (std::string_view name : OptimizerNames()) names.emplace_back(name);

@@ -495,3 +495,38 @@ def test_without_ray_its_module_says_what_to_install(run_python):
     result = run_python("import sys\nsys.modules['ray'] = None\nimport heddle.ray")
     assert result.returncode == 1
     assert "ImportError: heddle.ray needs Ray, which is not installed: pip install ray" in result.stderr
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code):
+        self.code = code
+
+
+class Fixed(Exception):
+    def __setattr__(self, name, value):
+        raise RuntimeError("no attributes")
+
+
+def _raise_syntax_error():
+    exec("def f():\n x = 1\n global x\n")
+
+
+def _raise_slotted():
+    raise Slotted(5)
+
+
+def _raise_fixed():
+    raise Fixed(5)
+
+
+@pytest.mark.parametrize("function, expected, attribute, value", [
+    (_raise_syntax_error, SyntaxError, "lineno", 3), (_raise_slotted, Slotted, "code", 5), (_raise_fixed, Fixed, "args", (5,))])
+def test_what_waits_raise_has_all_attributes(function, expected, attribute, value):
+    array = mx.nd.zeros((1,))
+    mx.engine.push(function, writes=[array])
+    for _ in range(2):
+        with pytest.raises(expected) as raised:
+            array.asnumpy()
+        assert getattr(raised.value, attribute) == value

@@ -1666,3 +1666,29 @@ def test_updaters_refuse_weights_that_are_no_floats(dtype):
     with pytest.raises(mx.InvalidArgument, match=f"expected a floating dtype, got {dtype}"):
         update(0, mx.nd.ones((8,), dtype=dtype), around[0:8])
     assert around.asnumpy().tolist() == [1] * 32
+
+
+def test_a_failure_of_the_update_itself_stays_on_its_state(tmp_path):
+    class Failing(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return mx.nd.zeros(weight.shape)
+
+        def update(self, index, weight, grad, state):
+            bad = mx.nd.zeros(weight.shape)
+            mx.engine.push(lambda: 1 / 0, writes=[bad])
+            state[:] = state + bad
+            weight -= grad
+
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.zeros((2,)))
+    kv.set_optimizer(Failing())
+    kv.push("w", mx.nd.ones((2,)))
+    with pytest.raises(ZeroDivisionError):
+        kv.save_optimizer_states(tmp_path / "states")
+
+
+def test_a_table_whose_change_fails_midway_is_as_it_was():
+    optimizer = mx.optimizer.SGD(learning_rate=1.0)
+    with pytest.raises(TypeError):
+        optimizer.lr_mult.update([(0, 2.0), 5])
+    assert optimizer.lr_mult == {}

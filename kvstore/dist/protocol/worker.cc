@@ -34,18 +34,21 @@ void WorkerMachine::Submit(Time now, Request&& request, Outputs& out) {
   CHECK(rank_ >= 0, "a request before the roster");
   CHECK(request.server >= 0 && request.server < std::ssize(servers_));
   if (failure_) {
+    out.GiveBack(request.payload);
     out.answers.push_back({request.token, FailureError(request.what.text()), {}});
     return;
   }
   if (leave_token_) {
     const std::string why =
         fmt::format("{}: worker {} has left the job", request.what.text(), rank_);
+    out.GiveBack(request.payload);
     out.answers.push_back({request.token, std::make_exception_ptr(InvalidState(why)), {}});
     return;
   }
   if (request.meta.size() > kMetaBytesMax) {
     const std::string why = fmt::format("{}: {} bytes beside the arrays: expected at most {}",
                                         request.what.text(), request.meta.size(), kMetaBytesMax);
+    out.GiveBack(request.payload);
     out.answers.push_back({request.token, std::make_exception_ptr(InvalidArgument(why)), {}});
     return;
   }

@@ -78,8 +78,9 @@ void DistKVStore::TellParametersLocked(const internal::UpdatePlan& plan, Outputs
   if (told_plan_.get() == &plan) return;
   told_plan_ = optimizer_->plan();
   auto parameters = ParametersOf(*optimizer_);
-  if (WithoutRates(parameters) == WithoutRates(told_) || link_->rank() != 0) return;
+  if (WithoutRates(parameters) == WithoutRates(told_)) return;
   told_ = parameters;
+  if (link_->rank() != 0) return;  // it is rank 0 that tells the servers
   ++version_;
   StartCall(
       *link_,
