@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <chrono>
 #include <utility>
 
 #include "kvstore/dist/membership.h"
@@ -116,20 +117,31 @@ void ServerNode::ConnectToServers(std::chrono::steady_clock::time_point deadline
     if (member_->failure()) return;
     roster = *member_->roster();
   }
-  const auto has_failed = [this] {
+  const auto is_over = [this] {
     MutexLock lock(mutex_);
-    return member_->failure().has_value();
+    return member_->failure().has_value() || member_->shutdown_wanted();
   };
   for (const NodeEntry& node : roster.nodes) {
     if (node.node.role != Role::kServer || node.node.rank >= roster.rank) continue;
     try {
-      transport_->Connect(node.node, node.address, deadline, has_failed);
+      transport_->Connect(node.node, node.address, deadline, is_over);
     } catch (const Error&) {
-      if (has_failed()) return;  // Run says how
+      if (WillEnd()) return;  // Run says how
       throw;
     }
     HandleLinked(node.node);
   }
+}
+
+// A short job may have ended before its servers have met: the other one closes already, and this
+// one hears of it in a moment.
+bool ServerNode::WillEnd() {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  MutexLock lock(mutex_);
+  while (!member_->failure() && !member_->shutdown_wanted()) {
+    if (!changed_.WaitUntil(mutex_, until)) return false;
+  }
+  return true;
 }
 
 void ServerNode::HandleLinked(NodeId server) {

@@ -41,6 +41,7 @@ class ServerNode final : private MemberNode<ServerMachine> {
   void OnConnected(NodeId peer, Incarnation incarnation, const std::string& address) override;
 
   void ConnectToServers(std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_);
+  bool WillEnd() EXCLUDES(mutex_);
   void HandleLinked(NodeId server) EXCLUDES(mutex_);
 
   void TellWorkers(Outputs& out) const REQUIRES(mutex_);

@@ -12,6 +12,7 @@
 #include <functional>
 #include <latch>
 #include <map>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -25,6 +26,7 @@
 #include "base/mutex.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/optimizer/foreign.h"
+#include "tests/kvstore/dist/forwarding_transport.h"
 #include "tests/kvstore/dist/job.h"
 #include "tools/testing/temp_folder.h"
 
@@ -98,6 +100,37 @@ std::string MessageOrNone(const std::function<void()>& call) {
     return error.what();
   }
   return "none";
+}
+
+// Comes to servers when they have ended.
+class LateToServers final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+
+  void Connect(NodeId peer, const std::string& address,
+               std::chrono::steady_clock::time_point deadline,
+               const std::function<bool()>& given_up) override {
+    if (peer.role != Role::kServer) {
+      return ForwardingTransport::Connect(peer, address, deadline, given_up);
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    throw NetworkError("it refused: this node is closing");
+  }
+};
+
+TEST(ServerProgram, AJobMayEndBeforeItsServersHaveMet) {
+  int made = 0;
+  Job job({.network = Network::kTcp,
+           .num_servers = 2,
+           .wrap = [&made](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+             const bool is_of_second_server =
+                 ++made == 3;  // behind the scheduler's and the first's
+             if (!is_of_second_server) return transport;
+             return std::make_unique<LateToServers>(std::move(transport));
+           }});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("w", NDArray::Full({3}, 1, DType::kFloat32, Cpu(), engine));
+  });
 }
 
 // It has the lock of the server's machines meanwhile.
