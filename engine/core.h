@@ -25,7 +25,7 @@
 //   kNap      the lookout thread will, within its nap of 50 us: nothing.
 //   kAlone    nobody, until the body ends that the only executor runs while the lookout sleeps: the
 //             first pusher requests a worker, or wakes the lookout if it is that body.
-//   kDeep     nobody: the first pusher requests a worker.
+//   kDeep     nobody, or the lookout after a longer nap: the first pusher requests a worker.
 //   kStopped  nobody ever again: the pusher empties the inbox itself.
 // Whoever lowers the guard (an executor that leaves, the lookout that goes to sleep) stores the
 // mode, then rechecks the tails of the inbox and of the completions; a pusher, or who completes,
@@ -359,8 +359,9 @@ class EngineCore {
   static bool IsHeld(Op* op);
 
   // core_workers.cc
-  bool RunWorker();
-  void WorkLocked(Executor& executor, bool* again) REQUIRES(lock_);
+  bool RunWorker(engine::WorkerThread thread);
+  bool WorkLocked(Executor& executor, engine::WorkerThread thread) REQUIRES(lock_);
+  void NoteHelpLocked(std::uint64_t ran) REQUIRES(lock_);
   bool LingerLocked(Executor& executor, int* polls) REQUIRES(lock_);
   static void YieldCpu(std::int64_t* not_before_ns);
   void JoinExecutorsLocked() REQUIRES(lock_);
@@ -409,6 +410,8 @@ class EngineCore {
   std::string WatchdogLocked(std::int64_t now_ns) REQUIRES(lock_);
   void SightTail(std::int64_t now_ns);
   void WakeLookout() noexcept EXCLUDES(lookout_mutex_);
+  void HurryLookout() noexcept EXCLUDES(lookout_mutex_);
+  void RaiseModeLocked() REQUIRES(lock_);
 
   // inline_engine.cc
   bool AcquireInlineLocked(std::optional<Deadline> deadline, bool* late) REQUIRES(lock_);
@@ -541,8 +544,9 @@ class EngineCore {
   std::uint64_t released_ GUARDED_BY(lock_) = 0;
   std::uint64_t pushed_ GUARDED_BY(lock_) = 0;  // ops taken from the inbox
   std::uint64_t done_ GUARDED_BY(lock_) = 0;
-  Epoch open_epoch_ GUARDED_BY(lock_);      // current_epoch_, see there
-  int until_sample_ GUARDED_BY(lock_) = 0;  // ops until one is timed
+  Epoch open_epoch_ GUARDED_BY(lock_);                // current_epoch_, see there
+  std::uint64_t executor_ran_ GUARDED_BY(lock_) = 0;  // ops run by workers and WaitForAll
+  int until_sample_ GUARDED_BY(lock_) = 0;            // ops until one is timed
   int executors_ GUARDED_BY(lock_) = 0;     // threads that will look at the inbox before they leave
   int waits_joined_ GUARDED_BY(lock_) = 0;  // of executors_: threads in WaitForAll
   std::int64_t body_ns_ GUARDED_BY(lock_) = 1'000'000;  // moving average; long until measured
@@ -552,22 +556,24 @@ class EngineCore {
   // divided by their number; 0: not measured.
   std::int64_t solo_ns_ GUARDED_BY(lock_) = 0;
   std::int64_t shared_ns_ GUARDED_BY(lock_) = 0;
-  int idlers_ GUARDED_BY(lock_) = 0;                      // executors that look away
-  std::int64_t no_yield_until_ns_ GUARDED_BY(lock_) = 0;  // see YieldCpu
+  int idlers_ GUARDED_BY(lock_) = 0;  // executors that look away
   bool body_measured_ GUARDED_BY(lock_) = false;
   bool admit_ GUARDED_BY(lock_) =
       false;  // the lookout wants a further worker in, whatever the average
   bool alone_ GUARDED_BY(lock_) = false;  // see DESIGN
+  // The lookout is in a nap that pushers may not rely on, since somebody executed when it began.
+  bool lookout_watches_ GUARDED_BY(lock_) = false;
   int help_skips_ GUARDED_BY(lock_) = 0;
   int help_backoff_ GUARDED_BY(lock_) = 0;
   int pushers_executing_ GUARDED_BY(lock_) = 0;  // of executing_: bodies started inline
   engine::Tracker tracker_ GUARDED_BY(lock_);
   engine::ReadyQueue ready_ GUARDED_BY(lock_);
   std::uint64_t failed_ GUARDED_BY(lock_) = 0;
-  std::uint64_t executor_ran_ GUARDED_BY(lock_) = 0;  // ops run by workers and WaitForAll
-  std::uint64_t unwatched_ GUARDED_BY(lock_) = 0;     // pushes that left nothing to look out for
-  Waiter* waiters_ GUARDED_BY(lock_) = nullptr;       // latest first
+  std::uint64_t unwatched_ GUARDED_BY(lock_) = 0;  // pushes that left nothing to look out for
+  std::int64_t no_yield_until_ns_ GUARDED_BY(lock_) = 0;  // see YieldCpu
+  Waiter* waiters_ GUARDED_BY(lock_) = nullptr;           // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
+  int guests_ GUARDED_BY(lock_) = 0;  // of executors_: workers on threads of others
 
   WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc
   Waiter* leader_ GUARDED_BY(lock_) = nullptr;      // runs the poller, or has been told to
@@ -616,6 +622,7 @@ class EngineCore {
   std::uint64_t last_tail_ = 0;
   std::uint64_t last_head_ = 0;
   std::uint64_t last_ran_ = 0;
+  std::chrono::microseconds watch_nap_{0};
   struct Sighting {
     std::int64_t time_ns;
     std::uint64_t tail;  // ops with smaller tickets had been pushed by then

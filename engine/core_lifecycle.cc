@@ -96,7 +96,7 @@ EngineCore::EngineCore(EngineOptions options)
 
 void EngineCore::StartThreads() {
   if (kind_ == Kind::kThreaded) {
-    const auto run_worker = [this] { return RunWorker(); };
+    const auto run_worker = [this](engine::WorkerThread thread) { return RunWorker(thread); };
     // The thread sanitizer cannot see how the prebuilt oneTBB synchronises and reports races that
     // are not there.
     host_ = options_.worker_host == WorkerHost::kTbb && !kThreadSanitizer

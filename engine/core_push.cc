@@ -357,8 +357,10 @@ void EngineCore::WakeFromPublish(Mode mode) noexcept {
   if (!by_lone_body && host_->IsComing()) return;  // others have run its ops and left meanwhile
   if (!by_lone_body && ReserveWorker()) {
     host_->RequestWorker(When::kSoon);
+  } else if (mode == Mode::kDeep) {
+    HurryLookout();  // all workers that count may have looked for the last time
   } else {
-    WakeLookout();  // all workers that count may have looked for the last time
+    WakeLookout();
   }
 }
 

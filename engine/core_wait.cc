@@ -365,6 +365,8 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   if (kind_ != Kind::kSerial) executor.last_epoch = epoch;
   const ExecutorLink link(*this, executor);
   bool joined = false;
+  bool helper = false;
+  std::uint64_t ran_before = 0;
   const auto leave = [this] {
     lock_.AssertHeld();
     --waits_joined_;
@@ -393,6 +395,8 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
                WaitTakesOverLocked()) {
       if (!joined) {
+        helper = executors_ > 0;
+        ran_before = executor.ran;
         JoinExecutorsLocked();
         ++waits_joined_;
       }
@@ -415,7 +419,10 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       }
     }
     // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
-    if (std::exchange(joined, false)) leave();
+    if (std::exchange(joined, false)) {
+      leave();
+      if (helper) NoteHelpLocked(executor.ran - ran_before);
+    }
     Waiter waiter{.kind = WaitKind::kAll,
                   .target = epoch,
                   .may_help = true,

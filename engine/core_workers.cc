@@ -17,11 +17,14 @@ namespace {
 // A worker that was woken for a few ops returns the CPU soon: it is often that of the thread that
 // woke it.
 constexpr int kShortLingerPolls = 3;
-// A worker returns to its host after so long, so that other arenas get their turn.
+// A guest returns to its host after so long, so that others get their turn. No worker on a thread
+// of its own does: while it is away others ask for a worker in its place, who comes for nothing.
 constexpr std::int64_t kTurnNs = 5'000'000;
 // A helper that found fewer ops came for nothing.
 constexpr std::uint64_t kWorthComing = 8;
 constexpr int kBackoffMax = 1024;
+// What calls for help may skip, in time: the ops skipped are of any length.
+constexpr std::int64_t kBackoffNs = 1'000'000;
 // Ops between two wake-ups of waits that could help.
 constexpr int kWakesApart = 16;
 // Looks in vain after which an executor lets others have its CPU, if async ops are in flight: the
@@ -32,16 +35,19 @@ constexpr int kLooksBeforeYield = 12;
 constexpr std::int64_t kLongYieldNs = 200'000;
 constexpr std::int64_t kLongYieldShare = 32;
 
-constexpr std::chrono::microseconds kNap{50};         // nobody executes: a pusher relies on it
-constexpr std::chrono::microseconds kWatchNap{1000};  // somebody does
-constexpr std::int64_t kDeepAfterNs = 1'500'000;      // without a push
+constexpr std::chrono::microseconds kNap{50};  // nobody executes: a pusher relies on it
+// Somebody does: twice as long after each look that finds progress. A look costs the machine some
+// 10 us, and where it takes an executor's CPU several times that.
+constexpr std::chrono::microseconds kWatchNap{1000};
+constexpr std::chrono::microseconds kWatchNapMost{4000};
+constexpr std::int64_t kDeepAfterNs = 1'500'000;  // without a push
 
 }  // namespace
 
 // --- executors -----------------------------------------------------------------------------------
 
-// True: this worker's turn is over, and it asks for another one.
-bool EngineCore::RunWorker() {
+// See worker_host.h.
+bool EngineCore::RunWorker(engine::WorkerThread thread) {
   bool again = false;
   {
     const engine::TrackerGuard guard(lock_);
@@ -54,7 +60,9 @@ bool EngineCore::RunWorker() {
       executor.burst_end = inbox_.LooseTail();
       const ExecutorLink link(*this, executor);
       JoinExecutorsLocked();
-      WorkLocked(executor, &again);
+      guests_ += thread == engine::WorkerThread::kGuest;
+      again = WorkLocked(executor, thread);
+      guests_ -= thread == engine::WorkerThread::kGuest;
     } else {
       WakeLookout();  // a pusher counts on this worker: A2
     }
@@ -65,9 +73,11 @@ bool EngineCore::RunWorker() {
   return again;
 }
 
-// Runs ops until there are none, or until this worker's turn is over (*again).
-void EngineCore::WorkLocked(Executor& executor, bool* again) {
+// Runs ops until there are none, or until a guest's turn is over (true).
+bool EngineCore::WorkLocked(Executor& executor, engine::WorkerThread thread) {
   const bool helper = executors_ > 1;
+  const bool guest = thread == engine::WorkerThread::kGuest;
+  bool again = false;
   const std::int64_t turn_ends_ns = SteadyNowNs() + kTurnNs;
   int until_clock = 0;
   int polls = kShortLingerPolls;
@@ -83,10 +93,11 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       if (executors_ == 1) polls = kLingerPolls;
       continue;
     }
-    if (!HasPlaceLocked() || executors_ > options_.num_workers) {
+    const bool too_many = executors_ > options_.num_workers && (guest || guests_ == 0);
+    if (!HasPlaceLocked() || too_many) {
       // Waits that help have taken every place; they hand over when they leave. A thread in
       // WaitForAll goes before a worker: it has a CPU, where a worker that was just woken may
-      // share one with another.
+      // share one with another. Of workers a guest goes first.
       if (--executors_ == 0) LowerModeLocked();
       break;
     }
@@ -107,9 +118,9 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
       if (is_time) {
         until_clock = body_ns_ > kLongBodyNs ? 0 : 64;
         others_ran = executor_ran_ - executor.ran;
-        if (SteadyNowNs() > turn_ends_ns) {
-          --executors_;  // the mode stays: another worker is on its way
-          *again = true;
+        if (guest && SteadyNowNs() > turn_ends_ns) {
+          --executors_;  // the mode stays: this worker is to come again
+          again = true;
           break;
         }
       }
@@ -120,10 +131,15 @@ void EngineCore::WorkLocked(Executor& executor, bool* again) {
     executor.burst_end = inbox_.LooseTail();
     polls = kLingerPolls;
   }
-  if (helper) {
-    help_backoff_ = executor.ran < kWorthComing ? std::min(help_backoff_ * 2 + 1, kBackoffMax) : 0;
-    help_skips_ = help_backoff_;
-  }
+  if (helper) NoteHelpLocked(executor.ran);
+  return again;
+}
+
+// A further executor leaves that has run so many ops: in vain the next one is called later.
+void EngineCore::NoteHelpLocked(std::uint64_t ran) {
+  help_backoff_ = ran < kWorthComing ? std::min(help_backoff_ * 2 + 1, kBackoffMax) : 0;
+  const std::int64_t most = kBackoffNs / std::max<std::int64_t>(body_ns_, 1) + 1;
+  help_skips_ = static_cast<int>(std::min<std::int64_t>(help_backoff_, most));
 }
 
 void EngineCore::JoinExecutorsLocked() {
@@ -146,7 +162,7 @@ bool EngineCore::LeaveExecutorsLocked() {
 // Nobody executes any more: who is to look at the inbox next? The caller looks at it once more
 // after this.
 void EngineCore::LowerModeLocked() {
-  const bool deep = lookout_deep_.load(std::memory_order_relaxed);
+  const bool deep = lookout_watches_ || lookout_deep_.load(std::memory_order_relaxed);
   mode_.store(deep ? Mode::kDeep : Mode::kNap, std::memory_order_seq_cst);  // see DESIGN
 }
 
@@ -268,7 +284,8 @@ void EngineCore::EnsureWorkerLocked() {
   TakeCompletionsLocked();  // costs less than waking anybody for them
   if (!WorkIsVisibleLocked() || host_->IsComing()) return;
   if (!ReserveWorker()) {
-    WakeLookout();  // all workers that count may have looked for the last time
+    // All workers that count may have looked for the last time.
+    lookout_watches_ ? HurryLookout() : WakeLookout();
     return;
   }
   mode_.store(Mode::kAwake, std::memory_order_relaxed);
@@ -415,7 +432,11 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
 
 // Comes after what the lookout is to find. Threads: any.
 void EngineCore::WakeLookout() noexcept {
-  if (!lookout_deep_.load(std::memory_order_relaxed)) return;
+  if (lookout_deep_.load(std::memory_order_relaxed)) HurryLookout();
+}
+
+// The same from whatever nap.
+void EngineCore::HurryLookout() noexcept {
   lookout_deep_.store(false, std::memory_order_relaxed);
   {
     const MutexLock lock(lookout_mutex_);
@@ -438,9 +459,14 @@ void EngineCore::Lookout() {
       const engine::TrackerGuard guard(lock_);
       const std::int64_t now_ns = SteadyNowNs();
       alarm = WatchdogLocked(now_ns);
+      if (std::exchange(lookout_watches_, false) && executors_ == 0) RaiseModeLocked();
       deep = LookOutLocked(now_ns, &quiet_since_ns, &request_worker);
       // Whoever woke it may count on it while the executors are in bodies.
-      if (executors_ > 0 && !woken) nap = kWatchNap;
+      if (woken) watch_nap_ = kWatchNap;
+      if (executors_ > 0 && !woken) {
+        lookout_watches_ = true;
+        nap = watch_nap_;
+      }
       woken = false;
       if (deep) {
         constexpr std::chrono::milliseconds kLongest = std::chrono::hours(96);
@@ -459,6 +485,13 @@ void EngineCore::Lookout() {
   }
 }
 
+// The lookout is back from a nap too long for pushers to rely on, and looks now.
+void EngineCore::RaiseModeLocked() {
+  Mode deep = Mode::kDeep;
+  // seq_cst, as all changes of the mode that pushers may find
+  mode_.compare_exchange_strong(deep, Mode::kNap, std::memory_order_seq_cst);
+}
+
 // One look at the engine. True: nothing needs a lookout until a worker wakes it.
 bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns,
                                bool* request_worker) {
@@ -471,6 +504,7 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
   // What waits for variables run for themselves is no progress for the others.
   const bool progress = executor_ran_ != last_ran_;
   const bool moved = tail != last_tail_ || progress;
+  watch_nap_ = progress ? std::min(2 * watch_nap_, kWatchNapMost) : kWatchNap;
   last_tail_ = tail;
   last_ran_ = executor_ran_;
   if (moved || executors_ > 0 || workers_.load(std::memory_order_relaxed) > 0) {

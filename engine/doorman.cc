@@ -24,7 +24,7 @@ HEDDLE_TLS const Doorman* tls_doorman = nullptr;  // that this thread is
 // Not a mutex and a condition variable: the woken thread would wait for the mutex that its waker
 // holds, and be woken twice.
 
-Doorman::Doorman(std::function<bool()> run, UniqueFd timer)
+Doorman::Doorman(std::function<void()> run, UniqueFd timer)
     : run_(std::move(run)), timer_(std::move(timer)), thread_([this] { Loop(); }) {}
 
 UniqueFd Doorman::NewTimer() noexcept {
@@ -107,11 +107,10 @@ void Doorman::Loop() {
     }
     if (state == State::kStopping) return;
     state_.store(State::kBusy, std::memory_order_seq_cst);  // before the run looks; see IsComing
-    const bool again = run_();
+    run_();
     if (std::exchange(parked_early_, false)) continue;
     // seq_cst: released to the exchange in Wake, since the next run comes after this one
-    state_.store(again ? State::kCalled : State::kParked, std::memory_order_seq_cst);
-    if (again) std::this_thread::yield();
+    state_.store(State::kParked, std::memory_order_seq_cst);
   }
 }
 

@@ -21,10 +21,9 @@ namespace heddle::engine {
 
 class Doorman {
  public:
-  // run() is called on the doorman's thread, once for each Wake that returned true, and again as
-  // long as it returns true. It sleeps by `timer`; without one, as where the process has no
-  // descriptor left, each Wake wakes it at once.
-  explicit Doorman(std::function<bool()> run, UniqueFd timer = NewTimer());
+  // run() is called on the doorman's thread, once for each Wake that returned true. It sleeps by
+  // `timer`; without one, as where the process has no descriptor left, each Wake wakes it at once.
+  explicit Doorman(std::function<void()> run, UniqueFd timer = NewTimer());
   ~Doorman() { End(); }
   Doorman(const Doorman&) = delete;
   Doorman& operator=(const Doorman&) = delete;
@@ -38,15 +37,14 @@ class Doorman {
   // Threads: any. The run may end, and End() begin, before the call has returned.
   bool Wake(std::chrono::nanoseconds delay) noexcept;
 
-  // A run is about to begin, the first one or another. seq_cst, as the run's beginning. Threads:
-  // any.
+  // A run is about to begin. seq_cst, as the run's beginning. Threads: any.
   bool IsComing() const noexcept {
     return state_.load(std::memory_order_seq_cst) == State::kCalled;
   }
 
   // Called by a run: from now on Wake succeeds, and another run follows this one without a sleep in
   // between. Without this a waker that comes while a run ends is told that the doorman is at work.
-  // The run will return false. Does nothing on other threads.
+  // Does nothing on other threads.
   void AboutToLeave() noexcept;
   // Takes that back. True: Wake has succeeded since, and the run that was asked for does not come:
   // the caller has to see to one.
@@ -60,7 +58,7 @@ class Doorman {
   void Sleep() noexcept;
   void EndSleep(std::chrono::nanoseconds delay) noexcept;
 
-  const std::function<bool()> run_;
+  const std::function<void()> run_;
   const UniqueFd timer_;
   std::atomic<State> state_{State::kParked};
   std::atomic<int> wakers_{0};  // threads inside Wake

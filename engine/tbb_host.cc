@@ -118,11 +118,11 @@ class WaitingTasks {
 
 class TbbHost final : public WorkerHost {
  public:
-  TbbHost(int workers, std::function<bool()> run_worker)
+  TbbHost(int workers, RunWorker run_worker)
       : run_worker_(std::move(run_worker)),
         arena_(SharedArena::WithPlaces(workers)),
         number_(WaitingTasks::OfAllHosts().Add(this)),
-        doorman_(run_worker_) {}
+        doorman_([this] { run_worker_(WorkerThread::kOwn); }) {}
   ~TbbHost() override { WaitingTasks::OfAllHosts().Remove(number_); }
   TbbHost(const TbbHost&) = delete;
   TbbHost& operator=(const TbbHost&) = delete;
@@ -149,11 +149,11 @@ class TbbHost final : public WorkerHost {
       TbbHost* const host = WaitingTasks::OfAllHosts().Begin(number);
       if (host == nullptr) return;
       PreferPromptWakeups();
-      if (host->run_worker_()) host->Enqueue();
+      if (host->run_worker_(WorkerThread::kGuest)) host->Enqueue();
     });
   }
 
-  const std::function<bool()> run_worker_;
+  const RunWorker run_worker_;
   task_arena& arena_;
   const std::uint64_t number_;
   Doorman doorman_;
@@ -161,7 +161,7 @@ class TbbHost final : public WorkerHost {
 
 }  // namespace
 
-std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<bool()> run_worker) {
+std::unique_ptr<WorkerHost> MakeTbbHost(int workers, RunWorker run_worker) {
   return std::make_unique<TbbHost>(workers, std::move(run_worker));
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 class ThreadHost final : public WorkerHost {
  public:
-  ThreadHost(int workers, std::function<bool()> run_worker) : run_worker_(std::move(run_worker)) {
+  ThreadHost(int workers, RunWorker run_worker) : run_worker_(std::move(run_worker)) {
     threads_.reserve(static_cast<std::size_t>(workers));
     try {
       for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { Loop(); });
@@ -48,9 +48,7 @@ class ThreadHost final : public WorkerHost {
  private:
   void Loop() {
     PreferPromptWakeups();
-    while (TakeRequest()) {
-      while (run_worker_()) std::this_thread::yield();
-    }
+    while (TakeRequest()) run_worker_(WorkerThread::kOwn);
   }
 
   bool TakeRequest() {
@@ -62,7 +60,7 @@ class ThreadHost final : public WorkerHost {
     return true;
   }
 
-  const std::function<bool()> run_worker_;
+  const RunWorker run_worker_;
   Mutex mutex_;
   CondVar wake_;
   std::atomic<int> requests_{0};  // changed under mutex_
@@ -72,7 +70,7 @@ class ThreadHost final : public WorkerHost {
 
 }  // namespace
 
-std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<bool()> run_worker) {
+std::unique_ptr<WorkerHost> MakeThreadHost(int workers, RunWorker run_worker) {
   return std::make_unique<ThreadHost>(workers, std::move(run_worker));
 }
 

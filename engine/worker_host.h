@@ -1,9 +1,8 @@
 // Where the workers of a threaded engine come from.
 //
-// The engine asks for a worker when it has work and too few look at it; the host calls run_worker()
+// The engine asks for a worker when it has work and too few look at it; the host calls run_worker
 // on some thread, soon. A worker drains the ready ops, lingers briefly and returns: nothing parks
-// inside the host. After a while of work it returns true, to be called again when others that share
-// the host's threads have had their turn.
+// inside the host.
 #pragma once
 
 #include <heddle/engine.h>
@@ -12,6 +11,12 @@
 #include <memory>
 
 namespace heddle::engine {
+
+// Whose thread a worker runs on. A guest's is others' as well: after a while of work the worker
+// returns true, to be called again when those have had their turn. On a thread of the engine's own
+// it works on, and returns false.
+enum class WorkerThread { kOwn, kGuest };
+using RunWorker = std::function<bool(WorkerThread)>;
 
 class WorkerHost {
  public:
@@ -24,7 +29,7 @@ class WorkerHost {
   // When a worker is to come. kSoon: some microseconds later, which costs the caller less.
   enum class When { kNow, kSoon };
 
-  // Calls run_worker on another thread until it returns false. Threads: any.
+  // Calls run_worker on another thread, until it returns false. Threads: any.
   virtual void RequestWorker(When when) noexcept = 0;
   // Takes back requests that the host's threads have not come to, and may not for long. Returns how
   // many: their calls will not come.
@@ -39,7 +44,7 @@ class WorkerHost {
   virtual void Stay() noexcept {}
 };
 
-std::unique_ptr<WorkerHost> MakeTbbHost(int workers, std::function<bool()> run_worker);
-std::unique_ptr<WorkerHost> MakeThreadHost(int workers, std::function<bool()> run_worker);
+std::unique_ptr<WorkerHost> MakeTbbHost(int workers, RunWorker run_worker);
+std::unique_ptr<WorkerHost> MakeThreadHost(int workers, RunWorker run_worker);
 
 }  // namespace heddle::engine

@@ -162,6 +162,8 @@ def run_wake(context):
                            "<= 20 us", median(calls) <= 20)
         context.report.add_limit(f"Push onto a sleeping engine, pusher then {pusher}: the op starts",
                                  starts, "us", start_us)
+    context.report.add_limit("Push 300 us after the engine had work, pusher then computing: the op starts",
+                             [r["after_work_start_ns"] / 1000 for r in runs], "us", 200)
 
 
 def _run_tracing_off(context):

@@ -159,6 +159,29 @@ Wake TimeWake(Engine& engine, const Var& var, int count, bool pusher_computes) {
   return {Quantile(calls, 0.5), Quantile(starts, 0.5), Quantile(bare, 0.5)};
 }
 
+// When an op starts that is pushed `quiet` after the engine has had work for a while. The pusher
+// computes before and after the push.
+double TimeStartAfterWork(Engine& engine, const Var& var, int count, microseconds quiet) {
+  std::vector<double> starts;
+  for (int i = 0; i < count; ++i) {
+    const auto work_ends = SteadyClock::now() + microseconds(500);
+    while (SteadyClock::now() < work_ends) {
+      engine.Push({.writes = {var}}, [] { SpinFor(microseconds(2)); });
+      SpinFor(microseconds(2));
+    }
+    engine.WaitForAll();
+    SpinFor(quiet);
+    std::atomic<std::uint64_t> started{0};
+    const std::uint64_t before = Ticks();
+    engine.Push({.writes = {var}},
+                [&started] { started.store(Ticks(), std::memory_order_release); });
+    while (started.load(std::memory_order_acquire) == 0) SpinFor(microseconds(1));
+    starts.push_back(Nanoseconds(started.load(std::memory_order_relaxed) - before));
+    engine.WaitForAll();
+  }
+  return Quantile(starts, 0.5);
+}
+
 }  // namespace
 
 void MeasurePushCall(const HarnessOptions& options) {
@@ -208,7 +231,9 @@ void MeasureWake(const HarnessOptions& options) {
   };
   std::printf("{");
   print("sleeping", sleeping, ",");
-  print("computing", computing, "}\n");
+  print("computing", computing, ",");
+  std::printf("\"after_work_start_ns\":%.0f}\n",
+              TimeStartAfterWork(engine, var, 5 * count, microseconds(300)));
 }
 
 }  // namespace heddle::bench

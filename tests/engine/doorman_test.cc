@@ -43,12 +43,7 @@ TEST_P(DoormanTest, RunsOnceForEachWake) {
   const int count = Scaled(300);
   std::vector<int> given(static_cast<std::size_t>(count), 0), taken;
   {
-    Doorman doorman(
-        [&] {
-          taken.push_back(given[taken.size()]);
-          return false;
-        },
-        Timer());
+    Doorman doorman([&] { taken.push_back(given[taken.size()]); }, Timer());
     for (int i = 0; i < count; ++i) {
       given[static_cast<std::size_t>(i)] = i + 1;
       WaitUntil([&] { return doorman.Wake(DelayOf(i)); });
@@ -57,23 +52,12 @@ TEST_P(DoormanTest, RunsOnceForEachWake) {
   EXPECT_EQ(taken, given);
 }
 
-TEST_P(DoormanTest, RunsAgainWhileItIsToldTo) {
-  std::atomic<int> runs = 0;
-  {
-    Doorman doorman([&] { return ++runs % 5 != 0; }, Timer());
-    ASSERT_TRUE(doorman.Wake(kAtOnce));
-    WaitUntil([&] { return doorman.Wake(kAtOnce); });
-  }
-  EXPECT_EQ(runs, 10);
-}
-
 TEST_P(DoormanTest, IsNotWokenWhileAtWork) {
   std::latch started(1), released(1);
   Doorman doorman(
       [&] {
         started.count_down();
         released.wait();
-        return false;
       },
       Timer());
   ASSERT_TRUE(doorman.Wake(kAtOnce));
@@ -86,10 +70,10 @@ TEST_P(DoormanTest, IsNotWokenWhileAtWork) {
 // Who has asked for nothing may still look.
 TEST_P(DoormanTest, AfterItsEndItIsNotComing) {
   std::atomic<int> runs = 0;
-  Doorman doorman([&] { return ++runs < 2; }, Timer());
+  Doorman doorman([&] { ++runs; }, Timer());
   ASSERT_TRUE(doorman.Wake(kAtOnce));
   doorman.End();
-  EXPECT_EQ(runs, 2);
+  EXPECT_EQ(runs, 1);
   EXPECT_FALSE(doorman.IsComing());
   EXPECT_FALSE(doorman.Wake(kAtOnce));
   doorman.End();
@@ -99,12 +83,7 @@ TEST_P(DoormanTest, AfterItsEndItIsNotComing) {
 TEST_P(DoormanTest, EveryWakeThatSucceedsIsFollowedByARun) {
   std::atomic<int> wakes = 0, runs = 0;
   {
-    Doorman doorman(
-        [&] {
-          ++runs;
-          return false;
-        },
-        Timer());
+    Doorman doorman([&] { ++runs; }, Timer());
     std::vector<std::thread> threads;
     for (int i = 0; i < 3; ++i) {
       threads.emplace_back([&] {
@@ -137,7 +116,6 @@ TEST_P(DoormanTest, EveryWakeIsFollowedByARunAlsoWhileOneIsAboutToLeave) {
           }
           if (runs % 3 != 0) own.AboutToLeave();
           if (runs % 7 == 0) std::this_thread::yield();
-          return false;
         },
         Timer());
     self = &doorman;
@@ -165,7 +143,7 @@ TEST_P(DoormanTest, IsWokenWhileARunIsAboutToLeave) {
   Doorman doorman(
       [&] {
         Doorman& own = *self.load();
-        if (++runs == 2) return false;
+        if (++runs == 2) return;
         own.AboutToLeave();
         EXPECT_FALSE(own.Stay());
         step = 1;
@@ -180,7 +158,6 @@ TEST_P(DoormanTest, IsWokenWhileARunIsAboutToLeave) {
         step = 7;
         await(8);
         EXPECT_EQ(runs, 1);
-        return false;
       },
       Timer());
   self = &doorman;
@@ -211,12 +188,7 @@ TEST_P(DoormanTest, IsWokenWhileARunIsAboutToLeave) {
 TEST_P(DoormanTest, MayGoBeforeItsWakerIsBack) {
   for (int i = 0; i < Scaled(100); ++i) {
     std::atomic<int> runs = 0;
-    auto doorman = std::make_unique<Doorman>(
-        [&] {
-          ++runs;
-          return false;
-        },
-        Timer());
+    auto doorman = std::make_unique<Doorman>([&] { ++runs; }, Timer());
     std::thread waker([woken = doorman.get()] { EXPECT_TRUE(woken->Wake(kAtOnce)); });
     WaitUntil([&] { return runs == 1; });
     doorman.reset();
@@ -226,7 +198,7 @@ TEST_P(DoormanTest, MayGoBeforeItsWakerIsBack) {
 
 TEST_P(DoormanTest, MayGoUnasked) {
   for (int i = 0; i < Scaled(100); ++i) {
-    Doorman doorman([] { return false; }, Timer());
+    Doorman doorman([] {}, Timer());
   }
 }
 
@@ -241,13 +213,38 @@ INSTANTIATE_TEST_SUITE_P(All, WorkerHostTest,
 TEST_P(WorkerHostTest, EndsAfterTheRunsThatWereAskedForAndIsNotComingThen) {
   if (GetParam() == WorkerHost::kTbb && !kTbbAllowed) GTEST_SKIP() << "no oneTBB here";
   std::atomic<int> runs = 0;
-  const auto run = [&] { return ++runs % 3 != 0; };
+  const auto run = [&](engine::WorkerThread thread) {
+    EXPECT_EQ(thread, engine::WorkerThread::kOwn);  // the first worker always
+    ++runs;
+    return false;
+  };
   const auto host =
       GetParam() == WorkerHost::kTbb ? engine::MakeTbbHost(2, run) : engine::MakeThreadHost(2, run);
   host->RequestWorker(engine::WorkerHost::When::kSoon);
   host->End();
-  EXPECT_EQ(runs, 3);
+  EXPECT_EQ(runs, 1);
   EXPECT_FALSE(host->IsComing());
+}
+
+// A further worker is oneTBB's: its turns end, and it comes again.
+TEST(TbbHost, CallsAGuestAgainAsLongAsItSaysSo) {
+  if (!kTbbAllowed) GTEST_SKIP() << "no oneTBB here";
+  std::atomic<int> turns = 0;
+  std::latch guest_done(1);
+  const auto host = engine::MakeTbbHost(2, [&](engine::WorkerThread thread) {
+    if (thread == engine::WorkerThread::kOwn) {
+      guest_done.wait();
+      return false;
+    }
+    if (++turns < 3) return true;
+    guest_done.count_down();
+    return false;
+  });
+  host->RequestWorker(engine::WorkerHost::When::kNow);
+  host->RequestWorker(engine::WorkerHost::When::kNow);  // the doorman is at work
+  guest_done.wait();
+  host->End();
+  EXPECT_EQ(turns, 3);
 }
 
 }  // namespace
