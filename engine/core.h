@@ -64,6 +64,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/cpu_count.h"
 #include "base/mutex.h"
 #include "engine/async_state.h"
 #include "engine/block_sections.h"
@@ -363,6 +364,10 @@ class EngineCore {
   bool WorkLocked(Executor& executor, engine::WorkerThread thread) REQUIRES(lock_);
   void NoteHelpLocked(std::uint64_t ran) REQUIRES(lock_);
   bool LingerLocked(Executor& executor, int* polls) REQUIRES(lock_);
+  void CallIdlersLocked() REQUIRES(lock_) {
+    if (idlers_ > 0)
+      calls_.store(calls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   static void YieldCpu(std::int64_t* not_before_ns);
   void JoinExecutorsLocked() REQUIRES(lock_);
   bool LeaveExecutorsLocked() REQUIRES(lock_);
@@ -509,6 +514,7 @@ class EngineCore {
   const std::uint64_t id_;
   EngineOptions options_;
   const Kind kind_;
+  const int cpus_ = AvailableCpus();  // of this process
 
   // Read by every push, written rarely.
   alignas(engine::kNoSharing) std::atomic<Mode> mode_;
@@ -529,8 +535,10 @@ class EngineCore {
   // lock_.
   alignas(engine::kNoSharing) std::atomic<std::uint64_t> released_published_{0};
   std::atomic<std::int64_t> pending_bytes_{0};
-  std::atomic<bool> urgent_{false};      // an op above priority 0 may lie in the inbox
-  std::atomic<bool> look_{false};        // wakes executors that look away: something became ready
+  std::atomic<bool> urgent_{false};  // an op above priority 0 may lie in the inbox
+  // Calls executors that look away back: something became ready, or what they wait for has ended. A
+  // count, so that none of several misses a call when another one looks away.
+  std::atomic<std::uint32_t> calls_{0};
   std::atomic<int> workers_{0};          // requested or running
   std::atomic<bool> any_failed_{false};  // some op has failed, ever
   std::atomic<std::uint64_t> late_completions_{0};
@@ -573,6 +581,8 @@ class EngineCore {
   std::int64_t no_yield_until_ns_ GUARDED_BY(lock_) = 0;  // see YieldCpu
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;           // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
+  std::uint64_t last_look_tail_ GUARDED_BY(lock_) = 0;  // of the inbox, see NeedsHelpLocked
+  int calm_looks_ GUARDED_BY(lock_) = 0;                // since that has moved
   int guests_ GUARDED_BY(lock_) = 0;  // of executors_: workers on threads of others
 
   WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc

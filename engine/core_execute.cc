@@ -47,7 +47,7 @@ void EngineCore::PushReadyLocked(Op* op) {
     return;
   }
   ready_.Push(op);
-  if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
+  CallIdlersLocked();
   if (alone_) [[unlikely]]
     WakeLookout();  // A3
 }
@@ -524,7 +524,7 @@ void EngineCore::AdvanceEpochsLocked() {
   if (ended == 0) return;
   closed_epochs_.erase(closed_epochs_.begin(), closed_epochs_.begin() + ended);
   base_epoch_ += static_cast<std::uint32_t>(ended);
-  if (idlers_ > 0) look_.store(true, std::memory_order_relaxed);
+  CallIdlersLocked();
   WakeWaitersLocked([this](const Waiter& waiter) {
     lock_.AssertHeld();
     return waiter.kind == WaitKind::kAll && EpochEndedLocked(waiter.target);

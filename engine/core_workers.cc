@@ -1,6 +1,7 @@
 // Who looks at the inbox: workers, helping waiters, the lookout, and how they hand over.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 #include <sched.h>
@@ -23,6 +24,8 @@ constexpr std::int64_t kTurnNs = 5'000'000;
 // A helper that found fewer ops came for nothing.
 constexpr std::uint64_t kWorthComing = 8;
 constexpr int kBackoffMax = 1024;
+// Ops in a row without a push, after which nobody is thought to push.
+constexpr int kCalmLooks = 16;
 // What calls for help may skip, in time: the ops skipped are of any length.
 constexpr std::int64_t kBackoffNs = 1'000'000;
 // Ops between two wake-ups of waits that could help.
@@ -180,7 +183,7 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   released_published_.store(released_, std::memory_order_relaxed);
   const std::uint64_t head = inbox_head_;
   const std::uint64_t completions_head = completions_head_;
-  look_.store(false, std::memory_order_relaxed);
+  const std::uint32_t calls = calls_.load(std::memory_order_relaxed);
   ++idlers_;
   const bool may_yield = !in_flight_.empty();
   std::int64_t no_yield_until_ns = no_yield_until_ns_;
@@ -189,9 +192,9 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   bool work = false;
   for (int looks = executor.vain_looks; *polls > 0 && !work; --*polls, ++looks) {
     if (may_yield && looks >= kLooksBeforeYield) YieldCpu(&no_yield_until_ns);
-    for (int i = 0; i < pauses && !look_.load(std::memory_order_relaxed); ++i) Pause();
-    work = look_.load(std::memory_order_relaxed) || inbox_.LooseTail() != head ||
-           completions_.LooksFilled(completions_head) ||
+    const auto called = [&] { return calls_.load(std::memory_order_relaxed) != calls; };
+    for (int i = 0; i < pauses && !called(); ++i) Pause();
+    work = called() || inbox_.LooseTail() != head || completions_.LooksFilled(completions_head) ||
            completed_.load(std::memory_order_relaxed) != nullptr;
   }
   lock_.lock();
@@ -260,7 +263,11 @@ bool EngineCore::NeedsHelpLocked() {
   // Registered ops that are blocked count only beside a ready one: that they may run soon is a
   // guess, which help_backoff_ corrects.
   const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;
-  const auto visible = static_cast<std::int64_t>(registered + inbox_.LooseTail() - inbox_head_);
+  const std::uint64_t tail = inbox_.LooseTail();
+  const auto visible = static_cast<std::int64_t>(registered + tail - inbox_head_);
+  // Who pushes short ops without a pause has a CPU as well, and often waits for them next.
+  calm_looks_ = tail != std::exchange(last_look_tail_, tail) ? 0 : calm_looks_ + 1;
+  if (calm_looks_ < kCalmLooks && body_ns_ < kShortBodyNs && busy + 1 >= cpus_) return false;
   if (visible == 0 || visible * std::min(body_ns_, kWorthHelpNs) < kWorthHelpNs) return false;
   if (help_skips_ > 0) {
     --help_skips_;
@@ -402,7 +409,7 @@ void EngineCore::ParallelFor(std::int64_t count, std::int64_t grain,
     const Op* const op = in_own_op ? engine::tls_context.op : nullptr;
     if (op != nullptr) requests -= CallWaitsLocked(op, requests, /*spinning=*/true);
     if (idlers_ > 0 && requests > 0) {
-      look_.store(true, std::memory_order_relaxed);
+      CallIdlersLocked();
       requests -= std::min<std::int64_t>(requests, idlers_);
     }
     if (op != nullptr) requests -= CallWaitsLocked(op, requests, /*spinning=*/false);

@@ -100,7 +100,7 @@ void SumArrays(std::span<const NDArray> inputs, const NDArray& out) {
             });
 }
 
-void CopyArray(const NDArray& from, std::span<const NDArray> out) {
+void CopyArray(const NDArray& from, std::span<const NDArray> out, ops::StoreMode mode) {
   void* const source = const_cast<void*>(from.const_data());
   const DType dtype = from.dtype();
   Addresses same;  // outputs of the same dtype
@@ -116,13 +116,14 @@ void CopyArray(const NDArray& from, std::span<const NDArray> out) {
     }
   }
   ForBlocks(from.engine(), from.size(), element_bytes,
-            [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode by_bytes) {
+              const ops::StoreMode stores = mode == ops::StoreMode::kAuto ? by_bytes : mode;
               const std::size_t count = static_cast<std::size_t>(end - begin);
               const void* const run = At(source, begin, SizeOf(dtype));
               const Addresses to = same.At(begin, SizeOf(dtype));
-              ops::FanOut(run, to.all(), count * SizeOf(dtype), mode);
+              ops::FanOut(run, to.all(), count * SizeOf(dtype), stores);
               for (const auto& [to_dtype, base] : others) {
-                ops::Cast(dtype, run, to_dtype, At(base, begin, SizeOf(to_dtype)), count, mode);
+                ops::Cast(dtype, run, to_dtype, At(base, begin, SizeOf(to_dtype)), count, stores);
               }
             });
 }

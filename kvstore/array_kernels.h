@@ -8,6 +8,7 @@
 #include <span>
 
 #include "kvstore/update_state.h"
+#include "ops/store_mode.h"
 
 namespace heddle::kvstore {
 
@@ -17,7 +18,8 @@ void SumArrays(std::span<const NDArray> inputs, const NDArray& out);
 
 // Every output becomes `from`, cast to its dtype. Equal shapes; an output may be `from` itself. In
 // one pass over `from`.
-void CopyArray(const NDArray& from, std::span<const NDArray> out);
+void CopyArray(const NDArray& from, std::span<const NDArray> out,
+               ops::StoreMode mode = ops::StoreMode::kAuto);
 
 // All passes of `update` with the sum of the inputs as the gradient; none for a value without
 // elements. Where one pass over elements does, the sum never reaches memory as a whole.

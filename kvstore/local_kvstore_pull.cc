@@ -36,6 +36,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
       std::ranges::any_of(values, [](const ValuePtr& value) { return IsOnGpu(value->device()); }) &&
       MayGoTogether(pairs);
   std::vector<StoredValue::KeyOutputs> on_gpus;
+  const std::int64_t pulled_before = pulled_bytes_.load(std::memory_order_relaxed);
   std::int64_t pulled_bytes = 0;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const auto& [key, arrays, row_sparse] = pairs[i];
@@ -44,6 +45,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
     if (!arrays.empty() && together && IsOnGpu(value->device()) && !value->is_row_sparse()) {
       on_gpus.push_back({value, arrays});
     } else if (!arrays.empty()) {
+      value->NotePull(pulled_before);
       StoredValue::QueuePull(value, arrays, priority);
     } else if (ignore_sparse) {
       TellIgnored(key);

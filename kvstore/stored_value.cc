@@ -152,7 +152,9 @@ void StoredValue::CopyTo(std::span<const NDArray> out, const GpuWork* gpu) const
   } else if (gpu != nullptr) {
     gpu->CopyOut(array_, out);
   } else {
-    UseCurrent([&](const NDArray& value) { CopyArray(value, out); });
+    const bool streams = pulls_stream_.load(std::memory_order_relaxed);
+    const ops::StoreMode mode = streams ? ops::StoreMode::kStreaming : ops::StoreMode::kAuto;
+    UseCurrent([&](const NDArray& value) { CopyArray(value, out, mode); });
   }
 }
 

@@ -20,6 +20,7 @@
 #include "kvstore/gpu_work.h"
 #include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
+#include "ops/store_mode.h"
 
 namespace heddle::kvstore {
 
@@ -95,6 +96,17 @@ class StoredValue {
   template <class Array>
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
+  // A pull comes, after the store has pulled so many bytes in all. If most of them since the last
+  // pull of this value, the outputs have left the caches by then and will again before the next
+  // one, so they need not go through them. Threads: any.
+  void NotePull(std::int64_t pulled_bytes) {
+    // relaxed: of two threads that pull at once either is right, and the bits are the same
+    const std::int64_t before = pulled_before_.load(std::memory_order_relaxed);
+    const bool long_ago =
+        before >= 0 && pulled_bytes - before >= static_cast<std::int64_t>(ops::kStreamingBytesMin);
+    pulled_before_.store(pulled_bytes, std::memory_order_relaxed);
+    pulls_stream_.store(long_ago, std::memory_order_relaxed);
+  }
   // For values on GPUs: the same as QueuePush, without a compressor, or QueuePull for each, in few
   // ops and launches (gpu_batches.h). No value twice, outputs are whole arrays, none twice.
   struct KeyGradients {
@@ -273,6 +285,9 @@ class StoredValue {
   const NDArray array_;
   const RowSparseNDArray rows_;
   std::atomic<bool> has_first_{false};  // hint: QueueFirst has something to queue
+  // See NotePull.
+  std::atomic<bool> pulls_stream_{false};
+  std::atomic<std::int64_t> pulled_before_{-1};  // -1: never
 
   // (V) Not empty: what array_ has to become first, an array that nothing writes any more.
   NDArray source_;
