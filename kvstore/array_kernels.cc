@@ -129,7 +129,7 @@ void CopyArray(const NDArray& from, std::span<const NDArray> out, ops::StoreMode
 }
 
 void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t end,
-                    const void* gradient, void* weight) {
+                    const void* gradient, void* weight, ops::StoreMode mode) {
   const std::size_t element_bytes = SizeOf(update.run.dtype);
   const std::size_t state_bytes = update.run.master != nullptr ? sizeof(float) : element_bytes;
   internal::UpdateRun run = update.run;
@@ -148,10 +148,18 @@ void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t 
   }
   run.count = static_cast<std::size_t>(end - begin);
   run.first = update.first_element + begin;
+  run.weight_stores = mode;
   update.rule->Update(run);
 }
 
 namespace {
+
+// What an update of an element reads and writes besides its inputs. States differ; those of most
+// optimizers are one more weight.
+std::int64_t UpdatedBytes(const ArrayUpdate& update) {
+  const std::int64_t weight = 2 * Bytes(update.run.dtype);
+  return update.run.master != nullptr ? weight + 2 * Bytes(DType::kFloat32) : weight;
+}
 
 // One pass with the gradient in memory.
 void RunPass(const ArrayUpdate& update, const NDArray& gradient) {
@@ -161,13 +169,13 @@ void RunPass(const ArrayUpdate& update, const NDArray& gradient) {
                                                      : 1;
   const DType dtype = gradient.dtype();
   void* const base = const_cast<void*>(gradient.const_data());
-  // What the update reads and writes besides its inputs differs; twice the weight is close enough.
-  ForBlocks(gradient.engine(), (gradient.size() + unit - 1) / unit, 3 * Bytes(dtype) * unit,
-            [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
+  ForBlocks(gradient.engine(), (gradient.size() + unit - 1) / unit,
+            (Bytes(dtype) + UpdatedBytes(update)) * unit,
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
               const std::int64_t first = begin * unit;
               UpdateElements(update, first, std::min(end * unit, gradient.size()),
                              At(base, first, SizeOf(dtype)),
-                             At(update.run.weight, first, SizeOf(dtype)));
+                             At(update.run.weight, first, SizeOf(dtype)), mode);
             });
 }
 
@@ -175,19 +183,20 @@ void RunPass(const ArrayUpdate& update, const NDArray& gradient) {
 void RunSummingPass(const ArrayUpdate& update, const Addresses& inputs, const NDArray& like) {
   const DType dtype = like.dtype();
   const std::int64_t element_bytes = Bytes(dtype);
-  ForBlocks(
-      like.engine(), like.size(), element_bytes * (static_cast<std::int64_t>(inputs.size()) + 2),
-      [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
-        // Small enough for the first level cache beside what the update reads.
-        constexpr std::int64_t kSumBytes = 8192;
-        alignas(64) std::array<std::byte, kSumBytes> sum;
-        const std::int64_t step = kSumBytes / element_bytes;
-        for (std::int64_t i = begin; i < end; i += step) {
-          const std::int64_t stop = std::min(i + step, end);
-          SumRun(dtype, inputs, i, stop, sum.data(), ops::StoreMode::kCached);
-          UpdateElements(update, i, stop, sum.data(), At(update.run.weight, i, SizeOf(dtype)));
-        }
-      });
+  ForBlocks(like.engine(), like.size(),
+            element_bytes * static_cast<std::int64_t>(inputs.size()) + UpdatedBytes(update),
+            [&](std::int64_t begin, std::int64_t end, ops::StoreMode mode) {
+              // Small enough for the first level cache beside what the update reads.
+              constexpr std::int64_t kSumBytes = 8192;
+              alignas(64) std::array<std::byte, kSumBytes> sum;
+              const std::int64_t step = kSumBytes / element_bytes;
+              for (std::int64_t i = begin; i < end; i += step) {
+                const std::int64_t stop = std::min(i + step, end);
+                SumRun(dtype, inputs, i, stop, sum.data(), ops::StoreMode::kCached);
+                UpdateElements(update, i, stop, sum.data(), At(update.run.weight, i, SizeOf(dtype)),
+                               mode);
+              }
+            });
 }
 
 }  // namespace

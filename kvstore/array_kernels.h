@@ -28,9 +28,10 @@ void UpdateArray(ArrayUpdate update, std::span<const NDArray> inputs);
 // All passes but the last one, with the gradient in memory.
 void RunEarlierPasses(ArrayUpdate& update, const NDArray& gradient);
 // A part of the current pass: the elements [begin, end) of the value. `gradient` and `weight` point
-// at the first of them.
+// at the first of them. `mode`: as for the whole.
 void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t end,
-                    const void* gradient, void* weight);
+                    const void* gradient, void* weight,
+                    ops::StoreMode mode = ops::StoreMode::kAuto);
 
 void FillZero(const NDArray& array);
 

@@ -93,9 +93,11 @@ struct Lanes {
 };
 
 // weight and gradient of T, `state` the weight that is read: the same array, or a master copy.
+// `stores`: of the weight if it is not read.
 template <class F, typename T, typename C = typename F::Number>
 HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C* state,
-                              C* const* states, C* const* outputs, std::size_t count) {
+                              C* const* states, C* const* outputs, std::size_t count,
+                              StoreMode stores) {
   C* state_of[HWY_MAX(F::kStates, 1)] = {};
   C* output_of[HWY_MAX(F::kOutputs, 1)] = {};
   for (int k = 0; k < F::kStates; ++k) state_of[k] = states[k];
@@ -107,12 +109,19 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
       sizeof(T) + (kWeightApart ? sizeof(T) : 0) + (1 + F::kStates) * sizeof(C);
   // 0: what is read next anyway, which costs next to nothing.
   const std::size_t ahead = FetchAheadBytes() / kElementBytes;
+  // Where a sixth of all bytes would be read only to be overwritten.
+  constexpr bool kMayStream =
+      kWeightApart && (!std::is_same_v<T, Float16> || kHasFloat16Conversion);
+  const std::size_t vector_bytes = hn::Lanes(hn::ScalableTag<C>()) * sizeof(T);
+  const bool streams = kMayStream && vector_bytes >= 16 &&
+                       UseStreaming(stores, count * kElementBytes) &&
+                       reinterpret_cast<std::uintptr_t>(weight) % vector_bytes == 0;
   ForEachVector<C>(count, [=](auto d, std::size_t i) HWY_ATTR {
     using V = Lanes<decltype(d)>;
     if constexpr (kPrefetches) {
       hwy::Prefetch(state + i + ahead);
       hwy::Prefetch(gradient + i + ahead);
-      if constexpr (kWeightApart) hwy::Prefetch(weight + i + ahead);
+      if (kWeightApart && !streams) hwy::Prefetch(weight + i + ahead);
       for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + ahead);
     }
     Element<V, F::kStates, F::kOutputs> e;
@@ -126,9 +135,13 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
     }
     if constexpr (F::kWritesWeight) {
       StoreAs<false>(e.weight.v, d, state + i);
+      if constexpr (kMayStream && hn::MaxLanes(decltype(d)()) * sizeof(T) >= 16) {
+        if (streams) return StoreAs<true>(e.weight.v, d, weight + i);
+      }
       if constexpr (kWeightApart) StoreAs<false>(e.weight.v, d, weight + i);
     }
   });
+  if (streams) hwy::FlushStream();
 }
 
 template <typename T, typename C>
@@ -155,7 +168,8 @@ HWY_INLINE void ApplyRounded(const F& formula, T* weight, const T* gradient, voi
       Convert(static_cast<const T*>(states[k]) + i, state_of[k], n);
     }
     for (int k = 0; k < F::kOutputs; ++k) output_of[k] = outputs[k] + i;
-    ApplyDirect(formula, weight + i, gradient + i, wide, state_of, output_of, n);
+    ApplyDirect(formula, weight + i, gradient + i, wide, state_of, output_of, n,
+                StoreMode::kCached);
     if constexpr (F::kWritesStates) {
       for (int k = 0; k < F::kStates; ++k) {
         Convert(state_of[k], static_cast<T*>(states[k]) + i, n);
@@ -176,7 +190,7 @@ HWY_INLINE void ApplyTo16Bit(const F& formula, const UpdateArrays& a, void* cons
   }
   float* state_of[HWY_MAX(F::kStates, 1)] = {};
   for (int k = 0; k < F::kStates; ++k) state_of[k] = static_cast<float*>(a.states[k]);
-  ApplyDirect(formula, weight, gradient, a.master, state_of, output_of, a.count);
+  ApplyDirect(formula, weight, gradient, a.master, state_of, output_of, a.count, a.weight_stores);
 }
 
 template <class F, typename C>
@@ -187,7 +201,7 @@ HWY_INLINE void ApplyToPlain(const F& formula, const UpdateArrays& a, void* cons
   for (int k = 0; k < F::kStates; ++k) state_of[k] = static_cast<C*>(a.states[k]);
   for (int k = 0; k < F::kOutputs; ++k) output_of[k] = static_cast<C*>(outputs[k]);
   ApplyDirect(formula, weight, static_cast<const C*>(a.gradient), weight, state_of, output_of,
-              a.count);
+              a.count, StoreMode::kCached);
 }
 
 template <typename C, bool kClip, class MakeFormula>

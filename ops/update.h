@@ -6,6 +6,8 @@
 #include <array>
 #include <cstddef>
 
+#include "ops/store_mode.h"
+
 namespace heddle::ops {
 
 inline constexpr std::size_t kUpdateStatesMax = 4;
@@ -21,6 +23,8 @@ struct UpdateArrays {
   // As many as the optimizer has, read and written. Null: one that it does not need.
   std::array<void*, kUpdateStatesMax> states;
   std::size_t count;
+  // Of the weight, where it is not read.
+  StoreMode weight_stores = StoreMode::kAuto;
 };
 
 // How the gradient is read: multiplied by `rescale`, then limited to [-limit, limit].

@@ -995,6 +995,7 @@ struct KernelRun {
         }
         run.count = end - begin;
         run.first = static_cast<std::int64_t>(begin);
+        run.weight_stores = c % 2 == 0 ? ops::StoreMode::kStreaming : ops::StoreMode::kCached;
         rule.Update(run);
       }
       if (last) break;
