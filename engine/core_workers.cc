@@ -511,7 +511,7 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
   // What waits for variables run for themselves is no progress for the others.
   const bool progress = executor_ran_ != last_ran_;
   const bool moved = tail != last_tail_ || progress;
-  watch_nap_ = progress ? std::min(2 * watch_nap_, kWatchNapMost) : kWatchNap;
+  watch_nap_ = progress ? std::clamp(2 * watch_nap_, kWatchNap, kWatchNapMost) : kWatchNap;
   last_tail_ = tail;
   last_ran_ = executor_ran_;
   if (moved || executors_ > 0 || workers_.load(std::memory_order_relaxed) > 0) {
