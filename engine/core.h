@@ -31,7 +31,7 @@
 // mode, then rechecks the tails of the inbox and of the completions; a pusher, or who completes,
 // takes a ticket, then loads the mode. All four are seq_cst, so one of the two sees the other.
 //
-// The lookout (one thread an engine) naps while the engine is in use, so that pushers need not wake
+// The lookout (one thread an engine) naps while the engine is in use, so that pushers seldom wake
 // anyone, lets a further worker in when a body turns out to be long, and runs the watchdog.
 //
 // Waking the lookout takes longer than most ops run, so the first op after a quiet time runs
@@ -370,8 +370,8 @@ class EngineCore {
   }
   static void YieldCpu(std::int64_t* not_before_ns);
   void JoinExecutorsLocked() REQUIRES(lock_);
-  bool LeaveExecutorsLocked() REQUIRES(lock_);
-  void LowerModeLocked() REQUIRES(lock_);
+  bool LeaveExecutorsLocked(const Executor& executor) REQUIRES(lock_);
+  void LowerModeLocked(bool after_work) REQUIRES(lock_);
   bool WorkIsVisibleLocked() REQUIRES(lock_);
   // Are `executors` faster than one? Bodies run side by side, holds of the lock do not: ops on many
   // variables hold it for as long as a short body takes, and longer beside others, since each
@@ -514,7 +514,7 @@ class EngineCore {
   const std::uint64_t id_;
   EngineOptions options_;
   const Kind kind_;
-  const int cpus_ = AvailableCpus();  // of this process
+  const int cpus_ = kind_ == Kind::kThreaded ? AvailableCpus() : 1;  // of this process
 
   // Read by every push, written rarely.
   alignas(engine::kNoSharing) std::atomic<Mode> mode_;
@@ -581,8 +581,11 @@ class EngineCore {
   std::int64_t no_yield_until_ns_ GUARDED_BY(lock_) = 0;  // see YieldCpu
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;           // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
-  std::uint64_t last_look_tail_ GUARDED_BY(lock_) = 0;  // of the inbox, see NeedsHelpLocked
-  int calm_looks_ GUARDED_BY(lock_) = 0;                // since that has moved
+  // See NeedsHelpLocked: pushes by bodies that have returned, those by others at its last look, and
+  // its looks since that has changed.
+  std::uint64_t pushed_by_bodies_ GUARDED_BY(lock_) = 0;
+  std::uint64_t last_look_ GUARDED_BY(lock_) = 0;
+  int calm_looks_ GUARDED_BY(lock_) = 0;
   int guests_ GUARDED_BY(lock_) = 0;  // of executors_: workers on threads of others
 
   WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc
@@ -632,7 +635,6 @@ class EngineCore {
   std::uint64_t last_tail_ = 0;
   std::uint64_t last_head_ = 0;
   std::uint64_t last_ran_ = 0;
-  std::chrono::microseconds watch_nap_{0};
   struct Sighting {
     std::int64_t time_ns;
     std::uint64_t tail;  // ops with smaller tickets had been pushed by then

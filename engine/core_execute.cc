@@ -346,7 +346,10 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
     if (executors_ > 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
   }
   if (timed) MeasureBodyLocked(ended_ns - started_ns);
-  if (children > 0) EpochLocked(op->epoch).children += children;
+  if (children > 0) {
+    EpochLocked(op->epoch).children += children;
+    pushed_by_bodies_ += static_cast<std::uint64_t>(children);
+  }
   ReleaseFromBoundLocked(op->temporary_bytes());
   if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, thrown)) return;
   FailureRecord* failure = thrown != nullptr ? RecordFailureLocked(op, *thrown) : poison;

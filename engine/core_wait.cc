@@ -370,7 +370,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   const auto leave = [this] {
     lock_.AssertHeld();
     --waits_joined_;
-    if (--executors_ == 0) LowerModeLocked();
+    if (--executors_ == 0) LowerModeLocked(/*after_work=*/false);
   };
   const auto is_of_epoch = [&executor](const Op* op) { return !IsLater(executor, op); };
   bool late = false;

@@ -42,7 +42,7 @@ constexpr std::chrono::microseconds kNap{50};  // nobody executes: a pusher reli
 // Somebody does: twice as long after each look that finds progress. A look costs the machine some
 // 10 us, and where it takes an executor's CPU several times that.
 constexpr std::chrono::microseconds kWatchNap{1000};
-constexpr std::chrono::microseconds kWatchNapMost{4000};
+constexpr std::chrono::microseconds kWatchNapMost{2000};
 constexpr std::int64_t kDeepAfterNs = 1'500'000;  // without a push
 
 }  // namespace
@@ -101,7 +101,7 @@ bool EngineCore::WorkLocked(Executor& executor, engine::WorkerThread thread) {
       // Waits that help have taken every place; they hand over when they leave. A thread in
       // WaitForAll goes before a worker: it has a CPU, where a worker that was just woken may
       // share one with another. Of workers a guest goes first.
-      if (--executors_ == 0) LowerModeLocked();
+      if (--executors_ == 0) LowerModeLocked(/*after_work=*/false);
       break;
     }
     if (Op* op = PickLocked(executor)) {
@@ -114,7 +114,7 @@ bool EngineCore::WorkLocked(Executor& executor, engine::WorkerThread thread) {
       const std::uint64_t others = executor_ran_ - executor.ran - others_ran;
       const bool may_leave =
           is_time ? !ParallelPaysLocked(executors_) : waits_joined_ > 0 && AloneIsFasterLocked();
-      if (may_leave && executors_ > 1 && others > kWorthComing) {
+      if (may_leave && executors_ > 1 && others > kWorthComing && (guest || guests_ == 0)) {
         --executors_;
         break;
       }
@@ -122,15 +122,21 @@ bool EngineCore::WorkLocked(Executor& executor, engine::WorkerThread thread) {
         until_clock = body_ns_ > kLongBodyNs ? 0 : 64;
         others_ran = executor_ran_ - executor.ran;
         if (guest && SteadyNowNs() > turn_ends_ns) {
-          --executors_;  // the mode stays: this worker is to come again
           again = true;
+          if (--executors_ > 0) break;
+          // Its next turn may be long in coming.
+          if (executor.candidate != nullptr) {
+            PushReadyLocked(std::exchange(executor.candidate, nullptr));
+          }
+          LowerModeLocked(/*after_work=*/true);
+          EnsureWorkerLocked();
           break;
         }
       }
       continue;
     }
     if (polls > 0 && LingerLocked(executor, &polls)) continue;
-    if (LeaveExecutorsLocked()) break;
+    if (LeaveExecutorsLocked(executor)) break;
     executor.burst_end = inbox_.LooseTail();
     polls = kLingerPolls;
   }
@@ -152,10 +158,10 @@ void EngineCore::JoinExecutorsLocked() {
 }
 
 // False: this is the last executor and there is work: it must stay.
-bool EngineCore::LeaveExecutorsLocked() {
+bool EngineCore::LeaveExecutorsLocked(const Executor& executor) {
   if (--executors_ > 0) return true;
   host_->AboutToLeave();  // before a pusher can see the lower mode
-  LowerModeLocked();
+  LowerModeLocked(executor.ran >= kWorthComing);
   if (!WorkIsVisibleLocked()) return true;
   JoinExecutorsLocked();
   host_->Stay();
@@ -163,9 +169,12 @@ bool EngineCore::LeaveExecutorsLocked() {
 }
 
 // Nobody executes any more: who is to look at the inbox next? The caller looks at it once more
-// after this.
-void EngineCore::LowerModeLocked() {
-  const bool deep = lookout_watches_ || lookout_deep_.load(std::memory_order_relaxed);
+// after this. `after_work`: of a worker, which pushes would find at work but for a pause. Not so of
+// a thread in a wait, or a worker that came for little: who pushes and waits by turns runs its ops
+// itself, and would pay for a worker each time.
+void EngineCore::LowerModeLocked(bool after_work) {
+  const bool deep =
+      (after_work && lookout_watches_) || lookout_deep_.load(std::memory_order_relaxed);
   mode_.store(deep ? Mode::kDeep : Mode::kNap, std::memory_order_seq_cst);  // see DESIGN
 }
 
@@ -265,8 +274,10 @@ bool EngineCore::NeedsHelpLocked() {
   const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;
   const std::uint64_t tail = inbox_.LooseTail();
   const auto visible = static_cast<std::int64_t>(registered + tail - inbox_head_);
-  // Who pushes short ops without a pause has a CPU as well, and often waits for them next.
-  calm_looks_ = tail != std::exchange(last_look_tail_, tail) ? 0 : calm_looks_ + 1;
+  // Who pushes short ops without a pause has a CPU as well, and often waits for them next. Not if
+  // it is a body.
+  const std::uint64_t pushed = tail - pushed_by_bodies_;
+  calm_looks_ = pushed != std::exchange(last_look_, pushed) ? 0 : calm_looks_ + 1;
   if (calm_looks_ < kCalmLooks && body_ns_ < kShortBodyNs && busy + 1 >= cpus_) return false;
   if (visible == 0 || visible * std::min(body_ns_, kWorthHelpNs) < kWorthHelpNs) return false;
   if (help_skips_ > 0) {
@@ -456,6 +467,7 @@ void EngineCore::Lookout() {
   engine::PreferExactTimers();
   engine::PreferPromptWakeups();
   std::int64_t quiet_since_ns = SteadyNowNs();
+  std::chrono::microseconds watch_nap = kWatchNap;
   bool woken = false;
   while (true) {
     bool deep = false;
@@ -466,13 +478,16 @@ void EngineCore::Lookout() {
       const engine::TrackerGuard guard(lock_);
       const std::int64_t now_ns = SteadyNowNs();
       alarm = WatchdogLocked(now_ns);
-      if (std::exchange(lookout_watches_, false) && executors_ == 0) RaiseModeLocked();
+      const bool watched = std::exchange(lookout_watches_, false);
+      if (watched && executors_ == 0) RaiseModeLocked();
+      const std::uint64_t ran = last_ran_;
       deep = LookOutLocked(now_ns, &quiet_since_ns, &request_worker);
       // Whoever woke it may count on it while the executors are in bodies.
-      if (woken) watch_nap_ = kWatchNap;
       if (executors_ > 0 && !woken) {
+        const bool worker_works = executors_ > waits_joined_ && watched && last_ran_ != ran;
+        watch_nap = worker_works ? std::min(2 * watch_nap, kWatchNapMost) : kWatchNap;
         lookout_watches_ = true;
-        nap = watch_nap_;
+        nap = watch_nap;
       }
       woken = false;
       if (deep) {
@@ -495,7 +510,7 @@ void EngineCore::Lookout() {
 // The lookout is back from a nap too long for pushers to rely on, and looks now.
 void EngineCore::RaiseModeLocked() {
   Mode deep = Mode::kDeep;
-  // seq_cst, as all changes of the mode that pushers may find
+  // seq_cst: before the look; a pusher that has found kDeep took its ticket before this
   mode_.compare_exchange_strong(deep, Mode::kNap, std::memory_order_seq_cst);
 }
 
@@ -511,7 +526,6 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
   // What waits for variables run for themselves is no progress for the others.
   const bool progress = executor_ran_ != last_ran_;
   const bool moved = tail != last_tail_ || progress;
-  watch_nap_ = progress ? std::clamp(2 * watch_nap_, kWatchNap, kWatchNapMost) : kWatchNap;
   last_tail_ = tail;
   last_ran_ = executor_ran_;
   if (moved || executors_ > 0 || workers_.load(std::memory_order_relaxed) > 0) {

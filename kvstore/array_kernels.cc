@@ -154,8 +154,7 @@ void UpdateElements(const ArrayUpdate& update, std::int64_t begin, std::int64_t 
 
 namespace {
 
-// What an update of an element reads and writes besides its inputs. States differ; those of most
-// optimizers are one more weight.
+// What an update of an element reads and writes besides its inputs, states aside, which differ.
 std::int64_t UpdatedBytes(const ArrayUpdate& update) {
   const std::int64_t weight = 2 * Bytes(update.run.dtype);
   return update.run.master != nullptr ? weight + 2 * Bytes(DType::kFloat32) : weight;

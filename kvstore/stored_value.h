@@ -96,9 +96,9 @@ class StoredValue {
   template <class Array>
   static void QueuePull(const std::shared_ptr<StoredValue>& self, std::span<const Array> out,
                         int priority);
-  // A pull comes, after the store has pulled so many bytes in all. If most of them since the last
-  // pull of this value, the outputs have left the caches by then and will again before the next
-  // one, so they need not go through them. Threads: any.
+  // A pull comes, after the store has pulled so many bytes in all. If more than the caches hold
+  // since the last pull of this value, its outputs had left them by then and will have before the
+  // next one, so they need not go through them. Threads: any.
   void NotePull(std::int64_t pulled_bytes) {
     // relaxed: of two threads that pull at once either is right, and the bits are the same
     const std::int64_t before = pulled_before_.load(std::memory_order_relaxed);

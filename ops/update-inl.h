@@ -109,12 +109,14 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
       sizeof(T) + (kWeightApart ? sizeof(T) : 0) + (1 + F::kStates) * sizeof(C);
   // 0: what is read next anyway, which costs next to nothing.
   const std::size_t ahead = FetchAheadBytes() / kElementBytes;
-  // Where a sixth of all bytes would be read only to be overwritten.
+  // Past the caches, where the weight would be read only to be overwritten: up to a seventh of all
+  // bytes.
+  constexpr std::size_t kTouchedBytes = kElementBytes + (1 + F::kStates) * sizeof(C);
   constexpr bool kMayStream =
       kWeightApart && (!std::is_same_v<T, Float16> || kHasFloat16Conversion);
   const std::size_t vector_bytes = hn::Lanes(hn::ScalableTag<C>()) * sizeof(T);
   const bool streams = kMayStream && vector_bytes >= 16 &&
-                       UseStreaming(stores, count * kElementBytes) &&
+                       UseStreaming(stores, count * kTouchedBytes) &&
                        reinterpret_cast<std::uintptr_t>(weight) % vector_bytes == 0;
   ForEachVector<C>(count, [=](auto d, std::size_t i) HWY_ATTR {
     using V = Lanes<decltype(d)>;

@@ -147,6 +147,7 @@ def run_wait(context):
                      1000)
     report.add_limit("push + wait after 200 us of quiet, median", [r["quiet_p50_ns"] for r in runs], "ns",
                      1000)
+    report.add_limit("push + wait for all, back to back, median", [r["for_all_p50_ns"] for r in runs], "ns", 300)
 
 
 def run_wake(context):

@@ -79,7 +79,8 @@ void PrintTrips(const char* name, std::vector<double>& trips) {
 }
 
 // Time from just before Push until WaitForVar has returned.
-std::vector<double> TimeTrips(Engine& engine, const Var& var, int count, microseconds quiet) {
+std::vector<double> TimeTrips(Engine& engine, const Var& var, int count, microseconds quiet,
+                              bool waits_for_all = false) {
   std::vector<double> trips;
   trips.reserve(static_cast<std::size_t>(count));
   std::uint64_t runs = 0;
@@ -87,7 +88,7 @@ std::vector<double> TimeTrips(Engine& engine, const Var& var, int count, microse
     if (quiet.count() > 0) SpinFor(quiet);
     const std::uint64_t start = Ticks();
     engine.Push({.writes = {var}}, [&runs] { ++runs; });
-    engine.WaitForVar(var);
+    waits_for_all ? engine.WaitForAll() : engine.WaitForVar(var);
     trips.push_back(Nanoseconds(Ticks() - start));
   }
   return trips;
@@ -216,6 +217,10 @@ void MeasurePushWait(const HarnessOptions& options) {
   PrintTrips("back_to_back", back_to_back);
   std::printf(",");
   PrintTrips("quiet", quiet);
+  std::printf(",");
+  std::vector<double> for_all =
+      TimeTrips(engine, var, options.ops, microseconds(0), /*waits_for_all=*/true);
+  PrintTrips("for_all", for_all);
   std::printf("}\n");
 }
 

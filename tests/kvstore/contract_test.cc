@@ -147,26 +147,33 @@ TEST(ContractOfLargeStores, PullsInTurnGetTheValuesWhateverTheCachesHold) {
   Engine engine(options);
   const std::unique_ptr<KVStore> store = KVStore::Create("local", engine);
   constexpr int kKeys = 9;
+  // Whole numbers that a bfloat16 has; no two elements near one another are equal.
+  const auto values = [](std::int64_t size, int key, int round) {
+    std::vector<float> made(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      made[i] = static_cast<float>(i % 97) + static_cast<float>(key + 16 * round);
+    }
+    return made;
+  };
   std::vector<NDArray> outs, halves;
   for (int key = 0; key < kKeys; ++key) {
-    // No two of a size, and no whole cache lines; from some that are not split to some that are.
+    // No two of a size, and no whole cache lines; some too small to be split.
     const std::int64_t size = key % 3 == 0 ? 1001 + key : (std::int64_t{1} << 20) + 7 * key + 1;
-    const NDArray value = NDArray::Full({size}, key, DType::kFloat32, Cpu(), engine);
-    store->Init(key, value);
-    for (int copy = 0; copy < 2; ++copy)
+    store->Init(key, NDArray::Zeros({size}, DType::kFloat32, Cpu(), engine));
+    for (int copy = 0; copy < 2; ++copy) {
       outs.push_back(NDArray::Zeros({size}, DType::kFloat32, Cpu(copy), engine));
+    }
     halves.push_back(NDArray::Zeros({size}, DType::kBFloat16, Cpu(), engine));
   }
   for (int round = 1; round <= 3; ++round) {
     for (int key = 0; key < kKeys; ++key) {
-      const NDArray& first = outs[2 * key];
-      store->Push(key,
-                  NDArray::Full(first.shape(), key + 16 * round, DType::kFloat32, Cpu(), engine));
-      store->Pull(key, {first, outs[2 * key + 1], halves[key]});
+      const Shape& shape = outs[2 * key].shape();
+      store->Push(key, NDArray::FromVector(values(outs[2 * key].size(), key, round), shape,
+                                           DType::kFloat32, Cpu(), engine));
+      store->Pull(key, {outs[2 * key], outs[2 * key + 1], halves[key]});
     }
     for (int key = 0; key < kKeys; ++key) {
-      const std::vector<float> expected(static_cast<std::size_t>(outs[2 * key].size()),
-                                        static_cast<float>(key + 16 * round));
+      const std::vector<float> expected = values(outs[2 * key].size(), key, round);
       EXPECT_TRUE(outs[2 * key].ToVector<float>() == expected) << key;
       EXPECT_TRUE(outs[2 * key + 1].ToVector<float>() == expected) << key;
       EXPECT_TRUE(halves[key].AsType(DType::kFloat32).ToVector<float>() == expected) << key;

