@@ -22,7 +22,8 @@
 //
 // Sleeping. mode_ says who looks at the inbox next, hence what a pusher must do:
 //   kAwake    an executor will, within microseconds of its CPU's time: nothing.
-//   kNap      the lookout thread will, within its nap of 50 us: nothing.
+//   kNap      the lookout thread will, within its nap of 50 us, or of up to 2 ms if that began
+//             while somebody executed and no worker has worked since: nothing.
 //   kAlone    nobody, until the body ends that the only executor runs while the lookout sleeps: the
 //             first pusher requests a worker, or wakes the lookout if it is that body.
 //   kDeep     nobody, or the lookout after a longer nap: the first pusher requests a worker.
