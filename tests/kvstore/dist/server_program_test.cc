@@ -113,6 +113,8 @@ class LateToServers final : public ForwardingTransport {
     if (peer.role != Role::kServer) {
       return ForwardingTransport::Connect(peer, address, deadline, given_up);
     }
+    // Long enough for the job to end, of which nothing tells this side. If it were not, the test
+    // would pass without its case.
     std::this_thread::sleep_for(std::chrono::seconds(1));
     throw NetworkError("it refused: this node is closing");
   }
