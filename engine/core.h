@@ -316,6 +316,11 @@ class EngineCore {
   Op* PopReadyLocked(Executor& executor) REQUIRES(lock_);
   static bool IsLater(const Executor& executor, const Op* op);
   void DrainIfUrgentLocked() REQUIRES(lock_);
+  // May an op of this priority run before all that lies in the inbox? From 0 on: urgent_ announces
+  // whatever is above it there.
+  bool ComesBeforeInboxLocked(int priority) const REQUIRES(lock_) {
+    return priority >= 0 || inbox_.NothingComesBefore(priority, inbox_head_);
+  }
   void ExecuteLocked(Executor& executor, Op* op) REQUIRES(lock_);
   void MeasureBodyLocked(std::int64_t sample_ns) REQUIRES(lock_);
   void MeasureHoldLocked(std::int64_t sample_ns, std::int64_t body_sample_ns) REQUIRES(lock_);
@@ -501,7 +506,7 @@ class EngineCore {
   // Longer ops gain from other cores whatever they find there: the body as the average of however
   // many executors, and with the hold that follows, of one alone.
   static constexpr std::int64_t kShortBodyNs = 2'000;
-  static constexpr std::int64_t kShortSoloNs = 700;
+  static constexpr std::int64_t kShortSoloNs = 500;
   // About what reading the clock adds to a measured hold.
   static constexpr std::int64_t kClockNs = 20;
   // Work worth a wake-up.
@@ -587,7 +592,8 @@ class EngineCore {
   std::uint64_t pushed_by_bodies_ GUARDED_BY(lock_) = 0;
   std::uint64_t last_look_ GUARDED_BY(lock_) = 0;
   int calm_looks_ GUARDED_BY(lock_) = 0;
-  int guests_ GUARDED_BY(lock_) = 0;  // of executors_: workers on threads of others
+  int until_help_look_ GUARDED_BY(lock_) = 0;  // short ops until NeedsHelpLocked looks again
+  int guests_ GUARDED_BY(lock_) = 0;           // of executors_: workers on threads of others
 
   WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc
   Waiter* leader_ GUARDED_BY(lock_) = nullptr;      // runs the poller, or has been told to

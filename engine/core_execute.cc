@@ -159,9 +159,8 @@ void EngineCore::TakeCompletedLocked(Op* op) {
   }
   DrainIfUrgentLocked();
   if (Op* op = std::exchange(executor.candidate, nullptr)) {
-    // Ops below priority 0 let those pass that still lie in the inbox, if any do.
-    const bool first = op->priority >= 0 || inbox_.At(inbox_head_).address == nullptr;
-    if (first && executor.streak < kStreakMax && !IsLater(executor, op) &&
+    if (ComesBeforeInboxLocked(op->priority) && executor.streak < kStreakMax &&
+        !IsLater(executor, op) &&
         (ready_.empty() || (op->priority >= ready_.top_priority() && !ready_.ageing_due()))) {
       ++executor.streak;
       ready_.CountOvertake(op->priority);
@@ -170,7 +169,9 @@ void EngineCore::TakeCompletedLocked(Op* op) {
     ready_.Push(op);
   }
   executor.streak = 0;
-  if (!ready_.empty() && ready_.top_priority() >= 0) return PopReadyLocked(executor);
+  if (!ready_.empty() && ComesBeforeInboxLocked(ready_.top_priority())) {
+    return PopReadyLocked(executor);
+  }
   return StreamLocked(executor);
 }
 
@@ -193,7 +194,7 @@ bool EngineCore::MayLookFarLocked(Executor& executor) {
   return executor.looks_far;
 }
 
-// Looks for an op in the inbox. Whatever is ready already is below priority 0.
+// Looks for an op in the inbox, where something may come before whatever is ready already.
 Op* EngineCore::StreamLocked(Executor& executor) {
   const bool past_async = !in_flight_.empty();
   const bool far = past_async && MayLookFarLocked(executor);
@@ -217,14 +218,14 @@ Op* EngineCore::StreamLocked(Executor& executor) {
     if (next.ready == nullptr) {
       // A GPU op goes to the ready queue by itself: it is issued now, not after the rest of a
       // burst.
-      if (!ready_.empty() && ready_.top_priority() >= 0) break;
+      if (!ready_.empty() && ComesBeforeInboxLocked(ready_.top_priority())) break;
       ++blocked;
       continue;
     }
-    if (next.ready->priority == 0 && ready_.empty()) return next.ready;
+    const int priority = next.ready->priority;
+    if (priority <= 0 && ready_.empty() && ComesBeforeInboxLocked(priority)) return next.ready;
     ready_.Push(next.ready);
-    // Above 0: nothing in the inbox is above it that urgent_ does not announce. Below: look on.
-    if (ready_.top_priority() >= 0) break;
+    if (ComesBeforeInboxLocked(ready_.top_priority())) break;
   }
   if (!ready_.empty()) return PopReadyLocked(executor);
   if (far) {

@@ -266,7 +266,7 @@ void EngineCore::DropVar(VarState* var) noexcept {
   Ref();  // once the drop is published, others may free the variable and let the engine go
   const std::uint64_t ticket = inbox_.TakeTicket();
   if (!inbox_.HasSlot(ticket)) AwaitSlot(ticket);
-  inbox_.Publish(ticket, var, MessageKind::kDropped);
+  inbox_.PublishDrop(ticket, var);
   if (!TookDrop(ticket)) AfterPublish();
   Unref();
 }

@@ -263,25 +263,9 @@ std::uint64_t EngineCore::CommitGpuPush(Op* op) noexcept {
   return ticket;
 }
 
-// From here on `op` may have gone.
-std::uint64_t EngineCore::PublishOp(Op* op, MessageKind kind) noexcept {
-  engine::ThreadContext& context = tls_context;
-  if (context.core == this) {
-    op->child = true;
-    op->epoch = context.op->epoch;
-    ++context.children;
-  }
-  const bool urgent = op->priority > 0;
-  const std::uint64_t ticket = EnterInbox(op);
-  inbox_.Publish(ticket, op, kind);
-  // After publishing; see DrainIfUrgentLocked.
-  if (urgent) urgent_.exchange(true, std::memory_order_acq_rel);
-  return ticket;
-}
-
 // Gives `op` its ticket, whose slot is free then.
-std::uint64_t EngineCore::EnterInbox(Op* op) noexcept {
-  const std::uint64_t ticket = inbox_.TakeTicket();
+[[gnu::always_inline]] inline std::uint64_t EngineCore::EnterInbox(Op* op) noexcept {
+  const std::uint64_t ticket = inbox_.TakeTicket(op->priority);
   op->ticket = ticket;
   if (!inbox_.HasSlot(ticket)) [[unlikely]]
     AwaitSlot(ticket);
@@ -293,21 +277,37 @@ std::uint64_t EngineCore::EnterInbox(Op* op) noexcept {
   return ticket;
 }
 
+// From here on `op` may have gone.
+std::uint64_t EngineCore::PublishOp(Op* op, MessageKind kind) noexcept {
+  engine::ThreadContext& context = tls_context;
+  if (context.core == this) {
+    op->child = true;
+    op->epoch = context.op->epoch;
+    ++context.children;
+  }
+  const int priority = op->priority;
+  const std::uint64_t ticket = EnterInbox(op);
+  inbox_.Publish(ticket, op, kind, priority);
+  // After publishing; see DrainIfUrgentLocked.
+  if (priority > 0) urgent_.exchange(true, std::memory_order_acq_rel);
+  return ticket;
+}
+
 // Runs `op` here and now if it is ready. Published and taken from the inbox under one hold of the
 // lock, it can be nobody else's meanwhile.
 std::uint64_t EngineCore::CommitInline(Op* op) noexcept {
-  const bool urgent = op->priority > 0;
+  const int priority = op->priority;
   const std::uint64_t ticket = EnterInbox(op);
   bool work_left = false;
   {
     const engine::TrackerGuard guard(lock_);
-    inbox_.Publish(ticket, op, MessageKind::kOp);
+    inbox_.Publish(ticket, op, MessageKind::kOp, priority);
     if (RegisterThroughLocked(op, ticket)) {
       Executor executor;
       executor.is_pusher = true;
       const ExecutorLink link(*this, executor);
       ExecuteLocked(executor, op);
-    } else if (urgent && inbox_head_ <= ticket) {
+    } else if (priority > 0 && inbox_head_ <= ticket) {
       urgent_.exchange(true, std::memory_order_acq_rel);
     }
     TakeCompletionsLocked();  // those that came meanwhile are no reason either

@@ -28,6 +28,8 @@ constexpr int kBackoffMax = 1024;
 constexpr int kCalmLooks = 16;
 // What calls for help may skip, in time: the ops skipped are of any length.
 constexpr std::int64_t kBackoffNs = 1'000'000;
+// Short ops between two looks at whether there are enough for a further executor.
+constexpr int kHelpLookEvery = 8;
 // Ops between two wake-ups of waits that could help.
 constexpr int kWakesApart = 16;
 // Looks in vain after which an executor lets others have its CPU, if async ops are in flight: the
@@ -269,6 +271,9 @@ bool EngineCore::GoAloneLocked(const Executor& executor) {
 bool EngineCore::NeedsHelpLocked() {
   const int busy = std::max(executors_, executing_ + idlers_);
   if (busy >= options_.num_workers || !ParallelPaysLocked(busy + 1)) return false;
+  // Each look fetches a line that every push writes.
+  if (body_ns_ < kShortBodyNs && --until_help_look_ > 0) return false;
+  until_help_look_ = kHelpLookEvery;
   // Registered ops that are blocked count only beside a ready one: that they may run soon is a
   // guess, which help_backoff_ corrects.
   const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;

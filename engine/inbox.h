@@ -4,10 +4,16 @@
 // engine's lock empties the ring in ticket order. The ticket is taken by one atomic addition, so
 // the order respects each thread's own and every happens-before between pushes.
 //
-// A slot holds an address, two bits that say of what, and the parity of the lap: the consumer never
-// writes slots, and a slot is full exactly when its parity is that of the ticket's lap.
+// A slot holds an address, two bits that say of what, the parity of the lap, and the op's priority:
+// the consumer never writes slots, and a slot is full exactly when its parity is that of the
+// ticket's lap.
+//
+// The consumer may stop at a slot, and leave those behind it for later, if none of these comes
+// first. For priorities below 0 producers see to that: each compares its op with the one before,
+// and says so if its own is above.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -41,28 +47,51 @@ class Inbox {
     std::memset(static_cast<void*>(slots_.get()), 0, kBytes);
   }
 
-  // Producers, any thread. TakeTicket, then Publish; before Publish wait while !HasSlot(ticket).
+  // Producers, any thread. TakeTicket, then Publish or PublishDrop; before these wait while
+  // !HasSlot(ticket).
   // seq_cst: pairs with the recheck of tail() by an executor that is about to sleep.
   std::uint64_t TakeTicket() { return tail_.fetch_add(1, std::memory_order_seq_cst); }
+  // An op's: before its ticket it has said that it is below 0, so who has a later one knows.
+  std::uint64_t TakeTicket(int priority) {
+    if (priority < 0 && !below_zero_.load(std::memory_order_relaxed)) [[unlikely]]
+      below_zero_.store(true, std::memory_order_relaxed);
+    return TakeTicket();
+  }
   bool HasSlot(std::uint64_t ticket) const {
     // acquire; pairs with the release in Advance: the slot's old content has been read
     return ticket - head_published_.load(std::memory_order_acquire) < kSlots;
   }
-  void Publish(std::uint64_t ticket, void* address, MessageKind kind) {
-    const std::uint64_t word = reinterpret_cast<std::uintptr_t>(address) |
-                               static_cast<std::uint64_t>(kind) << 1 | Parity(ticket);
-    // release; pairs with the acquire in At: the op's block is visible
-    slots_[ticket & (kSlots - 1)].word.store(word, std::memory_order_release);
+  void Publish(std::uint64_t ticket, void* op, MessageKind kind, int priority) {
+    const int level = std::clamp(priority, kLevelMin, kLevelMax);
+    Store(ticket, op, kind, level);
+    if (below_zero_.load(std::memory_order_relaxed)) NoteRise(ticket, level);
+  }
+  // Of the same priority as what came before.
+  void PublishDrop(std::uint64_t ticket, void* var) {
+    int level = 0;
+    if (below_zero_.load(std::memory_order_relaxed)) {
+      const std::uint64_t before = Word(ticket - 1);
+      level = IsOf(before, ticket - 1) ? LevelOf(before) : kLevelMax;
+      NoteRise(ticket, level);
+    }
+    Store(ticket, var, MessageKind::kDropped, level);
   }
   std::uint64_t tail() const { return tail_.load(std::memory_order_seq_cst); }
 
   // The consumer, under the engine's lock. `head` is the ticket that it takes next; it keeps that
   // itself, beside what else it changes with every op.
   Message At(std::uint64_t head) const {
-    const std::uint64_t word = slots_[head & (kSlots - 1)].word.load(std::memory_order_acquire);
-    if (word == 0 || (word & 1) != Parity(head)) return {MessageKind::kOp, nullptr};
-    return {static_cast<MessageKind>(word >> 1 & 3),
-            reinterpret_cast<void*>(word & ~std::uint64_t{7})};
+    const std::uint64_t word = Word(head);
+    if (!IsOf(word, head)) return {MessageKind::kOp, nullptr};
+    return {static_cast<MessageKind>(word >> 1 & 3), reinterpret_cast<void*>(word & kAddress)};
+  }
+  // May an op of this priority, which is below 0, run before all that lies in the ring? No: one of
+  // those may come first.
+  // Not inlined: where all priorities are 0 it only would be in the way.
+  [[gnu::noinline]] bool NothingComesBefore(int priority, std::uint64_t head) const {
+    const std::uint64_t word = Word(head);
+    if (!IsOf(word, head)) return true;
+    return head >= last_rise_.load(std::memory_order_relaxed) && LevelOf(word) <= priority;
   }
   void Advance(std::uint64_t* head) {
     // A slot some way ahead is the next block needed: fetching it now hides the trip from the
@@ -82,9 +111,16 @@ class Inbox {
   static constexpr std::uint64_t kSlots = std::uint64_t{1} << 18;
 
  private:
+  // From the lowest bit: the parity, two of the kind, the rest of the address, and 16 of the
+  // priority. A program gets no address of more than 48 bits unless it asks for one.
   struct Slot {
     std::atomic<std::uint64_t> word;  // 0 bits of fresh zeroed memory: an empty slot of lap 0
   };
+  static constexpr int kAddressBits = 48;
+  static constexpr std::uint64_t kAddress = (std::uint64_t{1} << kAddressBits) - 8;
+  // Priorities as slots have them. The ends stand for what is beyond, too.
+  static constexpr int kLevelMin = -(1 << 15);
+  static constexpr int kLevelMax = (1 << 15) - 1;
   struct FreeSlots {
     void operator()(Slot* slots) const { ReturnToSystem(slots, kBytes); }
   };
@@ -93,8 +129,37 @@ class Inbox {
   static constexpr std::uint64_t kPublishEvery = 32;
 
   static std::uint64_t Parity(std::uint64_t ticket) { return (ticket / kSlots + 1) & 1; }
+  static bool IsOf(std::uint64_t word, std::uint64_t ticket) {
+    return word != 0 && (word & 1) == Parity(ticket);
+  }
+  static int LevelOf(std::uint64_t word) { return static_cast<std::int16_t>(word >> kAddressBits); }
+  std::uint64_t Word(std::uint64_t ticket) const {
+    // acquire; pairs with the release in Store: the op's block is visible
+    return slots_[ticket & (kSlots - 1)].word.load(std::memory_order_acquire);
+  }
+  void Store(std::uint64_t ticket, void* address, MessageKind kind, int level) {
+    std::uint64_t word = reinterpret_cast<std::uintptr_t>(address) |
+                         static_cast<std::uint64_t>(kind) << 1 | Parity(ticket);
+    // A branch, so that the usual slot does not wait for its level.
+    if (level != 0) [[unlikely]]
+      word |= static_cast<std::uint64_t>(level) << kAddressBits;
+    slots_[ticket & (kSlots - 1)].word.store(word, std::memory_order_release);
+  }
+  // Says so if `level` is, or may be, above what came before.
+  void NoteRise(std::uint64_t ticket, int level) {
+    const std::uint64_t before = Word(ticket - 1);
+    if (IsOf(before, ticket - 1) && LevelOf(before) >= level) return;
+    std::uint64_t last = last_rise_.load(std::memory_order_relaxed);
+    while (last < ticket &&
+           !last_rise_.compare_exchange_weak(last, ticket, std::memory_order_relaxed)) {
+    }
+  }
 
   const std::unique_ptr<Slot[], FreeSlots> slots_;
+  std::atomic<bool> below_zero_{false};  // an op below priority 0 has been pushed, ever
+  // The latest op that may be above the one before it. Behind it, and while none of the two is
+  // left, priorities fall.
+  std::atomic<std::uint64_t> last_rise_{0};
   alignas(kNoSharing) std::atomic<std::uint64_t> tail_{0};
   alignas(kNoSharing) std::atomic<std::uint64_t> head_published_{0};
 };

@@ -164,7 +164,7 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   // A wait's fence has no body to run here, and the wait may have a deadline.
   if (runs && inline_busy_ && IsFence(op) && !op->clears_error) runs = false;
   if (runs) runs = AcquireForPushLocked();
-  const std::uint64_t ticket = inbox_.TakeTicket();
+  const std::uint64_t ticket = inbox_.TakeTicket(op->priority);
   op->ticket = ticket;
   while (!inbox_.HasSlot(ticket)) {
     DrainLocked();
@@ -174,7 +174,7 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) TracePush(*trace, op);
   }
   if (op->priority > 0) urgent_.store(true, std::memory_order_relaxed);
-  inbox_.Publish(ticket, op, kind);
+  inbox_.Publish(ticket, op, kind, op->priority);
   if (!runs) {
     WakeForPushLocked();
     return ticket;

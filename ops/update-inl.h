@@ -103,11 +103,10 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
   for (int k = 0; k < F::kStates; ++k) state_of[k] = states[k];
   for (int k = 0; k < F::kOutputs; ++k) output_of[k] = outputs[k];
   constexpr bool kWeightApart = !std::is_same_v<T, C>;
-  // The hardware's prefetchers fall behind where they have to follow several arrays at once.
-  constexpr bool kPrefetches = 2 + F::kStates + kWeightApart >= 3;
   constexpr std::size_t kElementBytes =
       sizeof(T) + (kWeightApart ? sizeof(T) : 0) + (1 + F::kStates) * sizeof(C);
-  // 0: what is read next anyway, which costs next to nothing.
+  // The hardware's prefetchers fall behind where they have to follow several arrays at once. 0:
+  // what is read next anyway, which costs next to nothing.
   const std::size_t ahead = FetchAheadBytes() / kElementBytes;
   // Past the caches, where the weight would be read only to be overwritten: up to a seventh of all
   // bytes.
@@ -120,12 +119,10 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
                        reinterpret_cast<std::uintptr_t>(weight) % vector_bytes == 0;
   ForEachVector<C>(count, [=](auto d, std::size_t i) HWY_ATTR {
     using V = Lanes<decltype(d)>;
-    if constexpr (kPrefetches) {
-      hwy::Prefetch(state + i + ahead);
-      hwy::Prefetch(gradient + i + ahead);
-      if (kWeightApart && !streams) hwy::Prefetch(weight + i + ahead);
-      for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + ahead);
-    }
+    hwy::Prefetch(state + i + ahead);
+    hwy::Prefetch(gradient + i + ahead);
+    if (kWeightApart && !streams) hwy::Prefetch(weight + i + ahead);
+    for (int k = 0; k < F::kStates; ++k) hwy::Prefetch(state_of[k] + i + ahead);
     Element<V, F::kStates, F::kOutputs> e;
     e.weight = V{LoadAs(d, state + i)};
     e.gradient = V{LoadAs(d, gradient + i)};

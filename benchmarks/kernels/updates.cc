@@ -1,10 +1,15 @@
 // The updates of optimizers, 64 KiB to 64 MiB of weights: at least 85% of the slower of two limits,
 // the bytes they must move and their arithmetic on data in the first-level cache. One thread.
 // Optimizers that need norms take several passes, and SGLD draws random numbers: they are not here.
+// Where the weight is only written, beside a master copy, nobody reads it of these lines, so ours
+// too runs with ordinary and with streaming stores, and the better one counts. The lines "and a
+// copy of it" read it, as a pull does: there ours runs as it chooses by itself.
 #include <heddle/dtype.h>
 #include <heddle/optimizer.h>
 
 #include <cstddef>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -60,7 +65,7 @@ class PlacedUpdate {
  public:
   // `bytes`: of the weight.
   PlacedUpdate(const OptimizerPtr& optimizer, bool master, std::size_t bytes)
-      : rule_(optimizer->plan()->rule) {
+      : rule_(optimizer->plan()->rule), bytes_(bytes) {
     const std::size_t weight_bytes = master ? sizeof(BFloat16) : sizeof(float);
     const std::size_t count = bytes / weight_bytes;
     const auto add = [&](std::size_t element_bytes, Stream::Use use) {
@@ -84,36 +89,57 @@ class PlacedUpdate {
   PlacedUpdate& operator=(const PlacedUpdate&) = delete;
 
   KernelCase::Place place() {
-    return {.streams = streams_, .run = [this](std::size_t elements) {
-              run_.count = elements;
-              rule_->Update(run_);
+    if (run_.master == nullptr) return {.streams = streams_, .run = With(ops::StoreMode::kAuto)};
+    return {.streams = streams_,
+            .run = With(ops::StoreMode::kCached),
+            .run_streaming = With(ops::StoreMode::kStreaming)};
+  }
+  KernelCase::Place place_and_copy() {
+    if (copy_ == nullptr) copy_ = std::make_unique<Memory>(bytes_);
+    return {.streams = streams_, .run = With(ops::StoreMode::kAuto), .then = [this] {
+              std::memcpy(copy_->data(), run_.weight, bytes_);
             }};
   }
 
  private:
+  std::function<void(std::size_t)> With(ops::StoreMode stores) {
+    return [this, stores](std::size_t elements) {
+      run_.count = elements;
+      run_.weight_stores = stores;
+      rule_->Update(run_);
+    };
+  }
+
   const std::shared_ptr<const internal::UpdateRule> rule_;
+  const std::size_t bytes_;
+  std::unique_ptr<Memory> copy_;
   std::vector<Memory> memory_;
   std::vector<Stream> streams_;
   internal::KeyUpdate update_ = {};
   internal::UpdateRun run_ = {};
 };
 
+// Of the update alone, or with a copy of the weight.
+enum class Then { kNothing, kCopy };
+
 // `bytes`: of the weight.
-void MeasureUpdate(const UpdateKernel& kernel, bool master, std::size_t bytes, int rounds,
-                   BarReport& report) {
+void MeasureUpdate(const UpdateKernel& kernel, bool master, std::size_t bytes, Then then,
+                   int rounds, BarReport& report) {
   const OptimizerPtr optimizer = MakeOptimizer(kernel.optimizer, kernel.parameters);
-  KernelCase measured{
-      .what = fmt::format("{}, {}, {}", kernel.what,
-                          master ? "bfloat16 with master weights" : "float32", BytesText(bytes)),
-      .count = bytes / (master ? sizeof(BFloat16) : sizeof(float)),
-      .places = {},
-      .arithmetic_count = kInCache};
+  const bool copies = then == Then::kCopy;
+  KernelCase measured{.what = fmt::format("{}, {}, {}{}", kernel.what,
+                                          master ? "bfloat16 with master weights" : "float32",
+                                          BytesText(bytes), copies ? " and a copy of it" : ""),
+                      .count = bytes / (master ? sizeof(BFloat16) : sizeof(float)),
+                      .then_moves = copies ? 2 * bytes : 0,
+                      .places = {},
+                      .arithmetic_count = kInCache};
   // Beyond the caches it does not matter where pages lie.
   const int places = bytes <= kPlacesMatterTo ? rounds : 1;
   std::vector<std::unique_ptr<PlacedUpdate>> updates;
   for (int i = 0; i < places; ++i) {
     updates.push_back(std::make_unique<PlacedUpdate>(optimizer, master, bytes));
-    measured.places.push_back(updates.back()->place());
+    measured.places.push_back(copies ? updates.back()->place_and_copy() : updates.back()->place());
   }
   MeasureKernel(measured, rounds, report);
 }
@@ -127,9 +153,12 @@ void MeasureUpdates(BarReport& report, bool quick) {
   for (const UpdateKernel& kernel : Updates()) {
     for (const bool master : {false, true}) {
       for (const std::size_t kib : sizes_kib) {
-        MeasureUpdate(kernel, master, kib << 10, quick ? 1 : 5, report);
+        MeasureUpdate(kernel, master, kib << 10, Then::kNothing, quick ? 1 : 5, report);
       }
     }
+  }
+  for (const std::size_t kib : sizes_kib) {
+    MeasureUpdate(Updates().front(), true, kib << 10, Then::kCopy, quick ? 1 : 5, report);
   }
 }
 

@@ -75,10 +75,16 @@ struct KernelCase {
   struct Place {
     std::vector<Stream> streams;                 // what the kernel moves for `count` elements
     std::function<void(std::size_t count)> run;  // the kernel on the first `count` elements
+    // The same with streaming stores, where the caller has the choice: the better one counts. Null:
+    // there is none.
+    std::function<void(std::size_t count)> run_streaming = nullptr;
+    // What reads the result then, of the loops as well. Null: nothing.
+    std::function<void()> then = nullptr;
   };
 
   std::string what;
-  std::size_t count;  // elements
+  std::size_t count;           // elements
+  std::size_t then_moves = 0;  // bytes, as `then` of all places
   // Alike but for where their pages lie, which decides what shares a set of a cache, and is luck:
   // rounds take them in turn.
   std::vector<Place> places;

@@ -5,10 +5,16 @@
 #include <heddle/engine.h>
 
 #include <algorithm>
+#include <barrier>
 #include <climits>
+#include <cstdint>
+#include <functional>
 #include <latch>
 #include <numeric>
 #include <random>
+#include <set>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -92,6 +98,139 @@ TEST_P(PriorityTest, TheWholeRangeOfIntCounts) {
                                        INT_MAX - 1, INT_MIN + 1, 0,       70'000, 65'536,
                                        65'535,      -70'000,     INT_MAX, INT_MIN};
   EXPECT_EQ(OrderOf(engine, priorities), ExpectedOrder(priorities));
+}
+
+// Layers of a network, one round after another: mostly each op is below the one before it.
+std::vector<int> MostlyFalling(std::mt19937_64& random, int count, int step_max) {
+  std::vector<int> priorities;
+  std::int64_t priority = 0;
+  for (int i = 0; i < count; ++i) {
+    const bool rises = random() % 32 == 0;
+    priority += rises ? static_cast<std::int64_t>(random() % (20 * std::int64_t{step_max}))
+                      : -static_cast<std::int64_t>(random() % step_max);
+    priorities.push_back(static_cast<int>(std::clamp<std::int64_t>(priority, INT_MIN, INT_MAX)));
+    if (rises && random() % 8 == 0) priority = 0;
+  }
+  return priorities;
+}
+
+TEST_P(PriorityTest, FallingPrioritiesWithSomeThatRise) {
+  std::mt19937_64 random(BaseSeed());
+  Engine engine(Options(/*ageing=*/0));
+  for (int round = 0; round < Rounds(60); ++round) {
+    const int step_max = std::vector{1, 2, 40, 3000, 50'000'000}[round % 5];
+    const std::vector<int> priorities = MostlyFalling(random, 600, step_max);
+    ASSERT_EQ(OrderOf(engine, priorities), ExpectedOrder(priorities))
+        << "seed " << BaseSeed() << ", round " << round;
+  }
+}
+
+// Variables that go between pushes leave messages among the ops.
+TEST_P(PriorityTest, DroppedVariablesAmongFallingPriorities) {
+  std::mt19937_64 random(BaseSeed());
+  Engine engine(Options(/*ageing=*/0));
+  for (int round = 0; round < Rounds(60); ++round) {
+    const int step_max = std::vector{2, 40, 3000}[round % 3];
+    const std::vector<int> priorities = MostlyFalling(random, 300, step_max);
+    std::vector<int> order;
+    std::latch done(static_cast<std::ptrdiff_t>(priorities.size()));
+    {
+      Blocker blocker(engine);
+      for (int i = 0; i < static_cast<int>(priorities.size()); ++i) {
+        for (auto drops = random() % 4; drops > 1; --drops) engine.NewVar("dropped");
+        engine.Push({.name = "ranked", .priority = priorities[i]}, [&, i] {
+          order.push_back(i);
+          done.count_down();
+        });
+      }
+    }
+    done.wait();
+    ASSERT_EQ(order, ExpectedOrder(priorities)) << "seed " << BaseSeed() << ", round " << round;
+  }
+}
+
+// What runs pushes further ops, so that each choice is made among other ones.
+TEST_P(PriorityTest, OpsPushedByBodiesTakeTheirPlace) {
+  std::mt19937_64 random(BaseSeed());
+  for (int round = 0; round < Rounds(40); ++round) {
+    constexpr int kOps = 1500;
+    const std::vector<int> priorities =
+        MostlyFalling(random, kOps, std::vector{1, 3, 100}[round % 3]);
+    std::vector<int> children(kOps);  // of each op, in the order in which they run
+    for (int& count : children) count = static_cast<int>(random() % 3);
+
+    // One by one: the highest priority, of these the first pushed.
+    std::vector<int> expected;
+    std::set<std::pair<std::int64_t, int>> ready;
+    int pushed = 0;
+    const auto push_some = [&](int count, const auto& push) {
+      for (; count > 0 && pushed < kOps; --count) push(pushed++);
+    };
+    const auto get_ready = [&](int op) { ready.emplace(-std::int64_t{priorities[op]}, op); };
+    push_some(20, get_ready);
+    while (!ready.empty()) {
+      const int op = ready.begin()->second;
+      ready.erase(ready.begin());
+      push_some(children[expected.size()], get_ready);
+      expected.push_back(op);
+    }
+
+    Engine engine(Options(/*ageing=*/0));
+    std::vector<int> order;
+    std::latch done(static_cast<std::ptrdiff_t>(expected.size()));
+    pushed = 0;
+    std::function<void(int)> push = [&](int op) {
+      engine.Push({.name = "ranked", .priority = priorities[op]}, [&, op] {
+        push_some(children[order.size()], push);
+        order.push_back(op);
+        done.count_down();
+      });
+    };
+    {
+      Blocker blocker(engine);
+      push_some(20, push);
+    }
+    done.wait();
+    ASSERT_EQ(order, expected) << "seed " << BaseSeed() << ", round " << round;
+  }
+}
+
+// Each thread's priorities fall; where one's op lies beside the other's they may rise.
+TEST_P(PriorityTest, ThreadsWhosePrioritiesFallEachBySteps) {
+  std::mt19937_64 random(BaseSeed());
+  Engine engine(Options(/*ageing=*/0));
+  for (int round = 0; round < Rounds(100); ++round) {
+    constexpr int kThreads = 3;
+    constexpr int kOpsEach = 100;
+    std::vector<int> order, expected;
+    std::latch done(kThreads * kOpsEach);
+    {
+      Blocker blocker(engine);
+      std::barrier start(kThreads);
+      std::vector<std::jthread> threads;
+      for (int thread = 0; thread < kThreads; ++thread) {
+        std::vector<int> priorities;
+        int step = 0;
+        for (int i = 0; i < kOpsEach; ++i) {
+          step += static_cast<int>(random() % 3);
+          priorities.push_back(-step * kThreads - thread);  // no other thread's
+        }
+        expected.insert(expected.end(), priorities.begin(), priorities.end());
+        threads.emplace_back([&, priorities] {
+          start.arrive_and_wait();
+          for (const int priority : priorities) {
+            engine.Push({.name = "ranked", .priority = priority}, [&, priority] {
+              order.push_back(priority);
+              done.count_down();
+            });
+          }
+        });
+      }
+    }
+    done.wait();
+    std::ranges::sort(expected, std::greater<>());
+    ASSERT_EQ(order, expected) << "seed " << BaseSeed() << ", round " << round;
+  }
 }
 
 TEST_P(PriorityTest, AllCpuDevicesAndLanesShareOneOrder) {
