@@ -347,7 +347,7 @@ void ServerMachine::ApplyInit(Time now, Part& part, const Message& message, Outp
 
 // S3; also of resets, which are to come after the rounds that their rank has pushed to.
 void ServerMachine::ApplyRead(Time now, Part& part, Message&& message, Outputs& out) {
-  if (const std::exception_ptr error = values_.Check(part.id, message)) {
+  if (const auto error = ErrorOf([&] { values_.Check(part.id, message); })) {
     SendError(part, message, ToErrorBody(error), out);
     return;
   }

@@ -33,7 +33,7 @@ std::unique_ptr<ErrorBody> ServerMachine::TakePush(Part& part, Message& message,
     const auto& known = FindStore(part.id.store)->generations[generation - 1];
     if (known.error) return std::make_unique<ErrorBody>(*known.error);
   }
-  if (const std::exception_ptr wrong = values_.Check(part.id, message)) {
+  if (const auto wrong = ErrorOf([&] { values_.Check(part.id, message); })) {
     return std::make_unique<ErrorBody>(ToErrorBody(wrong));
   }
   return nullptr;

@@ -53,10 +53,6 @@ const void* InPlace(const Payload& payload, std::size_t alignment) {
   return reinterpret_cast<std::uintptr_t>(data) % alignment == 0 ? data : nullptr;
 }
 
-std::exception_ptr Invalid(const std::string& message) {
-  return std::make_exception_ptr(InvalidArgument(message));
-}
-
 RowSparseNDArray ArrayParts::Part::ToRows(const Payload& payload) const {
   const PartRows here = part_rows();
   const std::size_t row_bytes = static_cast<std::size_t>(here.width()) * SizeOf(info.dtype);

@@ -4,10 +4,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,8 +20,6 @@ namespace heddle::kvstore::dist {
 void CopyOut(const Payload& payload, std::size_t offset, void* out, std::size_t bytes);
 // The elements where they lie, if they lie together and aligned; else null.
 const void* InPlace(const Payload& payload, std::size_t alignment);
-// An InvalidArgument.
-std::exception_ptr Invalid(const std::string& message);
 
 // A dense value: elements that are written only while nobody reads them.
 struct ArrayParts::Value {

@@ -37,7 +37,7 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
   Message whole{.kind = Kind::kReset, .dtype = info.dtype, .part = id};
   if (info.row_sparse) whole.flags = kFlagRowSparse;
   whole.payload = value;
-  if (const std::exception_ptr error = Check(*part, whole)) std::rethrow_exception(error);
+  Check(*part, whole);
   if (info.row_sparse) {
     part->rows = part->ToRows(value);
   } else {
@@ -66,23 +66,21 @@ void ArrayParts::Reset(const PartId& id, const Payload& value) {
   ForgetState(part);
 }
 
-std::exception_ptr ArrayParts::Check(const PartId& id, const Message& message) {
-  return Check(Find(id), message);
-}
+void ArrayParts::Check(const PartId& id, const Message& message) { Check(Find(id), message); }
 
-std::exception_ptr ArrayParts::Check(const Part& part, const Message& message) const {
+void ArrayParts::Check(const Part& part, const Message& message) const {
   const PartInfo& info = part.info;
   const auto what = [&] {
     return fmt::format("key {}, part {} of {}", ToString(KeyRef(info.key)), part.id.part,
                        info.num_parts);
   };
   const bool row_sparse = (message.flags & kFlagRowSparse) != 0 || message.kind == Kind::kRowPull;
-  if (message.kind == Kind::kPull) return nullptr;
+  if (message.kind == Kind::kPull) return;
   const bool pushed_rows = row_sparse && IsPush(message.kind) && info.shape.ndim() > 0;
   if (row_sparse != info.row_sparse && !pushed_rows) {
-    return Invalid(fmt::format("{}: expected a {} array, as the value is, got a {} one", what(),
-                               info.row_sparse ? "row-sparse" : "dense",
-                               row_sparse ? "row-sparse" : "dense"));
+    throw InvalidArgument(fmt::format("{}: expected a {} array, as the value is, got a {} one",
+                                      what(), info.row_sparse ? "row-sparse" : "dense",
+                                      row_sparse ? "row-sparse" : "dense"));
   }
   const std::uint64_t bytes = message.payload.bytes();
   if (row_sparse) {
@@ -91,40 +89,40 @@ std::exception_ptr ArrayParts::Check(const Part& part, const Message& message) c
     const std::size_t stride =
         sizeof(std::int64_t) + (message.kind == Kind::kRowPull ? 0 : row_bytes);
     if (bytes % stride != 0) {
-      return Invalid(
+      throw InvalidArgument(
           fmt::format("{}: expected a multiple of {} bytes, got {}", what(), stride, bytes));
     }
     std::vector<std::int64_t> ids(bytes / stride);
     CopyOut(message.payload, 0, ids.data(), ids.size() * sizeof(std::int64_t));
     if (!ops::IsSortedUnique(ids)) {
-      return Invalid(fmt::format("{}: expected row ids that are sorted and unique", what()));
+      throw InvalidArgument(fmt::format("{}: expected row ids that are sorted and unique", what()));
     }
     if (!ids.empty() && (ids.front() < here.first() || ids.back() >= here.end())) {
-      return Invalid(fmt::format("{}: expected row ids in [{}, {}), got {} to {}", what(),
-                                 here.first(), here.end(), ids.front(), ids.back()));
+      throw InvalidArgument(fmt::format("{}: expected row ids in [{}, {}), got {} to {}", what(),
+                                        here.first(), here.end(), ids.front(), ids.back()));
     }
   }
-  if (message.kind == Kind::kRowPull) return nullptr;
+  if (message.kind == Kind::kRowPull) return;
   if (message.dtype != info.dtype) {
-    return Invalid(fmt::format("{}: expected dtype {}, got {}", what(), Name(info.dtype),
-                               Name(message.dtype)));
+    throw InvalidArgument(fmt::format("{}: expected dtype {}, got {}", what(), Name(info.dtype),
+                                      Name(message.dtype)));
   }
-  if (row_sparse) return nullptr;
+  if (row_sparse) return;
   std::uint64_t expected = part.bytes();
   if ((message.flags & kFlagCompressed) != 0) {
     if (!IsPush(message.kind)) {
-      return Invalid(fmt::format("{}: expected elements, got codes", what()));
+      throw InvalidArgument(fmt::format("{}: expected elements, got codes", what()));
     }
     const auto store = stores_.find(part.id.store);
     if (store == stores_.end() || store->second.compressor == nullptr) {
-      return Invalid(fmt::format("{}: got codes, expected none before compression is set", what()));
+      throw InvalidArgument(
+          fmt::format("{}: got codes, expected none before compression is set", what()));
     }
     expected = static_cast<std::uint64_t>(store->second.compressor->CodeBytes(part.extent()));
   }
   if (bytes != expected) {
-    return Invalid(fmt::format("{}: expected {} bytes, got {}", what(), expected, bytes));
+    throw InvalidArgument(fmt::format("{}: expected {} bytes, got {}", what(), expected, bytes));
   }
-  return nullptr;
 }
 
 // ---- Sums

@@ -68,7 +68,7 @@ class ArrayParts final : public PartStore {
   void Remove(const PartId& id) override;
   void Expect(const PartId& id) const override { dist::Expect(parts_, id); }
   void Reset(const PartId& id, const Payload& value) override;
-  std::exception_ptr Check(const PartId& id, const Message& message) override;
+  void Check(const PartId& id, const Message& message) override;
   void Add(const PartId& id, const Message& push, bool first) override;
   void DropSum(const PartId& id) override;
   bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;
@@ -124,7 +124,7 @@ class ArrayParts final : public PartStore {
 
   Part& Find(const PartId& id) { return *FindShared(id); }
   const std::shared_ptr<Part>& FindShared(const PartId& id);
-  std::exception_ptr Check(const Part& part, const Message& message) const;
+  void Check(const Part& part, const Message& message) const;
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
   // Queues it: of what an updater of the server's own keeps of the part's key, of whose lives it

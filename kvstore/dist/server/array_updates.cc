@@ -95,11 +95,11 @@ bool ArrayParts::Update(const PartId& id, const UpdateBy& by, std::exception_ptr
       rule != nullptr &&
       (rule->needs_norms || (rule->plan->rule->by_rows() && !part->info.row_sparse));
   if (needs_whole && part->info.num_parts > 1) {
-    *error = Invalid(fmt::format(
+    *error = std::make_exception_ptr(InvalidArgument(fmt::format(
         "key {}: optimizer {} works on whole rows or norms of an array, got one that is cut into "
         "parts, which are updated one by one; a key that is initialised after the optimizer is set "
         "is not cut",
-        ToString(KeyRef(part->info.key)), rule->optimizer->name()));
+        ToString(KeyRef(part->info.key)), rule->optimizer->name())));
     DropSum(id);
     return true;
   }

@@ -23,9 +23,7 @@ class TracedParts final : public PartStore {
   void Expect(const PartId& id) const override { parts_.Expect(id); }
   void Remove(const PartId& id) override { parts_.Remove(id); }
   void Reset(const PartId& id, const Payload& value) override;
-  std::exception_ptr Check(const PartId& id, const Message& message) override {
-    return parts_.Check(id, message);
-  }
+  void Check(const PartId& id, const Message& message) override { parts_.Check(id, message); }
   void Add(const PartId& id, const Message& push, bool first) override;
   void DropSum(const PartId& id) override;
   bool Update(const PartId& id, const UpdateBy& by, std::exception_ptr* error) override;

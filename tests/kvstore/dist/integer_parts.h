@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,6 +48,7 @@ class IntegerParts : public PartStore {
   };
   // Decides for each pass whether its end is to be told by the test, with EndPass.
   std::function<bool(const PartId&)> defer_pass = [](const PartId&) { return false; };
+  bool no_memory = false;  // for the next Check
   // The error of the next update of a part.
   std::unordered_map<PartId, std::string, PartIdHash> fail_update;
 
@@ -77,14 +79,14 @@ class IntegerParts : public PartStore {
     Part& part = Idle(id);
     part.value = ValuesOf(value);
   }
-  std::exception_ptr Check(const PartId& id, const Message& message) override {
+  void Check(const PartId& id, const Message& message) override {
+    if (std::exchange(no_memory, false)) throw std::bad_alloc();
     const std::size_t expected = At(id).value.size() * sizeof(std::int64_t);
     const bool has_values = message.kind == Kind::kPush || message.kind == Kind::kPushPull ||
                             message.kind == Kind::kReset;
-    if (!has_values || message.payload.bytes() == expected) return nullptr;
-    return std::make_exception_ptr(InvalidArgument("expected " + std::to_string(expected) +
-                                                   " bytes, given " +
-                                                   std::to_string(message.payload.bytes())));
+    if (!has_values || message.payload.bytes() == expected) return;
+    throw InvalidArgument("expected " + std::to_string(expected) + " bytes, given " +
+                          std::to_string(message.payload.bytes()));
   }
   void Add(const PartId& id, const Message& push, bool first) override {
     Part& part = Idle(id);

@@ -229,6 +229,25 @@ TEST(ServerMachine, APushThatDoesNotFitFailsItsRound) {
   EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).value, Values({5}));
 }
 
+// Looking at what a request holds may take memory as well.
+TEST(ServerMachine, ARequestForWhichThereIsNoMemoryFailsAlone) {
+  SmallJob job(1);
+  job.Init(0, 0, {5});
+  job.Run();
+  job.parts().no_memory = true;
+  const auto pull = job.Pull(0, 0);
+  job.Run();
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(pull)), OutOfMemory);
+  job.parts().no_memory = true;
+  const auto push = job.Push(0, 0, {1});
+  job.Run();
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(push)), OutOfMemory);
+  job.Push(0, 0, {2});
+  const auto later = job.Pull(0, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(later), Values({2}));
+}
+
 TEST(ServerMachine, AFailedUpdatePoisonsUntilReset) {
   SmallJob job(1);
   job.Init(0, 0, {5});
