@@ -404,6 +404,7 @@ class EngineCore {
   bool HasPlaceLocked() const REQUIRES(lock_) {
     return executing_ - pushers_executing_ < options_.num_workers;
   }
+  std::uint64_t LookAtTailLocked() REQUIRES(lock_) { return seen_tail_ = inbox_.LooseTail(); }
   bool NeedsHelpLocked() REQUIRES(lock_);
   bool ReserveWorker() noexcept;
   void EnsureWorkerLocked() REQUIRES(lock_);
@@ -587,13 +588,14 @@ class EngineCore {
   std::int64_t no_yield_until_ns_ GUARDED_BY(lock_) = 0;  // see YieldCpu
   Waiter* waiters_ GUARDED_BY(lock_) = nullptr;           // latest first
   int room_waiters_ GUARDED_BY(lock_) = 0;
-  // See NeedsHelpLocked: pushes by bodies that have returned, those by others at its last look, and
-  // its looks since that has changed.
+  // See NeedsHelpLocked: pushes by bodies that have returned, those by others at its last look, ops
+  // since that has changed, and short ops until the next look.
   std::uint64_t pushed_by_bodies_ GUARDED_BY(lock_) = 0;
-  std::uint64_t last_look_ GUARDED_BY(lock_) = 0;
-  int calm_looks_ GUARDED_BY(lock_) = 0;
-  int until_help_look_ GUARDED_BY(lock_) = 0;  // short ops until NeedsHelpLocked looks again
-  int guests_ GUARDED_BY(lock_) = 0;           // of executors_: workers on threads of others
+  std::uint64_t pushed_at_look_ GUARDED_BY(lock_) = 0;
+  int calm_ops_ GUARDED_BY(lock_) = 0;
+  int until_tail_look_ GUARDED_BY(lock_) = 0;
+  std::uint64_t seen_tail_ GUARDED_BY(lock_) = 0;  // of the inbox, when an executor looked last
+  int guests_ GUARDED_BY(lock_) = 0;               // of executors_: workers on threads of others
 
   WaitPoller* poller_ GUARDED_BY(lock_) = nullptr;  // see core_poll.cc
   Waiter* leader_ GUARDED_BY(lock_) = nullptr;      // runs the poller, or has been told to

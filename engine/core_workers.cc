@@ -25,11 +25,12 @@ constexpr std::int64_t kTurnNs = 5'000'000;
 constexpr std::uint64_t kWorthComing = 8;
 constexpr int kBackoffMax = 1024;
 // Ops in a row without a push, after which nobody is thought to push.
-constexpr int kCalmLooks = 16;
+constexpr int kCalmOps = 16;
 // What calls for help may skip, in time: the ops skipped are of any length.
 constexpr std::int64_t kBackoffNs = 1'000'000;
-// Short ops between two looks at whether there are enough for a further executor.
-constexpr int kHelpLookEvery = 8;
+// Of short ops, every so many looks at how many lie in the inbox: a look fetches a line that every
+// push writes.
+constexpr int kTailLookEvery = 8;
 // Ops between two wake-ups of waits that could help.
 constexpr int kWakesApart = 16;
 // Looks in vain after which an executor lets others have its CPU, if async ops are in flight: the
@@ -62,7 +63,7 @@ bool EngineCore::RunWorker(engine::WorkerThread thread) {
       Executor executor;
       executor.keeps_candidate = true;
       executor.in_bursts = true;
-      executor.burst_end = inbox_.LooseTail();
+      executor.burst_end = LookAtTailLocked();
       const ExecutorLink link(*this, executor);
       JoinExecutorsLocked();
       guests_ += thread == engine::WorkerThread::kGuest;
@@ -139,7 +140,7 @@ bool EngineCore::WorkLocked(Executor& executor, engine::WorkerThread thread) {
     }
     if (polls > 0 && LingerLocked(executor, &polls)) continue;
     if (LeaveExecutorsLocked(executor)) break;
-    executor.burst_end = inbox_.LooseTail();
+    executor.burst_end = LookAtTailLocked();
     polls = kLingerPolls;
   }
   if (helper) NoteHelpLocked(executor.ran);
@@ -211,7 +212,7 @@ bool EngineCore::LingerLocked(Executor& executor, int* polls) {
   lock_.lock();
   --idlers_;
   no_yield_until_ns_ = std::max(no_yield_until_ns_, no_yield_until_ns);
-  executor.burst_end = inbox_.LooseTail();
+  executor.burst_end = LookAtTailLocked();
   return work;
 }
 
@@ -271,19 +272,21 @@ bool EngineCore::GoAloneLocked(const Executor& executor) {
 bool EngineCore::NeedsHelpLocked() {
   const int busy = std::max(executors_, executing_ + idlers_);
   if (busy >= options_.num_workers || !ParallelPaysLocked(busy + 1)) return false;
-  // Each look fetches a line that every push writes.
-  if (body_ns_ < kShortBodyNs && --until_help_look_ > 0) return false;
-  until_help_look_ = kHelpLookEvery;
   // Registered ops that are blocked count only beside a ready one: that they may run soon is a
   // guess, which help_backoff_ corrects.
   const std::uint64_t registered = ready_.empty() ? 0 : pushed_ - done_;
-  const std::uint64_t tail = inbox_.LooseTail();
-  const auto visible = static_cast<std::int64_t>(registered + tail - inbox_head_);
   // Who pushes short ops without a pause has a CPU as well, and often waits for them next. Not if
   // it is a body.
-  const std::uint64_t pushed = tail - pushed_by_bodies_;
-  calm_looks_ = pushed != std::exchange(last_look_, pushed) ? 0 : calm_looks_ + 1;
-  if (calm_looks_ < kCalmLooks && body_ns_ < kShortBodyNs && busy + 1 >= cpus_) return false;
+  const bool short_ops = body_ns_ < kShortBodyNs;
+  ++calm_ops_;
+  if (!short_ops || --until_tail_look_ <= 0) {
+    until_tail_look_ = kTailLookEvery;
+    const std::uint64_t pushed = LookAtTailLocked() - pushed_by_bodies_;
+    if (pushed != std::exchange(pushed_at_look_, pushed)) calm_ops_ = 0;
+  }
+  if (calm_ops_ < kCalmOps && short_ops && busy + 1 >= cpus_) return false;
+  const std::uint64_t in_inbox = seen_tail_ - std::min(inbox_head_, seen_tail_);
+  const auto visible = static_cast<std::int64_t>(registered + in_inbox);
   if (visible == 0 || visible * std::min(body_ns_, kWorthHelpNs) < kWorthHelpNs) return false;
   if (help_skips_ > 0) {
     --help_skips_;

@@ -21,6 +21,7 @@
 #include <memory>
 #include <new>
 
+#include "base/check.h"
 #include "base/prefetch.h"
 #include "base/system_memory.h"
 #include "engine/op.h"
@@ -49,9 +50,10 @@ class Inbox {
 
   // Producers, any thread. TakeTicket, then Publish or PublishDrop; before these wait while
   // !HasSlot(ticket).
-  // seq_cst: pairs with the recheck of tail() by an executor that is about to sleep.
+  // seq_cst: pairs with the recheck of tail() by an executor that is about to sleep. Acquire and
+  // release at the least: what was written before a ticket was taken, who has a later one sees.
   std::uint64_t TakeTicket() { return tail_.fetch_add(1, std::memory_order_seq_cst); }
-  // An op's: before its ticket it has said that it is below 0, so who has a later one knows.
+  // An op's. It says that it is below 0 first, so who has a later ticket knows.
   std::uint64_t TakeTicket(int priority) {
     if (priority < 0 && !below_zero_.load(std::memory_order_relaxed)) [[unlikely]]
       below_zero_.store(true, std::memory_order_relaxed);
@@ -63,17 +65,19 @@ class Inbox {
   }
   void Publish(std::uint64_t ticket, void* op, MessageKind kind, int priority) {
     const int level = std::clamp(priority, kLevelMin, kLevelMax);
-    Store(ticket, op, kind, level);
-    if (below_zero_.load(std::memory_order_relaxed)) NoteRise(ticket, level);
-  }
-  // Of the same priority as what came before.
-  void PublishDrop(std::uint64_t ticket, void* var) {
-    int level = 0;
-    if (below_zero_.load(std::memory_order_relaxed)) {
-      const std::uint64_t before = Word(ticket - 1);
-      level = IsOf(before, ticket - 1) ? LevelOf(before) : kLevelMax;
-      NoteRise(ticket, level);
+    // Before the slot: whoever finds that its op is not above this one, and says nothing, passes on
+    // what is said here.
+    if (below_zero_.load(std::memory_order_relaxed) && LevelBefore(ticket, kLevelMin) < level) {
+      NoteRise(ticket);
     }
+    Store(ticket, op, kind, level);
+  }
+  // Of the same priority as what came before; if that is not known, of the highest, so that what
+  // comes next need not be compared with it.
+  void PublishDrop(std::uint64_t ticket, void* var) {
+    const bool compare = below_zero_.load(std::memory_order_relaxed);
+    const int level = compare ? LevelBefore(ticket, kLevelMax) : 0;
+    if (level == kLevelMax) NoteRise(ticket);
     Store(ticket, var, MessageKind::kDropped, level);
   }
   std::uint64_t tail() const { return tail_.load(std::memory_order_seq_cst); }
@@ -85,8 +89,8 @@ class Inbox {
     if (!IsOf(word, head)) return {MessageKind::kOp, nullptr};
     return {static_cast<MessageKind>(word >> 1 & 3), reinterpret_cast<void*>(word & kAddress)};
   }
-  // May an op of this priority, which is below 0, run before all that lies in the ring? No: one of
-  // those may come first.
+  // May an op of this priority, which is below 0, run before all that lies in the ring? False: one
+  // of those may be above it.
   // Not inlined: where all priorities are 0 it only would be in the way.
   [[gnu::noinline]] bool NothingComesBefore(int priority, std::uint64_t head) const {
     const std::uint64_t word = Word(head);
@@ -112,7 +116,7 @@ class Inbox {
 
  private:
   // From the lowest bit: the parity, two of the kind, the rest of the address, and 16 of the
-  // priority. A program gets no address of more than 48 bits unless it asks for one.
+  // priority. A program gets no address of more than 48 bits unless it asks for one, or for tags.
   struct Slot {
     std::atomic<std::uint64_t> word;  // 0 bits of fresh zeroed memory: an empty slot of lap 0
   };
@@ -138,6 +142,7 @@ class Inbox {
     return slots_[ticket & (kSlots - 1)].word.load(std::memory_order_acquire);
   }
   void Store(std::uint64_t ticket, void* address, MessageKind kind, int level) {
+    DCHECK((reinterpret_cast<std::uintptr_t>(address) & ~kAddress) == 0);
     std::uint64_t word = reinterpret_cast<std::uintptr_t>(address) |
                          static_cast<std::uint64_t>(kind) << 1 | Parity(ticket);
     // A branch, so that the usual slot does not wait for its level.
@@ -145,10 +150,13 @@ class Inbox {
       word |= static_cast<std::uint64_t>(level) << kAddressBits;
     slots_[ticket & (kSlots - 1)].word.store(word, std::memory_order_release);
   }
-  // Says so if `level` is, or may be, above what came before.
-  void NoteRise(std::uint64_t ticket, int level) {
+  // Of the slot before, or `unknown` if that is not written yet.
+  int LevelBefore(std::uint64_t ticket, int unknown) const {
     const std::uint64_t before = Word(ticket - 1);
-    if (IsOf(before, ticket - 1) && LevelOf(before) >= level) return;
+    return IsOf(before, ticket - 1) ? LevelOf(before) : unknown;
+  }
+  // Says that the op of this ticket is, or may be, above the one before.
+  void NoteRise(std::uint64_t ticket) {
     std::uint64_t last = last_rise_.load(std::memory_order_relaxed);
     while (last < ticket &&
            !last_rise_.compare_exchange_weak(last, ticket, std::memory_order_relaxed)) {
@@ -157,9 +165,9 @@ class Inbox {
 
   const std::unique_ptr<Slot[], FreeSlots> slots_;
   std::atomic<bool> below_zero_{false};  // an op below priority 0 has been pushed, ever
-  // The latest op that may be above the one before it. Behind it, and while none of the two is
-  // left, priorities fall.
-  std::atomic<std::uint64_t> last_rise_{0};
+  // The latest ticket whose op may be above the one before it: from a head at or behind it on, no
+  // slot is above the one before.
+  alignas(kNoSharing) std::atomic<std::uint64_t> last_rise_{0};
   alignas(kNoSharing) std::atomic<std::uint64_t> tail_{0};
   alignas(kNoSharing) std::atomic<std::uint64_t> head_published_{0};
 };

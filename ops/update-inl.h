@@ -105,7 +105,7 @@ HWY_NOINLINE void ApplyDirect(const F& formula, T* weight, const T* gradient, C*
   constexpr bool kWeightApart = !std::is_same_v<T, C>;
   constexpr std::size_t kElementBytes =
       sizeof(T) + (kWeightApart ? sizeof(T) : 0) + (1 + F::kStates) * sizeof(C);
-  // The hardware's prefetchers fall behind where they have to follow several arrays at once. 0:
+  // The hardware's prefetchers fall behind where they have to follow two arrays or more. 0:
   // what is read next anyway, which costs next to nothing.
   const std::size_t ahead = FetchAheadBytes() / kElementBytes;
   // Past the caches, where the weight would be read only to be overwritten: up to a seventh of all

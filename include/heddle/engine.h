@@ -121,7 +121,8 @@ struct EngineOptions {
   std::uint64_t seed = 0;
   std::int64_t max_pending_ops = 1 << 20;
   std::int64_t max_pending_bytes = std::int64_t{4} << 30;
-  // A ready op that this many ops of higher priority have overtaken runs next; 0 never.
+  // A ready op that this many ops of higher priority, pushed after it, have overtaken runs next; 0
+  // never. Those pushed before it may count, too.
   int ageing = 1000;
   // Logs the blocked chain when nothing has finished for so long while ops are pending; 0 never.
   std::chrono::milliseconds watchdog{30'000};

@@ -19,6 +19,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/inbox.h"
 #include "tests/engine/support.h"
 
 namespace heddle::engine_test {
@@ -117,6 +118,11 @@ std::vector<int> MostlyFalling(std::mt19937_64& random, int count, int step_max)
 TEST_P(PriorityTest, FallingPrioritiesWithSomeThatRise) {
   std::mt19937_64 random(BaseSeed());
   Engine engine(Options(/*ageing=*/0));
+  // The inbox' first lap ends on the way.
+  for (std::uint64_t i = engine::Inbox::kSlots - 5000; i > 0; --i) {
+    engine.Push({.name = "filler"}, [] {});
+  }
+  engine.WaitForAll();
   for (int round = 0; round < Rounds(60); ++round) {
     const int step_max = std::vector{1, 2, 40, 3000, 50'000'000}[round % 5];
     const std::vector<int> priorities = MostlyFalling(random, 600, step_max);
@@ -447,6 +453,29 @@ TEST_P(PriorityTest, AgeingLetsLowPrioritiesThroughAnEndlessStreamOfUrgentOps) {
   over.wait();
   engine.WaitForAll();
   EXPECT_TRUE(low_ran);
+}
+
+// The low op lies among others of which each is pushed by the one before.
+TEST_P(PriorityTest, AgeingCountsBelowZeroToo) {
+  constexpr int kAgeing = 50;
+  Engine engine(Options(kAgeing));
+  int ran = 0, ran_before_low = 0;
+  std::latch over(1);
+  std::function<void()> again = [&] {
+    if (++ran == 40 * kAgeing) {
+      over.count_down();
+    } else {
+      engine.Push({.name = "high", .priority = -1}, again);
+    }
+  };
+  {
+    Blocker blocker(engine);
+    engine.Push({.name = "high", .priority = -1}, again);
+    engine.Push({.name = "low", .priority = -2}, [&] { ran_before_low = ran; });
+  }
+  over.wait();
+  engine.WaitForAll();
+  EXPECT_EQ(ran_before_low, kAgeing + 1) << "the first one was pushed before";
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ class PartStore {
   // Overwrites the value and forgets the optimizer's state of the part. A sum that has begun stays:
   // it is of the next round.
   virtual void Reset(const PartId& id, const Payload& value) = 0;
-  // Throws if `message`, a push, pull or reset of the part, cannot work: InvalidArgument (wrong size,
-  // dtype, kind, row ids that are out of range or not sorted), or that there is no memory.
+  // Throws if `message`, a push, pull or reset of the part, cannot work: InvalidArgument for a
+  // wrong size, dtype or kind, and row ids that are out of range or not sorted; or std::bad_alloc.
   virtual void Check(const PartId& id, const Message& message) = 0;
 
   // Adds a push to the sum of the part; `first` begins a new sum. Calls of one sum come in the

@@ -230,7 +230,7 @@ TEST(ServerMachine, APushThatDoesNotFitFailsItsRound) {
 }
 
 // Looking at what a request holds may take memory as well.
-TEST(ServerMachine, ARequestForWhichThereIsNoMemoryFailsAlone) {
+TEST(ServerMachine, ARequestForWhichThereIsNoMemoryIsAnsweredSo) {
   SmallJob job(1);
   job.Init(0, 0, {5});
   job.Run();
