@@ -20,7 +20,6 @@
 
 namespace heddle::internal {
 
-using engine::MessageKind;
 using engine::tls_context;
 
 namespace {
