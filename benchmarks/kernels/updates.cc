@@ -1,15 +1,13 @@
 // The updates of optimizers, 64 KiB to 64 MiB of weights: at least 85% of the slower of two limits,
 // the bytes they must move and their arithmetic on data in the first-level cache. One thread.
 // Optimizers that need norms take several passes, and SGLD draws random numbers: they are not here.
-// Where the weight is only written, beside a master copy, nobody reads it of these lines, so ours
-// too runs with ordinary and with streaming stores, and the better one counts. The lines "and a
-// copy of it" read it, as a pull does: there ours runs as it chooses by itself.
+// The lines "and a copy of it" read the weight then, as a pull does: whether stores should go past
+// the caches depends on that, and an update cannot know.
 #include <heddle/dtype.h>
 #include <heddle/optimizer.h>
 
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -90,28 +88,19 @@ class PlacedUpdate {
   PlacedUpdate& operator=(const PlacedUpdate&) = delete;
 
   KernelCase::Place place() {
-    if (run_.master == nullptr) return {.streams = streams_, .run = With(ops::StoreMode::kAuto)};
-    return {.streams = streams_,
-            .run = With(ops::StoreMode::kAuto),
-            .run_ordinary = With(ops::StoreMode::kCached),
-            .run_streaming = With(ops::StoreMode::kStreaming)};
+    return {.streams = streams_, .run = [this](std::size_t elements) {
+              run_.count = elements;
+              rule_->Update(run_);
+            }};
   }
   KernelCase::Place place_and_copy() {
-    if (copy_ == nullptr) copy_ = std::make_unique<Memory>(bytes_);
-    return {.streams = streams_, .run = With(ops::StoreMode::kAuto), .then = [this] {
-              std::memcpy(copy_->data(), run_.weight, bytes_);
-            }};
+    copy_ = std::make_unique<Memory>(bytes_);
+    KernelCase::Place with_copy = place();
+    with_copy.then = [this] { std::memcpy(copy_->data(), run_.weight, bytes_); };
+    return with_copy;
   }
 
  private:
-  std::function<void(std::size_t)> With(ops::StoreMode stores) {
-    return [this, stores](std::size_t elements) {
-      run_.count = elements;
-      run_.weight_stores = stores;
-      rule_->Update(run_);
-    };
-  }
-
   const std::shared_ptr<const internal::UpdateRule> rule_;
   const std::size_t bytes_;
   std::unique_ptr<Memory> copy_;

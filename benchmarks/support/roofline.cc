@@ -221,18 +221,10 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
                                    (place->then != nullptr ? time([] {}) : 0);
                           }});
   }
-  const std::size_t chosen = contenders.size();  // of its caller, if there are any
-  const auto add_choice = [&](const char* name,
-                              std::function<void(std::size_t)> KernelCase::Place::*run) {
-    if (place->*run == nullptr) return;
-    contenders.push_back({name, [&, run] { return time([&] { (place->*run)(kernel.count); }); }});
-  };
-  add_choice("ours, ordinary stores", &KernelCase::Place::run_ordinary);
-  add_choice("ours, streaming stores", &KernelCase::Place::run_streaming);
   std::vector<std::function<double()>> measure;
   for (const Contender& contender : contenders) measure.push_back(contender.measure);
   std::vector<std::vector<double>> seconds(measure.size());
-  std::size_t ours = 0, limit = 1;
+  std::size_t limit = 1;
   std::vector<double> ratios;
   do {
     for (const KernelCase::Place& each : kernel.places) {
@@ -243,19 +235,15 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
         seconds[c].insert(seconds[c].end(), more[c].begin(), more[c].end());
       }
     }
-    ours = 0;
     limit = 1;  // the fastest of the loops ...
     for (std::size_t c = 2; c < loops; ++c) {
       if (Median(seconds[c]) < Median(seconds[limit])) limit = c;
     }
     // ... unless the arithmetic takes longer
     if (arithmetic != 0 && Median(seconds[loops]) > Median(seconds[limit])) limit = loops;
-    for (std::size_t c = chosen; c < seconds.size(); ++c) {
-      if (ours < chosen || Median(seconds[c]) < Median(seconds[ours])) ours = c;
-    }
     ratios.clear();
-    for (std::size_t r = 0; r < seconds[ours].size(); ++r) {
-      ratios.push_back(seconds[limit][r] / seconds[ours][r]);
+    for (std::size_t r = 0; r < seconds[0].size(); ++r) {
+      ratios.push_back(seconds[limit][r] / seconds[0][r]);
     }
   } while (!IsSettled(ratios, kernel.bar) &&
            ratios.size() < kBatchesMax * static_cast<std::size_t>(rounds));
@@ -265,9 +253,8 @@ void MeasureKernel(const KernelCase& kernel, int rounds, BarReport& report) {
     all[contenders[c].name] = moved / Median(seconds[c]) / 1e9;
   }
   report.Add({{"what", kernel.what},
-              {"ours", moved / Median(seconds[ours]) / 1e9},
+              {"ours", moved / Median(seconds[0]) / 1e9},
               {"unit", "GB/s"},
-              {"contender", contenders[ours].name},
               {"against", contenders[limit].name},
               {"limit", moved / Median(seconds[limit]) / 1e9},
               {"ratio", ratio},

@@ -75,10 +75,6 @@ struct KernelCase {
   struct Place {
     std::vector<Stream> streams;                 // what the kernel moves for `count` elements
     std::function<void(std::size_t count)> run;  // the kernel on the first `count` elements
-    // The same with ordinary and with streaming stores, where its caller may choose: the better one
-    // counts instead. Both null: it may not.
-    std::function<void(std::size_t count)> run_ordinary = nullptr;
-    std::function<void(std::size_t count)> run_streaming = nullptr;
     // What reads the result then, of the loops as well. Null: nothing.
     std::function<void()> then = nullptr;
   };
