@@ -96,17 +96,16 @@ def time_case(mx, library, name, quick):
         return medians_in_turn([Case(mx, store, devices, size, updater).run], stretch, rounds)[0]
     # A store keeps its place in memory, and its engine what it has learnt of its ops, which makes one faster than the
     # next by up to half: so several are made of each, and count by their mean.
-    pairs = []
+    found = []
     for _ in range(2 if quick else 6):
         ours, cpp = Case(mx, store, devices, size, updater), CppCase(library, store, devices, size, updater)
-        # Short stretches: what else the machine does meanwhile hits both alike.
-        pairs.append(medians_in_turn([ours.run, lambda count, of=cpp: of.run(0, count)], max(4, stretch // 8), 2 * rounds))
+        contenders = [ours.run, *(lambda count, of=cpp, which=which: of.run(which, count) for which in range(3))]
+        # In turn: what else the machine does meanwhile hits all alike, and each finds in the caches what the
+        # others have left there.
+        found.append(medians_in_turn(contenders, max(4, stretch // 2), rounds))
         cpp.free()
-    cpp = CppCase(library, store, devices, size, updater)
-    limits = medians_in_turn([lambda count, which=which: cpp.run(which, count) for which in (1, 2)], stretch, rounds)
-    cpp.free()
-    of_python, of_cpp = map(statistics.mean, zip(*pairs))
-    return {"us": of_python, "cpp": of_cpp, "limit": min(limits)}
+    of_python, of_cpp, *of_loops = map(statistics.mean, zip(*found))
+    return {"us": of_python, "cpp": of_cpp, "limit": min(of_loops)}
 
 
 def time_floor(mx):
