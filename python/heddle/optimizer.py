@@ -584,10 +584,55 @@ class _Native(Optimizer):
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)
 
+    # What a class of one's own calls of its base.
+
+    def create_state(self, index, weight) -> "_NativeState":
+        """What the library keeps for a key."""
+        return _NativeState(self)
+
+    def update(self, index, weight, grad, state) -> None:
+        """Changes weight and state in place; counts the update."""
+        if not isinstance(state, _NativeState):
+            raise InvalidType(f"{type(self).__name__}.update: expected a state of {self._name}'s create_state, got "
+                              f"{type(state).__name__}")
+        if isinstance(weight, _core.RowSparse):
+            raise InvalidType(f"{type(self).__name__}.update: expected a dense weight, got row_sparse")
+        with self._counting(index):
+            state.updater.update(index, grad, weight, *self._asked_rates(index))
+
     def _asked_rates(self, index) -> "tuple[float, float | None]":
         """What Python says for an update of a key: the learning rate, and the weight decay where it is of one's own."""
         rate = self._get_lr(index) if self._overrides(["_get_lr"]) else self.learning_rate
         return float(rate), float(self._get_wd(index)) if self._overrides(["_get_wd"]) else None
+
+
+class _NativeState:
+    """What the library keeps of one key for an optimizer that a class of one's own calls."""
+
+    def __init__(self, optimizer: _Native, named: "list | None" = None, about: "dict | None" = None) -> None:
+        """Fresh, or what `content` has given."""
+        self.optimizer = optimizer
+        self.updater = optimizer._updater()
+        if named is not None:
+            with _file_of_states() as fname:
+                _core.save(fname, named, about or {})
+                self.updater.load_states(fname, None)
+
+    def content(self) -> "tuple[list, dict]":
+        """The arrays, with names, and texts about them. Waits."""
+        with _file_of_states() as fname:
+            self.updater.save_states(fname, False)
+            return _core.load(fname, 0)
+
+    def of(self, optimizer: Optimizer) -> "_NativeState":
+        """A copy that another optimizer of the kind goes on with."""
+        if not isinstance(optimizer, _Native) or optimizer._name != self.optimizer._name:
+            raise InvalidState("Updater.optimizer: expected one that takes the states of "
+                               f"{type(self.optimizer).__name__} which the updater has, got {type(optimizer).__name__}")
+        return _NativeState(optimizer, *self.content())
+
+    def __reduce__(self):
+        return _NativeState, (self.optimizer, *self.content())
 
 
 def _make_class(name: str, title: str) -> "type[_Native]":
@@ -638,7 +683,8 @@ __all__ += [klass.__name__ for klass in _Native.__subclasses__()]
 class Updater:
     """Applies an optimizer to arrays: updater(index, grad, weight) changes weight in place.
 
-    Keeps the state of each index. What `set_optimizer` gives a store for an optimizer written in Python.
+    Keeps the state of each index; in `states` that of an optimizer written in Python, and the library that of a built-in one.
+    What `set_optimizer` gives a store for an optimizer written in Python.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -669,6 +715,7 @@ class Updater:
             if native is not None:
                 _load_bytes(native, self.get_states())
                 optimizer._take_counts(dict(native.counts()))
+        self.states = {index: _of_optimizer(state, optimizer) for index, state in self.states.items()}
         self._optimizer, self._native = optimizer, native
 
     # The native half travels as the bytes of its states.
@@ -806,12 +853,13 @@ class Updater:
             saved = str(content["optimizer"])
             saved_keys = set(content["keys"])
             arrays = [by_name[str(i)] for i in range(len(by_name))]
-            states = {index: _restored(form, arrays) for index, form in content["states"]}
+            states = {index: _restored(form, arrays, self.optimizer) for index, form in content["states"]}
             weights = {index: [[int(extent) for extent in shape], str(dtype)]
                        for index, (shape, dtype) in content["weights"]}
             counts = {index: int(count) for index, count in content["counts"]}
             num_update = int(content["num_update"])
             settings = dict(content.get("settings", {}))
+            parameters = [(name, float(value)) for name, value in content.get("parameters", {}).items()]
             tables = {name: {index: float(number) for index, number in content[name]}
                       for name in _OF_NUMBERS if name in content}
             schedule = content.get("schedule")
@@ -827,6 +875,11 @@ class Updater:
             if weights.get(key, expected) != expected:
                 raise InvalidArgument(f"load_optimizer_states: {fname}: key {key!r}: expected a state of "
                                       f"{_text_of(expected)}, got one of {_text_of(weights[key])}")
+        if parameters:
+            if not isinstance(self.optimizer, _Native):
+                raise InvalidArgument(f"load_optimizer_states: {fname}: expected the parameters of {name}, found those of an "
+                                      "optimizer of the library")
+            _core.make_optimizer(self.optimizer._name, parameters)  # which refuses what is none
         self.states = states
         self._weights = weights
         self._loaded = set(states)
@@ -837,6 +890,11 @@ class Updater:
         for name, table in tables.items():
             setattr(optimizer, name, table)
         former = optimizer.lr_scheduler
+        if parameters:
+            optimizer.lr_scheduler = None  # which would set the rate itself
+            for parameter, value in parameters:
+                setattr(optimizer, parameter, value)
+            optimizer.lr_scheduler = former
         if "schedule" in content and _schedule_of(former) != _schedule_of(scheduler):
             optimizer.lr_scheduler = scheduler
 
@@ -871,7 +929,7 @@ class Updater:
                 values = _nd.numpy.frombuffer(data, stored, math.prod(shape), at).reshape(shape)
                 at += values.nbytes
                 arrays.append(_nd.array(values, dtype=name))
-            state, count = _restored(content["state"], arrays), content["count"]
+            state, count = _restored(content["state"], arrays, self.optimizer), content["count"]
             if at != len(data) or not isinstance(count, (int, type(None))):
                 raise ValueError(f"{len(data) - at} bytes too many")
         except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -913,8 +971,9 @@ def _schedule_of(scheduler):
 
 
 def _settings_of(optimizer: Optimizer) -> dict:
-    """What a file says of an optimizer written in Python."""
+    """What a file says of an optimizer that Python runs."""
     return {
+        "parameters": dict(optimizer._native.parameters()) if isinstance(optimizer, _Native) else {},
         "settings": {name: _plain(value) for name, value in vars(optimizer).items()
                      if value is None or isinstance(value, (str, numbers.Real))},
         **{name: [[key, float(number)] for key, number in getattr(optimizer, name).items()] for name in _OF_NUMBERS},
@@ -946,6 +1005,9 @@ def _numbered(state, arrays: list):
         return [_numbered(one, arrays) for one in state]
     if isinstance(state, list):
         return {"list": [_numbered(one, arrays) for one in state]}
+    if isinstance(state, _NativeState):
+        named, about = state.content()
+        return {"library": [[name, _numbered(one, arrays)] for name, one in named], "about": about}
     if state is None or isinstance(state, (str, numbers.Real)):
         return {"value": _plain(state)}
     raise InvalidType("save_optimizer_states: expected states of arrays, numbers, texts, tuples and lists of them, got "
@@ -995,16 +1057,30 @@ def _file_of_states():
             raise type(error)(str(error).replace(fname, "states")) from None
 
 
-def _restored(form, arrays: list):
+def _restored(form, arrays: list, optimizer: Optimizer):
     if isinstance(form, int):
         if form < 0:
             raise IndexError(f"array {form}")
         return arrays[form]
     if isinstance(form, list):
-        return tuple(_restored(one, arrays) for one in form)
+        return tuple(_restored(one, arrays, optimizer) for one in form)
     if "list" in form:
-        return [_restored(one, arrays) for one in form["list"]]
+        return [_restored(one, arrays, optimizer) for one in form["list"]]
+    if "library" in form:
+        if not isinstance(optimizer, _Native):
+            raise ValueError("states of an optimizer of the library")
+        named = [(str(name), _restored(one, arrays, optimizer)) for name, one in form["library"]]
+        return _NativeState(optimizer, named, form["about"])
     return form["value"]
+
+
+def _of_optimizer(state, optimizer: Optimizer):
+    """A state that an updater has, for another optimizer."""
+    if isinstance(state, _NativeState):
+        return state.of(optimizer)
+    if isinstance(state, (tuple, list)):
+        return type(state)(_of_optimizer(one, optimizer) for one in state)
+    return state
 
 
 def _arrays_in(state) -> "Iterator[_core.Array]":

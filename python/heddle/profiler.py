@@ -40,10 +40,12 @@ def set_config(filename: "str | os.PathLike" = "profile.trace", profile_process:
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
-    """'run' starts recording, 'stop' ends it and completes the file."""
+    """'run' starts recording, if nothing is recorded; 'stop' ends it and completes the file."""
     _check("set_state", profile_process)
     if state not in ("run", "stop"):
         raise InvalidArgument(f"set_state: expected 'run' or 'stop', got {state!r}")
+    if state == "run" and profile_process in _running:
+        return
     _record(state == "run", _files[profile_process], profile_process)  # which may refuse: the run goes on then
     _pauses[profile_process] = 0
     _paused.discard(profile_process)
@@ -62,8 +64,6 @@ def _record(record: bool, file: str, profile_process: str) -> None:
 
 def _record_here(record: bool, file: str) -> None:
     if record:
-        if "worker" in _running:
-            raise InvalidState("set_state: the profiler runs already")
         _core.start_trace(file)
         _running.add("worker")
         return
@@ -94,8 +94,13 @@ def resume(profile_process: str = "worker") -> None:
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
-    """Completes the file, ending the recording."""
-    set_state("stop", profile_process)
+    """Completes the file. `finished`: ends the recording, which else goes on in a further file, as after `pause` and
+    `resume`."""
+    if finished:
+        set_state("stop", profile_process)
+        return
+    pause(profile_process)
+    resume(profile_process)
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:

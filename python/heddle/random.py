@@ -9,6 +9,7 @@ import numpy
 
 from . import dtype as _dtype
 from . import nd as _nd
+from .error import InvalidArgument, InvalidType
 
 _lock = threading.Lock()
 _generator: "numpy.random.Generator | None" = None
@@ -31,7 +32,11 @@ def _stream(seed_state: "int | None" = None) -> "numpy.random.Generator":
 
 
 def seed(seed_state: int, ctx=None) -> None:
-    """Starts the numbers afresh: the same seed gives the same numbers on every machine."""
+    """Starts the numbers afresh: the same seed, a whole number from 0 on, gives the same numbers on every machine."""
+    if not isinstance(seed_state, (int, numpy.integer)):
+        raise InvalidType(f"seed: expected a whole number, got {seed_state!r}")
+    if seed_state < 0:
+        raise InvalidArgument(f"seed: expected a number of at least 0, got {seed_state!r}")
     with _lock:
         _stream(int(seed_state))
 
@@ -41,8 +46,18 @@ def _filled(values: numpy.ndarray, ctx, dtype, out):
     return made if out is None else made.copyto(out)
 
 
-def _shape(shape, out):
-    return out.shape if out is not None else () if shape is None else tuple(_nd._dims(shape))
+def _drawn(call: str, draw, first, second, shape, out) -> numpy.ndarray:
+    """draw(first, second, shape), of the generator; its errors as ours."""
+    if out is not None and not isinstance(out, _nd.NDArray):
+        raise InvalidType(f"{call}: expected an NDArray as out, got {type(out).__name__}")
+    extents = out.shape if out is not None else () if shape is None else tuple(_nd._dims(shape))
+    try:
+        with _lock:
+            return draw(_stream(), first, second, extents)
+    except TypeError as error:
+        raise InvalidType(f"{call}: expected two numbers, got {first!r} and {second!r}: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{call}: {first!r} and {second!r}, shape {extents}: {error}") from error
 
 
 def _below(high: numpy.ndarray, code: int) -> numpy.ndarray:
@@ -60,8 +75,7 @@ def _below(high: numpy.ndarray, code: int) -> numpy.ndarray:
 
 def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     """Numbers that are equally likely in [low, high)."""
-    with _lock:
-        values = _stream().uniform(low, high, _shape(shape, out))
+    values = _drawn("uniform", numpy.random.Generator.uniform, low, high, shape, out)
     for code in [_dtype._code_of(dtype)] + ([] if out is None else [out._dtype]):
         if _dtype._NUMPY[code].kind == "f":  # the cast must not round up to `high`
             most = _below(numpy.asarray(high, "float64"), code)
@@ -71,13 +85,18 @@ def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
 
 def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     """Numbers of the normal distribution with mean `loc` and standard deviation `scale`."""
-    with _lock:
-        values = _stream().normal(loc, scale, _shape(shape, out))
+    values = _drawn("normal", numpy.random.Generator.normal, loc, scale, shape, out)
     return _filled(values, ctx, dtype, out)
+
+
+def _fits(low, high, kind: numpy.dtype) -> bool:
+    return numpy.iinfo(kind).min <= numpy.min(low) and numpy.max(high) - 1 <= numpy.iinfo(kind).max
 
 
 def randint(low, high, shape=(1,), dtype="int32", ctx=None, out=None):
     """Whole numbers that are equally likely in [low, high)."""
-    with _lock:
-        values = _stream().integers(low, high, _shape(shape, out))
+    values = _drawn("randint", numpy.random.Generator.integers, low, high, shape, out)
+    for code in [_dtype._code_of(dtype)] + ([] if out is None else [out._dtype]):
+        if _dtype._NUMPY[code].kind in "iu" and not _fits(low, high, _dtype._NUMPY[code]):
+            raise InvalidArgument(f"randint: expected a range of {_dtype._NAMES[code]}, got {low!r} to {high!r}")
     return _filled(values, ctx, dtype, out)

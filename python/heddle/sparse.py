@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal, overload
 
 import numpy
@@ -60,6 +61,35 @@ class RowSparseNDArray(_core.RowSparse):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Of the one element; InvalidArgument if there are others, as of a dense array."""
+        return bool(self._to_dense())
+
+    # Of the whole arrays, element by element, as dense ones.
+
+    def __eq__(self, other):
+        return self._compared(other, operator.eq)
+
+    def __ne__(self, other):
+        return self._compared(other, operator.ne)
+
+    def __lt__(self, other):
+        return self._compared(other, operator.lt)
+
+    def __le__(self, other):
+        return self._compared(other, operator.le)
+
+    def __gt__(self, other):
+        return self._compared(other, operator.gt)
+
+    def __ge__(self, other):
+        return self._compared(other, operator.ge)
+
+    __hash__ = object.__hash__
+
+    def _compared(self, other, comparison):
+        return comparison(self._to_dense(), other._to_dense() if isinstance(other, _core.RowSparse) else other)
 
     def __array__(self, dtype=None, copy=None):
         if copy is False:
@@ -132,10 +162,24 @@ class RowSparseNDArray(_core.RowSparse):
     def __neg__(self):
         return _negative(self)
 
-    def __setitem__(self, key, value) -> None:
-        """`array[:] = value`, of an array of any kind or a number: there are no parts."""
+    def retain(self, indices) -> "RowSparseNDArray":
+        """The same as the module's `retain`."""
+        return retain(self, indices)
+
+    def _require_all(self, key) -> None:
         if not (key is Ellipsis or isinstance(key, slice) and key.indices(len(self)) == (0, len(self), 1)):
-            raise InvalidArgument(f"an assignment: expected all of a RowSparseNDArray, [:], got [{key!r}]")
+            raise InvalidArgument(f"expected all of a RowSparseNDArray, [:], got [{key!r}]: it has no parts")
+
+    def __getitem__(self, key) -> "RowSparseNDArray":
+        """`array[:]`: the array itself."""
+        self._require_all(key)
+        return self
+
+    def __setitem__(self, key, value) -> None:
+        """`array[:] = value`, of an array of any kind or a number."""
+        self._require_all(key)
+        if value is self:  # what `array[:] += other` assigns
+            return
         if isinstance(value, _nd._NUMBERS):
             value = (_nd.full(self.shape, value, self.context, self.dtype) if value != 0 else
                      _core.row_sparse_zeros(list(self.shape), self._dtype, self._device))
@@ -184,6 +228,12 @@ def _row_ids(ids) -> "_nd.NDArray":
     return _nd.array(values, dtype="int64")
 
 
+def _require_shape(given: tuple, shape) -> None:
+    """Of a source that has one, the one that is asked for."""
+    if shape is not None and tuple(given) != tuple(_nd._dims(shape)):
+        raise InvalidArgument(f"row_sparse_array: expected a source of shape {tuple(_nd._dims(shape))}, got {tuple(given)}")
+
+
 def row_sparse_array(arg1, shape=None, ctx: "Context | None" = None, dtype=None) -> RowSparseNDArray:
     """An array of (rows, row ids), of a dense source, or of a shape alone, without rows.
 
@@ -191,13 +241,17 @@ def row_sparse_array(arg1, shape=None, ctx: "Context | None" = None, dtype=None)
     comes twice. Without `shape`, the last id says how many rows there could be.
     """
     if isinstance(arg1, RowSparseNDArray):
+        _require_shape(arg1.shape, shape)
         made = arg1 if dtype is None else arg1.astype(dtype)
         return made._copy(made._device if ctx is None else _context._code_of(ctx))
     is_shape = isinstance(arg1, tuple) and all(isinstance(extent, (int, numpy.integer)) for extent in arg1)
     if is_shape:
+        _require_shape(arg1, shape)
         return zeros("row_sparse", arg1, ctx, dtype)
     if not (isinstance(arg1, tuple) and len(arg1) == 2):
-        return _nd.array(arg1, ctx, dtype).tostype("row_sparse")
+        dense = _nd.array(arg1, ctx, dtype)
+        _require_shape(dense.shape, shape)
+        return dense.tostype("row_sparse")
     rows, ids = arg1
     if dtype is None:
         dtype = rows.dtype if isinstance(rows, (_nd.NDArray, numpy.ndarray)) else None
@@ -232,4 +286,4 @@ def retain(data: RowSparseNDArray, indices) -> RowSparseNDArray:
         raise InvalidType(f"retain: expected a RowSparseNDArray, got {type(data).__name__}")
     if not isinstance(indices, _core.Array):
         indices = _row_ids(indices)
-    return data.retain(indices)
+    return _core.RowSparse.retain(data, indices)

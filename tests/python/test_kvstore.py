@@ -1,6 +1,7 @@
 """Stores through Python: every call, keys and lists, updaters, stores and optimizers of one's own, errors."""
 
 import gc
+import subprocess
 import sys
 import threading
 import traceback
@@ -602,3 +603,8 @@ def test_a_closed_store_says_so(kv):
                  lambda: kv._set_updater(print)):
         with pytest.raises(mx.InvalidState, match="closed"):
             call()
+
+
+def test_the_base_of_stores_is_where_mxnet_has_it():
+    code = "import heddle as mx; assert mx.kvstore.base.KVStoreBase is mx.kv.KVStoreBase"
+    subprocess.run([sys.executable, "-c", code], check=True)  # where nothing else has imported it

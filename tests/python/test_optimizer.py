@@ -486,6 +486,117 @@ def test_tables_that_are_refused_change_nothing(make):
         assert [one for one in native.multipliers() if one[1:] != (1, 1)] == [("a", 2, 1)]
 
 
+class _Doubled:
+    """Calls the built-in update with twice the gradient."""
+
+    def update(self, index, weight, grad, state):
+        super().update(index, weight, 2 * grad, state)
+
+
+class DoubledAdam(_Doubled, mx.optimizer.Adam):
+    pass
+
+
+@pytest.mark.parametrize("name", [name for name in mx._core.optimizer_names() if name not in ("ccsgd", "sgld")])  # the same; random
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_class_of_ones_own_calls_its_base(name, dtype):
+    base = mx.optimizer.Optimizer.opt_registry[name]
+    doubled = type("Doubled", (_Doubled, base), {})
+    options = {"multi_precision": True} if "multi_precision" in base()._parameters else {}
+
+    def values(optimizer, factor):
+        kv = mx.kv.create()
+        kv.init("w", mx.nd.array([[0.5, -1.5]], dtype=dtype))
+        kv.set_optimizer(optimizer)
+        out = mx.nd.zeros((1, 2), dtype=dtype)
+        for step in range(3):
+            kv.pushpull("w", mx.nd.array([[0.25 * step + 0.25, -0.5]], dtype=dtype) * factor, out=out)
+        return out.asnumpy()
+
+    numpy.testing.assert_array_equal(values(doubled(**options), 1), values(base(**options), 2))
+
+
+def test_a_class_that_calls_its_base_has_the_rates_of_its_keys():
+    doubled = type("Doubled", (_Doubled, mx.optimizer.SGD), {})
+    found = []
+    for make, factor in ((doubled, 1), (mx.optimizer.SGD, 2)):
+        optimizer = make(momentum=0.5, wd=0.1, lr_scheduler=mx.lr_scheduler.FactorScheduler(1, factor=0.5, base_lr=1.0))
+        optimizer.set_lr_mult({"w": 0.5})
+        optimizer.set_wd_mult({"w": 2.0})
+        kv = mx.kv.create()
+        kv.init("w", mx.nd.ones((2,)))
+        kv.set_optimizer(optimizer)
+        out = mx.nd.zeros((2,))
+        for _ in range(4):
+            kv.pushpull("w", mx.nd.ones((2,)) * factor, out=out)
+        found.append(out.asnumpy().tolist())
+    assert found[0] == found[1]
+
+
+def test_states_of_a_class_that_calls_its_base_are_saved_and_copied(tmp_path):
+    Doubled = DoubledAdam  # noqa: N806
+
+    class Other(_Doubled, mx.optimizer.SGD):
+        pass
+
+    gradient = mx.nd.array([0.5, -1])
+
+    def steps(updater, weight, count=3):
+        for _ in range(count):
+            updater(0, gradient, weight)
+        return weight.asnumpy().tolist()
+
+    whole = steps(mx.optimizer.get_updater(Doubled(learning_rate=0.1)), mx.nd.ones((2,)), 6)
+    updater, weight = mx.optimizer.get_updater(Doubled(learning_rate=0.1)), mx.nd.ones((2,))
+    half = steps(updater, weight)
+    loaded = mx.optimizer.get_updater(Doubled(learning_rate=0.1))
+    loaded.set_states(updater.get_states())
+    taken = pickle.loads(pickle.dumps(updater))
+    taken.optimizer = Doubled(learning_rate=0.1)
+    for one in (loaded, taken, pickle.loads(pickle.dumps(updater)), copy.deepcopy(updater)):
+        assert steps(one, mx.nd.array(half)) == whole
+    with pytest.raises(mx.InvalidState, match="takes the states of DoubledAdam which the updater has, got Other"):
+        taken.optimizer = Other()
+
+    kv, file = mx.kv.create(), str(tmp_path / "states")
+    kv.init(0, mx.nd.ones((2,)))
+    kv.set_optimizer(Doubled(learning_rate=0.1, beta1=0.8))
+    out = mx.nd.zeros((2,))
+    for _ in range(3):
+        kv.pushpull(0, gradient, out=out)
+    kv.save_optimizer_states(file, dump_optimizer=True)
+    kv.pushpull(0, gradient, out=mx.nd.zeros((2,)))
+    again = mx.kv.create()
+    again.init(0, out)
+    optimizer = Doubled(learning_rate=0.5)
+    again.set_optimizer(optimizer)
+    again.load_optimizer_states(file)
+    assert (optimizer.learning_rate, optimizer.beta1) == (0.1, 0.8)
+    results = [mx.nd.zeros((2,)), mx.nd.zeros((2,))]
+    kv.pull(0, out=results[0])
+    again.pushpull(0, gradient, out=results[1])
+    assert results[0].asnumpy().tolist() == results[1].asnumpy().tolist()
+    wrong = mx.kv.create()
+    wrong.init(0, out)
+    wrong.set_optimizer(type("DoubledAdam", (mx.optimizer.Optimizer,), {"update": lambda *_: None})())
+    with pytest.raises(mx.IoError, match="states of an optimizer of the library"):
+        wrong.load_optimizer_states(file)
+
+
+def test_a_built_in_update_is_called_directly():
+    optimizer, weight, other = mx.optimizer.Adam(), mx.nd.ones((2,)), mx.nd.ones((2,))
+    state, updater = optimizer.create_state(0, weight), mx.optimizer.get_updater(mx.optimizer.Adam())
+    for _ in range(3):
+        optimizer.update(0, weight, mx.nd.array([1, 2]), state)
+        updater(0, mx.nd.array([1, 2]), other)
+    assert weight.asnumpy().tolist() == other.asnumpy().tolist() and optimizer.num_update == 3
+    for bad in (None, mx.nd.ones((2,))):
+        with pytest.raises(mx.InvalidType, match="expected a state of adam's create_state"):
+            optimizer.update(0, weight, mx.nd.ones((2,)), bad)
+    with pytest.raises(mx.InvalidType, match="dense weight"):
+        optimizer.update(0, weight.tostype("row_sparse"), mx.nd.ones((2,)), state)
+
+
 def test_a_part_that_is_off_is_none():
     """It was 0.0, to which an update of a program's own clipped all gradients."""
 

@@ -2,6 +2,8 @@
 
 import pickle
 
+import operator
+
 import numpy
 import pytest
 
@@ -187,3 +189,60 @@ def test_differences_of_unsigned_rows_wrap():
     assert (dense - rows).asnumpy().tolist() == [[255, 254], [0, 0]]
     dense -= rows
     assert dense.asnumpy().tolist() == [[255, 254], [0, 0]]
+
+
+def test_comparisons_are_those_of_the_whole_arrays():
+    """They told whether it was the same object."""
+    a = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(3, 2))
+    b = mx.nd.sparse.row_sparse_array(([[1, 3]], [1]), shape=(3, 2))
+    values, others = a.asnumpy(), b.asnumpy()
+    for compare in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+        for left, right, expected in ((a, b, compare(values, others)), (a, 1, compare(values, 1)), (1, a, compare(1, values)),
+                                      (a, mx.nd.array(others), compare(values, others)),
+                                      (mx.nd.array(values), b, compare(values, others))):
+            result = compare(left, right)
+            assert result.stype == "default"
+            numpy.testing.assert_array_equal(result.asnumpy(), expected.astype("float32"))
+    with pytest.raises(TypeError, match="nd.array"):
+        a == values
+    assert (a == "x") is False and (a != None) is True  # noqa: E711
+    assert len({a, b, a}) == 2
+
+
+def test_the_truth_of_an_array_is_that_of_its_one_element():
+    with pytest.raises(mx.InvalidArgument, match=r"one element, got shape \(3, 2\)"):
+        bool(mx.nd.sparse.zeros("row_sparse", (3, 2)))
+    assert not mx.nd.sparse.zeros("row_sparse", (1, 1)) and mx.nd.sparse.row_sparse_array(([[2]], [0]), (1, 1))
+
+
+def test_all_of_an_array_is_the_array():
+    a = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(3, 2))
+    assert a[:] is a and a[...] is a and a[0:3] is a
+    for part in (1, slice(1), slice(None, None, -1), (0, 1)):
+        with pytest.raises(mx.InvalidArgument, match="expected all of a RowSparseNDArray"):
+            a[part]
+
+    def add(key, pushed, stored):
+        stored[:] += pushed
+
+    kv = mx.kv.create()
+    kv.init("r", mx.nd.ones((3, 2)).tostype("row_sparse"))
+    kv.set_updater(add)
+    kv.push("r", a)
+    out = mx.nd.sparse.zeros("row_sparse", (3, 2))
+    kv.row_sparse_pull("r", out=out, row_ids=mx.nd.array([0, 1, 2]))
+    assert out.asnumpy().tolist() == [[1, 1], [2, 3], [1, 1]]
+
+
+def test_a_source_has_the_shape_that_is_asked_for():
+    dense = mx.nd.ones((2, 2))
+    for source in (dense, dense.asnumpy(), (2, 2), dense.tostype("row_sparse")):
+        assert mx.nd.sparse.row_sparse_array(source, shape=(2, 2)).shape == (2, 2)
+        with pytest.raises(mx.InvalidArgument, match=r"expected a source of shape \(9, 2\), got \(2, 2\)"):
+            mx.nd.sparse.row_sparse_array(source, shape=(9, 2))
+
+
+def test_rows_are_kept_by_the_method_as_by_the_function():
+    a = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [0, 1]), shape=(3, 2))
+    for ids in ([1], numpy.array([1]), mx.nd.array([1])):
+        assert a.retain(ids).asnumpy().tolist() == mx.nd.sparse.retain(a, ids).asnumpy().tolist() == [[0, 0], [3, 4], [0, 0]]

@@ -486,3 +486,6 @@ def create(name: str = "local", strict_init: bool = False) -> Any:
     store = KVStore(name, strict_init)
     _dist_stores.append(weakref.ref(store))
     return store
+
+
+from . import base  # noqa: E402, F401  where MXNet has it

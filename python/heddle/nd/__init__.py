@@ -204,17 +204,17 @@ class NDArray(_core.Array):
         return self._reshape(dims)
 
     def flatten(self) -> "NDArray":
-        """A view as a matrix: the first axis, and all the others as one."""
-        return self._reshape([self.shape[0], _product(self.shape[1:])])
+        """A copy as a matrix: the first axis, and all the others as one."""
+        return self._reshape([self.shape[0], _product(self.shape[1:])]).copy()
 
     def expand_dims(self, axis: int) -> "NDArray":
-        """A view with an axis of extent 1 more, before `axis`."""
+        """A copy with an axis of extent 1 more, before `axis`."""
         dims = list(self.shape)
         dims.insert(_axis_of("expand_dims", axis, len(dims) + 1), 1)
-        return self._reshape(dims)
+        return self._reshape(dims).copy()
 
     def squeeze(self, axis: "_Axes" = None) -> "NDArray":
-        """A view without the axes of extent 1, or without those named; of one element, shape (1,)."""
+        """A copy without the axes of extent 1, or without those named; of one element, shape (1,)."""
         if axis is None:
             gone = [one for one, extent in enumerate(self.shape) if extent == 1]
         else:
@@ -223,7 +223,7 @@ class NDArray(_core.Array):
                 if self.shape[one] != 1:
                     raise InvalidArgument(f"squeeze: expected axes of extent 1, got axis {one} of shape {self.shape}")
         dims = [extent for one, extent in enumerate(self.shape) if one not in gone]
-        return self._reshape(dims if dims or self._has_scalars or not self.ndim else [1])
+        return self._reshape(dims if dims or self._has_scalars or not self.ndim else [1]).copy()
 
     def transpose(self, *order, axes: "Sequence[int] | None" = None) -> "NDArray":
         """A copy with the axes in another order, given as numbers or a sequence of them: by default reversed."""
@@ -242,7 +242,7 @@ class NDArray(_core.Array):
         return self._broadcast_to(_dims(shape))
 
     def slice(self, begin, end, step=None) -> "NDArray":
-        """A view of elements [begin, end) of the first axis; of tuples, an extent each, the part that lies between them.
+        """A copy of elements [begin, end) of the first axis; of tuples, an extent each, the part that lies between them.
         None stands for the beginning, or end, of an axis; negative numbers count from its end."""
         axes = [list(one) if isinstance(one, (tuple, list)) else [one] for one in (begin, end)]
         steps = list(step) if isinstance(step, (tuple, list)) else [step] * len(axes[0])
@@ -256,14 +256,15 @@ class NDArray(_core.Array):
                 if one is not None and not -self.shape[axis] <= one <= self.shape[axis]:
                     raise InvalidArgument(f"slice: expected at most {self.shape[axis]} for axis {axis} of shape "
                                           f"{self.shape}, got {one}")
-        return self[tuple(slice(*parts) for parts in zip(*axes, steps))]
+        return self[tuple(slice(*parts) for parts in zip(*axes, steps))].copy()
 
     # Reductions and functions beyond those of the base.
 
-    def sum(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False) -> "NDArray":
+    def sum(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False,
+            out: "NDArray | None" = None) -> "NDArray":
         """The sum of all elements, shape (1,), or along an axis or several; with `exclude` along all others. With
         `keepdims` these axes stay, with extent 1. In float64, rounded once."""
-        return self._reduced("sum", _core.Array._sum, axis, keepdims, exclude)
+        return _into(out, self._reduced("sum", _core.Array._sum, axis, keepdims, exclude))
 
     def mean(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False) -> "NDArray":
         """The mean of all elements, or along axes; its arguments are those of `sum`."""
@@ -604,14 +605,14 @@ def _evenly_spaced(start, stop, step) -> numpy.ndarray:
     return numpy.arange(start, stop, step, dtype="float64")
 
 
-def zeros_like(other: NDArray, out: "NDArray | None" = None) -> NDArray:
+def zeros_like(data: NDArray, out: "NDArray | None" = None) -> NDArray:
     """Zeros in the shape, dtype and context of another array."""
-    return _into(out, full(other.shape, 0, other.context, other.dtype))
+    return _into(out, full(data.shape, 0, data.context, data.dtype))
 
 
-def ones_like(other: NDArray, out: "NDArray | None" = None) -> NDArray:
+def ones_like(data: NDArray, out: "NDArray | None" = None) -> NDArray:
     """Ones in the shape, dtype and context of another array."""
-    return _into(out, full(other.shape, 1, other.context, other.dtype))
+    return _into(out, full(data.shape, 1, data.context, data.dtype))
 
 
 _CUDA = 2  # DLPack's number of the device type
@@ -686,9 +687,10 @@ def _into(out: "NDArray | None", result: NDArray) -> NDArray:
     return result if out is None else result.copyto(out)
 
 
-def _method(name: str, text: str):
+def _method(name: str, text: str, copies: bool = False):
     def function(data: NDArray, *args, out: "NDArray | None" = None, **kwargs) -> NDArray:
-        return _into(out, getattr(_required(name, data), name)(*args, **kwargs))
+        result = getattr(_required(name, data), name)(*args, **kwargs)
+        return _into(out, result.copy() if copies and out is None else result)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = text
@@ -705,53 +707,57 @@ norm = _method("norm", "The square root of the sum of the squares of all element
 sum = _method("sum", "The sum of all elements, or along axes.")  # noqa: A001
 mean = _method("mean", "The mean of all elements, or along axes.")
 clip = _method("clip", "Each element, limited to [a_min, a_max].")
-dot = _method("dot", "The product of matrices, vectors, or along one axis of each of two arrays.")
 transpose = _method("transpose", "A copy with the axes in another order.")
-reshape = _method("reshape", "A view with another shape.")
-flatten = _method("flatten", "A view as a matrix.")
-expand_dims = _method("expand_dims", "A view with an axis of extent 1 more.")
-squeeze = _method("squeeze", "A view without axes of extent 1.")
+reshape = _method("reshape", "A copy with another shape; the method of arrays gives a view.", copies=True)
+flatten = _method("flatten", "A copy as a matrix.")
+expand_dims = _method("expand_dims", "A copy with an axis of extent 1 more.")
+squeeze = _method("squeeze", "A copy without axes of extent 1.")
 broadcast_to = _method("broadcast_to", "A copy in which axes of extent 1 repeat.")
 
 
-def add(a, b, out: "NDArray | None" = None) -> NDArray:
-    """a + b."""
-    return _into(out, a + b)
+def dot(lhs: NDArray, rhs: NDArray, *args, out: "NDArray | None" = None, **kwargs) -> NDArray:
+    """The product of matrices, vectors, or along one axis of each of two arrays."""
+    return _into(out, _required("dot", lhs).dot(rhs, *args, **kwargs))
 
 
-def subtract(a, b, out: "NDArray | None" = None) -> NDArray:
-    """a - b."""
-    return _into(out, a - b)
+def add(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
+    """lhs + rhs."""
+    return _into(out, lhs + rhs)
 
 
-def multiply(a, b, out: "NDArray | None" = None) -> NDArray:
-    """a * b."""
-    return _into(out, a * b)
+def subtract(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
+    """lhs - rhs."""
+    return _into(out, lhs - rhs)
 
 
-def divide(a, b, out: "NDArray | None" = None) -> NDArray:
-    """a / b."""
-    return _into(out, a / b)
+def multiply(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
+    """lhs * rhs."""
+    return _into(out, lhs * rhs)
 
 
-def modulo(a, b, out: "NDArray | None" = None) -> NDArray:
-    """a % b, which has the sign of b; 0 where b is 0."""
-    return _into(out, a % b)
+def divide(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
+    """lhs / rhs."""
+    return _into(out, lhs / rhs)
 
 
-def power(a, b, out: "NDArray | None" = None) -> NDArray:
-    """a to the power of b."""
-    return _into(out, a ** b)
+def modulo(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
+    """lhs % rhs, which has the sign of rhs; 0 where rhs is 0."""
+    return _into(out, lhs % rhs)
 
 
-def maximum(a, b, out: "NDArray | None" = None) -> NDArray:
+def power(base, exp, out: "NDArray | None" = None) -> NDArray:
+    """base to the power of exp."""
+    return _into(out, base ** exp)
+
+
+def maximum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
-    return _into(out, _of_pair("maximum", a, b))
+    return _into(out, _of_pair("maximum", lhs, rhs))
 
 
-def minimum(a, b, out: "NDArray | None" = None) -> NDArray:
+def minimum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
-    return _into(out, _of_pair("minimum", a, b))
+    return _into(out, _of_pair("minimum", lhs, rhs))
 
 
 def _of_pair(call: str, a, b) -> NDArray:
@@ -818,7 +824,7 @@ def save(fname: "str | os.PathLike", data) -> None:
         named = [(str(i), one) for i, one in enumerate(data)]
     else:
         raise InvalidType(f"save: expected an array, a list or a dict of arrays, got {type(data).__name__}")
-    _core.save(os.fspath(fname), named, {"heddle.kind": "dict" if isinstance(data, dict) else "list"})
+    _core.save(os.fsdecode(fname), named, {"heddle.kind": "dict" if isinstance(data, dict) else "list"})
 
 
 def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
@@ -828,7 +834,7 @@ def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
     """
     from .. import mxnet_files as _mxnet_files
 
-    name = os.fspath(fname)
+    name = os.fsdecode(fname)
     if _mxnet_files.is_one(name):
         return _mxnet_files.load(name, ctx)
     named, metadata = _core.load(name, _context._code_of(ctx))
