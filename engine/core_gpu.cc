@@ -160,6 +160,12 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   }
 }
 
+void EngineCore::KeepFailure(VarState* var) {
+  DCHECK(engine::tls_context.core == this);
+  const engine::TrackerGuard guard(lock_);
+  var->keeps_failure = true;
+}
+
 void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& error) {
   for (std::uint32_t i = 0; i < op->access_count; ++i) {
     engine::Access& access = op->access(i);
@@ -218,6 +224,8 @@ void EngineCore::FinishGpuLocked(Op* op) {
 }  // namespace heddle::internal
 
 namespace heddle::engine {
+
+void KeepFailure(const Var& var) { var.state()->core->KeepFailure(var.state()); }
 
 std::vector<std::uint64_t> HeldUpBy(std::span<const OpVars> ops) {
   for (const OpVars& op : ops) {

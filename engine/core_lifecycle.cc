@@ -543,7 +543,8 @@ void EngineCore::StartTrace(const std::string& file) {
   trace_.store(trace, std::memory_order_release);
 }
 
-// The writer itself stays until the engine goes: other threads may be in the midst of a record.
+// The writer itself, without its file, stays until the engine goes: other threads may be in the
+// midst of a record.
 void EngineCore::StopTrace() {
   engine::CheckNotForked("StopTrace");
   const MutexLock lock(trace_mutex_);

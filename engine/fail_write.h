@@ -1,4 +1,4 @@
-// Failures of single variables, for ops that do the work of many.
+// More than that an op has failed: of single variables, and for how long.
 #pragma once
 
 #include <heddle/var.h>
@@ -14,5 +14,10 @@ namespace heddle::engine {
 // Errors: InvalidState elsewhere; InvalidArgument for a null error, or a variable that the op does
 //         not write.
 void FailWrite(const Var& var, const std::exception_ptr& error);
+
+// From the body of an op that writes `var` and is about to fail. Its failure, with which it poisons
+// the variable, stays whatever writes that: an op that only does, and would cure it, is skipped as
+// one that needs the value. Until an op that runs when poisoned writes it, or ClearError.
+void KeepFailure(const Var& var);
 
 }  // namespace heddle::engine

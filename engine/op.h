@@ -179,9 +179,10 @@ struct alignas(engine::kNoSharing) VarState {
   std::uint32_t writes_finished = 0;
   std::uint32_t last_fences = 0;  // registered behind the last write, and that cure nothing
   bool granting = false;
-  bool dropped : 1 = false;    // no handle is left: freed when idle
-  bool gpu_holds : 1 = false;  // issued GPU ops hold the variable
-  std::uint32_t waiters = 0;   // threads that wait for a write
+  bool dropped : 1 = false;        // no handle is left: freed when idle
+  bool gpu_holds : 1 = false;      // issued GPU ops hold the variable
+  bool keeps_failure : 1 = false;  // see KeepFailure
+  std::uint32_t waiters = 0;       // threads that wait for a write
   std::atomic<std::uint64_t> version{0};
   engine::FailureRecord* failure = nullptr;
 

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <new>
 #include <system_error>
+#include <thread>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -76,7 +78,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
   const char* what = nullptr;
   bool locked = OpenLocked();
   if (!locked && errno == EWOULDBLOCK && IsClosedTrace(file_)) {
-    // A writer keeps its file mapped as long as its engine lives: the new trace gets another one.
+    // A child of fork() keeps it open: the new trace gets another one.
     unlink(path_.c_str());
     close(file_);
     locked = OpenLocked();
@@ -123,17 +125,44 @@ bool TraceWriter::OpenLocked() {
 TraceWriter::~TraceWriter() {
   Finish();
   munmap(map_, bytes_max_);
-  close(file_);
 }
 
 void TraceWriter::Finish() noexcept {
-  state_.store(State::kFinished, std::memory_order_relaxed);
+  // seq_cst; pairs with Claiming: either it sees that all is over, or this sees it
+  if (state_.exchange(State::kFinished, std::memory_order_seq_cst) == State::kFinished) return;
+  while (claiming_.load(std::memory_order_seq_cst) > 0) std::this_thread::yield();
+  dropped_.store(std::atomic_ref(header().dropped).load(std::memory_order_relaxed),
+                 std::memory_order_relaxed);
   std::atomic_ref(header().closed).store(1, std::memory_order_relaxed);
+  // Other threads may be in the midst of a record, and end it in memory that nobody reads. Engines
+  // record as often as they are asked to: what is left of each time takes no memory.
+  std::ignore = mmap(map_, bytes_max_, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  close(file_);
 }
 
 std::uint64_t TraceWriter::dropped() const {
+  if (state_.load(std::memory_order_relaxed) == State::kFinished) {
+    return dropped_.load(std::memory_order_relaxed);
+  }
   return std::atomic_ref(header().dropped).load(std::memory_order_relaxed);
 }
+
+// A thread that needs the file open.
+class TraceWriter::Claiming {
+ public:
+  explicit Claiming(TraceWriter& writer) : writer_(writer) {
+    writer_.claiming_.fetch_add(1, std::memory_order_seq_cst);  // see Finish
+  }
+  Claiming(const Claiming&) = delete;
+  Claiming& operator=(const Claiming&) = delete;
+  ~Claiming() { writer_.claiming_.fetch_sub(1, std::memory_order_seq_cst); }
+
+  bool is_open() const { return writer_.state_.load(std::memory_order_seq_cst) == State::kOpen; }
+
+ private:
+  TraceWriter& writer_;
+};
 
 // A thread that records in more than this many traces in turn leaves part of a chunk unused at each
 // change; nothing else happens. No pointer to the writer: cursors of dead writers match no id.
@@ -201,6 +230,8 @@ void TraceWriter::Publish(Cursor& cursor, std::size_t bytes) noexcept {
 
 bool TraceWriter::ClaimChunk(Cursor& cursor, std::size_t record_bytes) noexcept {
   if (record_bytes > kTraceRecordBytesMax) return false;
+  const Claiming claiming(*this);
+  if (!claiming.is_open()) return false;
   const std::size_t wanted = sizeof(TraceChunkHeader) + record_bytes;
   const std::size_t bytes = (wanted + kTraceChunkBytes - 1) / kTraceChunkBytes * kTraceChunkBytes;
   const std::size_t offset = claimed_.fetch_add(bytes, std::memory_order_relaxed);

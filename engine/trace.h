@@ -95,6 +95,7 @@ class TraceWriter {
 
  private:
   enum class State : int { kOpen, kFull, kFinished };
+  class Claiming;
   struct Cursor;  // where a thread writes
 
   struct ThreadCursors;  // those of a thread, for the traces that it records in
@@ -119,10 +120,13 @@ class TraceWriter {
       writer_id_;  // unique in the process, so that a thread's cursors never mix writers
   std::string path_;
   std::size_t bytes_max_;
-  int file_ = -1;
-  std::byte* map_ = nullptr;  // bytes_max_ long; only what was claimed lies within the file
+  int file_ = -1;  // until Finish
+  // bytes_max_ long; only what was claimed lies within the file. After Finish of no file.
+  std::byte* map_ = nullptr;
   std::atomic<std::size_t> claimed_{kTraceHeaderBytes};
   std::atomic<State> state_{State::kOpen};
+  std::atomic<int> claiming_{0};
+  std::atomic<std::uint64_t> dropped_{0};  // in all, once it has finished
   Mutex names_mutex_;
   std::unordered_set<const char*> names_ GUARDED_BY(names_mutex_);  // that some thread has written
 };

@@ -217,6 +217,7 @@ class Tracker {
     if (var->failure != nullptr) Unref(var->failure);
     poisoned_vars_ += (failure != nullptr) - (var->failure != nullptr);
     var->failure = failure;
+    if (failure == nullptr) var->keeps_failure = false;
   }
 
   void Unref(FailureRecord* failure) {
@@ -233,7 +234,8 @@ class Tracker {
   static constexpr int kGrantsAtOnce = 256;
 
   static bool NeedsValue(const Access& access) {
-    return access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite;
+    return access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite ||
+           (access.mode() == AccessMode::kWrite && access.var()->keeps_failure);
   }
 
   // True: granted at once.

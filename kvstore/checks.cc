@@ -23,6 +23,12 @@ void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& eng
     throw InvalidArgument(
         fmt::format("{}: key {}: expected one array at least, got none", call, ToString(pair.key)));
   }
+  // An op names a few variables beside theirs.
+  constexpr std::size_t kArraysMax = 65'000;
+  if (const std::size_t count = pair.arrays.size() + pair.row_sparse.size(); count > kArraysMax) {
+    throw InvalidArgument(fmt::format("{}: key {}: expected at most {} arrays, got {}", call,
+                                      ToString(pair.key), kArraysMax, count));
+  }
   ForEachArray(pair, [&](const auto& array) {
     if (array.empty()) {
       throw InvalidArgument(fmt::format("{}: key {}: expected an array, got an empty handle", call,

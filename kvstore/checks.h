@@ -18,7 +18,7 @@
 
 namespace heddle::kvstore {
 
-// One array at least, none of them empty, all of the engine.
+// One array at least, not more than an op can name, none of them empty, all of the engine.
 void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& engine);
 // The same, and exactly one.
 void CheckOneArray(std::string_view call, const KeyArrays& pair, const Engine& engine);

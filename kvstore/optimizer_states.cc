@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -125,9 +128,16 @@ json ToJson(const OptimizerStates& states, const internal::UpdateRule& rule) {
 
 // ---- From JSON: throws json::exception for what is missing or of the wrong type
 
+bool IsInt64(const json& j) {
+  if (j.is_number_unsigned()) {
+    return j.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+  }
+  return j.is_number_integer();
+}
+
 Key KeyFrom(const json& j) {
   if (j.is_string()) return j.get<std::string>();
-  if (!j.is_number_integer()) throw IoError("expected a key, an integer or a text");
+  if (!IsInt64(j)) throw IoError("expected a key, an integer of 64 bits or a text");
   return j.get<std::int64_t>();
 }
 
@@ -139,9 +149,13 @@ DType DTypeFrom(const json& j) {
   throw IoError(fmt::format("expected a dtype, found '{}'", name));
 }
 
+// The counts go on from there.
+constexpr std::int64_t kCountMax = std::int64_t{1} << 62;
+
 std::int64_t CountFrom(const json& j) {
-  if (!j.is_number_integer() || j.get<std::int64_t>() < 0) {
-    throw IoError(fmt::format("expected a whole number of at least 0, found {}", j.dump()));
+  if (!IsInt64(j) || j.get<std::int64_t>() < 0 || j.get<std::int64_t>() > kCountMax) {
+    throw IoError(fmt::format("expected a whole number from 0 to 2^62, found {}",
+                              j.is_structured() ? j.type_name() : j.dump()));
   }
   return j.get<std::int64_t>();
 }
@@ -201,7 +215,12 @@ KeyStates KeyStatesFrom(const json& j) {
   key.key = KeyFrom(j.at("key"));
   std::vector<std::int64_t> shape;
   for (const json& extent : j.at("shape")) shape.push_back(CountFrom(extent));
-  key.shape = Shape(std::span<const std::int64_t>(shape));
+  try {
+    key.shape = Shape(std::span<const std::int64_t>(shape));
+  } catch (const InvalidArgument& error) {
+    throw IoError(
+        fmt::format("expected a shape, found one of a key that is none: {}", error.what()));
+  }
   key.dtype = DTypeFrom(j.at("dtype"));
   key.updates = CountFrom(j.at("updates"));
   key.step = CountFrom(j.at("step"));
@@ -256,10 +275,16 @@ void CheckArray(const std::string& name, const NDArray& array, const Shape& shap
 void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule,
                 const std::vector<std::set<std::string>>& names, OptimizerStates* states) {
   std::size_t taken = 0;
+  std::unordered_map<std::string_view, NDArray> by_name;
+  for (const NamedArray& named : file.arrays) by_name.emplace(named.name, named.array);
+  const auto find = [&](const std::string& name) {
+    const auto found = by_name.find(name);
+    return found == by_name.end() ? NDArray() : found->second;
+  };
   const auto take = [&](std::size_t i, const auto& own_name, const Shape& shape, DType dtype) {
     if (!names[i].contains(std::string(own_name))) return NDArray();
     const std::string name = ArrayName(i, own_name);
-    NDArray array = file.Find(name);
+    NDArray array = find(name);
     if (array.empty()) throw IoError(fmt::format("expected an array '{}', found none", name));
     CheckArray(name, array, shape, dtype);
     array.WaitToRead();
@@ -269,7 +294,7 @@ void TakeArrays(const ArrayFile& file, const internal::UpdateRule& rule,
   for (std::size_t i = 0; i < states->keys.size(); ++i) {
     KeyStates& key = states->keys[i];
     if (IsForeignOptimizer(states->optimizer)) {
-      const NDArray found = file.Find(ArrayName(i, kOwnName));
+      const NDArray found = find(ArrayName(i, kOwnName));
       key.own = take(i, kOwnName, Shape{found.empty() ? 0 : found.size()}, DType::kUInt8);
     }
     key.master = take(i, kMasterName, key.shape, DType::kFloat32);

@@ -195,6 +195,21 @@ void InsertRowsOf(std::span<const SparseRows> inputs, const RowSparseNDArray& ar
   for (const SparseRows& input : inputs) storage::InsertRows(array, input.ids);
 }
 
+// The inputs, where one is the weight itself as it is now: its rows are about to move.
+std::vector<RowSparseNDArray> ApartFrom(const RowSparseNDArray& weight,
+                                        std::span<const RowSparseNDArray> inputs) {
+  std::vector<RowSparseNDArray> apart;
+  for (const RowSparseNDArray& input : inputs) {
+    if (!input.IsSameAs(weight)) {
+      apart.push_back(input);
+      continue;
+    }
+    apart.emplace_back(input.shape(), input.dtype(), input.device(), input.engine());
+    storage::SumRowSparse({&input, 1}, apart.back());
+  }
+  return apart;
+}
+
 }  // namespace
 
 NDArray DenseSum(std::span<const RowSparseNDArray> inputs, const Shape& shape,
@@ -236,6 +251,11 @@ void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
 
 void UpdateArray(ArrayUpdate update, std::span<const RowSparseNDArray> inputs,
                  const RowSparseNDArray& weight) {
+  std::vector<RowSparseNDArray> apart;
+  if (std::ranges::any_of(inputs, [&](const auto& input) { return input.IsSameAs(weight); })) {
+    apart = ApartFrom(weight, inputs);
+    inputs = apart;
+  }
   const bool lazy = update.rule->lazy(/*row_sparse_weight=*/true);
   if (!lazy || update.passes > 1) {
     InsertAllRows(weight);

@@ -186,7 +186,7 @@ struct StoredValue::SnapshotOp {
 };
 
 // The sum for an updater. If it fails it poisons the value as well as the sum, so that nothing that
-// the updater pushes changes the value; SettleOp lifts that again.
+// the updater pushes changes the value, not even what overwrites it; SettleOp lifts that again.
 template <class Array>
 struct StoredValue::MergeOp {
   std::shared_ptr<StoredValue> value;
@@ -195,6 +195,16 @@ struct StoredValue::MergeOp {
   Array merged;
 
   void operator()(const GpuWork* gpu = nullptr) const {
+    try {
+      MakeSum(gpu);
+    } catch (...) {
+      engine::KeepFailure(value->var());
+      throw;
+    }
+  }
+
+ private:
+  void MakeSum(const GpuWork* gpu) const {
     StoredValue& v = *value;
     v.RethrowIfPoisoned();
     if (std::exception_ptr error = ErrorOfInputs(View(inputs)))

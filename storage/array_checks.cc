@@ -71,7 +71,7 @@ void CheckScalar(const char* operation, DType dtype, Scalar value) {
   if (!value.is_integer()) {
     // 2.0 is as good as 2.
     const double real = value.real();
-    if (real == std::trunc(real) && std::abs(real) < 0x1p63 &&
+    if (real == std::trunc(real) && real >= -0x1p63 && real < 0x1p63 &&
         FitsInteger(dtype, static_cast<std::int64_t>(real))) {
       return;
     }

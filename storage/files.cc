@@ -107,8 +107,14 @@ void SaveJob::Write() const {
   out.Commit();
 }
 
+constexpr std::size_t kSavedMax = 65'000;  // one op reads them all
+
 // Arrays that are not empty, of one engine, under names that differ. Returns the engine.
 Engine* CheckSaved(const SaveJob& job) {
+  if (const std::size_t count = job.arrays.size() + job.row_sparse.size(); count > kSavedMax) {
+    throw InvalidArgument(
+        fmt::format("save arrays: expected at most {} arrays in a file, got {}", kSavedMax, count));
+  }
   Engine* engine = nullptr;
   std::set<std::string> names;
   const auto check_name = [&](std::string name) {

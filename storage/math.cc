@@ -214,10 +214,15 @@ Part PartOf(const char* operation, const NDArray& array, std::span<const AxisRan
   std::vector<std::int64_t> kept;
   for (std::size_t axis = 0; axis < ranges.size(); ++axis) {
     const AxisRange& range = ranges[axis];
-    const std::int64_t last = range.begin + (range.count - 1) * range.step;
     const auto inside = [&](std::int64_t i) { return i >= 0 && i < shape[axis]; };
-    const bool fits = range.count == 0 || (inside(range.begin) && inside(last));
-    if (range.count < 0 || range.step == 0 || !fits || (!range.keep && range.count != 1)) {
+    const auto is_last_inside = [&] {
+      std::int64_t last = 0;
+      return !__builtin_mul_overflow(range.count - 1, range.step, &last) &&
+             !__builtin_add_overflow(range.begin, last, &last) && inside(last);
+    };
+    const bool fits =
+        range.count == 0 || (range.count > 0 && inside(range.begin) && is_last_inside());
+    if (range.step == 0 || !fits || (!range.keep && range.count != 1)) {
       throw InvalidArgument(fmt::format(
           "{}: axis {} of shape {}: expected elements within it, got {} from {} in steps of {}",
           operation, axis, ToString(shape), range.count, range.begin, range.step));

@@ -49,7 +49,7 @@ struct ArrayFile {
   RowSparseNDArray FindRowSparse(std::string_view name) const;
 };
 
-// Returns when the file is in place.
+// Returns when the file is in place. InvalidArgument for more than 65 000 arrays.
 void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,
                 const FileMetadata& metadata = {});
 void SaveArrays(const std::string& file, const std::vector<NamedArray>& arrays,

@@ -2,8 +2,10 @@
 // only, not with the reader of `heddle trace`.
 #include "engine/trace.h"
 
+#include <heddle/engine.h>
 #include <heddle/error.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -321,6 +323,49 @@ TEST_F(TraceWriterTest, FinishedWriterIgnoresRecords) {
   PushEmpty(writer, 2);
   EXPECT_EQ(writer.dropped(), 0u);
   EXPECT_EQ(RecordsOf(Parse(path()), TraceKind::kPush).size(), 1u);
+}
+
+// Threads are in the midst of records when it ends.
+TEST_F(TraceWriterTest, FinishesUnderThreadsThatRecord) {
+  constexpr std::int64_t kFew = 256 << 10;  // what does not fit is dropped
+  for (int round = 0; round < 20; ++round) {
+    TraceWriter writer(path(std::to_string(round)), kFew);
+    std::atomic<bool> ends = false;
+    std::atomic<int> begun = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        for (std::uint64_t ticket = 1; !ends.load(); ++ticket) {
+          PushEmpty(writer, ticket);
+          if (ticket == 10) ++begun;
+        }
+      });
+    }
+    while (begun.load() < 3) std::this_thread::yield();
+    writer.Finish();
+    const std::size_t records = RecordsOf(Parse(writer.path()), TraceKind::kPush).size();
+    EXPECT_GE(records, 30u);
+    ends = true;
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(RecordsOf(Parse(writer.path()), TraceKind::kPush).size(), records);
+  }
+}
+
+TEST_F(TraceWriterTest, FinishedWritersHoldNoFiles) {
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator files("/proc/self/fd");
+    return std::distance(begin(files), end(files));
+  };
+  Engine engine;
+  const auto before = open_files();
+  for (int i = 0; i < 20; ++i) {
+    engine.StartTrace(path("again"));
+    engine.Push({.name = "traced"}, [] {});
+    engine.WaitForAll();
+    engine.StopTrace();
+    EXPECT_EQ(RecordsOf(Parse(path("again")), TraceKind::kPush).size(), 1u);
+  }
+  EXPECT_LE(open_files(), before + 2);  // the engine's own
 }
 
 TEST_F(TraceWriterTest, PercentPInThePathIsTheProcessId) {

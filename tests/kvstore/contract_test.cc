@@ -2,7 +2,9 @@
 // (conformance_test.cc): updaters, keys made by a push, exact priorities.
 #include <heddle/kvstore.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <stdexcept>
@@ -225,6 +227,52 @@ TEST_P(ContractTest, AFailedInputLeavesTheValueAloneWhateverTheUpdaterPushes) {
   EXPECT_EQ(Pulled(*store, "k"), All(12));
 }
 
+TEST_P(ContractTest, MoreArraysThanAnOpCanNameAreRefusedBeforeAnything) {
+  store->Init("a", Full(5));
+  const std::vector<NDArray> many(65'001, Full(1));
+  const auto refused = [](const auto& call) {
+    const std::string message = MessageOf<InvalidArgument>(call);
+    EXPECT_NE(message.find("expected at most 65000 arrays, got 65001"), std::string::npos);
+    EXPECT_NE(message.find("key 'new'"), std::string::npos) << message;
+  };
+  refused([&] { store->Push("new", many); });
+  refused([&] { store->Push({"a", "new"}, {{Full(1)}, many}); });
+  EXPECT_FALSE(store->Contains("new"));
+  EXPECT_EQ(Pulled(*store, "a"), All(5));
+}
+
+// Overwritten whole, the value would be cured.
+TEST_P(ContractTest, AFailedInputLeavesTheValueAloneWhateverOverwritesIt) {
+  const NDArray nine = Full(9);
+  const std::function<void(const NDArray&)> overwrites[] = {
+      [](const NDArray& stored) { stored.Fill(0); },
+      [&](const NDArray& stored) { nine.CopyTo(stored); },
+      [&](const NDArray& stored) {
+        if (stored.device().type == DeviceType::kGpu) return;
+        engine.Push({.name = "own", .writes = {stored.var()}},
+                    [stored] { std::fill_n(stored.data<float>(), stored.size(), 7.F); });
+      }};
+  int key = 0;
+  for (const auto& overwrite : overwrites) {
+    store->Init(++key, Full(1));
+    store->SetUpdater([&](KeyRef, const NDArray& input, const NDArray& stored) {
+      overwrite(stored);
+      stored += input;
+    });
+    store->Push(key, Poisoned("bad gradient"));
+    NDArray out = Full(0);
+    store->Pull(key, out);
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { out.WaitToRead(); }), "bad gradient");
+    store->SetUpdater([](KeyRef, const NDArray& input, const NDArray& stored) { stored += input; });
+    store->Push(key, Full(2));
+    EXPECT_EQ(Pulled(*store, key), All(3));
+    // What overwrites it is no less free to when all is well.
+    store->SetUpdater([](KeyRef, const NDArray&, const NDArray& stored) { stored.Fill(4); });
+    store->Push(key, Full(2));
+    EXPECT_EQ(Pulled(*store, key), All(4));
+  }
+}
+
 TEST_P(ContractTest, AFailedFirstPushOfAKey) {
   store->Push("k", Poisoned("bad gradient"));
   NDArray out = Full(0);
@@ -274,6 +322,9 @@ TEST_P(FailedUpdateTest, PoisonsTheKeyUntilReset) {
   BreakKey();
   ExpectBroken();
   store->SetUpdater([](KeyRef, const NDArray& input, const NDArray& stored) { stored += input; });
+  store->Push("k", Full(1));
+  ExpectBroken();
+  store->SetUpdater([](KeyRef, const NDArray&, const NDArray& stored) { stored.Fill(3); });
   store->Push("k", Full(1));
   ExpectBroken();
   store->SetOptimizer(Sgd());

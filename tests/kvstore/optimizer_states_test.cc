@@ -447,6 +447,12 @@ TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {
   expect("float32", "float33", "float33");
   expect("[2,3]", "[2,-3]", "-3");
   expect("{", "", "expected optimizer states");
+  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
+  expect("\"version\":2", "\"version\":" + deep, "from 0 to 2^62, found array");
+  expect("\"step\":1", "\"step\":9223372036854775807", "found 9223372036854775807");
+  expect("\"step\":1", "\"step\":18446744073709551615", "found 18446744073709551615");
+  expect("\"key\":\"a\"", "\"key\":9223372036854775808", "integer of 64 bits");
+  expect("[2,3]", "[4611686018427387904,4611686018427387904]", "expected a shape");
 
   std::vector<NamedArray> arrays = saved.arrays;
   const auto expect_arrays = [&](const std::string& part) {

@@ -2,6 +2,7 @@
 // kinds, row pulls, changes of kind, updaters, errors.
 #include <heddle/kvstore.h>
 #include <heddle/logging.h>
+#include <heddle/optimizer.h>
 
 #include <atomic>
 #include <cstdint>
@@ -409,6 +410,52 @@ TEST_P(RowSparseStoreTest, AFailedPushThatWouldChangeTheKindLeavesTheValues) {
   EXPECT_EQ(Stored("d"), (Floats{5, 5, 5, 6, 5}));
   EXPECT_EQ(Stored("s"), (Floats{1, 8, 1, 1, 1}));
   EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
+TEST_P(RowSparseStoreTest, AFailedInputLeavesTheRowsAloneWhateverOverwritesThem) {
+  store->Init("k", Rows({1}, 7));
+  const auto set_updater = [&](bool clears) {
+    store->SetUpdaters(
+        {.dense = {},
+         .row_sparse =
+             [clears](KeyRef, const RowSparseNDArray& input, const RowSparseNDArray& stored) {
+               if (clears) stored.Clear();
+               stored += input;
+             },
+         .row_sparse_on_dense = {}});
+  };
+  set_updater(true);
+  store->Push("k", Poison(Rows({0}, 1), "broken"));
+  set_updater(false);
+  store->Push("k", Rows({1, 2}, 1));
+  EXPECT_EQ(Stored("k"), (Floats{0, 8, 1, 0, 0}));
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
+// Its rows move as those of the others come.
+TEST_P(RowSparseStoreTest, TheStoredRowsMayBeAmongThePushedOnes) {
+  store->Init("k", Rows({1, 3}, 8));
+  RowSparseNDArray stored;
+  store->SetUpdaters({.dense = {},
+                      .row_sparse = [&](KeyRef, const RowSparseNDArray&,
+                                        const RowSparseNDArray& given) { stored = given; },
+                      .row_sparse_on_dense = {}});
+  store->Push("k", Rows({1}, 1));
+  for (const char* name : {"sgd", "lamb"}) {  // lazy; with norms, and so all rows
+    store->SetOptimizer(MakeOptimizer(name, {{"learning_rate", 0.5}}));
+    const NDArray before = Dense(0);
+    store->Pull("k", before);
+    const RowSparseNDArray copy = stored.Copy(stored.device());
+    store->Push("k", std::vector<RowSparseNDArray>{stored, Rows({0, 2}, 4)});
+    const Floats together = Stored("k");
+    store->Reset("k", copy);
+    store->Push("k", std::vector<RowSparseNDArray>{copy, Rows({0, 2}, 4)});
+    EXPECT_EQ(together, Stored("k")) << name;
+    if (std::string_view(name) == "sgd") {
+      EXPECT_EQ(together, (Floats{-2, 4, -2, 4, 0}));
+    }
+    store->Reset("k", copy);
+  }
 }
 
 // Threads change the kind of a key to and fro; each pull sees one push whole.

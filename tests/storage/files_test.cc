@@ -277,6 +277,13 @@ TEST_P(Files, RefuseBadArrays) {
   EXPECT_TRUE(NamesInFolder().empty());
 }
 
+TEST_P(Files, RefuseMoreArraysThanAnOpReads) {
+  const std::vector<NDArray> many(65'001, Array({1}));
+  const std::string message =
+      MessageOf<InvalidArgument>([&] { SaveArrayList(folder_ / "many", many); });
+  EXPECT_TRUE(Contains(message, "at most 65000 arrays in a file, got 65001")) << message;
+}
+
 TEST_P(Files, RefuseToBeWrittenInsideAnOp) {
   const NDArray a = Array({1});
   std::string message;

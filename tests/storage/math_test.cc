@@ -4,6 +4,8 @@
 #include <heddle/math.h>
 #include <heddle/ndarray.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -63,6 +65,15 @@ TEST(ArrayMathTest, PartsAreCopiedAndAssigned) {
   EXPECT_THAT(a.ToVector<float>(), ElementsAre(0, -1, 2, 3, 4, -1, 6, 7, 8, -1, 10, 11));
   const AxisRange outside[] = {{.count = 4}, {.begin = 1, .count = 1}};
   EXPECT_THAT(MessageOf([&] { CopyPart(a, outside); }), HasSubstr("axis 0 of shape (3, 4)"));
+  constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  for (const AxisRange& wraps :
+       {AxisRange{0, kMin, 3}, AxisRange{0, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 1},
+        AxisRange{2, kMax, 2}, AxisRange{0, 1, kMin}, AxisRange{kMin, -1, 2}}) {
+    const AxisRange ranges[] = {wraps, {.begin = 1, .count = 1}};
+    EXPECT_THAT(MessageOf([&] { CopyPart(a, ranges); }), HasSubstr("axis 0 of shape (3, 4)"));
+    EXPECT_THAT(MessageOf([&] { AssignPart(a, ranges, a); }), HasSubstr("axis 0 of shape (3, 4)"));
+  }
   EXPECT_THAT(MessageOf([&] { AssignPart(a, column, NDArray::Zeros({4})); }), HasSubstr("(4,)"));
   // The values lie in the array itself.
   AssignPart(a, std::vector<AxisRange>{{.count = 1, .keep = false}, {.count = 4}},

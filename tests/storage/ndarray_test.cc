@@ -76,6 +76,8 @@ TEST_P(NDArrays, AreMadeFromValues) {
             (std::vector<std::int64_t>{0, 1, 2, 3}));
   EXPECT_EQ(NDArray::Full({}, 3, DType::kFloat32, Cpu(), engine_).ToVector<float>(), Floats{3});
   const std::int64_t exact = (std::int64_t{1} << 62) + 1;  // no double holds it
+  EXPECT_EQ(NDArray::Full({1}, -0x1p63, DType::kInt64, Cpu(), engine_).ToVector<std::int64_t>()[0],
+            std::numeric_limits<std::int64_t>::min());
   EXPECT_EQ(NDArray::Full({1}, exact, DType::kInt64, Cpu(), engine_).ToVector<std::int64_t>(),
             std::vector<std::int64_t>{exact});
 }
