@@ -1,6 +1,7 @@
 """Jobs of several processes: one script for all roles."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -296,7 +297,7 @@ def test_the_others_are_told_why_a_worker_has_failed(tmp_path, raised, told):
         except mx.Error as error:
             print(error)
     """).finish()
-    assert ended["worker 1"][0] != 0, ended["worker 1"]
+    assert ended["worker 1"][0] == (-signal.SIGINT if "Interrupt" in raised else 1), ended["worker 1"]
     for other in ("worker 0", "scheduler 0"):
         assert told in ended[other][1] + ended[other][2], ended[other]
         assert max(map(len, ended[other][1].splitlines()), default=0) < 2000, ended[other]
@@ -371,6 +372,26 @@ def test_an_exit_that_is_caught_fails_nothing(tmp_path):
         kv.barrier()
     """).finish()
     assert all(status == 0 for status, _, _ in ended.values()), ended
+
+
+def test_a_store_that_is_refused_fails_nothing_while_there_are_others(tmp_path):
+    """The job failed in the end: a store had gone by an exception."""
+    ended = Job(tmp_path, """
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.zeros((2,)))
+        try:
+            mx.kv.create("dist_sync" if kv.rank == 0 else "dist_async")
+        except mx.Error as error:
+            print("refused", error)
+        out = mx.nd.zeros((2,))
+        kv.pushpull("w", mx.nd.ones((2,)), out=out)
+        print(out.asnumpy()[0])
+        kv.barrier()
+    """).finish()
+    assert all(status == 0 for status, _, _ in ended.values()), ended
+    assert "refused" in ended["worker 0"][1] + ended["worker 1"][1], ended
+    assert all("2.0" in ended[f"worker {rank}"][1] for rank in range(2)), ended
 
 
 @pytest.mark.parametrize("scheduler", [False, True])

@@ -64,6 +64,23 @@ TEST(Command, OutputThatIsLostIsAnError) {
       1);
 }
 
+TEST(TraceCommand, DoesNotWriteOverWhatItReads) {
+  const TempFolder folder;
+  const std::string file = folder / "run.trace", other = folder / "link.json";
+  {
+    RunningProgram program({TRACED_PROGRAM, file});
+    ASSERT_EQ(program.ReadLine(), "ready");
+  }
+  const auto bytes = std::filesystem::file_size(file);
+  std::filesystem::create_hard_link(file, other);
+  for (const std::string& output : {file, other}) {
+    const ProgramResult result = RunProgram({kHeddle, "trace", file, "-o", output});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_THAT(result.output, HasSubstr(output + ": expected another file to write"));
+    EXPECT_EQ(std::filesystem::file_size(file), bytes);
+  }
+}
+
 // The main promise of traces: they are there when the process was killed.
 TEST(TraceCommand, ConvertsTheFileOfAKilledProcess) {
   const TempFolder folder;

@@ -300,6 +300,19 @@ TEST_F(LaunchTest, AReaderThatGoesAwayDoesNotDisturbTheJob) {
   EXPECT_EQ(ReadFile(folder / "0") + ReadFile(folder / "1"), "done\ndone\n");
 }
 
+TEST_F(LaunchTest, OutputThatIsLostIsNamedAtTheEnd) {
+  for (const int status : {0, 3}) {
+    Strings command = {"/bin/sh", "-c", "exec \"$@\" > /dev/full", "sh"};
+    const Strings launch = Launch({"-n", "1", "-s", "1"},
+                                  {"/bin/sh", "-c", "echo result; exit " + std::to_string(status)});
+    command.insert(command.end(), launch.begin(), launch.end());
+    const ProgramResult result = RunProgram(command);
+    EXPECT_EQ(result.status, status == 0 ? 1 : status);
+    EXPECT_THAT(result.output,
+                HasSubstr("[launch] stdout cannot be written: No space left on device"));
+  }
+}
+
 // The launcher used to read that before anything else, for ever.
 TEST_F(LaunchTest, AJobEndsAlsoWhenWhatAWorkerLeavesBehindWritesOn) {
   Strings command = {"/bin/sh", "-c", "exec timeout -s KILL 30 \"$@\" > /dev/null 2>&1", "sh"};

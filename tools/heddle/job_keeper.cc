@@ -106,7 +106,21 @@ int JobKeeper::Run() {
   // What the tasks have left behind.
   if (!KillDescendants()) Say("some processes of the job cannot be killed");
   DrainOutput();
+  SayWhatIsLost();
   return status_;
+}
+
+// On the other stream; in vain if both are one.
+void JobKeeper::SayWhatIsLost() {
+  for (LineSink* const sink : {&out_, &err_}) {
+    if (sink->error() == 0) continue;
+    const bool is_out = sink == &out_;
+    LineSink& other = is_out ? err_ : out_;
+    other.Append("[launch] ", fmt::format("{} cannot be written: {}", is_out ? "stdout" : "stderr",
+                                          std::generic_category().message(sink->error())));
+    other.WriteSome();
+    if (status_ == 0) status_ = 1;
+  }
 }
 
 void JobKeeper::StartSome() {

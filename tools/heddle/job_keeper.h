@@ -136,6 +136,7 @@ class JobKeeper {
   void ReadOutput();
   void WriteOutput();
   std::vector<LineSink*> Sinks();
+  void SayWhatIsLost();
   void ReadSignals();
   void OnSignal(int signal);
   void ReapAll();

@@ -12,12 +12,12 @@
 namespace heddle::tools {
 
 void LineSink::Append(std::string_view prefix, std::string_view line) {
-  if (reader_gone_) return;
+  if (error_ != 0) return;
   text_.append(prefix).append(line).push_back('\n');
 }
 
 void LineSink::AppendBytes(std::string_view bytes) {
-  if (!reader_gone_) text_.append(bytes);
+  if (error_ == 0) text_.append(bytes);
 }
 
 void LineSink::WriteSome() {
@@ -31,7 +31,7 @@ void LineSink::WriteSome() {
     const ssize_t taken = write(fd_, text_.data() + written, bytes);
     if (taken < 0 && (errno == EINTR || errno == EAGAIN)) break;
     if (taken < 0) {
-      reader_gone_ = true;
+      error_ = errno;
       written = text_.size();
       break;
     }

@@ -5,6 +5,7 @@
 // themselves.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -22,11 +23,13 @@ class LineSink {
 
   void Append(std::string_view prefix, std::string_view line);  // adds the line's end
   void AppendBytes(std::string_view bytes);
-  // Writes some of it, if the descriptor takes any at once. When the reader has gone, drops it all,
-  // and what comes later.
+  // Writes some of it, if the descriptor takes any at once. When the reader has gone, or it cannot
+  // be written otherwise, drops it all, and what comes later.
   void WriteSome();
 
   int fd() const { return fd_; }
+  // Why output was lost, as errno; 0: none was, or its reader has gone, which may do so.
+  int error() const { return error_ == EPIPE ? 0 : error_; }
   bool empty() const { return text_.empty(); }
   bool full() const { return text_.size() >= kBytesMax; }
 
@@ -35,7 +38,7 @@ class LineSink {
 
   int fd_;
   std::string text_;
-  bool reader_gone_ = false;
+  int error_ = 0;
 };
 
 // What one process writes to one descriptor.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -59,7 +60,14 @@ void Report(const JoinedTrace& joined, std::size_t i, const TraceJsonCounts& cou
 
 void Run(const TraceOptions& options) {
   std::vector<TraceFile> files;
-  for (const std::string& input : options.inputs) files.push_back(ReadTraceFile(input));
+  for (const std::string& input : options.inputs) {
+    std::error_code not_there;
+    if (std::filesystem::equivalent(input, options.output, not_there)) {
+      throw InvalidArgument(
+          fmt::format("{}: expected another file to write than those to read", options.output));
+    }
+    files.push_back(ReadTraceFile(input));
+  }
   const JoinedTrace trace = JoinTraces(std::move(files));
   std::ofstream out(options.output, std::ios::binary);
   if (!out) {

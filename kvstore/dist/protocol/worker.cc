@@ -559,11 +559,9 @@ void WorkerMachine::OnSchedulerMessage(Time now, const Message& message, Outputs
       if (rank_ < 0 && Decode(message.meta, &body)) OnRoster(now, body, out);
       break;
     }
-    case Kind::kStatusReply: {
-      TextBody body;
-      if (Decode(message.meta, &body)) barrier_facts_ = std::move(body.text);
+    case Kind::kStatusReply:
+      OnFactsOfBarriers(now, message, out);
       break;
-    }
     default:  // heartbeats and the like are its node's
       break;
   }

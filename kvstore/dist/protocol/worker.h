@@ -153,6 +153,9 @@ class WorkerMachine {
   bool left() const { return left_; }
   const std::optional<FailureBody>& failure() const { return failure_; }
   // What is open, for people.
+  // Asks for the facts that DescribeState says, of the parts that have waited longest; false: there
+  // is nothing to ask for.
+  bool AskWhatWaits(Outputs& out) const;
   StateBody State() const;  // what the scheduler hears of this worker
   std::string DescribeState(Time now) const;
 
@@ -167,7 +170,7 @@ class WorkerMachine {
     std::uint64_t barriers = 0;  // that were called before it
     bool granted = false;        // may be sent whatever W3 says
     bool stays = false;          // has ended unsent, and still takes its place
-    bool asked_why = false;      // the server was asked for the facts of a TimeoutError
+    int asked_why = 0;           // how often the server was asked for the facts of a TimeoutError
     bool counted = false;        // among Part::pushes
     bool ended = false;          // the program has its answer
     bool acked = false;          // of pushes: recorded by the server
@@ -202,7 +205,8 @@ class WorkerMachine {
     Time sent{0};
     Time warn_at{0};
     Time deadline{0};
-    bool asked_why = false;
+    int asked_why = 0;
+    bool warns = false;  // with what the scheduler was asked for
     bool ended = false;
   };
 
@@ -251,10 +255,14 @@ class WorkerMachine {
   }
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
+  void OnFactsOfBarriers(Time now, const Message& message, Outputs& out);
   void GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out);
   bool DropTimedOut(Part& part, Outputs& out);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;
+  void AskScheduler(Outputs& out) const;
+  // The parts with open requests, those first whose first one is the oldest.
+  std::vector<const Part*> WaitingParts() const;
   std::exception_ptr TimedOut(Time now, const Part& part, const Open& open) const;
   std::string OwnFacts(Time now, const Part& part) const;
   std::string BarrierFacts(Time now, std::uint64_t number) const;

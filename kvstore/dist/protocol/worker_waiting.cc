@@ -21,6 +21,25 @@ namespace {
 // wait at the servers for the optimizer's parameters that they are of.
 bool GoesAllTheSame(Kind kind) { return kind == Kind::kRemove || kind == Kind::kSetParameters; }
 
+// The facts of a TimeoutError are asked for twice: halfway, since an answer may take long, and
+// again close to the deadline, since they change.
+struct AskTimes {
+  AskTimes(Time begun, Time deadline)
+      : first(begun + (deadline - begun) / 2),
+        again(deadline - std::min<Time>(std::chrono::milliseconds(500), (deadline - begun) / 4)),
+        deadline(deadline) {}
+
+  // Whether to ask now, having done so `asked` times.
+  bool IsDue(Time now, int asked) const { return now >= (asked == 0 ? first : again) && asked < 2; }
+  Time Next(int asked) const { return asked == 0 ? first : asked == 1 ? again : deadline; }
+
+  Time first;
+  Time again;
+  Time deadline;
+};
+
+constexpr std::size_t kShownMax = 20;  // parts, and barriers
+
 }  // namespace
 
 void WorkerMachine::OnTime(Time now, Outputs& out) {
@@ -50,19 +69,19 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     WakeAt(open.warn_at);
     const Time deadline = open.request.deadline;
     if (deadline == Time{0}) continue;
-    const Time ask_at = open.submitted + (deadline - open.submitted) / 2;
+    const AskTimes ask(open.submitted, deadline);
     if (now >= deadline) {
       const bool keeps_round =
           IsPush(open.request.kind) && (held_up || open.request.one_of_several);
       open.stays = i >= part.sent && (keeps_round || GoesAllTheSame(open.request.kind));
       kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
-    } else if (now >= ask_at) {
-      if (!open.asked_why) AskWhy(part, out);
-      open.asked_why = true;
-      WakeAt(deadline);
     } else {
-      WakeAt(ask_at);
+      if (ask.IsDue(now, open.asked_why)) {
+        AskWhy(part, out);
+        ++open.asked_why;
+      }
+      WakeAt(ask.Next(open.asked_why));
     }
   }
   const bool dropped = DropTimedOut(part, out);
@@ -139,6 +158,21 @@ void WorkerMachine::AskWhy(const Part& part, Outputs& out) const {
   out.Send(
       TheServer(part.server),
       {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation, .part = part.id});
+}
+
+void WorkerMachine::AskScheduler(Outputs& out) const {
+  out.Send(kTheScheduler,
+           {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation});
+}
+
+bool WorkerMachine::AskWhatWaits(Outputs& out) const {
+  if (failure_) return false;
+  std::vector<const Part*> waiting = WaitingParts();
+  waiting.resize(std::min(waiting.size(), kShownMax));
+  for (const Part* part : waiting) AskWhy(*part, out);
+  const bool barrier = barriers_done_ < barriers_sent_;
+  if (barrier) AskScheduler(out);
+  return barrier || !waiting.empty();
 }
 
 void WorkerMachine::OnFacts(Time now, Part& part, const Message& message, Outputs& out) {
@@ -223,10 +257,16 @@ void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
     if (call.ended) continue;
     if (now >= call.warn_at) {
       call.warn_at = now + options_.warn_after;
-      ask = true;
-      out.log.emplace_back(LogLevel::kWarning,
-                           fmt::format("barrier {} has waited {}: {}", number,
-                                       InSeconds(now - call.called), BarrierFacts(now, number)));
+      // Whom a barrier that was sent waits for the scheduler knows: see OnFactsOfBarriers.
+      const bool unanswered = std::exchange(call.warns, sent);
+      if (!sent || unanswered) {
+        out.log.emplace_back(
+            LogLevel::kWarning,
+            fmt::format("barrier {} has waited {}{}: {}", number, InSeconds(now - call.called),
+                        sent ? ", and the scheduler does not say why" : "",
+                        BarrierFacts(now, number)));
+      }
+      ask |= sent;
     }
     WakeAt(call.warn_at);
     if (call.deadline == Time{0}) continue;
@@ -240,14 +280,26 @@ void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
            {}});
       continue;
     }
-    if (now >= call.called + (call.deadline - call.called) / 2 && !call.asked_why) {
-      ask = call.asked_why = true;
+    const AskTimes times(call.called, call.deadline);
+    if (times.IsDue(now, call.asked_why)) {
+      ask = true;
+      ++call.asked_why;
     }
-    WakeAt(call.asked_why ? call.deadline : call.called + (call.deadline - call.called) / 2);
+    WakeAt(times.Next(call.asked_why));
   }
-  if (ask) {
-    out.Send(kTheScheduler,
-             {.kind = Kind::kStatus, .rank = rank_, .incarnation = options_.incarnation});
+  if (ask) AskScheduler(out);
+}
+
+void WorkerMachine::OnFactsOfBarriers(Time now, const Message& message, Outputs& out) {
+  TextBody body;
+  if (!Decode(message.meta, &body)) return;
+  barrier_facts_ = std::move(body.text);
+  for (std::uint64_t i = 0; i < barriers_.size(); ++i) {
+    if (!std::exchange(barriers_[i].warns, false)) continue;
+    const std::uint64_t number = barriers_done_ + i;
+    out.log.emplace_back(LogLevel::kWarning, fmt::format("barrier {} has waited {}: {}", number,
+                                                         InSeconds(now - barriers_[i].called),
+                                                         BarrierFacts(now, number)));
   }
 }
 
@@ -305,6 +357,15 @@ std::string WorkerMachine::NameOf(NodeId node) const {
   return fmt::format("{} ({})", ToString(node), entry->address);
 }
 
+std::vector<const WorkerMachine::Part*> WorkerMachine::WaitingParts() const {
+  std::vector<const Part*> waiting;
+  ForEachPart(*this, [&](const Part& part) {
+    if (!part.open.empty()) waiting.push_back(&part);
+  });
+  std::ranges::sort(waiting, {}, [](const Part* part) { return part->open.front().submitted; });
+  return waiting;
+}
+
 std::string WorkerMachine::DescribeState(Time now) const {
   std::string text = fmt::format("worker {}, incarnation {:x}", rank_, options_.incarnation);
   if (failure_) {
@@ -312,18 +373,16 @@ std::string WorkerMachine::DescribeState(Time now) const {
                         failure_->why);
   }
   if (left_) text += "\n  has left";
+  const std::vector<const Part*> waiting = WaitingParts();
   std::size_t open = 0;
-  std::vector<const Part*> waiting;
-  ForEachPart(*this, [&](const Part& part) {
-    open += part.open.size();
-    if (!part.open.empty()) waiting.push_back(&part);
-  });
+  for (const Part* part : waiting) open += part->open.size();
   text += fmt::format("\n  {} open requests of {} parts, {} open barriers ({} done)", open,
                       waiting.size(), barriers_.size(), barriers_done_);
-  std::sort(waiting.begin(), waiting.end(), [](const Part* a, const Part* b) {
-    return a->open.front().submitted < b->open.front().submitted;
-  });
-  constexpr std::size_t kShownMax = 20;
+  for (std::uint64_t i = 0; i < std::min<std::size_t>(barriers_.size(), kShownMax); ++i) {
+    const std::uint64_t number = barriers_done_ + i;
+    text += fmt::format("\n  barrier {}: since {}: {}", number,
+                        InSeconds(now - barriers_[i].called), BarrierFacts(now, number));
+  }
   for (const Part* part : waiting) {
     if (part == waiting[std::min(kShownMax, waiting.size() - 1)] && waiting.size() > kShownMax) {
       text += fmt::format("\n  and {} more", waiting.size() - kShownMax);

@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <random>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -141,8 +142,8 @@ bool WorkerNode::StoreMade() {
 void WorkerNode::StoreGone(bool orderly) {
   {
     MutexLock lock(mutex_);
-    orderly = orderly_ = orderly_ && orderly;
     if (--stores_alive_ > 0) return;
+    orderly = orderly_ = orderly_ && orderly;
   }
   if (orderly) {
     Close();
@@ -200,6 +201,15 @@ void WorkerNode::Leave(Engine& engine, UnsentCalls& calls) {
     served_ = nullptr;
   }
   engine.RemovePoller(*this);
+}
+
+std::string WorkerNode::DescribeState() {
+  constexpr std::chrono::milliseconds kAnswersTake{200};
+  bool asks = false;
+  Drive([&](Time, Outputs& out) REQUIRES(mutex_) { asks = machine_.AskWhatWaits(out); });
+  transport_->Flush();
+  if (asks) std::this_thread::sleep_for(kAnswersTake);
+  return DescribeMachines();
 }
 
 std::optional<Time> WorkerNode::OnClock(Time now) {

@@ -67,7 +67,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   void OpenBarrier(Outputs* out) override;
   void Carry(Outputs& out) override { Perform(out); }
   void TakeAnswers(std::size_t requests) override;
-  std::string DescribeState() { return DescribeMachines(); }
+  // Asks the servers and the scheduler first why what waits does, which takes a moment.
+  std::string DescribeState() EXCLUDES(mutex_);
 
  private:
   WorkerNode(const DistOptions& options, const TransportFactory& make_transport);

@@ -441,6 +441,11 @@ def _end_in_order() -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             _core.fail_worker(why)
+            if is_uncaught() and isinstance(sys.last_value, KeyboardInterrupt):  # as Python itself ends then
+                import signal  # here: heddle loads little
+
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGINT)
             os._exit(status)
         _exiting = ()
         try:

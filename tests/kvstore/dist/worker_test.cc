@@ -435,6 +435,92 @@ TEST(WorkerMachine, WarnsWithWhatTheServerSays) {
   EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("request of part 0"));
 }
 
+namespace {
+
+// What the machine has asked for since the last look.
+int QuestionsTo(NodeId to, const Outputs& out) {
+  return static_cast<int>(std::ranges::count_if(out.messages, [&](const Outgoing& each) {
+    return each.to == to && each.message.kind == Kind::kStatus;
+  }));
+}
+
+}  // namespace
+
+// Asked and answered at once: what an answer to an earlier question said may be wrong by now.
+TEST(WorkerMachine, ABarrierWarnsWithWhatTheSchedulerSaysThen) {
+  SmallJob job(2);
+  job.CallBarrier(0, Time{0});
+  job.OpenBarrier(0);
+  WorkerMachine& worker = job.worker(0);
+  const auto answer = [&](const std::string& text) {
+    Outputs out;
+    worker.OnMessage(job.now, kTheScheduler,
+                     {.kind = Kind::kStatusReply, .meta = Encode(TextBody{text})}, out);
+    return out;
+  };
+  for (const std::string text : {"missing: worker 1, worker 2", "missing: worker 2"}) {
+    job.now += seconds(10);
+    Outputs out;
+    worker.OnTime(job.now, out);
+    EXPECT_TRUE(out.log.empty()) << out.log[0].second;
+    EXPECT_EQ(QuestionsTo(kTheScheduler, out), 1);
+    const Outputs said = answer(text);
+    ASSERT_EQ(said.log.size(), 1u);
+    EXPECT_THAT(said.log[0].second, AllOf(HasSubstr("barrier 0 has waited"), HasSubstr(text)));
+    EXPECT_TRUE(answer(text).log.empty());  // nobody has asked
+    EXPECT_THAT(worker.DescribeState(job.now), HasSubstr("barrier 0: since"));
+    EXPECT_THAT(worker.DescribeState(job.now), HasSubstr(text));
+  }
+  // The scheduler is silent.
+  Outputs out;
+  worker.OnTime(job.now += seconds(10), out);
+  EXPECT_TRUE(out.log.empty());
+  worker.OnTime(job.now += seconds(10), out);
+  ASSERT_EQ(out.log.size(), 1u);
+  EXPECT_THAT(out.log[0].second,
+              AllOf(HasSubstr("has waited 40.0 s"), HasSubstr("does not say why")));
+}
+
+TEST(WorkerMachine, TheFactsOfATimeoutAreAskedForAgainCloseToTheDeadline) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const auto late = job.Submit(0, {.kind = Kind::kPushPull,
+                                   .part = SmallJob::IdOf(0),
+                                   .payload = PayloadOf({1}),
+                                   .deadline = job.now + seconds(8),
+                                   .what = "pushpull key 'a'"});
+  job.CallBarrier(0, job.now + seconds(8));
+  job.OpenBarrier(0);
+  int questions = 0;
+  for (int tenths = 1; tenths < 80; ++tenths) {
+    job.now += std::chrono::milliseconds(100);
+    Outputs out;
+    job.worker(0).OnTime(job.now, out);
+    questions += QuestionsTo(TheServer(0), out);
+    EXPECT_EQ(questions, tenths < 40 ? 0 : tenths < 75 ? 1 : 2) << tenths;
+  }
+  EXPECT_FALSE(job.Answered(late));
+}
+
+TEST(WorkerMachine, WhoAsksForItsStateIsToldOfThePartsThatHaveWaitedLongest) {
+  SmallJob job(2);
+  Outputs none;
+  EXPECT_FALSE(job.worker(0).AskWhatWaits(none));
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  job.PushPull(0, 0, {1});
+  job.Run();
+  job.now += seconds(3);  // nobody has been warned yet
+  EXPECT_THAT(job.worker(0).DescribeState(job.now), testing::Not(HasSubstr("missing: workers 1")));
+  job.Do(WorkerNodeOf(0), [&](Outputs& out) { EXPECT_TRUE(job.worker(0).AskWhatWaits(out)); });
+  job.Run();
+  EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("missing: workers 1"));
+  EXPECT_TRUE(job.log.empty());
+}
+
 // The server answers nothing, not even who is missing: what the worker knows itself is said.
 TEST(WorkerMachine, OfASilentServerItSaysTheRoundAndWhenItWasLastHeard) {
   SmallJob job(1);
