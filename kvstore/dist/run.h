@@ -30,6 +30,9 @@ std::unique_ptr<KVStore> MakeProcessStore(const std::string& type, Engine& engin
 // The worker that this process is, if it is one, has failed, and the process ends now: the job is
 // told `why`. Returns when the message has gone.
 void FailProcessWorker(const std::string& why);
+// The servers of the store, a dist one, record what they do to files by that name, as bodies.h says
+// of kTraceCommand; empty: they end that. InvalidArgument for another store.
+void TraceServers(KVStore& store, const std::string& file);
 // Why the job of that worker cannot go on, see WorkerNode::failure.
 std::optional<std::string> FailureOfProcessJob();
 // The worker that this process is, if it is one with stores, leaves the job when the process exits

@@ -58,7 +58,7 @@ def _record(record: bool, file: str, profile_process: str) -> None:
     stores = [store for store in _kvstore._live_dist_stores() if store.type.startswith("dist")]
     if not stores:
         raise InvalidState("set_state: expected a dist store, whose servers to record, got none")
-    stores[-1]._send_command_to_servers(_core.trace_command(), file if record else "")
+    stores[-1]._trace_servers(file if record else "")
     (_running.add if record else _running.discard)("server")
 
 

@@ -130,7 +130,6 @@ void BindDist(nb::module_& m) {
     const Unlocked unlocked;
     return NewNcclId();
   });
-  m.def("trace_command", [] { return kvstore::dist::kTraceCommand; });
   m.def(
       "fail_worker",
       [](const std::string& why) {

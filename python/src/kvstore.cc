@@ -14,6 +14,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "kvstore/dist/run.h"
 #include "kvstore/local_kvstore.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
@@ -514,6 +515,12 @@ void BindControl(nb::class_<PyStore>& type) {
           },
           nb::arg("head"), nb::arg("body"),
           "Returns after every server's controller ran the command.")
+      .def(
+          "_trace_servers",
+          [](const PyStore& self, const std::string& file) {
+            Using(self, [&](KVStore& store) { kvstore::dist::TraceServers(store, file); });
+          },
+          nb::arg("file"))
       .def(
           "is_capable",
           [](const PyStore& self, const std::string& capability) {

@@ -70,11 +70,15 @@ def test_commands_reach_the_controller_of_the_servers_module(tmp_path):
             try:
                 kv._send_command_to_servers(9, "x")
             except mx.Error as error:
-                print("not this one" in str(error))
+                print("server 0: ValueError: not this one" in str(error))
+            try:
+                kv._send_command_to_servers(-2**31, "trace")
+            except mx.InvalidArgument as error:
+                print("heddle's own" in str(error))
         kv.barrier()
     """, server_command=["-m", "heddle.server", "--module", "controlling"]).finish()
     assert ended["server 0"][:2] == (0, "5 hello"), ended
-    assert ended["worker 0"][:2] == (0, "True"), ended
+    assert ended["worker 0"][:2] == (0, "True\nTrue"), ended
 
 
 MOMENTUM = """

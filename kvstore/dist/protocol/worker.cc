@@ -456,7 +456,10 @@ void WorkerMachine::OnAnswer(Time now, Part& part, Message&& message, Outputs& o
     ErrorBody body;
     if (!Decode(message.meta, &body)) body.message = "an error that cannot be read";
     if (body.code == ErrorBody::Code::kUnknownKey) Uncount(part, *open);
-    body.message = fmt::format("{}: {}", open->request.what.text(), body.message);
+    const bool of_server = open->request.kind == Kind::kCommand;  // whose own it may be
+    body.message =
+        fmt::format("{}: {}{}", open->request.what.text(),
+                    of_server ? ToString(TheServer(part.server)) + ": " : "", body.message);
     error = ToException(body);
   }
   if (IsPush(open->request.kind)) Acknowledge(part, *open, out);

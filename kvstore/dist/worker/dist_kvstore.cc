@@ -137,8 +137,25 @@ void DistKVStore::CallServersInTurn(std::string_view what, Kind kind, const std:
 void DistKVStore::Barrier() { BarrierAndWait(engine(), *link_); }
 
 void DistKVStore::SendCommandToServers(int head, std::string_view body) {
+  if (head == kTraceCommand) {
+    throw InvalidArgument(
+        fmt::format("command {}: expected a number above it, which is heddle's own", head));
+  }
   CallServers(fmt::format("command {}", head), Kind::kCommand,
               Encode(CommandBody{head, std::string(body)}));
+}
+
+void DistKVStore::TraceServers(const std::string& file) {
+  CallServers("trace of the servers", Kind::kCommand, Encode(CommandBody{kTraceCommand, file}));
+}
+
+void TraceServers(KVStore& store, const std::string& file) {
+  auto* const dist = dynamic_cast<DistKVStore*>(&store);
+  if (dist == nullptr) {
+    throw InvalidArgument(fmt::format(
+        "trace of the servers: expected a dist store, got one of type {}", store.type()));
+  }
+  dist->TraceServers(file);
 }
 
 CallOptions DistKVStore::OptionsOf(Kind kind, const DistKey& key, int priority) const {

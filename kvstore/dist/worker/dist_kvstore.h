@@ -63,6 +63,7 @@ class DistKVStore final : public KVStore, private UnsentCalls {
   int num_workers() const override { return link_->num_workers(); }
   void Barrier() override;
   void SendCommandToServers(int head, std::string_view body) override;
+  void TraceServers(const std::string& file);  // see run.h
   int NumDeadNodes() const override { return link_->num_dead(); }
 
  protected:

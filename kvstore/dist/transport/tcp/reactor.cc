@@ -24,7 +24,8 @@ void PinThisThread(int cpu) {
   CPU_SET(cpu, &set);
   const int error = pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   if (error != 0) {
-    Log(LogLevel::kWarning, "pin an I/O thread to CPU {}: {}", cpu, std::strerror(error));
+    Log(LogLevel::kWarning, "io_cpu (HEDDLE_IO_CPU): pin an I/O thread to CPU {}: {}", cpu,
+        std::strerror(error));
   }
 }
 

@@ -26,7 +26,8 @@ void WireCapture::File::Open(const std::string& name) {
   path = name;
   fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) {
-    Log(LogLevel::kWarning, "capture to {}: {}", path, std::generic_category().message(errno));
+    Log(LogLevel::kWarning, "HEDDLE_WIRE_CAPTURE: capture to {}: {}", path,
+        std::generic_category().message(errno));
     return;
   }
   const auto preamble = EncodePreamble();
@@ -47,7 +48,7 @@ void WireCapture::File::Append(const void* data, std::size_t bytes) {
     const ssize_t written = write(fd, from, bytes);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
-      Log(LogLevel::kWarning, "capture to {} ends: {}", path,
+      Log(LogLevel::kWarning, "HEDDLE_WIRE_CAPTURE: capture to {} ends: {}", path,
           std::generic_category().message(errno));
       return Close();
     }
