@@ -121,7 +121,7 @@ class EngineCore {
   std::exception_ptr ErrorOf(const Var& var);
   // Of `op`, a GPU op whose body this thread runs; see fail_write.h.
   void FailWrite(Op* op, VarState* var, const std::exception_ptr& error);
-  void KeepFailure(VarState* var);  // see fail_write.h
+  void KeepFailure(Op* op);  // of an op whose body this thread runs; see fail_write.h
   // See held_up.h.
   std::vector<std::uint64_t> HeldUpBy(std::span<const engine::OpVars> ops);
   void ClearError(const Var& var);

@@ -160,10 +160,9 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   }
 }
 
-void EngineCore::KeepFailure(VarState* var) {
-  DCHECK(engine::tls_context.core == this);
+void EngineCore::KeepFailure(Op* op) {
   const engine::TrackerGuard guard(lock_);
-  var->keeps_failure = true;
+  op->marked = true;
 }
 
 void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& error) {
@@ -225,7 +224,10 @@ void EngineCore::FinishGpuLocked(Op* op) {
 
 namespace heddle::engine {
 
-void KeepFailure(const Var& var) { var.state()->core->KeepFailure(var.state()); }
+void KeepFailure() {
+  CHECK(tls_context.op != nullptr, "KeepFailure outside of an op");
+  tls_context.core->KeepFailure(tls_context.op);
+}
 
 std::vector<std::uint64_t> HeldUpBy(std::span<const OpVars> ops) {
   for (const OpVars& op : ops) {

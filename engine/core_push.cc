@@ -201,7 +201,7 @@ NewOp EngineCore::NewOpBlock(const OpOptions& options, std::size_t body_bytes,
   op->child = false;
   op->extended = extended;
   op->run_when_poisoned = options.run_when_poisoned;
-  op->clears_error = false;
+  op->marked = false;
   op->start_inline = options.start_inline;
   op->issued = false;
   op->block_class = static_cast<std::uint8_t>(block_class);
@@ -478,7 +478,7 @@ std::uint64_t EngineCore::PushFence(const Var& var, const char* name, bool clear
   const NewOp fresh = NewOpBlock(
       options, 0, [](void*, BodyAction, AsyncState*) {}, /*async=*/false);
   fresh.op->name = name;
-  fresh.op->clears_error = clears_error;
+  fresh.op->marked = clears_error;
   new (&fresh.op->access(0)) Access(var.state(), AccessMode::kFence);
   return CommitPush(fresh.op);
 }

@@ -15,9 +15,9 @@ namespace heddle::engine {
 //         not write.
 void FailWrite(const Var& var, const std::exception_ptr& error);
 
-// From the body of an op that writes `var` and is about to fail. Its failure, with which it poisons
-// the variable, stays whatever writes that: an op that only does, and would cure it, is skipped as
-// one that needs the value. Until an op that runs when poisoned writes it, or ClearError.
-void KeepFailure(const Var& var);
+// From the body of an op that is about to fail. Its failure stays, in the variables that the op
+// writes, whatever overwrites them: an op that does, and would cure them, is skipped as one that
+// needs their values. Until an op that runs when poisoned writes them, or ClearError.
+void KeepFailure();
 
 }  // namespace heddle::engine

@@ -162,7 +162,7 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   bool runs = !nested && tls_context.no_wait_depth == 0;
   const engine::TrackerGuard guard(lock_);
   // A wait's fence has no body to run here, and the wait may have a deadline.
-  if (runs && inline_busy_ && IsFence(op) && !op->clears_error) runs = false;
+  if (runs && inline_busy_ && IsFence(op) && !op->clears_error()) runs = false;
   if (runs) runs = AcquireForPushLocked();
   const std::uint64_t ticket = inbox_.TakeTicket(op->priority);
   op->ticket = ticket;

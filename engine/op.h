@@ -119,10 +119,15 @@ struct OpHeader {
   bool child : 1;  // pushed by the body of another op
   bool extended : 1;
   bool run_when_poisoned : 1;
-  bool clears_error : 1;
+  bool marked : 1;  // see clears_error and keeps_failure
   bool start_inline : 1;
   bool issued : 1;  // of a GPU op: its body has returned
   std::uint8_t block_class : 4;
+
+  // Of a fence.
+  bool clears_error() const { return marked; }
+  // Of another op: its body has called KeepFailure.
+  bool keeps_failure() const { return marked; }
 };
 
 struct alignas(engine::kBlockAlign) Op : OpHeader {
@@ -181,7 +186,7 @@ struct alignas(engine::kNoSharing) VarState {
   bool granting = false;
   bool dropped : 1 = false;        // no handle is left: freed when idle
   bool gpu_holds : 1 = false;      // issued GPU ops hold the variable
-  bool keeps_failure : 1 = false;  // see KeepFailure
+  bool keeps_failure : 1 = false;  // `failure`, see KeepFailure
   std::uint32_t waiters = 0;       // threads that wait for a write
   std::atomic<std::uint64_t> version{0};
   engine::FailureRecord* failure = nullptr;

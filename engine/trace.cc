@@ -10,7 +10,6 @@
 #include <new>
 #include <system_error>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -19,6 +18,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/check.h"
 
 namespace heddle::engine {
 namespace {
@@ -98,6 +99,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
       what = "cannot be mapped";
     } else {
       map_ = static_cast<std::byte*>(map);
+      mapped_bytes_ = bytes_max_;
     }
   }
   if (what != nullptr) {
@@ -124,7 +126,7 @@ bool TraceWriter::OpenLocked() {
 
 TraceWriter::~TraceWriter() {
   Finish();
-  munmap(map_, bytes_max_);
+  munmap(map_, mapped_bytes_);
 }
 
 void TraceWriter::Finish() noexcept {
@@ -136,8 +138,12 @@ void TraceWriter::Finish() noexcept {
   std::atomic_ref(header().closed).store(1, std::memory_order_relaxed);
   // Other threads may be in the midst of a record, and end it in memory that nobody reads. Engines
   // record as often as they are asked to: what is left of each time takes no memory.
-  std::ignore = mmap(map_, bytes_max_, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t claimed = std::min(claimed_.load(std::memory_order_relaxed), bytes_max_);
+  mapped_bytes_ = (claimed + page - 1) / page * page;
+  if (mapped_bytes_ < bytes_max_) munmap(map_ + mapped_bytes_, bytes_max_ - mapped_bytes_);
+  CHECK(mmap(map_, mapped_bytes_, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED);
   close(file_);
 }
 

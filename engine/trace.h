@@ -121,8 +121,9 @@ class TraceWriter {
   std::string path_;
   std::size_t bytes_max_;
   int file_ = -1;  // until Finish
-  // bytes_max_ long; only what was claimed lies within the file. After Finish of no file.
+  // Only what was claimed lies within the file. After Finish it is of none.
   std::byte* map_ = nullptr;
+  std::size_t mapped_bytes_ = 0;  // bytes_max_; after Finish what was claimed
   std::atomic<std::size_t> claimed_{kTraceHeaderBytes};
   std::atomic<State> state_{State::kOpen};
   std::atomic<int> claiming_{0};

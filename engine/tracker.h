@@ -37,7 +37,9 @@ class Tracker {
     if (poisoned_vars_ == 0 || op->run_when_poisoned) return nullptr;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      if (NeedsValue(access) && access.var()->failure != nullptr) return access.var()->failure;
+      const VarState* const var = access.var();
+      if (var->failure == nullptr) continue;
+      if (NeedsValue(access) || (Overwrites(access) && var->keeps_failure)) return var->failure;
     }
     return nullptr;
   }
@@ -62,7 +64,8 @@ class Tracker {
     if ((poisoned_vars_ == 0 && frontiers_ == 0) || op->run_when_poisoned) return nullptr;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      if (!NeedsValue(access)) continue;
+      if (!NeedsValue(access) && !(Overwrites(access) && KeepsFailureAtIssue(access.var())))
+        continue;
       if (FailureRecord* poison = FailureAtIssue(access.var())) return poison;
     }
     return nullptr;
@@ -99,6 +102,11 @@ class Tracker {
     return gpu != nullptr && gpu->issued_writes > 0 ? gpu->frontier : var->failure;
   }
 
+  static bool KeepsFailureAtIssue(const VarState* var) {
+    const GpuVar* gpu = var->gpu.get();
+    return gpu != nullptr && gpu->issued_writes > 0 ? gpu->frontier_keeps : var->keeps_failure;
+  }
+
   // Adds what `op`, about to be issued on `queue`, has to wait for on the device.
   static void CollectMarks(Op* op, const GpuQueue* queue, std::vector<GpuMark>* marks);
 
@@ -112,7 +120,7 @@ class Tracker {
     op->issued = true;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      MarkIssued(access, mark, FailureFor(op, access, failure));
+      MarkIssued(access, mark, FailureFor(op, access, failure), op->keeps_failure());
     }
     for (std::uint32_t i = 0; i < op->access_count; ++i) GrantEarly(op->access(i).var(), on_ready);
   }
@@ -139,7 +147,7 @@ class Tracker {
         var->version.store(var->version.load(std::memory_order_relaxed) + 1,
                            std::memory_order_release);
         FailureRecord* const own = FailureFor(op, access, failure);
-        if (own != nullptr || var->failure != nullptr) SetFailure(var, own);
+        if (own != nullptr || var->failure != nullptr) SetFailure(var, own, op->keeps_failure());
       }
       UnmarkIssued(access);
       if (var->writer == nullptr && var->head && !var->granting) Grant(var, on_ready, on_write);
@@ -179,8 +187,10 @@ class Tracker {
           // release; pairs with the acquire in Engine::version
           var->version.store(var->version.load(std::memory_order_relaxed) + 1,
                              std::memory_order_release);
-          if (failure != nullptr || var->failure != nullptr) SetFailure(var, failure);
-        } else if (op->clears_error) {
+          if (failure != nullptr || var->failure != nullptr) {
+            SetFailure(var, failure, op->keeps_failure());
+          }
+        } else if (op->clears_error()) {
           SetFailure(var, nullptr);
         }
         if (var->head) Grant(var, on_ready, on_write);
@@ -212,12 +222,15 @@ class Tracker {
     Grant(var, on_ready, on_write);
   }
 
-  void SetFailure(VarState* var, FailureRecord* failure) {
+  // `keeps`: of an op that has called KeepFailure. What only passes a failure on leaves that as it
+  // is.
+  void SetFailure(VarState* var, FailureRecord* failure, bool keeps = false) {
+    var->keeps_failure =
+        failure != nullptr && (keeps || (failure == var->failure && var->keeps_failure));
     if (failure != nullptr) ++failure->refs;
     if (var->failure != nullptr) Unref(var->failure);
     poisoned_vars_ += (failure != nullptr) - (var->failure != nullptr);
     var->failure = failure;
-    if (failure == nullptr) var->keeps_failure = false;
   }
 
   void Unref(FailureRecord* failure) {
@@ -234,9 +247,9 @@ class Tracker {
   static constexpr int kGrantsAtOnce = 256;
 
   static bool NeedsValue(const Access& access) {
-    return access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite ||
-           (access.mode() == AccessMode::kWrite && access.var()->keeps_failure);
+    return access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite;
   }
+  static bool Overwrites(const Access& access) { return access.mode() == AccessMode::kWrite; }
 
   // True: granted at once.
   static bool Append(Op* op, std::uint32_t index) {
@@ -244,7 +257,7 @@ class Tracker {
     VarState* var = access.var();
     if (access.is_write()) {
       ++var->writes_registered;
-      const bool only_waits = access.mode() == AccessMode::kFence && !op->clears_error;
+      const bool only_waits = access.mode() == AccessMode::kFence && !op->clears_error();
       var->last_fences = only_waits ? var->last_fences + 1 : 0;
       if (var->writer == nullptr && var->readers == 0 && !var->head) {
         var->writer = op;
@@ -328,7 +341,7 @@ class Tracker {
 
   // What `access` of a GPU op poisons; `failure`: what all do if the op as a whole has failed.
   FailureRecord* FailureFor(const Op* op, const Access& access, FailureRecord* failure) const;
-  void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure);
+  void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure, bool keeps);
   void UnmarkIssued(const Access& access);
   void SetFrontier(GpuVar* gpu, FailureRecord* failure);
 

@@ -115,13 +115,17 @@ FailureRecord* Tracker::FailureFor(const Op* op, const Access& access,
   return Find(own_failures_, op, access);
 }
 
-void Tracker::MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure) {
+void Tracker::MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure,
+                         bool keeps) {
   VarState* var = access.var();
   if (var->gpu == nullptr) var->gpu = std::make_unique<GpuVar>();
   GpuVar* gpu = var->gpu.get();
   ++gpu->issued;
   var->gpu_holds = true;
   if (access.is_write()) {
+    // As SetFailure has it.
+    gpu->frontier_keeps = failure != nullptr &&
+                          (keeps || (failure == FailureAtIssue(var) && KeepsFailureAtIssue(var)));
     ++gpu->issued_writes;
     SetFrontier(gpu, failure);
     gpu->last_write = mark;

@@ -198,7 +198,7 @@ struct StoredValue::MergeOp {
     try {
       MakeSum(gpu);
     } catch (...) {
-      engine::KeepFailure(value->var());
+      engine::KeepFailure();
       throw;
     }
   }

@@ -24,6 +24,7 @@ struct GpuVar {
   // What the variable is poisoned by once the issued writes have finished, as far as is known.
   // Only if issued_writes > 0.
   FailureRecord* frontier = nullptr;
+  bool frontier_keeps = false;  // as VarState::keeps_failure
   // What a later op on another stream waits for: a read for the last write, a write also for the
   // reads since.
   GpuMark last_write;

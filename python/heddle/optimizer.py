@@ -592,9 +592,9 @@ class _Native(Optimizer):
 
     def update(self, index, weight, grad, state) -> None:
         """Changes weight and state in place; counts the update."""
-        if not isinstance(state, _NativeState):
-            raise InvalidType(f"{type(self).__name__}.update: expected a state of {self._name}'s create_state, got "
-                              f"{type(state).__name__}")
+        if not isinstance(state, _NativeState) or state.optimizer is not self:
+            got = f"one of another {type(state.optimizer).__name__}" if isinstance(state, _NativeState) else type(state).__name__
+            raise InvalidType(f"{type(self).__name__}.update: expected a state of this {self._name}'s create_state, got {got}")
         if isinstance(weight, _core.RowSparse):
             raise InvalidType(f"{type(self).__name__}.update: expected a dense weight, got row_sparse")
         with self._counting(index):
@@ -851,6 +851,8 @@ class Updater:
                 raise IoError(f"load_optimizer_states: {fname}: expected version {_STATES_VERSION} of optimizer states, "
                               f"found version {version!r}")
             saved = str(content["optimizer"])
+            if saved != name:
+                raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
             saved_keys = set(content["keys"])
             arrays = [by_name[str(i)] for i in range(len(by_name))]
             states = {index: _restored(form, arrays, self.optimizer) for index, form in content["states"]}
@@ -864,10 +866,10 @@ class Updater:
                       for name in _OF_NUMBERS if name in content}
             schedule = content.get("schedule")
             scheduler = None if schedule is None else _schedulers._described(*schedule)
+        except InvalidArgument:
+            raise
         except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
             raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
-        if saved != name:
-            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
         if keys is not None:
             _check_keys(fname, saved_keys, set(keys))
         for key, shape, code in forms or []:
@@ -1079,7 +1081,9 @@ def _of_optimizer(state, optimizer: Optimizer):
     if isinstance(state, _NativeState):
         return state.of(optimizer)
     if isinstance(state, (tuple, list)):
-        return type(state)(_of_optimizer(one, optimizer) for one in state)
+        parts = [_of_optimizer(one, optimizer) for one in state]
+        if any(part is not one for part, one in zip(parts, state)):
+            return tuple(parts) if isinstance(state, tuple) else parts
     return state
 
 

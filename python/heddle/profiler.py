@@ -99,8 +99,10 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     if finished:
         set_state("stop", profile_process)
         return
-    pause(profile_process)
-    resume(profile_process)
+    _check("dump", profile_process)
+    if profile_process in _running:  # not in a pause
+        pause(profile_process)
+        resume(profile_process)
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:

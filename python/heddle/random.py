@@ -90,7 +90,9 @@ def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
 
 
 def _fits(low, high, kind: numpy.dtype) -> bool:
-    return numpy.iinfo(kind).min <= numpy.min(low) and numpy.max(high) - 1 <= numpy.iinfo(kind).max
+    low, high = numpy.asarray(low), numpy.asarray(high)
+    return not (low.size and high.size) or (
+        numpy.iinfo(kind).min <= low.min() and high.max() - 1 <= numpy.iinfo(kind).max)
 
 
 def randint(low, high, shape=(1,), dtype="int32", ctx=None, out=None):

@@ -26,7 +26,7 @@ def _negative(array):
 class RowSparseNDArray(_core.RowSparse):
     """Rows under their ids (int64, sorted and unique). Made by the functions of this module.
 
-    Operations cost the rows that are there, never the rows of the shape.
+    Operations cost the rows that are there, never the rows of the shape; but comparisons are of all elements.
     """
 
     __slots__ = ("__weakref__",)
@@ -87,8 +87,11 @@ class RowSparseNDArray(_core.RowSparse):
         return self._compared(other, operator.ge)
 
     __hash__ = object.__hash__
+    __iter__ = None  # there are no parts
 
     def _compared(self, other, comparison):
+        if not isinstance(other, (_core.Array, _core.RowSparse, numpy.ndarray, *_nd._NUMBERS)):
+            return NotImplemented
         return comparison(self._to_dense(), other._to_dense() if isinstance(other, _core.RowSparse) else other)
 
     def __array__(self, dtype=None, copy=None):

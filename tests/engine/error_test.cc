@@ -15,6 +15,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/fail_write.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
 
@@ -135,6 +136,43 @@ TEST_P(ErrorTest, APureOverwriteCuresItsVarsAndOnlyThose) {
   EXPECT_FALSE(engine.FailureOf(x).has_value());
   EXPECT_EQ(engine.ErrorOf(x), nullptr);
   EXPECT_THROW(engine.WaitForVar(y), std::runtime_error);
+}
+
+TEST_P(ErrorTest, AFailureThatIsKeptIsNotCuredByOverwrites) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  const auto fail = [&](const char* error) {
+    engine.Push({.name = "merge", .writes = {x}, .run_when_poisoned = true}, [error] {
+      engine::KeepFailure();
+      throw std::runtime_error(error);
+    });
+  };
+  std::atomic<int> overwrites = 0, settled = 0;
+  const auto overwrite = [&](const Var& var) {
+    engine.Push({.name = "overwrite", .writes = {var}}, [&] { ++overwrites; });
+  };
+  for (const bool by_clear_error : {false, true}) {
+    fail("kept");
+    overwrite(x);
+    overwrite(x);  // the one before, which was skipped, has passed the failure on as it was
+    engine.Push({.name = "copy", .reads = {x}, .writes = {y}}, [&] { ++overwrites; });
+    overwrite(y);  // of another variable, though by the same failure
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "kept");
+    engine.WaitForVar(y);
+    EXPECT_EQ(overwrites.exchange(0), 1);
+    if (by_clear_error) {
+      engine.ClearError(x);
+    } else {
+      engine.Push({.name = "settle", .writes = {x}, .run_when_poisoned = true}, [&] { ++settled; });
+    }
+    engine.WaitForVar(x);
+    engine.Push({.name = "fail", .writes = {x}}, [] { throw std::runtime_error("another"); });
+    overwrite(x);  // which is not kept
+    engine.WaitForVar(x);
+    EXPECT_EQ(overwrites.exchange(0), 1);
+  }
+  EXPECT_EQ(settled, 1);
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
 }
 
 // A skipped op did not overwrite anything: its pure outputs are poisoned, not cured.

@@ -364,6 +364,62 @@ TEST_F(GpuTest, AFailedLaunchPoisonsBeforeItsDependentsAreIssued) {
   engine.WaitForAll(kSoon);  // once
 }
 
+// A failure that stays is that of its op: not what was there while an overwrite before it was
+// issued,
+TEST_F(GpuTest, AnOverwriteThatWasIssuedBeforeAFailureIsKeptCures) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  std::latch end{1}, failed{1};
+  engine.Push({.name = "update", .writes = {x}}, [] { throw std::runtime_error("broken update"); });
+  engine.PushGpu({.name = "reset", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+  engine.PushGpu({.name = "merge", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                 [&](GpuStream) {
+                   engine::KeepFailure();
+                   failed.count_down();
+                   throw std::runtime_error("bad gradient");
+                 });
+  engine.PushGpu({.name = "settle", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                 [](GpuStream) {});
+  failed.wait();
+  end.count_down();
+  engine.WaitForVar(x, kSoon);
+  EXPECT_THROW(engine.WaitForAll(kSoon), std::runtime_error);
+}
+
+// nor does it end with an earlier one.
+TEST_F(GpuTest, AFailureIsKeptWhileAnEarlierOneIsSettled) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x");
+  std::latch end{1}, second_failed{1};
+  const auto merge = [&](std::latch* failed) {
+    engine.PushGpu({.name = "merge", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                   [failed](GpuStream) {
+                     engine::KeepFailure();
+                     if (failed != nullptr) failed->count_down();
+                     throw std::runtime_error("bad gradient");
+                   });
+  };
+  merge(nullptr);
+  engine.PushGpu({.name = "settle", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+  merge(&second_failed);
+  second_failed.wait();
+  end.count_down();
+  while (engine.version(x) < 3) std::this_thread::yield();
+  std::atomic<int> overwrites = 0;
+  for (int i = 0; i < 2; ++i) {
+    engine.PushGpu({.name = "overwrite", .writes = {x}, .device = Gpu(0)},
+                   [&](GpuStream) { ++overwrites; });
+  }
+  engine.Push({.name = "overwrite on a CPU", .writes = {x}}, [&] { ++overwrites; });
+  engine.PushGpu({.name = "settle", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                 [](GpuStream) {});
+  engine.WaitForVar(x, kSoon);
+  EXPECT_EQ(overwrites, 0);
+  EXPECT_THROW(engine.WaitForAll(kSoon), std::runtime_error);
+}
+
 // All of it is issued while the device has not begun with the first op.
 TEST_F(GpuTest, ABodySeesTheFailuresOfWhatIsIssuedAndOfNothingThatIsCured) {
   Engine engine(Options());

@@ -21,7 +21,7 @@ class OneVarOp {
   OneVarOp(VarState& var, AccessMode mode, std::uint64_t ticket) : op_(new (memory_) Op) {
     op_->ticket = ticket;
     op_->access_count = 1;
-    op_->async = op_->extended = op_->clears_error = op_->run_when_poisoned = false;
+    op_->async = op_->extended = op_->marked = op_->run_when_poisoned = false;
     new (&op_->access(0)) Access(&var, mode);
   }
   OneVarOp(const OneVarOp&) = delete;

@@ -759,6 +759,8 @@ def test_random_numbers_that_cannot_be_are_refused():
         with pytest.raises(mx.InvalidType, match="expected"):
             call()
     assert mx.random.randint(0, 256, (3,), dtype="uint8").shape == (3,)
+    assert mx.random.randint(mx.nd.array([0, 7]), mx.nd.array([1, 8]), (2,)).asnumpy().tolist() == [0, 7]
+    assert mx.random.randint([], [], (0,)).shape == (0,)
 
 
 def test_random_numbers_follow_the_seed():

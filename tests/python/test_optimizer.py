@@ -590,8 +590,8 @@ def test_a_built_in_update_is_called_directly():
         optimizer.update(0, weight, mx.nd.array([1, 2]), state)
         updater(0, mx.nd.array([1, 2]), other)
     assert weight.asnumpy().tolist() == other.asnumpy().tolist() and optimizer.num_update == 3
-    for bad in (None, mx.nd.ones((2,))):
-        with pytest.raises(mx.InvalidType, match="expected a state of adam's create_state"):
+    for bad in (None, mx.nd.ones((2,)), mx.optimizer.SGD().create_state(0, weight), copy.copy(optimizer).create_state(0, weight)):
+        with pytest.raises(mx.InvalidType, match="expected a state of this adam's create_state"):
             optimizer.update(0, weight, mx.nd.ones((2,)), bad)
     with pytest.raises(mx.InvalidType, match="dense weight"):
         optimizer.update(0, weight.tostype("row_sparse"), mx.nd.ones((2,)), state)

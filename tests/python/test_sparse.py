@@ -218,6 +218,9 @@ def test_the_truth_of_an_array_is_that_of_its_one_element():
 def test_all_of_an_array_is_the_array():
     a = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(3, 2))
     assert a[:] is a and a[...] is a and a[0:3] is a
+    for call in (lambda: list(a), lambda: 1 in a):
+        with pytest.raises(TypeError, match="not iterable"):
+            call()
     for part in (1, slice(1), slice(None, None, -1), (0, 1)):
         with pytest.raises(mx.InvalidArgument, match="expected all of a RowSparseNDArray"):
             a[part]

@@ -112,13 +112,13 @@ int JobKeeper::Run() {
 
 // On the other stream; in vain if both are one.
 void JobKeeper::SayWhatIsLost() {
-  for (LineSink* const sink : {&out_, &err_}) {
+  for (const LineSink* const sink : {&out_, &err_}) {
     if (sink->error() == 0) continue;
     const bool is_out = sink == &out_;
     LineSink& other = is_out ? err_ : out_;
     other.Append("[launch] ", fmt::format("{} cannot be written: {}", is_out ? "stdout" : "stderr",
                                           std::generic_category().message(sink->error())));
-    other.WriteSome();
+    DrainOutput();
     if (status_ == 0) status_ = 1;
   }
 }

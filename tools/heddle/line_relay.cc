@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace heddle::tools {
@@ -38,6 +39,13 @@ void LineSink::WriteSome() {
     written += static_cast<std::size_t>(taken);
   }
   text_.erase(0, written);
+}
+
+int LineSink::error() const {
+  struct stat file {};
+  const bool is_file = fstat(fd_, &file) == 0 && S_ISREG(file.st_mode);
+  const bool reader_gone = error_ == EPIPE || error_ == ECONNRESET || (error_ == EIO && !is_file);
+  return reader_gone ? 0 : error_;
 }
 
 bool LineSource::ReadSome() {

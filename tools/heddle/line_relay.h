@@ -5,7 +5,6 @@
 // themselves.
 #pragma once
 
-#include <cerrno>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -28,8 +27,9 @@ class LineSink {
   void WriteSome();
 
   int fd() const { return fd_; }
-  // Why output was lost, as errno; 0: none was, or its reader has gone, which may do so.
-  int error() const { return error_ == EPIPE ? 0 : error_; }
+  // Why output was lost, as errno; 0: none was, or its reader has gone, which may do so: of a pipe,
+  // a socket, or a terminal.
+  int error() const;
   bool empty() const { return text_.empty(); }
   bool full() const { return text_.size() >= kBytesMax; }
 

@@ -152,10 +152,10 @@ class WorkerMachine {
   std::int32_t rank() const { return rank_; }
   bool left() const { return left_; }
   const std::optional<FailureBody>& failure() const { return failure_; }
-  // What is open, for people.
   // Asks for the facts that DescribeState says, of the parts that have waited longest; false: there
   // is nothing to ask for.
   bool AskWhatWaits(Outputs& out) const;
+  // What is open, for people.
   StateBody State() const;  // what the scheduler hears of this worker
   std::string DescribeState(Time now) const;
 

@@ -295,7 +295,7 @@ void WorkerMachine::OnFactsOfBarriers(Time now, const Message& message, Outputs&
   if (!Decode(message.meta, &body)) return;
   barrier_facts_ = std::move(body.text);
   for (std::uint64_t i = 0; i < barriers_.size(); ++i) {
-    if (!std::exchange(barriers_[i].warns, false)) continue;
+    if (!std::exchange(barriers_[i].warns, false) || barriers_[i].ended) continue;
     const std::uint64_t number = barriers_done_ + i;
     out.log.emplace_back(LogLevel::kWarning, fmt::format("barrier {} has waited {}: {}", number,
                                                          InSeconds(now - barriers_[i].called),
@@ -379,6 +379,7 @@ std::string WorkerMachine::DescribeState(Time now) const {
   text += fmt::format("\n  {} open requests of {} parts, {} open barriers ({} done)", open,
                       waiting.size(), barriers_.size(), barriers_done_);
   for (std::uint64_t i = 0; i < std::min<std::size_t>(barriers_.size(), kShownMax); ++i) {
+    if (barriers_[i].ended) continue;
     const std::uint64_t number = barriers_done_ + i;
     text += fmt::format("\n  barrier {}: since {}: {}", number,
                         InSeconds(now - barriers_[i].called), BarrierFacts(now, number));

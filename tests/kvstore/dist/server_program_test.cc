@@ -463,16 +463,15 @@ TEST(ServerProgram, AServerRecordsATraceWhenAWorkerAsks) {
     const NDArray value = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
     store.Init("w", value);
     const auto records = [&](int pushes) {
-      store.SendCommandToServers(kTraceCommand, file);
-      EXPECT_NE(
-          MessageOrNone([&] { store.SendCommandToServers(kTraceCommand, file); }).find("running"),
-          std::string::npos);
+      TraceServers(store, file);
+      EXPECT_NE(MessageOrNone([&] { TraceServers(store, file); }).find("running"),
+                std::string::npos);
       for (int i = 0; i < pushes; ++i) {
         store.Push("w", value);
         store.Pull("w", value);
         value.WaitToRead();
       }
-      store.SendCommandToServers(kTraceCommand, "");
+      TraceServers(store, "");
       return std::filesystem::file_size(file);
     };
     const auto few = records(1);
