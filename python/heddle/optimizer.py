@@ -851,11 +851,10 @@ class Updater:
                 raise IoError(f"load_optimizer_states: {fname}: expected version {_STATES_VERSION} of optimizer states, "
                               f"found version {version!r}")
             saved = str(content["optimizer"])
-            if saved != name:
-                raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
             saved_keys = set(content["keys"])
             arrays = [by_name[str(i)] for i in range(len(by_name))]
-            states = {index: _restored(form, arrays, self.optimizer) for index, form in content["states"]}
+            forms_of_states = content["states"] if saved == name else []  # others' may be of the library
+            states = {index: _restored(form, arrays, self.optimizer) for index, form in forms_of_states}
             weights = {index: [[int(extent) for extent in shape], str(dtype)]
                        for index, (shape, dtype) in content["weights"]}
             counts = {index: int(count) for index, count in content["counts"]}
@@ -866,10 +865,10 @@ class Updater:
                       for name in _OF_NUMBERS if name in content}
             schedule = content.get("schedule")
             scheduler = None if schedule is None else _schedulers._described(*schedule)
-        except InvalidArgument:
-            raise
         except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
             raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
+        if saved != name:
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
         if keys is not None:
             _check_keys(fname, saved_keys, set(keys))
         for key, shape, code in forms or []:

@@ -576,6 +576,12 @@ def test_states_of_a_class_that_calls_its_base_are_saved_and_copied(tmp_path):
     kv.pull(0, out=results[0])
     again.pushpull(0, gradient, out=results[1])
     assert results[0].asnumpy().tolist() == results[1].asnumpy().tolist()
+    for other in (Other(), Keeping()):
+        wrong = mx.kv.create()
+        wrong.init(0, out)
+        wrong.set_optimizer(other)
+        with pytest.raises(mx.InvalidArgument, match="expected states of .*, found those of doubledadam"):
+            wrong.load_optimizer_states(file)
     wrong = mx.kv.create()
     wrong.init(0, out)
     wrong.set_optimizer(type("DoubledAdam", (mx.optimizer.Optimizer,), {"update": lambda *_: None})())
