@@ -1082,7 +1082,8 @@ def _of_optimizer(state, optimizer: Optimizer):
     if isinstance(state, (tuple, list)):
         parts = [_of_optimizer(one, optimizer) for one in state]
         if any(part is not one for part, one in zip(parts, state)):
-            return tuple(parts) if isinstance(state, tuple) else parts
+            make = getattr(type(state), "_make", tuple if isinstance(state, tuple) else list)  # of a named tuple its own
+            return make(parts)
     return state
 
 

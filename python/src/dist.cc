@@ -11,7 +11,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/run.h"
 #include "kvstore/nccl/nccl_meeting.h"
 #include "python/src/bindings.h"

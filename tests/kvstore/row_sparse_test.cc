@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <latch>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -60,6 +61,16 @@ class RowSparseStoreTest : public StoreTest {
       column.push_back(all[i]);
     }
     return column;
+  }
+  // Of the stored rows, as updaters get it.
+  RowSparseNDArray HandleOf(std::string_view key) {
+    const auto stored = std::make_shared<RowSparseNDArray>();  // the updater stays
+    store->SetUpdaters({.dense = {},
+                        .row_sparse = [stored](KeyRef, const RowSparseNDArray&,
+                                               const RowSparseNDArray& given) { *stored = given; },
+                        .row_sparse_on_dense = {}});
+    store->Push(key, Rows({1}, 1));
+    return *stored;
   }
   Floats Stored(std::string_view key) {
     NDArray out = Dense(-1);
@@ -257,12 +268,7 @@ TEST_P(RowSparseStoreTest, ResetToTheOtherKindForgetsTheOptimizerState) {
 TEST_P(RowSparseStoreTest, ThePulledArrayMayBeTheStoredOne) {
   store->Init("k", RowSparseNDArray::FromVectors<float>({0, 1, 3}, {5, 5, 6, 6, 8, 8}, rows_shape,
                                                         DType::kFloat32, On(Cpu()), engine));
-  RowSparseNDArray stored;
-  store->SetUpdaters({.dense = {},
-                      .row_sparse = [&](KeyRef, const RowSparseNDArray&,
-                                        const RowSparseNDArray& given) { stored = given; },
-                      .row_sparse_on_dense = {}});
-  store->Push("k", Rows({1}, 1));
+  const RowSparseNDArray stored = HandleOf("k");
   store->Pull("k", stored, 0, /*ignore_sparse=*/false);
   Expect(stored, {0, 1, 3}, {5, 6, 8});
   const RowSparseNDArray half = NoRows(Cpu(), DType::kFloat16);
@@ -435,12 +441,7 @@ TEST_P(RowSparseStoreTest, AFailedInputLeavesTheRowsAloneWhateverOverwritesThem)
 // Its rows move as those of the others come.
 TEST_P(RowSparseStoreTest, TheStoredRowsMayBeAmongThePushedOnes) {
   store->Init("k", Rows({1, 3}, 8));
-  RowSparseNDArray stored;
-  store->SetUpdaters({.dense = {},
-                      .row_sparse = [&](KeyRef, const RowSparseNDArray&,
-                                        const RowSparseNDArray& given) { stored = given; },
-                      .row_sparse_on_dense = {}});
-  store->Push("k", Rows({1}, 1));
+  const RowSparseNDArray stored = HandleOf("k");
   for (const char* name : {"sgd", "lamb"}) {  // lazy; with norms, and so all rows
     store->SetOptimizer(MakeOptimizer(name, {{"learning_rate", 0.5}}));
     const NDArray before = Dense(0);

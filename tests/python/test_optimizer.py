@@ -2,6 +2,7 @@
 schedulers, states in files, optimizers written in Python."""
 
 import base64
+import collections
 import copy
 import json
 import pathlib
@@ -587,6 +588,24 @@ def test_states_of_a_class_that_calls_its_base_are_saved_and_copied(tmp_path):
     wrong.set_optimizer(type("DoubledAdam", (mx.optimizer.Optimizer,), {"update": lambda *_: None})())
     with pytest.raises(mx.IoError, match="states of an optimizer of the library"):
         wrong.load_optimizer_states(file)
+
+
+Named = collections.namedtuple("Named", "inner count")
+
+
+def test_named_tuples_of_states_stay_such_for_another_optimizer():
+    class Wrapping(mx.optimizer.SGD):
+        def create_state(self, index, weight):
+            return Named(super().create_state(index, weight), 3)
+
+        def update(self, index, weight, grad, state):
+            super().update(index, weight, grad, state.inner)
+
+    updater, weight = mx.optimizer.get_updater(Wrapping(learning_rate=0.5, momentum=0.5)), mx.nd.ones((1,))
+    updater(0, mx.nd.ones((1,)), weight)
+    updater.optimizer = Wrapping(learning_rate=0.5, momentum=0.5)
+    updater(0, mx.nd.ones((1,)), weight)
+    assert isinstance(updater.states[0], Named) and weight.asscalar() == -0.25
 
 
 def test_a_built_in_update_is_called_directly():
