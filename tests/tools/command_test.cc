@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -44,6 +45,25 @@ TEST(Command, NeedsASubcommandThatItKnows) {
                               "trace", "wire-dump"}) {
     EXPECT_THAT(help.output, HasSubstr(command));
   }
+}
+
+TEST(Command, NamesWhatItDoesNotKnowBeforeWhatItLacks) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"launch", "--bogus"},
+                                                    {"launch", "--bogus", "--", "train"},
+                                                    {"launch", "-n", "2", "--bogus", "--", "train"},
+                                                    {"trace", "--bogus"},
+                                                    {"trace", "some.trace", "--bogus"}}) {
+    std::vector<std::string> command = {kHeddle};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const ProgramResult result = RunProgram(command);
+    EXPECT_EQ(result.status, 1);
+    EXPECT_EQ(result.output,
+              fmt::format("heddle: unexpected '--bogus': `heddle {} --help` lists what it takes\n",
+                          arguments[0]));
+  }
+  const ProgramResult lacking = RunProgram({kHeddle, "launch", "-n", "2"});
+  EXPECT_EQ(lacking.status, 1);
+  EXPECT_THAT(lacking.output, StartsWith("program is required"));
 }
 
 TEST(Command, OutputThatIsLostIsAnError) {

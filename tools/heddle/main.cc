@@ -38,6 +38,26 @@ void OpenStandardFiles() {
 // fmt::print would throw where stderr cannot be written either.
 void Complain(const std::string& text) { std::fputs(("heddle: " + text + "\n").c_str(), stderr); }
 
+// Of a line that lacks something CLI11 says no more than that; words too many, misspelt ones among
+// them, say it better. False: there are none.
+bool ExplainUnexpected(const CLI::App& app) {
+  std::vector<std::string> words = app.remaining(/*recurse=*/true);
+  std::erase(words, "--");
+  if (words.empty()) return false;
+  if (const std::vector<CLI::App*> parsed = app.get_subcommands(); !parsed.empty()) {
+    Complain(fmt::format("unexpected '{}': `heddle {} --help` lists what it takes",
+                         fmt::join(words, " "), parsed.front()->get_name()));
+    return true;
+  }
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!command->get_group().empty()) known.push_back(command->get_name());
+  }
+  Complain(fmt::format("unknown command '{}': expected one of {}", words.front(),
+                       fmt::join(known, ", ")));
+  return true;
+}
+
 int RunLine(std::vector<const char*> line) {
   const std::vector<std::string> taken = heddle::tools::TakeProgram(line);
   CLI::App app("heddle: asynchronous execution engine and parameter store", "heddle");
@@ -56,16 +76,9 @@ int RunLine(std::vector<const char*> line) {
   try {
     app.parse(static_cast<int>(line.size()), line.data());
   } catch (const CLI::RequiredError& error) {
-    // CLI11 would only say that a command is missing.
-    const std::vector<std::string> given = app.remaining();
-    if (!app.get_subcommands().empty() || given.empty()) return Exit(app, error);
-    std::vector<std::string> known;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-      if (!command->get_group().empty()) known.push_back(command->get_name());
-    }
-    Complain(fmt::format("unknown command '{}': expected one of {}", given.front(),
-                         fmt::join(known, ", ")));
-    return 1;
+    return ExplainUnexpected(app) ? 1 : Exit(app, error);
+  } catch (const CLI::ExtrasError& error) {
+    return ExplainUnexpected(app) ? 1 : Exit(app, error);
   } catch (const CLI::ParseError& error) {
     return Exit(app, error);
   } catch (const std::exception& error) {
