@@ -4,11 +4,15 @@
 #include <heddle/shape.h>
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include "engine/gpu/driver.h"
+#include "storage/gpus.h"
 
 namespace heddle::storage {
 
@@ -89,6 +93,7 @@ Device DeviceOf(const DLTensor& tensor, std::optional<Device> asked) {
 template <class Managed>
 struct Exported {
   NDArray array;
+  std::shared_ptr<internal::GpuDriver> driver;  // null: of the CPUs' memory
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
   Managed managed = {};
@@ -111,7 +116,10 @@ DLDevice ToDLDevice(Device device) {
 template <class Managed>
 Managed* ExportTensor(const NDArray& array) {
   auto* const exported = new Exported<Managed>{
-      .array = array, .shape = {array.shape().begin(), array.shape().end()}, .strides = {}};
+      .array = array,
+      .driver = array.device().type == DeviceType::kCpu ? nullptr : GpuDriverOf(array.engine()),
+      .shape = {array.shape().begin(), array.shape().end()},
+      .strides = {}};
   exported->strides.resize(exported->shape.size());
   std::int64_t step = 1;
   for (std::size_t axis = exported->shape.size(); axis-- > 0;) {
@@ -126,13 +134,20 @@ Managed* ExportTensor(const NDArray& array) {
                               .strides = exported->strides.data(),
                               .byte_offset = 0};
   exported->managed.context = exported;
-  exported->managed.deleter = [](Managed* managed) {
-    delete static_cast<Exported<Managed>*>(managed->context);
-  };
+  exported->managed.deleter = [](Managed* managed) { ReleaseTensor(managed); };
   return &exported->managed;
 }
 template DLManagedTensor* ExportTensor(const NDArray& array);
 template DLManagedTensorVersioned* ExportTensor(const NDArray& array);
+
+template <class Managed>
+void ReleaseTensor(Managed* managed) noexcept {
+  auto* const exported = static_cast<Exported<Managed>*>(managed->context);
+  if (exported->driver != nullptr) exported->driver->AwaitAll(exported->array.device().id);
+  delete exported;
+}
+template void ReleaseTensor(DLManagedTensor* managed) noexcept;
+template void ReleaseTensor(DLManagedTensorVersioned* managed) noexcept;
 
 NDArray ImportTensor(const DLTensor& tensor, std::optional<Device> device,
                      std::function<void()> release, Engine& engine) {

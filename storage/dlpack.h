@@ -60,6 +60,11 @@ DLDevice ToDLDevice(Device device);  // all cpu(i) are one memory
 // `Managed`: DLManagedTensor or DLManagedTensorVersioned, whose version and flags are left at 0.
 template <class Managed>
 Managed* ExportTensor(const NDArray& array);
+// What the deleter does. Of a GPU's memory, or pinned memory near it, the user has perhaps issued
+// ops on streams of its own, which nothing here waits for: returns when all that was issued on that
+// GPU is done.
+template <class Managed>
+void ReleaseTensor(Managed* managed) noexcept;
 
 // An array over a tensor's memory: on the gpu(i) that has it, or on `device`, a cpu(i) or
 // cpu_pinned(i), for memory of the CPUs; without `device` on cpu(0). `release` is called once, from

@@ -183,6 +183,11 @@ void CheckDevice(Device device, const Engine& engine) {
   }
 }
 
+std::shared_ptr<GpuDriver> GpuDriverOf(const Engine& engine) {
+  const std::shared_ptr<GpuDriver>& driver = engine.options().gpu_driver;
+  return driver != nullptr ? driver : internal::DefaultGpuDriver();
+}
+
 ArrayMemory MemoryOf(Device device, const Engine& engine) {
   if (device.type == DeviceType::kCpu) return {CpuAllocator(), nullptr};
   return {Gpus::Of(engine).Pool(device), engine.options().gpu_driver};

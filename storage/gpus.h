@@ -70,6 +70,9 @@ class Gpus {
 // InvalidArgument, naming what is there, unless arrays of `engine` can lie on `device`.
 void CheckDevice(Device device, const Engine& engine);
 
+// That of `engine`'s GPUs, never null.
+std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine);
+
 // Where an array of `engine` on `device`, which CheckDevice takes, gets its memory.
 struct ArrayMemory {
   Allocator& allocator;

@@ -39,12 +39,14 @@ struct Driver {
   decltype(&cuCtxSetCurrent) set_current = nullptr;
   decltype(&cuDeviceGet) get_device = nullptr;
   decltype(&cuDevicePrimaryCtxRetain) retain = nullptr;
+  decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
 
   Driver() {
     Find("cuCtxGetCurrent", &get_current);
     Find("cuCtxSetCurrent", &set_current);
     Find("cuDeviceGet", &get_device);
     Find("cuDevicePrimaryCtxRetain", &retain);
+    Find("cuThreadExchangeStreamCaptureMode", &exchange_capture_mode);
   }
   static const Driver& Get() {
     static const Driver driver;
@@ -73,25 +75,29 @@ CUcontext ContextOf(int device) {
 
 }  // namespace
 
-CUcontext EnterDevice(int device) {
+OuterDevice EnterDevice(int device) {
   // When the process ends, the runtime knows that the driver is gone, which is not to be called.
   int unused = 0;
   CUDA_CHECK(cudaGetDevice(&unused));
   const CUcontext context = ContextOf(device);
   const Driver& driver = Driver::Get();
-  CUcontext outer = nullptr;
-  CheckDriver(driver.get_current(&outer), "cuCtxGetCurrent");
-  if (outer != context) CheckDriver(driver.set_current(context), "cuCtxSetCurrent");
+  OuterDevice outer{.capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED};
+  CheckDriver(driver.get_current(&outer.context), "cuCtxGetCurrent");
+  if (outer.context != context) CheckDriver(driver.set_current(context), "cuCtxSetCurrent");
+  LogIfFailed(AsRuntimeError(driver.exchange_capture_mode(&outer.capture_mode)),
+              "cuThreadExchangeStreamCaptureMode");
   return outer;
 }
 
-// Null takes away what EnterDevice has set.
-void LeaveDevice(CUcontext outer) noexcept {
+// A null context takes away what EnterDevice has set.
+void LeaveDevice(OuterDevice outer) noexcept {
   const Driver& driver = Driver::Get();
+  LogIfFailed(AsRuntimeError(driver.exchange_capture_mode(&outer.capture_mode)),
+              "cuThreadExchangeStreamCaptureMode");
   CUcontext current = nullptr;
   LogIfFailed(AsRuntimeError(driver.get_current(&current)), "cuCtxGetCurrent");
-  if (current != outer) {
-    LogIfFailed(AsRuntimeError(driver.set_current(outer)), "cuCtxSetCurrent");
+  if (current != outer.context) {
+    LogIfFailed(AsRuntimeError(driver.set_current(outer.context)), "cuCtxSetCurrent");
   }
 }
 

@@ -50,9 +50,13 @@ class CudaDriver final : public GpuDriver {
   // What the thread's own calls have left is no error of what comes now.
   Context Enter(int device) override {
     cudaGetLastError();
-    return EnterDevice(device);
+    const OuterDevice outer = EnterDevice(device);
+    return {.device = outer.context, .capture_mode = outer.capture_mode};
   }
-  void Leave(Context outer) noexcept override { LeaveDevice(static_cast<CUcontext>(outer)); }
+  void Leave(Context outer) noexcept override {
+    LeaveDevice({.context = static_cast<CUcontext>(outer.device),
+                 .capture_mode = static_cast<CUstreamCaptureMode>(outer.capture_mode)});
+  }
 
   Stream NewStream(bool urgent, int priority) override {
     int least = 0;
@@ -90,6 +94,9 @@ class CudaDriver final : public GpuDriver {
     }
     return {.error = std::make_exception_ptr(
                 CudaError(fmt::format("the GPU reports {}", DescribeCudaError(state)), state))};
+  }
+  void AwaitAll(int device) noexcept override {
+    On(device, [&] { LogIfFailed(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); });
   }
   void CheckLaunches() override { CUDA_CHECK(cudaGetLastError()); }
   std::unique_ptr<DeviceTrace> TraceDevices(DeviceWorkSink& sink) noexcept override {
@@ -161,10 +168,10 @@ class CudaDriver final : public GpuDriver {
     CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
                                AsStream(stream)));
   }
-  void CopyPeer(Stream stream, int to_device, void* to, int from_device, const void* from,
+  void CopyPeer(Stream stream, int /*to_device*/, void* to, int /*from_device*/, const void* from,
                 std::int64_t bytes) override {
-    CUDA_CHECK(cudaMemcpyPeerAsync(to, to_device, from, from_device,
-                                   static_cast<std::size_t>(bytes), AsStream(stream)));
+    // Not cudaMemcpyPeerAsync: what pools let others access, cudaMemPoolSetAccess says to this one.
+    Copy(stream, to, from, bytes);
   }
 
  private:

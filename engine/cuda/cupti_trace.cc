@@ -148,11 +148,19 @@ class CuptiTracer {
       for (const CUpti_ActivityKind kind : kKinds) {
         cupti_.Check(cupti_.enable(kind), "cuptiActivityEnable");
       }
-      // Calls are recorded for their marks only. The reaper asks for events all the time.
-      cupti_.Check(cupti_.enable_runtime_call(CUPTI_RUNTIME_TRACE_CBID_cudaEventQuery_v3020, 0),
-                   "cuptiActivityEnableRuntimeApi");
-      cupti_.Check(cupti_.enable_driver_call(CUPTI_DRIVER_TRACE_CBID_cuEventQuery, 0),
-                   "cuptiActivityEnableDriverApi");
+      // Calls are recorded for their marks only. The reaper asks for events all the time, and every
+      // op enters a device and asks what its launches have reported.
+      for (const CUpti_CallbackId call : {CUPTI_RUNTIME_TRACE_CBID_cudaEventQuery_v3020,
+                                          CUPTI_RUNTIME_TRACE_CBID_cudaGetLastError_v3020,
+                                          CUPTI_RUNTIME_TRACE_CBID_cudaGetDevice_v3020}) {
+        cupti_.Check(cupti_.enable_runtime_call(call, 0), "cuptiActivityEnableRuntimeApi");
+      }
+      for (const CUpti_CallbackId call :
+           {CUPTI_DRIVER_TRACE_CBID_cuEventQuery, CUPTI_DRIVER_TRACE_CBID_cuCtxGetCurrent,
+            CUPTI_DRIVER_TRACE_CBID_cuCtxSetCurrent,
+            CUPTI_DRIVER_TRACE_CBID_cuThreadExchangeStreamCaptureMode}) {
+        cupti_.Check(cupti_.enable_driver_call(call, 0), "cuptiActivityEnableDriverApi");
+      }
     } catch (...) {
       DisableKinds();
       throw;

@@ -26,8 +26,12 @@ class GpuDriver {
  public:
   using Stream = void*;
   using Event = void*;
-  using Context = void*;  // what is current; null: no device is
 
+  // What a thread is in; as the driver tells it, who alone knows the values.
+  struct Context {
+    void* device = nullptr;  // the current one's; null: no device is current
+    int capture_mode = 0;    // what captures of others forbid the thread
+  };
   // What an event says.
   struct State {
     bool happened = false;
@@ -43,8 +47,8 @@ class GpuDriver {
   // other GPU's, on whatever host.
   virtual std::string UniqueName(int device) const = 0;
 
-  // Makes `device` the calling thread's current one; returns what was, for Leave. Neither makes a
-  // context on another device.
+  // Makes `device` the calling thread's current one, and exempts the thread from what captures (of
+  // CUDA graphs) forbid; returns what was, for Leave. Neither makes a context on another device.
   virtual Context Enter(int device) = 0;
   virtual void Leave(Context outer) noexcept = 0;
 
@@ -62,6 +66,9 @@ class GpuDriver {
   // How long what may wait for an event of a device that has failed is given to end: nobody can
   // tell whether that event had happened before.
   virtual std::chrono::milliseconds patience() const { return std::chrono::seconds(10); }
+  // Returns when all that anybody, heddle or others, has issued on the device so far is done, or
+  // will never be.
+  virtual void AwaitAll(int device) noexcept = 0;
   // Throws what launches of this thread have reported since the last call.
   virtual void CheckLaunches() = 0;
 

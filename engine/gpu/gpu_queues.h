@@ -148,7 +148,7 @@ class GpuQueues {
   template <class Body>
   Result Issue(GpuQueue& queue, std::vector<GpuMark>& waits, internal::AsyncState* async,
                std::exception_ptr skipped, Body&& body) {
-    GpuDriver::Context outer = nullptr;
+    GpuDriver::Context outer;
     bool entered = false;
     std::exception_ptr error = Begin(queue, waits, &outer, &entered);
     if (error == nullptr) error = skipped;

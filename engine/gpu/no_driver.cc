@@ -20,6 +20,7 @@ class NoDriver final : public GpuDriver {
   void Record(Event, Stream) override { Unreachable(); }
   void Wait(Stream, Event) override { Unreachable(); }
   State Query(Event) noexcept override { Unreachable(); }
+  void AwaitAll(int) noexcept override { Unreachable(); }
   void CheckLaunches() override { Unreachable(); }
   void* AllocateDevice(int, std::int64_t) override { Unreachable(); }
   void FreeDevice(int, void*) noexcept override { Unreachable(); }

@@ -37,8 +37,9 @@ Communicators::~Communicators() { Abort(); }
 
 bool Communicators::Open(std::span<const int> devices, int stream_priority, const Nccl::Id& id,
                          int ranks, int first_rank) {
-  for (const int device : devices) members_.push_back({.device = device});
-  for (Member& member : members_) {
+  for (const int device : devices) members_->push_back({.device = device});
+  Keep(members_);  // NCCL writes to `comm` whenever the set-up ends
+  for (Member& member : *members_) {
     const EnteredDevice entered(*driver_, member.device);
     member.stream = driver_->NewStream(/*urgent=*/false, stream_priority);
     held_->streams.push_back(member);
@@ -48,7 +49,7 @@ bool Communicators::Open(std::span<const int> devices, int stream_priority, cons
   nccl_->GroupStart();
   std::exception_ptr error;
   int rank = first_rank;
-  for (Member& member : members_) {
+  for (Member& member : *members_) {
     try {
       const EnteredDevice entered(*driver_, member.device);
       nccl_->Init(&member.comm, ranks, id, rank++);
@@ -64,7 +65,7 @@ bool Communicators::Open(std::span<const int> devices, int stream_priority, cons
 
 Nccl::State Communicators::Ask() noexcept {
   Nccl::State all;
-  for (const Member& member : members_) {
+  for (const Member& member : *members_) {
     if (member.comm == nullptr) continue;
     Nccl::State state = nccl_->Ask(member.comm);
     if (state.error != nullptr) return state;
@@ -75,7 +76,7 @@ Nccl::State Communicators::Ask() noexcept {
 
 bool Communicators::Finalize() {
   bool done = true;
-  for (const Member& member : members_) {
+  for (const Member& member : *members_) {
     if (member.comm == nullptr) continue;
     const EnteredDevice entered(*driver_, member.device);
     done &= nccl_->Finalize(member.comm);
@@ -92,7 +93,7 @@ void Communicators::Keep(std::shared_ptr<void> what) {
 bool Communicators::TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept,
                              std::optional<std::chrono::milliseconds> patience) noexcept {
   std::vector<std::thread> threads;
-  for (Member& member : members_) {
+  for (Member& member : *members_) {
     if (member.comm == nullptr) continue;
     {
       const MutexLock lock(held_->mutex);

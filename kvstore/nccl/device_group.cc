@@ -41,11 +41,6 @@ DeviceGroupOptions DeviceGroupOptions::FromEnvironment() {
   return options;
 }
 
-std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine) {
-  const std::shared_ptr<internal::GpuDriver>& driver = engine.options().gpu_driver;
-  return driver != nullptr ? driver : internal::DefaultGpuDriver();
-}
-
 std::shared_ptr<const NcclOrder> NcclOrders::Of(Engine& engine) {
   // Takes the entry off the table, unless that is another one's by now.
   const auto give_back = [table = table_, key = &engine](const NcclOrder* order) {

@@ -148,8 +148,6 @@ struct DeviceGroupOptions {
   static DeviceGroupOptions FromEnvironment();
 };
 
-std::shared_ptr<internal::GpuDriver> GpuDriverOf(const Engine& engine);
-
 // Threads: all methods, any thread. Lives until the last op that was queued on it is done.
 class DeviceGroup {
  public:

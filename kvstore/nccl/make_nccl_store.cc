@@ -11,6 +11,7 @@
 #include "kvstore/nccl/nccl_id.h"
 #include "kvstore/nccl/nccl_kvstore.h"
 #include "kvstore/nccl/nccl_meeting.h"
+#include "storage/gpus.h"
 
 namespace heddle::kvstore {
 
@@ -29,7 +30,8 @@ std::shared_ptr<Meeting> MeetingOfProcess(Engine& engine, const std::shared_ptr<
                                           const DeviceGroupOptions& options) {
   if (const std::optional<NcclProcess> process = NcclProcess::FromEnvironment()) {
     if (process->processes == 1) return nullptr;
-    return std::make_shared<NcclMeeting>(engine, nccl, GpuDriverOf(engine), *process, options);
+    return std::make_shared<NcclMeeting>(engine, nccl, storage::GpuDriverOf(engine), *process,
+                                         options);
   }
   if (!NcclSpansJob()) return nullptr;
   return std::make_shared<JobMeeting>(

@@ -181,7 +181,7 @@ NcclKVStore::GroupPtr NcclKVStore::NewGroup(const std::vector<int>& devices,
       if (device != peer) gpus.Linked(device, peer);
     }
   }
-  return DeviceGroup::Make(nccl_, GpuDriverOf(engine()), devices, order_, options_,
+  return DeviceGroup::Make(nccl_, storage::GpuDriverOf(engine()), devices, order_, options_,
                            std::move(place));
 }
 

@@ -17,6 +17,7 @@
 #include "kvstore/nccl/nccl_id.h"
 #include "kvstore/nccl/nccl_kvstore.h"
 #include "kvstore/near_arrays.h"
+#include "storage/gpus.h"
 
 namespace heddle::kvstore {
 
@@ -222,7 +223,8 @@ NcclKVStore::GroupPtr NcclKVStore::MeetForGroup(std::string_view call,
     meeting_->Use(devices[0]);
     DevicesOfProcess own{.host = HostName()};
     if (rank() == 0) own.id = TextOf(nccl_->NewId());
-    for (const int device : devices) own.names.push_back(GpuDriverOf(engine())->UniqueName(device));
+    for (const int device : devices)
+      own.names.push_back(storage::GpuDriverOf(engine())->UniqueName(device));
     return WordsOf(fmt::format("the first Push, of {} keys, {} the first", pushes.size(),
                                ToString(pushes[0].key)),
                    own);

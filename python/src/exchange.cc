@@ -37,6 +37,12 @@ struct CapsuleNames<DLManagedTensorVersioned> {
 
 template <class Managed>
 nb::object ToCapsule(Managed* managed) {
+  // It may wait for the GPU. Threads without Python call it, too, and after the interpreter's end.
+  managed->deleter = [](Managed* released) {
+    if (python_is_over || PyGILState_Check() == 0) return storage::ReleaseTensor(released);
+    const Unlocked unlocked;
+    storage::ReleaseTensor(released);
+  };
   PyObject* const capsule =
       PyCapsule_New(managed, CapsuleNames<Managed>::kFresh, [](PyObject* unused) {
         if (PyCapsule_IsValid(unused, CapsuleNames<Managed>::kFresh) == 0) return;  // taken over

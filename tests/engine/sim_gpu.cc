@@ -24,7 +24,7 @@
 namespace heddle::engine_test {
 namespace {
 
-thread_local SimGpu::Context current_device = nullptr;  // a SimDevice
+thread_local void* current_device = nullptr;  // a SimDevice
 thread_local std::string launch_error;
 
 constexpr int kIllegalAddress = 700;  // what CUDA numbers it
@@ -145,6 +145,7 @@ class SimGpu::SimStream {
 
   void Add(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
+    ++state_.tasks;
     tasks_.push_back(std::move(task));
     added_.notify_one();
   }
@@ -157,10 +158,13 @@ class SimGpu::SimStream {
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
+      if (task != nullptr) {
+        for (std::uint64_t turns = random_() % (turns_max_ + 1); turns > 0; --turns)
+          std::this_thread::yield();
+        task();
+      }
+      --state_.tasks;
       if (task == nullptr) return;
-      for (std::uint64_t turns = random_() % (turns_max_ + 1); turns > 0; --turns)
-        std::this_thread::yield();
-      task();
     }
   }
 
@@ -234,10 +238,15 @@ std::string SimGpu::WhyNoGpu(int id) const {
 SimGpu::Context SimGpu::Enter(int device) {
   SimDevice& entered = *devices_.at(static_cast<std::size_t>(device));
   entered.entered = true;
-  return std::exchange(current_device, &entered);
+  return {.device = std::exchange(current_device, &entered)};
 }
 
-void SimGpu::Leave(Context outer) noexcept { current_device = outer; }
+void SimGpu::Leave(Context outer) noexcept { current_device = outer.device; }
+
+void SimGpu::AwaitAll(int device) noexcept {
+  const std::atomic<int>& tasks = devices_.at(static_cast<std::size_t>(device))->tasks;
+  while (tasks > 0) std::this_thread::yield();
+}
 
 SimGpu::Stream SimGpu::NewStream(bool, int) {
   const int number = ++streams_made_;

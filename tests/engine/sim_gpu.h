@@ -105,6 +105,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   void Wait(Stream stream, Event event) override;
   State Query(Event event) noexcept override;
   std::chrono::milliseconds patience() const override { return patience_; }
+  void AwaitAll(int device) noexcept override;
   void CheckLaunches() override;
   std::unique_ptr<internal::DeviceTrace> TraceDevices(
       internal::DeviceWorkSink& sink) noexcept override;
@@ -210,6 +211,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
     std::atomic<bool> failed{false};
     std::atomic<bool> stuck{false};  // one of its streams is
     std::atomic<bool> entered{false};
+    std::atomic<int> tasks{0};  // added and not over
   };
   struct SimEvent;
   class SimStream;

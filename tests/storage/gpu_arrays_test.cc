@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -115,6 +116,33 @@ TEST_P(GpuArrays, ATensorOfAnotherLibraryIsUsedWhereItLiesUntilItsLastOpIsDone) 
   engine_->WaitForAll();
   EXPECT_TRUE(released);
   EXPECT_EQ(Stats(Gpu(1)).used, 0);
+}
+
+TEST_P(GpuArrays, AGivenTensorsMemoryWaitsForWhatItsUserHasIssued) {
+  NDArray array = NDArray::Full({1000}, 1, DType::kFloat32, Gpu(1), *engine_);
+  array.WaitToWrite();
+  storage::DLManagedTensor* const exported = storage::ExportTensor<storage::DLManagedTensor>(array);
+  const internal::GpuDriver::Context outer = gpu_->Enter(1);
+  const internal::GpuDriver::Stream stream = gpu_->NewStream(/*urgent=*/false, 0);
+  std::atomic<bool> may_end = false;
+  gpu_->LaunchOn({1, stream}, {exported->tensor.data}, {4000}, [&](const auto&) {
+    while (!may_end) std::this_thread::yield();
+  });
+  gpu_->Leave(outer);
+  array = NDArray();
+  std::atomic<bool> released = false;
+  std::thread user([&] {
+    exported->deleter(exported);
+    released = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(released);
+  EXPECT_GT(Stats(Gpu(1)).used, 0);
+  may_end = true;
+  user.join();
+  engine_->WaitForAll();
+  EXPECT_EQ(Stats(Gpu(1)).used, 0);
+  gpu_->Free(1, stream);
 }
 
 TEST_P(GpuArrays, TensorsElsewhereAreRefusedAndNotReleased) {

@@ -66,6 +66,35 @@ TEST(CurrentDevice, AThreadThatHadNoneHasNoneAgain) {
   }
 }
 
+// A capture in CUDA's default mode, as torch.cuda.graph makes it, forbids every other thread these
+// calls, and one of them would spoil it.
+TEST(CurrentDevice, CapturesOfOthersForbidAThreadInAGuardNothing) {
+  if (GpuCount() == 0) GTEST_SKIP() << WhyNoGpu(0);
+  CUDA_CHECK(cudaSetDevice(0));
+  cudaStream_t captured = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+  std::thread([] {
+    {
+      const DeviceGuard guard(0);
+      cudaEvent_t event = nullptr;
+      EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+      EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+      EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+      void* block = nullptr;
+      EXPECT_EQ(cudaHostAlloc(&block, 1 << 20, cudaHostAllocPortable), cudaSuccess);
+      EXPECT_EQ(cudaFreeHost(block), cudaSuccess);
+    }
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    EXPECT_EQ(mode, cudaStreamCaptureModeGlobal) << "what the thread had before";
+  }).join();
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+  if (graph != nullptr) CUDA_CHECK(cudaGraphDestroy(graph));
+  CUDA_CHECK(cudaStreamDestroy(captured));
+}
+
 TEST(CurrentDevice, GuardsNestAndBringTheOuterOneBack) {
   if (GpuCount() < 2) GTEST_SKIP() << "needs two GPUs; " << WhyNoGpu(1);
   std::thread([] {

@@ -20,11 +20,12 @@ void ExpectClose(DeviceArray<T>& found, Array<T>& expected, bool exact) {
   Array<T> host(found.size());
   found.CopyTo(host);
   const double rounding = sizeof(T) == 2 ? (std::is_same_v<T, BFloat16> ? 0x1p-7 : 0x1p-10) : 0;
+  const double least = std::is_same_v<T, Float16> ? 0x1p-24 : 1e-37;  // between subnormal ones
   for (std::size_t i = 0; i < host.size(); ++i) {
     const double a = ToDouble(host[i]);
     const double b = ToDouble(expected[i]);
     if (SameBits(host[i], expected[i])) continue;
-    ASSERT_NEAR(a, b, (1e-6 + rounding) * std::abs(b) + 1e-37) << "element " << i;
+    ASSERT_NEAR(a, b, (1e-6 + rounding) * std::abs(b) + least) << "element " << i;
   }
 }
 
