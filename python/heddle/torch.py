@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -61,7 +61,7 @@ class _Shared:
 class _Exchange:
     """A parameter on its way through the steps."""
 
-    __slots__ = ("gradient", "key", "parameter", "parcel", "passes", "priority", "sent", "weight")
+    __slots__ = ("gradient", "handed", "key", "parameter", "parcel", "passes", "priority", "weight")
 
     def __init__(self, parameter: torch.Tensor, key: str, priority: int) -> None:
         self.parameter = parameter
@@ -71,7 +71,18 @@ class _Exchange:
         self.gradient: "_Shared | None" = None
         self.weight: "_Shared | None" = None
         self.passes = 0  # backward passes since the last step
-        self.sent = False  # since the last step: the parcel may have it
+        # The gradient that the parcel may have since the last step, and its version then.
+        self.handed: "tuple[torch.Tensor, int] | None" = None
+
+    def hand_over(self) -> None:
+        gradient = self.parameter.grad
+        assert gradient is not None
+        self.handed = gradient, gradient._version
+
+    def has_changed(self) -> bool:
+        """Whether somebody has changed the gradient since it was handed over."""
+        return self.handed is not None and (self.parameter.grad is not self.handed[0]
+                                            or self.handed[0]._version != self.handed[1])
 
     def dense_gradient(self) -> torch.Tensor:
         gradient = self.parameter.grad
@@ -94,7 +105,7 @@ class _Exchange:
     def settle(self) -> None:
         """Waits for what is under way and starts over, also if that failed, which it raises."""
         self.passes = 0
-        self.sent = False
+        self.handed = None
         if self.gradient is not None:
             try:
                 self.gradient.array.wait_to_write()
@@ -207,6 +218,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     learning rates and weight decays of `optimizer`'s groups count then, all else is `store_optimizer`'s. Stores that
     update as each push arrives (dist_async) need that.
 
+    What changes gradients between backward and step goes behind `synchronize`, also what GradScaler does:
+
+        >>> scaler.scale(loss(model(x), y)).backward()
+        >>> optimizer.synchronize()
+        >>> scaler.unscale_(optimizer)
+        >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        >>> scaler.step(optimizer)
+
     optimizer: any of torch.optim.
     named_parameters: (name, parameter) pairs, as model.named_parameters() gives them; the names are the store's keys,
         and must be the same at all ranks. The order is that of the layers.
@@ -218,6 +237,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     With several workers each step exchanges all gradients; one that a rank does not have counts as zeros. A parameter
     may be frozen and thawed (requires_grad) at any time, at all ranks between the same steps.
     """
+
+    # GradScaler then shows `step` what it has found, and calls it in any case: ranks do not miss each other's exchanges.
+    _step_supports_amp_scaling = True
 
     def __init__(self, optimizer: torch.optim.Optimizer,
                  named_parameters: "Iterable[tuple[str, torch.Tensor]] | None" = None,
@@ -248,6 +270,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._frozen: "list[tuple[str, torch.Tensor]]" = []  # not exchanged as yet
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
         self._parcels: "list[_Parcel]" = []
+        self._synchronized = False  # since the last step
         named = self._names(named_parameters)
         if store_optimizer is not None:
             store_optimizer.rescale_grad = store_optimizer.rescale_grad / self._divisor
@@ -295,12 +318,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, once their exchanges, if there are any, are over."""
-        for parcel in self._parcels:
-            parcel.settle()
+        self._settle()
         if set_to_none:
             for exchange in self._exchanges.values():
                 exchange.gradient = None  # or its memory would live on
         self._inner.zero_grad(set_to_none)
+
+    def synchronize(self) -> None:
+        """Exchanges what is not under way yet and waits. The gradients have the values of the exchange then and may be
+        changed; `step` only updates the weights."""
+        if self._store_optimizer is not None:
+            raise InvalidState("synchronize: the store updates the weights by the gradients as backward leaves them: "
+                               "expected no store_optimizer")
+        with self._settled_if_it_fails(), torch.no_grad():
+            self._exchange_gradients()
 
     def step(self, closure: "Callable[[], Any] | None" = None) -> Any:
         """Exchanges what is not under way yet, waits, and updates the weights, which may be read then. Raises the
@@ -309,16 +340,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        try:
-            with torch.no_grad():
-                self._finish()
-        except BaseException:
-            for parcel in self._parcels:
-                with contextlib.suppress(Exception):  # the first says it
-                    parcel.settle()
-            raise
-        for parcel in self._parcels:
-            parcel.settle()
+        with self._settled_if_it_fails(), torch.no_grad():
+            self._finish()
+        self._settle()
         return result
 
     # The exchange.
@@ -412,7 +436,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _before_gradient(self, exchange: _Exchange) -> None:
         """Backward is about to write the gradient."""
-        if exchange.sent:
+        if exchange.handed is not None or self._synchronized:
             raise InvalidState(f"backward: the gradient of {exchange.key!r} is being exchanged: expected step() or "
                                f"zero_grad() after {self._passes} backward pass{'es' * (self._passes > 1)} "
                                "(backward_passes_per_step)")
@@ -423,7 +447,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         exchange.passes += 1
         if exchange.passes < self._passes:
             return
-        exchange.sent = True
+        exchange.hand_over()
         parcel = exchange.parcel
         assert parcel is not None
         parcel.missing -= 1
@@ -440,7 +464,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._store.pushpull(parcel.key, array, out=array, priority=parcel.priority)
         parcel.sent = True
 
-    def _finish(self) -> None:
+    def _send_rest(self) -> "list[_Parcel]":
+        """Sends what is not under way yet; returns all that is."""
+        for exchange in self._exchanges.values():
+            if exchange.has_changed():
+                advice = ("gradients to stay as they are, since store_optimizer has them" if self._store_optimizer
+                          is not None else "synchronize() before, to change what has been exchanged")
+                raise InvalidState(f"DistributedOptimizer: the gradient of {exchange.key!r} was changed after backward had "
+                                   f"handed it to the store: expected {advice}")
         self._add_thawed()
         used = []
         for parcel in self._parcels:
@@ -454,17 +485,76 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     continue
                 self._send(parcel)
             used.append(parcel)
-        if self._store_optimizer is not None:
-            weights = [member.shared_weight() for parcel in used for member in parcel.members]
-            for parcel, weight in zip(used, weights):
-                self._store.pull(parcel.key, out=weight.array, priority=parcel.priority)
-            for weight in weights:
-                weight.wait()
+        return used
+
+    def _exchange_gradients(self) -> None:
+        """At most once a step."""
+        if self._synchronized:
             return
-        gradients = [gradient for parcel in used for gradient in parcel.unload()]
+        gradients = [gradient for parcel in self._send_rest() for gradient in parcel.unload()]
         if self._divisor > 1 and gradients:
             torch._foreach_div_(gradients, self._divisor)
-        self._inner.step()
+        self._synchronized = True
+
+    def _pull_weights(self) -> None:
+        used = self._send_rest()
+        weights = [member.shared_weight() for parcel in used for member in parcel.members]
+        for parcel, weight in zip(used, weights):
+            self._store.pull(parcel.key, out=weight.array, priority=parcel.priority)
+        for weight in weights:
+            weight.wait()
+
+    def _finish(self) -> None:
+        if "found_inf" in vars(self):  # by GradScaler
+            if self._store_optimizer is not None:
+                raise InvalidState("step: the gradients have gone to store_optimizer as GradScaler had scaled them: "
+                                   "expected no GradScaler, or no store_optimizer")
+            if not self._synchronized:
+                raise InvalidState("step: GradScaler reads and changes gradients that are being exchanged: expected "
+                                   "synchronize() before unscale_() and step() of it")
+            self._step_scaled(vars(self).get("grad_scale"), vars(self)["found_inf"])
+        elif self._store_optimizer is not None:
+            self._pull_weights()
+        else:
+            self._exchange_gradients()
+            self._inner.step()
+
+    def _step_scaled(self, grad_scale: "torch.Tensor | None", found_inf: torch.Tensor) -> None:
+        """The step of the wrapped optimizer with what GradScaler has found; grad_scale is None after unscale_()."""
+        attributes = vars(self._inner)
+        if getattr(self._inner, "_step_supports_amp_scaling", False):  # a fused one, which heeds them itself
+            found = {"grad_scale": grad_scale, "found_inf": found_inf}
+            former = {name: attributes[name] for name in found if name in attributes}
+            attributes.update(found)
+            try:
+                self._inner.step()
+            finally:
+                for name in found:
+                    del attributes[name]
+                attributes.update(former)
+        elif not found_inf.item():
+            gradients = [parameter.grad for parameter in self._exchanges if parameter.grad is not None]
+            if grad_scale is not None and gradients:
+                torch._foreach_mul_(gradients, 1 / grad_scale.item())
+            self._inner.step()
+
+    @contextlib.contextmanager
+    def _settled_if_it_fails(self) -> "Iterator[None]":
+        try:
+            yield
+        except BaseException:
+            self._synchronized = False
+            for name in ("grad_scale", "found_inf"):  # which GradScaler leaves where step fails
+                vars(self).pop(name, None)
+            for parcel in self._parcels:
+                with contextlib.suppress(Exception):  # the first says it
+                    parcel.settle()
+            raise
+
+    def _settle(self) -> None:
+        self._synchronized = False
+        for parcel in self._parcels:
+            parcel.settle()
 
 
 def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":

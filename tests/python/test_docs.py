@@ -36,18 +36,23 @@ def test_every_block_of_the_python_page_says_what_it_is():
 
 @pytest.mark.parametrize("package", ["torch", "ray"])
 def test_blocks_that_need_more_are_python(package):
-    (block,) = blocks_of(ROOT / "docs" / "python.md", f"python {package}")
-    compile(block, f"python {package}", "exec")
+    blocks = blocks_of(ROOT / "docs" / "python.md", f"python {package}")
+    assert blocks
+    for block in blocks:
+        compile(block, f"python {package}", "exec")
 
 
-def test_the_block_for_pytorch_trains_a_job(tmp_path):
+def test_the_blocks_for_pytorch_train_a_job(tmp_path):
     pytest.importorskip("torch", reason="needs PyTorch: tools/setup.sh torch installs it")
-    (block,) = blocks_of(ROOT / "docs" / "python.md", "python torch")
+    training, scaling = blocks_of(ROOT / "docs" / "python.md", "python torch")
     ended = Job(tmp_path, textwrap.dedent("""
         import torch
         model, loss = torch.nn.Linear(3, 1), torch.nn.functional.mse_loss
         batches = [(torch.ones(2, 3), torch.ones(2, 1))] * 20
-    """) + block + textwrap.dedent("""
+    """) + training + textwrap.dedent("""
+        scaler = torch.amp.GradScaler("cpu")
+        optimizer.zero_grad()
+    """) + scaling + textwrap.dedent("""
         assert loss(model(batches[0][0]), batches[0][1]) < 1e-3
         print([parameter.detach().flatten().tolist() for parameter in model.parameters()])
     """)).finish()

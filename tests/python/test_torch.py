@@ -200,6 +200,127 @@ def test_a_backward_pass_too_many_is_refused_before_it_writes():
     parameter.sum().backward()
 
 
+def make_mixed_model():
+    """Parameters that travel alone and together."""
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 2000), torch.nn.Tanh(), torch.nn.Linear(2000, 3))
+
+
+def train_changing(model, optimizer, change, steps=5):
+    """change(model, optimizer, step, loss) goes back, changes the gradients, and steps."""
+    for i, batch in enumerate(batches(steps)):
+        optimizer.zero_grad()
+        change(model, optimizer, i, loss_of(model, batch))
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def synchronize(optimizer):
+    if isinstance(optimizer, ht.DistributedOptimizer):
+        optimizer.synchronize()
+        optimizer.synchronize()  # once is enough
+
+
+def clip(model, optimizer, step, loss):
+    loss.backward()
+    synchronize(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+class Scaling:
+    """Steps by GradScaler, of infinite gradients in the third one, that clip or do not."""
+
+    def __init__(self, clips):
+        self.clips, self.scaler = clips, torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def __call__(self, model, optimizer, step, loss):
+        self.scaler.scale(loss * (float("inf") if step == 2 else 1)).backward()
+        synchronize(optimizer)
+        if self.clips:
+            self.scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+@pytest.mark.parametrize("change", [lambda: clip, lambda: Scaling(True), lambda: Scaling(False)])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_gradients_may_be_changed_after_synchronize(kind, fused, change):
+    """Bit for bit as PyTorch alone: small gradients used to step unclipped, fused optimizers by scaled gradients and NaN."""
+    ours, plain = make_mixed_model(), make_mixed_model()
+    inner = kind(ours.parameters(), lr=0.1, fused=fused)
+    wrapped = ht.DistributedOptimizer(inner, ours.named_parameters(), "local")
+    given = train_changing(ours, wrapped, change())
+    assert torch.equal(given, train_changing(plain, kind(plain.parameters(), lr=0.1, fused=fused), change()))
+    assert not {"grad_scale", "found_inf"} & (vars(inner).keys() | vars(wrapped).keys())
+
+
+def test_synchronize_averages_and_step_exchanges_no_more():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("w", parameter)], Four())
+    for _ in range(2):
+        optimizer.zero_grad()
+        (parameter * 6).sum().backward()
+        optimizer.synchronize()
+        assert parameter.grad.tolist() == [3, 3]
+        with pytest.raises(mx.InvalidState, match="gradient.w.*expected step"):
+            parameter.sum().backward()
+        parameter.grad.fill_(0.5)
+        optimizer.step()
+    assert parameter.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("size", [2, 9000])  # in a parcel with the other, or alone
+@pytest.mark.parametrize("change", [lambda one: one.grad.mul_(0.1), lambda one: setattr(one, "grad", one.grad.clone()),
+                                    lambda one: torch.nn.utils.clip_grad_norm_([one], 1.0)])
+def test_gradients_that_are_changed_without_synchronize_are_refused(change, size):
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(size))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([first, second], lr=0.5), [("a", first), ("b", second)])
+    (first.sum() + second.sum()).backward()
+    change(second)
+    for call in (optimizer.step, optimizer.synchronize):
+        with pytest.raises(mx.InvalidState, match=r"'gradient.b' was changed.*synchronize\(\) before"):
+            call()
+        assert first.tolist() == [1, 1] and second[0].item() == 1
+        optimizer.zero_grad()
+        (first.sum() + second.sum()).backward()
+        change(second)
+    optimizer.zero_grad()
+    (first.sum() + second.sum()).backward()
+    optimizer.step()
+    assert first.tolist() == [0.5, 0.5] and second[0].item() == 0.5
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_grad_scaler_without_synchronize_is_refused(fused):
+    parameter, scaler = torch.nn.Parameter(torch.ones(2)), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5, fused=fused))
+    scaler.scale(parameter.sum()).backward()
+    with pytest.raises(mx.InvalidState, match=r"GradScaler.*expected synchronize\(\) before"):
+        scaler.step(optimizer)
+    optimizer.zero_grad()
+    parameter.sum().backward()
+    optimizer.step()
+    assert parameter.tolist() == [0.5, 0.5]
+
+
+def test_gradients_that_the_store_updates_by_stay_as_they_are():
+    parameter, scaler = torch.nn.Parameter(torch.ones(2)), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], "local",
+                                        store_optimizer=mx.optimizer.SGD())
+    with pytest.raises(mx.InvalidState, match="synchronize: the store updates.*expected no store_optimizer"):
+        optimizer.synchronize()
+    parameter.sum().backward()
+    parameter.grad.mul_(0.1)
+    with pytest.raises(mx.InvalidState, match="'w' was changed.*since store_optimizer has them"):
+        optimizer.step()
+    optimizer.zero_grad()
+    scaler.scale(parameter.sum()).backward()
+    with pytest.raises(mx.InvalidState, match="GradScaler had scaled.*no store_optimizer"):
+        scaler.step(optimizer)
+
+
 def test_what_cannot_work_is_refused():
     model = make_model()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -300,6 +421,10 @@ def test_an_added_group_leaves_the_average_over_the_workers_as_it_is():
 
 class Two(Doubling):
     num_workers = 2
+
+
+class Four(Doubling):
+    num_workers = 4
 
 
 def test_a_parameter_of_two_names_is_exchanged_once():
