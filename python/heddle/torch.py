@@ -61,7 +61,8 @@ class _Shared:
 class _Exchange:
     """A parameter on its way through the steps."""
 
-    __slots__ = ("gradient", "handed", "key", "parameter", "parcel", "passes", "priority", "weight")
+    __slots__ = ("gradient", "handed", "key", "parameter", "parcel", "passes", "priority", "weight",
+                 "weight_version")
 
     def __init__(self, parameter: torch.Tensor, key: str, priority: int) -> None:
         self.parameter = parameter
@@ -70,6 +71,7 @@ class _Exchange:
         self.parcel: "_Parcel | None" = None
         self.gradient: "_Shared | None" = None
         self.weight: "_Shared | None" = None
+        self.weight_version = 0  # when the store last wrote it
         self.passes = 0  # backward passes since the last step
         # The gradient that the parcel may have since the last step, and its version then.
         self.handed: "tuple[torch.Tensor, int] | None" = None
@@ -101,6 +103,18 @@ class _Exchange:
         if self.weight is None or not self.weight.is_of(self.parameter):
             self.weight = _Shared(self.parameter)
         return self.weight
+
+    def wait_for_weight(self) -> None:
+        """Returns when it has the store's values."""
+        self.shared_weight().wait()
+        self.weight_version = self.parameter._version
+
+    def check_weight(self) -> None:
+        """What the store does not know of would be lost by the next pull."""
+        if self.weight is None or not self.weight.is_of(self.parameter) or self.weight_version != self.parameter._version:
+            raise InvalidState(f"DistributedOptimizer: the weight {self.key!r} was changed by other than step, and the "
+                               "store updates its own copy: expected weights that are loaded before the "
+                               "DistributedOptimizer is made, or no store_optimizer")
 
     def settle(self) -> None:
         """Waits for what is under way and starts over, also if that failed, which it raises."""
@@ -407,7 +421,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._store.init(exchange.key, weight.array)
             self._store.pull(exchange.key, out=weight.array)
         for exchange in added:
-            exchange.shared_weight().wait()
+            exchange.wait_for_weight()
 
     def _follow_rates(self) -> None:
         """Makes the store's optimizer, if it has one, have the rates of the groups."""
@@ -456,6 +470,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _send(self, parcel: _Parcel) -> None:
         self._follow_rates()
+        if self._store_optimizer is not None:
+            for member in parcel.members:
+                member.check_weight()
         with torch.no_grad():
             array = parcel.load()
         if self._store_optimizer is not None:
@@ -497,12 +514,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = True
 
     def _pull_weights(self) -> None:
-        used = self._send_rest()
-        weights = [member.shared_weight() for parcel in used for member in parcel.members]
-        for parcel, weight in zip(used, weights):
-            self._store.pull(parcel.key, out=weight.array, priority=parcel.priority)
-        for weight in weights:
-            weight.wait()
+        used = [member for parcel in self._send_rest() for member in parcel.members]
+        for exchange in used:
+            exchange.check_weight()
+        for exchange in used:
+            self._store.pull(exchange.key, out=exchange.shared_weight().array, priority=exchange.priority)
+        for exchange in used:
+            exchange.wait_for_weight()
 
     def _finish(self) -> None:
         if "found_inf" in vars(self):  # by GradScaler

@@ -321,6 +321,43 @@ def test_gradients_that_the_store_updates_by_stay_as_they_are():
         scaler.step(optimizer)
 
 
+@pytest.mark.parametrize("change", [lambda one: one.fill_(7), lambda one: setattr(one, "data", torch.full((3, 2), 7.0))])
+@pytest.mark.parametrize("strided", [False, True])
+def test_weights_that_the_store_does_not_know_of_are_refused(change, strided):
+    """The next step used to bring back what had followed from the store's own."""
+    parameter = torch.nn.Parameter(torch.ones(2, 3).t() if strided else torch.ones(3, 2))
+    store = mx.kv.create("local")
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], store,
+                                        store_optimizer=mx.optimizer.SGD())
+    for value in (0.5, 0):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.eq(value).all()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        change(parameter)
+    with pytest.raises(mx.InvalidState, match="weight 'w' was changed.*loaded before"):
+        parameter.sum().backward()
+    optimizer.zero_grad()
+    out = mx.nd.zeros((3, 2))
+    store.pull("w", out=out)
+    assert not out.asnumpy().any()
+
+
+def test_weights_that_are_changed_before_step_are_refused():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)],
+                                        store_optimizer=mx.optimizer.SGD())
+    parameter.sum().backward()
+    with torch.no_grad():
+        parameter.clamp_(-1, 0)
+    for _ in range(2):
+        with pytest.raises(mx.InvalidState, match="weight 'w' was changed"):
+            optimizer.step()
+    assert parameter.tolist() == [0, 0]
+
+
 def test_what_cannot_work_is_refused():
     model = make_model()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
