@@ -244,7 +244,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     named_parameters: (name, parameter) pairs, as model.named_parameters() gives them; the names are the store's keys,
         and must be the same at all ranks. The order is that of the layers.
     store: a store or the name of its type. All ranks make the same calls.
-    store_optimizer: one of heddle.optimizer, without a scheduler: torch.optim.lr_scheduler works on this class.
+    store_optimizer: one of heddle.optimizer, without a scheduler: torch.optim.lr_scheduler works on this class. Its
+        rescale_grad is divided by the number of workers, once, whoever gets it again.
     backward_passes_per_step: how many backward passes add up to the gradient that is exchanged.
     average: whether the sum over workers is divided by their number.
 
@@ -281,13 +282,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._passes = backward_passes_per_step
         self._divisor = self._store.num_workers if average else 1
         self._rates: "list[tuple[float, float | None]]" = []
+        self._multipliers: Any = None  # the table of the store's optimizer that has the rates
         self._frozen: "list[tuple[str, torch.Tensor]]" = []  # not exchanged as yet
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
         self._parcels: "list[_Parcel]" = []
         self._synchronized = False  # since the last step
         named = self._names(named_parameters)
         if store_optimizer is not None:
-            store_optimizer.rescale_grad = store_optimizer.rescale_grad / self._divisor
+            _average(store_optimizer, self._divisor)
             self._store.set_optimizer(store_optimizer)
         self._add(named)
 
@@ -429,7 +431,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if optimizer is None:
             return
         rates = [(float(group["lr"]), group.get("weight_decay")) for group in self.param_groups]
-        if rates == self._rates:
+        if rates == self._rates and optimizer.lr_mult is self._multipliers:  # else another one has set its own
             return
         highest = max(rate for rate, _ in rates)
         decays = [decay for _, decay in rates if decay is not None]
@@ -447,6 +449,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer.wd = strongest
             optimizer.set_wd_mult(wd_mult)
         self._rates = rates
+        self._multipliers = optimizer.lr_mult
 
     def _before_gradient(self, exchange: _Exchange) -> None:
         """Backward is about to write the gradient."""
@@ -573,6 +576,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = False
         for parcel in self._parcels:
             parcel.settle()
+
+
+def _average(optimizer: "_optimizer.Optimizer", divisor: int) -> None:
+    """Makes a store's optimizer divide the sum over workers, once: several models may have the same one."""
+    former = vars(optimizer).get("_averaged")  # the divisor and what rescale_grad was by it; copies have it too
+    if former is not None and former[1] == optimizer.rescale_grad:
+        if former[0] != divisor:
+            raise InvalidArgument(f"DistributedOptimizer: store_optimizer divides by {former[0]} for another one: expected "
+                                  f"one of its own, to divide by {divisor}")
+        return
+    optimizer.rescale_grad = optimizer.rescale_grad / divisor
+    optimizer._averaged = divisor, optimizer.rescale_grad  # type: ignore[attr-defined]
 
 
 def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":

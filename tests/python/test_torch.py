@@ -1,5 +1,6 @@
 """heddle.torch: training through a store gives what PyTorch alone gives, and nothing is read or written too early."""
 
+import copy
 import gc
 import json
 import pathlib
@@ -454,6 +455,34 @@ def test_an_added_group_leaves_the_average_over_the_workers_as_it_is():
     (first + second).sum().backward()
     optimizer.step()
     assert (first.tolist(), second.tolist()) == ([0.5, 0.5], [0.75, 0.75])
+
+
+def test_models_may_share_the_optimizer_of_their_store():
+    """The second one divided the gradients of both once more, and left its rates to the first."""
+    class Two(mx.kv.KVStore):
+        num_workers = 2
+
+    store, rule = Two("local"), mx.optimizer.SGD(rescale_grad=0.5)
+    ones = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizers = [ht.DistributedOptimizer(torch.optim.SGD([one], lr=rate), [(name, one)], store, store_optimizer=rule)
+                  for one, name, rate in zip(ones, "ab", (1.0, 2.0))]
+    assert rule.rescale_grad == 0.25
+    for _ in range(2):
+        for one, optimizer in zip(ones, optimizers):
+            optimizer.zero_grad()
+            one.sum().backward()
+            optimizer.step()
+    assert [one.tolist() for one in ones] == [[0.5, 0.5], [0, 0]]
+    rule.rescale_grad = 1.0  # of the caller's own counts as it is
+    optimizers[0].zero_grad()
+    ones[0].sum().backward()
+    optimizers[0].step()
+    assert ones[0].tolist() == [-0.5, -0.5]
+    shared = mx.optimizer.SGD()
+    ht.DistributedOptimizer(torch.optim.SGD([ones[0]], lr=1.0), store="local", store_optimizer=shared)
+    for given in (shared, copy.copy(shared)):
+        with pytest.raises(mx.InvalidArgument, match="divides by 1 for another one.*divide by 2"):
+            ht.DistributedOptimizer(torch.optim.SGD([ones[1]], lr=1.0), store=Two("local"), store_optimizer=given)
 
 
 class Two(Doubling):
