@@ -13,6 +13,8 @@ heddle orders only its own calls, so this module waits before PyTorch reads or w
 from __future__ import annotations
 
 import contextlib
+import inspect
+import numbers
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
@@ -21,7 +23,7 @@ import torch
 from . import kvstore as _kvstore
 from . import nd as _nd
 from . import optimizer as _optimizer
-from .error import InvalidArgument, InvalidState, InvalidType
+from .error import Error, InvalidArgument, InvalidState, InvalidType
 
 __all__ = ["DistributedOptimizer", "broadcast_parameters"]
 
@@ -240,7 +242,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         >>> scaler.step(optimizer)
 
-    optimizer: any of torch.optim.
+    optimizer: one of torch.optim that takes dense gradients, one a step: not LBFGS, nor SparseAdam.
     named_parameters: (name, parameter) pairs, as model.named_parameters() gives them; the names are the store's keys,
         and must be the same at all ranks. The order is that of the layers.
     store: a store or the name of its type. All ranks make the same calls.
@@ -264,14 +266,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Not the base's: the groups are those of `optimizer`.
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InvalidType(f"DistributedOptimizer: expected one of torch.optim, got {type(optimizer).__name__}")
+        # The class's: schedulers put a function in place of the object's.
+        for one in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
+            if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                raise InvalidArgument("DistributedOptimizer: expected an optimizer that takes one gradient a step, got "
+                                      f"{type(optimizer).__name__}, whose step() needs a {one.name}")
+        if not isinstance(backward_passes_per_step, numbers.Integral):
+            raise InvalidType("DistributedOptimizer: expected an integer as backward_passes_per_step, got "
+                              f"{backward_passes_per_step!r}")
         if backward_passes_per_step < 1:
             raise InvalidArgument("DistributedOptimizer: expected a backward_passes_per_step of at least 1, got "
                                   f"{backward_passes_per_step}")
+        if not isinstance(store_optimizer, (_optimizer.Optimizer, type(None))):
+            raise InvalidType("DistributedOptimizer: expected one of heddle.optimizer as store_optimizer, got "
+                              f"{store_optimizer!r}")
         if store_optimizer is not None and store_optimizer.lr_scheduler is not None:
             raise InvalidArgument("DistributedOptimizer: expected a store_optimizer without a scheduler, got one with: "
                                   "schedule the rate of the groups by torch.optim.lr_scheduler")
         self._inner = optimizer
-        self._store: Any = _kvstore.create(store) if isinstance(store, str) else store
+        self._store: Any = _kvstore.create(store) if isinstance(store, str) else _checked("DistributedOptimizer", store)
         if store_optimizer is not None and not isinstance(self._store, _kvstore.KVStore):
             raise InvalidArgument("DistributedOptimizer: expected a store of heddle's own for "
                                   f"store_optimizer, got {type(self._store).__name__}")
@@ -319,6 +332,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self._inner!r}, {self._store!r})"
 
+    def __reduce__(self) -> Any:  # of copy and pickle
+        raise InvalidType("DistributedOptimizer: expected its state_dict() to be copied or saved, got itself: its gradients "
+                          "belong to a store")
+
     def state_dict(self) -> "dict[str, Any]":
         """That of the wrapped optimizer."""
         return self._inner.state_dict()
@@ -330,7 +347,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
         """Adds a group; its parameters get names by their number."""
         self._inner.add_param_group(param_group)
-        self._add(self._names(None))
+        try:
+            self._add(self._names(None))
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, once their exchanges, if there are any, are over."""
@@ -369,11 +390,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if named is None:
             found = [(f"parameter.{i}", parameter) for i, parameter in enumerate(grouped)]
         else:
-            found = list(named)
+            found = _pairs("DistributedOptimizer", named)
             without = len(set(grouped) - {parameter for _, parameter in found})
             if without:
                 raise InvalidArgument(f"DistributedOptimizer: expected a name for each parameter of the optimizer, got "
                                       f"none for {without} of {len(grouped)}")
+            for name, _ in found:
+                if not isinstance(name, str):
+                    raise InvalidType(f"DistributedOptimizer: expected names of type str, got {name!r}")
             if len({name for name, _ in found}) != len(found):
                 raise InvalidArgument("DistributedOptimizer: expected names that differ, got one twice")
         new = set(grouped) - self._exchanges.keys() - {parameter for _, parameter in self._frozen}
@@ -385,25 +409,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _add(self, named: "list[tuple[str, torch.Tensor]]") -> None:
         prefix = "" if self._store_optimizer is not None else "gradient."
-        added = []
-        for name, parameter in named:
-            if not parameter.requires_grad:
-                self._frozen.append((name, parameter))
-                continue
-            exchange = _Exchange(parameter, prefix + name, -len(self._exchanges))
-            self._exchanges[parameter] = exchange
-            added.append(exchange)
+        frozen = [one for one in named if not one[1].requires_grad]
+        added = [_Exchange(parameter, prefix + name, -(len(self._exchanges) + i)) for i, (name, parameter)
+                 in enumerate((name, parameter) for name, parameter in named if parameter.requires_grad)]
         parcels = _pack(added, together=self._store_optimizer is None)
+        self._exchanges.update((exchange.parameter, exchange) for exchange in added)
+        keys: "list[str]" = []  # in the store
+        try:
+            if self._store_optimizer is not None:
+                self._follow_rates()
+                self._start_weights(added, keys)
+            elif isinstance(self._store, _kvstore.KVStore):
+                self._start_gradients(parcels, keys)
+        except BaseException:
+            for exchange in added:
+                del self._exchanges[exchange.parameter]
+            _remove_keys(self._store, keys)
+            raise
+        self._frozen += frozen
         self._parcels += parcels
-        if self._store_optimizer is not None:
-            self._follow_rates()
-            self._start_weights(added)
-        elif isinstance(self._store, _kvstore.KVStore):
-            for parcel in parcels:
-                size = sum(member.parameter.numel() for member in parcel.members)
-                first = parcel.members[0].parameter
-                shape = first.shape if len(parcel.members) == 1 else (size,)
-                self._store.init(parcel.key, _nd.from_dlpack(torch.zeros(shape, dtype=first.dtype)))
         hooks = [hook for exchange in added for hook in _hook(exchange, self)]
         weakref.finalize(self, _remove, hooks).atexit = False
 
@@ -411,16 +435,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Those that were frozen: all ranks train the same ones, so all get here by the same step."""
         thawed = [one for one in self._frozen if one[1].requires_grad]
         if thawed:
-            self._frozen = [one for one in self._frozen if not one[1].requires_grad]
             self._rates = []  # the store has none of theirs
             self._add(thawed)
+            self._frozen = [one for one in self._frozen if not one[1].requires_grad]
 
-    def _start_weights(self, added: "list[_Exchange]") -> None:
+    def _start_gradients(self, parcels: "list[_Parcel]", keys: "list[str]") -> None:
+        zeros = []
+        for parcel in parcels:
+            size = sum(member.parameter.numel() for member in parcel.members)
+            first = parcel.members[0].parameter
+            shape = first.shape if len(parcel.members) == 1 else (size,)
+            zeros.append(_nd.from_dlpack(torch.zeros(shape, dtype=first.dtype)))
+        for parcel, array in zip(parcels, zeros):
+            self._store.init(parcel.key, array)
+            keys.append(parcel.key)
+
+    def _start_weights(self, added: "list[_Exchange]", keys: "list[str]") -> None:
         """The store has rank 0's weights, and so does each rank."""
         for exchange in added:
+            exchange.shared_weight().load()
+        for exchange in added:
             weight = exchange.shared_weight()
-            weight.load()
             self._store.init(exchange.key, weight.array)
+            keys.append(exchange.key)
             self._store.pull(exchange.key, out=weight.array)
         for exchange in added:
             exchange.wait_for_weight()
@@ -578,6 +615,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             parcel.settle()
 
 
+def _checked(call: str, store: Any) -> Any:
+    if not isinstance(store, _kvstore.KVStoreBase):
+        raise InvalidType(f"{call}: expected a store, got {store!r}")
+    return store
+
+
+def _pairs(call: str, named: Any) -> "list[tuple[str, torch.Tensor]]":
+    try:
+        pairs = [(name, value) for name, value in named]
+    except (TypeError, ValueError) as error:
+        raise InvalidType(f"{call}: expected pairs of names and tensors, got {named!r}") from error
+    for name, value in pairs:
+        if not isinstance(value, torch.Tensor):
+            raise InvalidType(f"{call}: expected tensors, got {type(value).__name__} as {name!r}")
+    return pairs
+
+
 def _average(optimizer: "_optimizer.Optimizer", divisor: int) -> None:
     """Makes a store's optimizer divide the sum over workers, once: several models may have the same one."""
     former = vars(optimizer).get("_averaged")  # the divisor and what rescale_grad was by it; copies have it too
@@ -608,6 +662,12 @@ def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":
     return [exchange.parameter.register_hook(before), exchange.parameter.register_post_accumulate_grad_hook(after)]
 
 
+def _remove_keys(store: Any, keys: "list[str]") -> None:
+    for key in keys:
+        with contextlib.suppress(Error):  # of a store that is closed, or has failed
+            store.remove(key)
+
+
 def _remove(hooks: "list[Any]") -> None:
     for hook in hooks:
         hook.remove()
@@ -620,12 +680,10 @@ def broadcast_parameters(parameters: "torch.nn.Module | Mapping[str, Any] | Iter
     parameters: a module, its state_dict() or (name, tensor) pairs, of the same names and shapes at all ranks, which
         make the same calls.
     """
+    _checked("broadcast_parameters", store)
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.state_dict()
-    named = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
-    for name, tensor in named:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidType(f"broadcast_parameters: expected tensors, got {type(tensor).__name__} as {name!r}")
+    named = _pairs("broadcast_parameters", parameters.items() if isinstance(parameters, Mapping) else parameters)
     under_way = []
     try:
         for name, tensor in named:

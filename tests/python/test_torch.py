@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import io
 import json
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -90,6 +92,19 @@ def test_the_store_updates_by_its_optimizer_and_the_rates_of_the_groups(momentum
     schedules = [None, None] if momentum else [torch.optim.lr_scheduler.StepLR(one, 4, 0.5) for one in (wrapped, alone)]
     given, expected = train(ours, wrapped, schedules[0]), train(plain, alone, schedules[1])
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scheduler_may_be_there_before():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    plain = torch.optim.SGD([parameter], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = ht.DistributedOptimizer(plain)
+    for value in (0.5, 0.25):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        scheduler.step()
+        assert parameter.tolist() == [value] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -381,6 +396,30 @@ def test_what_cannot_work_is_refused():
         ht.DistributedOptimizer(plain, model.named_parameters(), Async())
     with pytest.raises(mx.InvalidArgument, match="heddle's own for store_optimizer, got TestStore"):
         ht.DistributedOptimizer(plain, model.named_parameters(), "teststore", store_optimizer=mx.optimizer.SGD())
+    for given in ("2", 1.5, None):
+        with pytest.raises(mx.InvalidType, match="integer as backward_passes_per_step, got"):
+            ht.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=given)
+    for given in (None, 3):
+        with pytest.raises(mx.InvalidType, match=f"DistributedOptimizer: expected a store, got {given}"):
+            ht.DistributedOptimizer(plain, model.named_parameters(), given)
+    for given in ("sgd", 3, plain):
+        with pytest.raises(mx.InvalidType, match="one of heddle.optimizer as store_optimizer, got"):
+            ht.DistributedOptimizer(plain, model.named_parameters(), store_optimizer=given)
+    for given in (3, [1], [(1, 2, 3)]):
+        with pytest.raises(mx.InvalidType, match="pairs of names and tensors, got"):
+            ht.DistributedOptimizer(plain, given)
+    with pytest.raises(mx.InvalidType, match="expected tensors, got int as 'a'"):
+        ht.DistributedOptimizer(plain, [("a", 3)])
+    with pytest.raises(mx.InvalidType, match="names of type str, got 0"):
+        ht.DistributedOptimizer(plain, enumerate(model.parameters()))
+
+    class Search(torch.optim.SGD):
+        def step(self, *, closure):
+            closure()
+
+    for kind in (torch.optim.LBFGS, Search):
+        with pytest.raises(mx.InvalidArgument, match=f"got {kind.__name__}, whose step.. needs a closure"):
+            ht.DistributedOptimizer(kind(model.parameters()), model.named_parameters())
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = ht.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters())
     with pytest.raises(mx.InvalidType, match="dense gradient of 'gradient.weight'"):
@@ -430,6 +469,34 @@ def test_a_dropped_optimizer_leaves_nothing_at_the_model():
     del optimizer
     assert exchanges() == before
     assert not any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_an_optimizer_is_neither_copied_nor_pickled():
+    """torch.save wrote what nobody could load."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5))
+    for call in (copy.copy, copy.deepcopy, pickle.dumps, lambda one: torch.save(one, io.BytesIO())):
+        with pytest.raises(mx.InvalidType, match=r"expected its state_dict\(\)"):
+            call(optimizer)
+    copy.deepcopy(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("rule", [None, mx.optimizer.SGD()])
+def test_a_group_that_is_refused_changes_nothing(rule):
+    one, more, odd = (torch.nn.Parameter(torch.ones(2, dtype=dtype))
+                      for dtype in (torch.float32, torch.float32, torch.complex64))
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    store = mx.kv.create("local")
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([one], lr=0.5), [("one", one)], store, store_optimizer=rule)
+    keys = store.keys()
+    with pytest.raises(mx.InvalidArgument, match="dtypes"):
+        optimizer.add_param_group({"params": [more, frozen, odd]})
+    assert store.keys() == keys and [group["params"] for group in optimizer.param_groups] == [[one]]
+    assert not more._backward_hooks
+    optimizer.add_param_group({"params": [more, frozen], "lr": 1.0})
+    (one + more).sum().backward()
+    optimizer.step()
+    assert (one.tolist(), more.tolist()) == ([0.5, 0.5], [0, 0])
 
 
 def test_groups_can_be_added():
@@ -549,6 +616,11 @@ def test_broadcast_parameters_takes_modules_dictionaries_and_pairs():
     assert store.keys() == []
     with pytest.raises(mx.InvalidType, match="got int as 'step'"):
         ht.broadcast_parameters({"weight": torch.ones(2), "step": 3}, store)
+    for given in (None, "local"):
+        with pytest.raises(mx.InvalidType, match="broadcast_parameters: expected a store, got"):
+            ht.broadcast_parameters(model, given)
+    with pytest.raises(mx.InvalidType, match="pairs of names and tensors, got 3"):
+        ht.broadcast_parameters(3, store)
     assert store.keys() == []
 
 
