@@ -291,6 +291,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if store_optimizer is None and "async" in self._store.type:
             raise InvalidArgument(f"DistributedOptimizer: a store of type {self._store.type!r} does not sum over "
                                   "workers: expected store_optimizer=..., which it updates the weights by")
+        if (store_optimizer is None and isinstance(self._store, _kvstore.KVStore)
+                and (self._store._optimizer is not None or self._store._updater is not None)):
+            raise InvalidArgument("DistributedOptimizer: the store has an optimizer, which would update by the gradients, "
+                                  "not sum them: expected store_optimizer=..., or a store without one")
         self._store_optimizer = store_optimizer
         self._passes = backward_passes_per_step
         self._divisor = self._store.num_workers if average else 1
@@ -300,6 +304,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
         self._parcels: "list[_Parcel]" = []
         self._synchronized = False  # since the last step
+        self._ends: "list[weakref.finalize]" = []  # what dropping it leaves to do
+        self._is_closed = False
         named = self._names(named_parameters)
         if store_optimizer is not None:
             _average(store_optimizer, self._divisor)
@@ -346,6 +352,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: "dict[str, Any]") -> None:
         """Adds a group; its parameters get names by their number."""
+        self._check_open("add_param_group")
         self._inner.add_param_group(param_group)
         try:
             self._add(self._names(None))
@@ -364,6 +371,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Exchanges what is not under way yet and waits. The gradients have the values of the exchange then and may be
         changed; `step` only updates the weights."""
+        self._check_open("synchronize")
         if self._store_optimizer is not None:
             raise InvalidState("synchronize: the store updates the weights by the gradients as backward leaves them: "
                                "expected no store_optimizer")
@@ -373,6 +381,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: "Callable[[], Any] | None" = None) -> Any:
         """Exchanges what is not under way yet, waits, and updates the weights, which may be read then. Raises the
         errors of the exchange; the weights are not updated then."""
+        self._check_open("step")
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -382,7 +391,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._settle()
         return result
 
+    def close(self) -> None:
+        """Waits for what is under way, and takes the keys out of the store, with what its optimizer keeps for them, and the
+        hooks off the parameters. So does dropping it, as soon as nobody else has it; neither makes others wait. All ranks
+        do it before the same names are used again in that store."""
+        with contextlib.suppress(Exception):  # of the step that does not come
+            self._settle()
+        self._is_closed = True
+        for end in self._ends:
+            end()
+
     # The exchange.
+
+    def _check_open(self, call: str) -> None:
+        if self._is_closed:
+            raise InvalidState(f"{call}: the DistributedOptimizer is closed")
 
     def _names(self, named: "Iterable[tuple[str, torch.Tensor]] | None") -> "list[tuple[str, torch.Tensor]]":
         """The parameters that are not known yet, by name."""
@@ -429,7 +452,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._frozen += frozen
         self._parcels += parcels
         hooks = [hook for exchange in added for hook in _hook(exchange, self)]
-        weakref.finalize(self, _remove, hooks).atexit = False
+        # The store goes first where both do: then there are no keys to remove.
+        end = weakref.finalize(self, _end, hooks, weakref.ref(self._store), keys)
+        end.atexit = False
+        self._ends.append(end)
 
     def _add_thawed(self) -> None:
         """Those that were frozen: all ranks train the same ones, so all get here by the same step."""
@@ -663,14 +689,15 @@ def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":
 
 
 def _remove_keys(store: Any, keys: "list[str]") -> None:
-    for key in keys:
+    for key in keys if store is not None else ():
         with contextlib.suppress(Error):  # of a store that is closed, or has failed
             store.remove(key)
 
 
-def _remove(hooks: "list[Any]") -> None:
+def _end(hooks: "list[Any]", store: "Callable[[], Any]", keys: "list[str]") -> None:
     for hook in hooks:
         hook.remove()
+    _remove_keys(store(), keys)
 
 
 def broadcast_parameters(parameters: "torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]]",

@@ -413,6 +413,11 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(mx.InvalidType, match="names of type str, got 0"):
         ht.DistributedOptimizer(plain, enumerate(model.parameters()))
 
+    store = mx.kv.create("local")
+    store.set_optimizer(mx.optimizer.SGD())
+    with pytest.raises(mx.InvalidArgument, match="the store has an optimizer.*or a store without one"):
+        ht.DistributedOptimizer(plain, model.named_parameters(), store)
+
     class Search(torch.optim.SGD):
         def step(self, *, closure):
             closure()
@@ -469,6 +474,42 @@ def test_a_dropped_optimizer_leaves_nothing_at_the_model():
     del optimizer
     assert exchanges() == before
     assert not any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("rule", [None, mx.optimizer.SGD(momentum=0.9)])
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_dropped_or_closed_optimizer_leaves_nothing_in_the_store(rule, closes):
+    """The next one of the same names was refused; it goes on with the weights as they are."""
+    store, parameter = mx.kv.create("local"), torch.nn.Parameter(torch.ones(2))
+    parameters = [("w", parameter), ("b", torch.nn.Parameter(torch.ones(9000)))]
+    store.init("other", mx.nd.zeros((1,)))
+    for value in (0.5, 0):
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD([one for _, one in parameters], lr=0.5), parameters, store,
+                                            store_optimizer=rule)
+        assert len(store.keys()) == 3
+        optimizer.zero_grad()
+        sum(one.sum() for _, one in parameters).backward()
+        optimizer.step()
+        assert parameter.tolist() == [value] * 2
+        if closes:
+            optimizer.close()
+            for call in (optimizer.step, optimizer.synchronize, lambda: optimizer.add_param_group({"params": []})):
+                with pytest.raises(mx.InvalidState, match="is closed"):
+                    call()
+            optimizer.close()
+        else:
+            del optimizer
+        assert store.keys() == ["other"]
+        assert not parameter._backward_hooks
+        with torch.no_grad():
+            parameters[1][1].fill_(1)  # of nobody's now
+
+
+def test_an_optimizer_may_outlive_its_store():
+    store, parameter = mx.kv.create("local"), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), store=store)
+    store.close()
+    optimizer.close()
 
 
 def test_an_optimizer_is_neither_copied_nor_pickled():
@@ -695,6 +736,27 @@ def test_two_workers_train_like_one_on_both_halves(tmp_path, options):
     """, servers=2).finish()
     for name in ("worker 0", "worker 1"):
         assert ended[name][:2] == (0, "equal"), ended[name]
+
+
+def test_ranks_of_a_job_may_close_and_begin_again(tmp_path):
+    ended = Job(tmp_path, """
+    import torch, heddle as mx
+    kv = mx.kv.create("dist_sync")
+    import heddle.torch as ht
+    w = torch.nn.Parameter(torch.full((3,), float(kv.rank)))
+    for rule in (None, None, mx.optimizer.SGD(), mx.optimizer.SGD()):
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD([w], lr=0.5), [("w", w)], kv, store_optimizer=rule)
+        if rule is None:
+            ht.broadcast_parameters([("w", w)], kv)
+        optimizer.zero_grad()
+        (w * (1 + kv.rank)).sum().backward()
+        optimizer.step()
+        optimizer.close()
+        assert kv.keys() == []
+    print(w.tolist())
+    """).finish()
+    for name in ("worker 0", "worker 1"):
+        assert ended[name][:2] == (0, "[-3.0, -3.0, -3.0]"), ended[name]
 
 
 def test_dist_async_applies_every_gradient(tmp_path):
