@@ -271,7 +271,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
                 raise InvalidArgument("DistributedOptimizer: expected an optimizer that takes one gradient a step, got "
                                       f"{type(optimizer).__name__}, whose step() needs a {one.name}")
-        if not isinstance(backward_passes_per_step, numbers.Integral):
+        if not isinstance(backward_passes_per_step, (int, numbers.Integral)):
             raise InvalidType("DistributedOptimizer: expected an integer as backward_passes_per_step, got "
                               f"{backward_passes_per_step!r}")
         if backward_passes_per_step < 1:
@@ -452,7 +452,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._frozen += frozen
         self._parcels += parcels
         hooks = [hook for exchange in added for hook in _hook(exchange, self)]
-        # The store goes first where both do: then there are no keys to remove.
+        # The store's is weak: one that goes together with this optimizer has no keys to remove.
         end = weakref.finalize(self, _end, hooks, weakref.ref(self._store), keys)
         end.atexit = False
         self._ends.append(end)
@@ -589,14 +589,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             exchange.wait_for_weight()
 
     def _finish(self) -> None:
-        if "found_inf" in vars(self):  # by GradScaler
+        if "found_inf" in self.__dict__:  # by GradScaler
             if self._store_optimizer is not None:
                 raise InvalidState("step: the gradients have gone to store_optimizer as GradScaler had scaled them: "
                                    "expected no GradScaler, or no store_optimizer")
             if not self._synchronized:
                 raise InvalidState("step: GradScaler reads and changes gradients that are being exchanged: expected "
                                    "synchronize() before unscale_() and step() of it")
-            self._step_scaled(vars(self).get("grad_scale"), vars(self)["found_inf"])
+            self._step_scaled(self.__dict__.get("grad_scale"), self.__dict__["found_inf"])
         elif self._store_optimizer is not None:
             self._pull_weights()
         else:
@@ -605,7 +605,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_scaled(self, grad_scale: "torch.Tensor | None", found_inf: torch.Tensor) -> None:
         """The step of the wrapped optimizer with what GradScaler has found; grad_scale is None after unscale_()."""
-        attributes = vars(self._inner)
+        attributes = self._inner.__dict__
         if getattr(self._inner, "_step_supports_amp_scaling", False):  # a fused one, which heeds them itself
             found = {"grad_scale": grad_scale, "found_inf": found_inf}
             former = {name: attributes[name] for name in found if name in attributes}
@@ -629,7 +629,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except BaseException:
             self._synchronized = False
             for name in ("grad_scale", "found_inf"):  # which GradScaler leaves where step fails
-                vars(self).pop(name, None)
+                self.__dict__.pop(name, None)
             for parcel in self._parcels:
                 with contextlib.suppress(Exception):  # the first says it
                     parcel.settle()
@@ -667,7 +667,7 @@ def _average(optimizer: "_optimizer.Optimizer", divisor: int) -> None:
                                   f"one of its own, to divide by {divisor}")
         return
     optimizer.rescale_grad = optimizer.rescale_grad / divisor
-    optimizer._averaged = divisor, optimizer.rescale_grad  # type: ignore[attr-defined]
+    optimizer._averaged = divisor, optimizer.rescale_grad
 
 
 def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":
