@@ -509,6 +509,8 @@ class _Native(Optimizer):
         known = _RENAMED.get(name, name)
         if known in vars(self).get("_parameters", ()):
             number = self._number(name, value)
+            if number is None and known not in _NONE_IF_OFF:
+                raise InvalidType(f"{name}: expected a number, got None")
             self._set_native(name, known, 0.0 if number is None else number)
             return
         if name in _OF_MULTIPLIERS:

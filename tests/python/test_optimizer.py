@@ -645,6 +645,21 @@ def test_a_part_that_is_off_is_none():
     assert mx.optimizer.SGD().momentum == 0
 
 
+def test_a_parameter_is_no_none_unless_that_means_off():
+    optimizer = mx.optimizer.SGD(learning_rate=None, momentum=0.5, wd=None)  # here None is the default
+    assert (optimizer.lr, optimizer.wd) == (0.01, 0)
+    optimizer.lr = 0.5
+    for name in ("lr", "learning_rate", "momentum", "wd", "rescale_grad", "lazy_update"):
+        with pytest.raises(mx.InvalidType, match="expected a number, got None"):
+            setattr(optimizer, name, None)
+    with pytest.raises(TypeError, match="expected a number, got None"):
+        optimizer.set_learning_rate(None)
+    assert (optimizer.lr, optimizer.momentum, optimizer.rescale_grad, optimizer.lazy_update) == (0.5, 0.5, 1, True)
+    optimizer.clip_gradient = 2
+    optimizer.clip_gradient = None
+    assert optimizer.clip_gradient is None
+
+
 def test_a_rate_that_a_scheduler_sets_is_refused_in_words_of_python():
     optimizers = [mx.optimizer.SGD(lr_scheduler=SCHEDULERS[0]), Momentum(lr_scheduler=SCHEDULERS[0])]
     optimizers[1]._for_servers()
