@@ -231,8 +231,7 @@ class Optimizer:
         name is, among `changed`."""
         if self._native is None:
             return
-        names, named = self.idx2name, {*self.lr_mult, *self.wd_mult}
-        keys = {*self.param_dict, *named, *(index for index, name in names.items() if name in named)}
+        names, keys = self.idx2name, self._multiplied_keys()
         sent = set(vars(self).get("_multiplied", ()))
         object.__setattr__(self, "_multiplied", sent)  # also if a later one is no key
         for key in keys | sent:
@@ -241,6 +240,11 @@ class Optimizer:
                 sent.add(key)
                 self._native.set_wd_mult(key, self._native_multiplier("wd_mult", key))
         object.__setattr__(self, "_multiplied", keys)
+
+    def _multiplied_keys(self) -> set:
+        """Those that have a multiplier of their own, or by their name."""
+        named = {*self.lr_mult, *self.wd_mult}
+        return {*self.param_dict, *named, *(index for index, name in self.idx2name.items() if name in named)}
 
     def _native_multiplier(self, attribute: str, key) -> float:
         return float(self._multiplier(getattr(self, attribute), attribute, key))
@@ -343,10 +347,10 @@ class Optimizer:
         return self._native
 
     @contextlib.contextmanager
-    def _following_native(self):
-        """In the block states are loaded, which may bring parameters, a schedule and multipliers to the native half: after
-        it they are those of the object too."""
-        native = self._native
+    def _following_native(self, native: "_core.Optimizer | None" = None):
+        """In the block states are loaded, which may bring parameters, a schedule and multipliers to the native half, or
+        the one given: after it they are those of the object too."""
+        native = self._native if native is None else native
         if native is None:
             yield
             return
@@ -560,7 +564,22 @@ class _Native(Optimizer):
         return 1.0 if told else super()._native_multiplier(attribute, key)
 
     def _take_parameters(self, native: "_core.Optimizer") -> None:
-        """They are not kept here."""
+        if native is not self._native:  # which keeps them
+            for name, value in native.parameters():
+                self._native.set(name, value)
+
+    def _native_of_files(self) -> "_core.Optimizer":
+        """One with all that a file says of the optimizer. The native half itself has neither the schedule nor the
+        multipliers that are the business of a class of one's own."""
+        if not self._overrides(_ASKED):
+            return self._native
+        native = _core.make_optimizer(self._name, self._native.parameters())
+        for key in self._multiplied_keys():
+            native.set_lr_mult(key, super()._native_multiplier("lr_mult", key))
+            native.set_wd_mult(key, super()._native_multiplier("wd_mult", key))
+        if _schedulers._is_native(self.lr_scheduler):
+            native.set_schedule(self.lr_scheduler._schedule())
+        return native
 
     def _for_servers(self) -> "_core.Optimizer":
         if self._runs_in_store() and not self._overrides(_ASKED):
@@ -816,8 +835,13 @@ class Updater:
     def _save(self, fname: str, dump_optimizer: bool, keys: list) -> None:
         if dump_optimizer:
             _check_schedule_of_files(self.optimizer.lr_scheduler)
-        if self._native is not None:
-            self._native.save_states(fname, dump_optimizer)
+        if self._native is not None and isinstance(self.optimizer, _Native):
+            described = self.optimizer._native_of_files()
+            saved = self._native
+            if dump_optimizer and described is not self.optimizer._native:
+                saved = _core.Updater(described)
+                _copy_states(self._native, saved)
+            saved.save_states(fname, dump_optimizer)
             return
         arrays: list = []
         states, weights = self.states.copy(), self._weights.copy()  # other threads may add to them
@@ -835,9 +859,15 @@ class Updater:
 
     def _load(self, fname: str, keys: "list | None" = None, forms: "list | None" = None) -> None:
         """`keys`: those of a store, which the states have to belong to; `forms`: (key, shape, dtype) of its values."""
-        if self._native is not None:
-            with self.optimizer._following_native():
-                self._native.load_states(fname, forms)
+        if self._native is not None and isinstance(self.optimizer, _Native):
+            described = self.optimizer._native_of_files()
+            with self.optimizer._following_native(described):
+                if described is self.optimizer._native:
+                    self._native.load_states(fname, forms)
+                else:
+                    loaded = _core.Updater(described)
+                    loaded.load_states(fname, forms)
+                    _copy_states(loaded, self._native)
             self.optimizer._take_counts(dict(self._native.counts()))
             return
         named, metadata = _core.load(fname, 0)
@@ -960,6 +990,12 @@ def _load_bytes(native: "_core.Updater", states: bytes) -> None:
         with open(fname, "wb") as file:
             file.write(states)
         native.load_states(fname, None)
+
+
+def _copy_states(source: "_core.Updater", target: "_core.Updater") -> None:
+    with _file_of_states() as fname:
+        source.save_states(fname, False)
+        target.load_states(fname, None)
 
 
 def _check_schedule_of_files(scheduler) -> None:

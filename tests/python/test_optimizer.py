@@ -1426,6 +1426,88 @@ def test_an_optimizer_that_loads_another_one_is_what_it_says_of_itself(scheduler
     assert given.lr_scheduler is scheduler
 
 
+class OwnRates(mx.optimizer.SGD):
+    def _get_lr(self, index):
+        return super()._get_lr(index)
+
+    def _get_wd(self, index):
+        return super()._get_wd(index)
+
+
+class OwnRate(mx.optimizer.SGD):
+    @property
+    def learning_rate(self):
+        return super().learning_rate
+
+
+@pytest.mark.parametrize("kind", [mx.optimizer.SGD, OwnRates, OwnRate])
+@pytest.mark.parametrize("store", [True, False])
+def test_a_dump_has_multipliers_and_schedule_of_a_class_that_is_asked_for_rates(kind, store, tmp_path):
+    states = str(tmp_path / "states")
+
+    def make(optimizer):
+        if store:
+            kv = mx.kv.create("local")
+            kv.set_optimizer(optimizer)
+            return kv
+        return mx.optimizer.get_updater(optimizer)
+
+    def step(one, weight):
+        if not store:
+            one("w", mx.nd.ones((1,)), weight)
+            return
+        if "w" not in one:
+            one.init("w", weight)
+        one.push("w", mx.nd.ones((1,)))
+        one.pull("w", out=weight)
+
+    def save(one, dumped):
+        if store:
+            one.save_optimizer_states(states, dump_optimizer=dumped)
+        else:
+            pathlib.Path(states).write_bytes(one.get_states(dump_optimizer=dumped))
+
+    def load(one):
+        if store:
+            one.load_optimizer_states(states)
+        else:
+            one.set_states(pathlib.Path(states).read_bytes())
+
+    optimizer = kind(momentum=0.5, wd=0.5, lr_scheduler=mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=1.0))
+    optimizer.set_lr_mult({"w": 0.5})
+    optimizer.set_wd_mult({"w": 0.25})
+    first, weight = make(optimizer), mx.nd.zeros((1,))
+    step(first, weight)
+    save(first, True)
+
+    other = kind(learning_rate=0.125)
+    other.set_lr_mult({"v": 2.0})
+    second, its = make(other), weight.copy()
+    if store:
+        second.init("w", its)
+    load(second)
+    assert (other.lr_mult, other.wd_mult, other.momentum) == ({"w": 0.5}, {"w": 0.25}, 0.5)
+    assert isinstance(other.lr_scheduler, mx.lr_scheduler.FactorScheduler)
+    for _ in range(2):
+        step(first, weight)
+        step(second, its)
+        assert its.asnumpy() == weight.asnumpy()
+
+    # A file that says nothing of them changes none.
+    save(first, False)
+    former = other.lr_scheduler
+    other.set_lr_mult({"w": 0.75})
+    load(second)
+    assert other.lr_mult == {"w": 0.75} and other.lr_scheduler is former
+
+    # One that says that there are none takes them away.
+    plain = make(kind(learning_rate=0.5))
+    step(plain, mx.nd.zeros((1,)))
+    save(plain, True)
+    load(second)
+    assert (other.lr_mult, other.wd_mult, other.lr_scheduler, other.lr) == ({}, {}, None, 0.5)
+
+
 def test_multipliers_of_param_dict_count_more_than_loaded_ones(tmp_path):
     kv = mx.kv.create()
     kv.init([0, 1], [mx.nd.zeros((1,))] * 2)
