@@ -759,7 +759,10 @@ class Updater:
         # Of a sum that has failed the store's value cannot be read either, of which the state is to be made.
         if index not in self.states and _core.has_failed(grad):
             return
-        former = list(_arrays_in(self._state_of(index, weight)))
+        state = self._state_of(index, weight)
+        former, rows = list(_arrays_in(state)), list(_arrays_in(state, _core.RowSparse))
+        # Rows that fail with the sum are overwritten by a copy, which cures them too, for which the sum is waited for.
+        copies = [one.copy() for one in rows] if rows and _core.has_failed(grad) else []
         if former:
             _core.fail_with(grad, former)
         try:
@@ -767,9 +770,14 @@ class Updater:
         finally:
             for one in former:
                 _core.cure(grad, one)
+            for one, copy in zip(rows, copies):
+                copy.copyto(one)
         for one, before in zip(_arrays_in(self.states.get(index)), former):
             if one is not before:
                 _core.restore(grad, one, before)
+        for one, copy in zip(_arrays_in(self.states.get(index), _core.RowSparse), copies):
+            if (one.shape, one.dtype) == (copy.shape, copy.dtype):
+                copy.copyto(one)
 
     def __call__(self, index, grad, weight) -> None:
         if isinstance(index, (list, tuple)):
@@ -1125,13 +1133,13 @@ def _of_optimizer(state, optimizer: Optimizer):
     return state
 
 
-def _arrays_in(state) -> "Iterator[_core.Array]":
+def _arrays_in(state, kind: type = _core.Array) -> Iterator:
     """Those of a state, which may be in tuples and lists."""
-    if isinstance(state, _core.Array):
+    if isinstance(state, kind):
         yield state
     elif isinstance(state, (tuple, list)):
         for one in state:
-            yield from _arrays_in(one)
+            yield from _arrays_in(one, kind)
 
 
 def _moved(state, context):

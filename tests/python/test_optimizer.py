@@ -917,6 +917,62 @@ def test_a_failed_input_leaves_the_state_of_an_optimizer_written_in_python_alone
     assert out.asnumpy().tolist() == [-4.25] * 2
 
 
+class SumOfRows(mx.optimizer.Optimizer):
+    """Its state is row-sparse; it is changed in place or replaced."""
+
+    def __init__(self, replaces=False):
+        super().__init__()
+        self.replaces = replaces
+
+    def create_state(self, index, weight):
+        return [mx.nd.zeros(weight.shape), mx.nd.sparse.zeros("row_sparse", weight.shape)]
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        if self.replaces:
+            state[1] = state[1] + grad
+        else:
+            state[1] += grad
+        state[0] += 1
+        weight += state[1]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_a_failed_input_leaves_row_sparse_states_alone(stype, replaces, tmp_path):
+    """They were spoilt for good, as could be seen from every later push, and states could not be saved."""
+
+    def fail():
+        raise ZeroDivisionError("no gradient")
+
+    def push(gradient):
+        kv.push("w", gradient)
+        out = mx.nd.ones((3, 2))
+        kv.pull("w", out=out)
+        return out.asnumpy()[:, 0].tolist()
+
+    def push_failed():
+        spoilt = mx.nd.zeros((3, 2))
+        mx.engine.push(fail, writes=[spoilt])
+        gradient = mx.nd.sparse.zeros("row_sparse", (3, 2))
+        spoilt.copyto(gradient)
+        with pytest.raises(ZeroDivisionError, match="no gradient"):
+            push(gradient)
+
+    kv = mx.kv.create("local")
+    kv.init("w", mx.nd.zeros((3, 2), stype=stype))
+    kv.set_optimizer(SumOfRows(replaces))
+    one = mx.nd.sparse.row_sparse_array(([[1, 1]], [1]), shape=(3, 2))
+    push_failed()
+    assert push(one) == [0, 1, 0]
+    push_failed()
+    push_failed()
+    kv.save_optimizer_states(tmp_path / "states")
+    assert push(one) == [0, 3, 0]
+    state = kv._updater.states["w"]
+    assert state[0].asnumpy()[0, 0] == 2 and state[1].indices.asnumpy().tolist() == [1]
+
+
 def test_an_updater_of_ones_own_gets_failed_inputs_too():
     def fail():
         raise ZeroDivisionError
