@@ -32,6 +32,7 @@ __all__ = ["Optimizer", "Updater", "create", "get_updater", "register"]
 
 _Class = TypeVar("_Class", bound=type)
 _RATES = {"lr": "learning_rate", "wd": "weight_decay"}
+_NUMBERS_OF_BASE = ("lr", "wd", "rescale_grad", "begin_num_update", "multi_precision")
 _NOT_FOR_SERVERS = ("begin_num_update", "num_update")  # which count by themselves
 # Attributes that say by what the rates of a key are multiplied.
 _OF_NUMBERS = ("lr_mult", "wd_mult")
@@ -859,6 +860,7 @@ class Updater:
             "weights": list(weights.items()),
             "counts": list(self.optimizer._counts().items()),
             "num_update": self.optimizer.num_update,
+            "multi_precision": bool(self.optimizer.multi_precision),
         }
         if dump_optimizer:
             content.update(_settings_of(self.optimizer))
@@ -882,62 +884,48 @@ class Updater:
         text = metadata.get("heddle.python_optimizer_states")
         if text is None:
             raise IoError(f"load_optimizer_states: {fname}: expected states of an optimizer written in Python")
-        name = type(self.optimizer).__name__.lower()
-        by_name = dict(named)
-        try:
-            content = json.loads(text)
-            version = content["version"]
-            if version != _STATES_VERSION:
-                raise IoError(f"load_optimizer_states: {fname}: expected version {_STATES_VERSION} of optimizer states, "
-                              f"found version {version!r}")
-            saved = str(content["optimizer"])
-            saved_keys = set(content["keys"])
-            arrays = [by_name[str(i)] for i in range(len(by_name))]
-            forms_of_states = content["states"] if saved == name else []  # others' may be of the library
-            states = {index: _restored(form, arrays, self.optimizer) for index, form in forms_of_states}
-            weights = {index: [[int(extent) for extent in shape], str(dtype)]
-                       for index, (shape, dtype) in content["weights"]}
-            counts = {index: int(count) for index, count in content["counts"]}
-            num_update = int(content["num_update"])
-            settings = dict(content.get("settings", {}))
-            parameters = [(name, float(value)) for name, value in content.get("parameters", {}).items()]
-            tables = {name: {index: float(number) for index, number in content[name]}
-                      for name in _OF_NUMBERS if name in content}
-            schedule = content.get("schedule")
-            scheduler = None if schedule is None else _schedulers._described(*schedule)
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
-            raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
-        if saved != name:
-            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved}")
+        optimizer = self.optimizer
+        name = type(optimizer).__name__.lower()
+        with _readable(fname):
+            saved = _Content(fname, json.loads(text))
+        if saved.name != name:
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected states of {name}, found those of {saved.name}")
         if keys is not None:
-            _check_keys(fname, saved_keys, set(keys))
+            _check_keys(fname, saved.keys, set(keys))
         for key, shape, code in forms or []:
             expected = [list(shape), _dtype._NAMES[code]]
-            if weights.get(key, expected) != expected:
+            if saved.weights.get(key, expected) != expected:
                 raise InvalidArgument(f"load_optimizer_states: {fname}: key {key!r}: expected a state of "
-                                      f"{_text_of(expected)}, got one of {_text_of(weights[key])}")
+                                      f"{_text_of(expected)}, got one of {_text_of(saved.weights[key])}")
+        settings = _settings_for(fname, optimizer, saved.settings)
+        parameters = saved.parameters
         if parameters:
-            if not isinstance(self.optimizer, _Native):
+            if not isinstance(optimizer, _Native):
                 raise InvalidArgument(f"load_optimizer_states: {fname}: expected the parameters of {name}, found those of an "
                                       "optimizer of the library")
-            _core.make_optimizer(self.optimizer._name, parameters)  # which refuses what is none
+            _core.make_optimizer(optimizer._name, list(parameters.items()))  # which refuses what is none
+        if "multi_precision" not in settings:
+            _check_precision(fname, optimizer, saved)
+        by_name = dict(named)
+        with _readable(fname, passed=InvalidArgument):  # states of the library that do not fit
+            arrays = [by_name[str(i)] for i in range(len(by_name))]
+            states = {index: _restored(form, arrays, optimizer) for index, form in saved.states}
         self.states = states
-        self._weights = weights
+        self._weights = saved.weights
         self._loaded = set(states)
-        self.optimizer._take_counts(counts, num_update)
-        optimizer = self.optimizer
-        for attribute in settings.keys() & vars(optimizer).keys() - {*_OF_MULTIPLIERS, "lr_scheduler"}:
-            setattr(optimizer, attribute, settings[attribute])
-        for name, table in tables.items():
-            setattr(optimizer, name, table)
+        optimizer._take_counts(saved.counts, saved.num_update)
+        for attribute, value in settings.items():
+            setattr(optimizer, attribute, value)
+        for attribute, table in saved.tables.items():
+            setattr(optimizer, attribute, table)
         former = optimizer.lr_scheduler
         if parameters:
             optimizer.lr_scheduler = None  # which would set the rate itself
-            for parameter, value in parameters:
+            for parameter, value in parameters.items():
                 setattr(optimizer, parameter, value)
             optimizer.lr_scheduler = former
-        if "schedule" in content and _schedule_of(former) != _schedule_of(scheduler):
-            optimizer.lr_scheduler = scheduler
+        if saved.has_schedule and _schedule_of(former) != _schedule_of(saved.scheduler):
+            optimizer.lr_scheduler = saved.scheduler
 
     # Bytes of one key, for stores whose servers have the optimizer: the length of a text (8 bytes, little-endian), the
     # text, JSON, and the elements of the arrays one after the other.
@@ -973,7 +961,7 @@ class Updater:
             state, count = _restored(content["state"], arrays, self.optimizer), content["count"]
             if at != len(data) or not isinstance(count, (int, type(None))):
                 raise ValueError(f"{len(data) - at} bytes too many")
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except _UNREADABLE as error:
             raise IoError(f"load_optimizer_states: key {index!r}: the state cannot be read: {error}") from error
         self.states[index] = state
         self._loaded.add(index)
@@ -1022,7 +1010,7 @@ def _settings_of(optimizer: Optimizer) -> dict:
     return {
         "parameters": dict(optimizer._native.parameters()) if isinstance(optimizer, _Native) else {},
         "settings": {name: _plain(value) for name, value in vars(optimizer).items()
-                     if value is None or isinstance(value, (str, numbers.Real))},
+                     if _is_plain(value)},
         **{name: [[key, float(number)] for key, number in getattr(optimizer, name).items()] for name in _OF_NUMBERS},
         "schedule": _schedule_of(optimizer.lr_scheduler),
     }
@@ -1055,7 +1043,7 @@ def _numbered(state, arrays: list):
     if isinstance(state, _NativeState):
         named, about = state.content()
         return {"library": [[name, _numbered(one, arrays)] for name, one in named], "about": about}
-    if state is None or isinstance(state, (str, numbers.Real)):
+    if _is_plain(state):
         return {"value": _plain(state)}
     raise InvalidType("save_optimizer_states: expected states of arrays, numbers, texts, tuples and lists of them, got "
                       f"{type(state).__name__}")
@@ -1080,6 +1068,99 @@ def _form_of(weight) -> list:
 
 def _text_of(form: list) -> str:
     return f"shape {tuple(form[0])}, {form[1]}"
+
+
+# What Python raises for content that is of another form than what `_save` writes.
+_UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+
+
+@contextlib.contextmanager
+def _readable(fname: str, passed: "type[BaseException] | tuple" = ()):
+    """Errors in the block are IoError: a file is damaged; but for those `passed`: it does not fit."""
+    try:
+        yield
+    except passed as error:
+        raise type(error)(f"load_optimizer_states: {fname}: {error}") from error
+    except _UNREADABLE as error:
+        raise IoError(f"load_optimizer_states: {fname}: the states cannot be read: {error!r}") from error
+
+
+class _Content:
+    """What the file of an optimizer that Python runs says."""
+
+    def __init__(self, fname: str, content: dict) -> None:
+        version = content["version"]
+        if version != _STATES_VERSION:
+            raise IoError(f"load_optimizer_states: {fname}: expected version {_STATES_VERSION} of optimizer states, found "
+                          f"version {version!r}")
+        self.name = str(content["optimizer"])
+        self.keys = set(content["keys"])
+        self.states = [(index, form) for index, form in content["states"]]
+        self.weights = {index: [[int(extent) for extent in shape], _dtype._NAMES[_dtype._NAMES.index(dtype)]]
+                        for index, (shape, dtype) in content["weights"]}
+        self.counts = {index: self._count(count) for index, count in content["counts"]}
+        self.num_update = self._count(content["num_update"])
+        self.multi_precision = content.get("multi_precision")  # None in older files
+        self.settings = dict(content.get("settings", {}))
+        for name, value in self.settings.items():
+            if not _is_plain(value):
+                raise TypeError(f"setting {name}: {value!r}")
+        self.parameters = {name: float(value) for name, value in content.get("parameters", {}).items()}
+        self.tables = {name: {self._key(index): float(number) for index, number in content[name]}
+                       for name in _OF_NUMBERS if name in content}
+        schedule = content.get("schedule")
+        self.has_schedule = "schedule" in content
+        self.scheduler = None if schedule is None else _schedulers._described(*schedule)
+
+    @staticmethod
+    def _key(index):
+        if not isinstance(index, (str, int)):
+            raise TypeError(f"a multiplier of {index!r}")
+        return index
+
+    @staticmethod
+    def _count(value) -> int:
+        if int(value) != value or not 0 <= value < 2**62:
+            raise ValueError(f"a count of {value!r}")
+        return int(value)
+
+
+def _is_plain(value) -> bool:
+    """Whether a file has it as a setting."""
+    return value is None or isinstance(value, (str, numbers.Real))
+
+
+def _settings_for(fname: str, optimizer: Optimizer, settings: dict) -> dict:
+    """Those that the optimizer takes. InvalidArgument for one of another kind than its own."""
+    taken = {}
+    for name, own in vars(optimizer).items():
+        if name not in settings or name in (*_OF_MULTIPLIERS, "lr_scheduler", "num_update"):
+            continue
+        if name == "begin_num_update" and isinstance(optimizer, _Native):
+            continue
+        value = settings[name]
+        if name in _NUMBERS_OF_BASE:
+            fits = isinstance(value, numbers.Real)
+        elif value is None or own is None:
+            fits = name != "clip_gradient" or not isinstance(value, str)
+        else:
+            fits = any(isinstance(own, kind) and isinstance(value, kind) for kind in (str, numbers.Real))
+        if not fits:
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected the attribute {name} to be as it is, {own!r}, or "
+                                  f"another of the kind, found {value!r}")
+        if _is_plain(own):
+            taken[name] = value
+    return taken
+
+
+def _check_precision(fname: str, optimizer: Optimizer, saved: "_Content") -> None:
+    """With multi_precision the states of weights of half precision have a float32 copy of the weight."""
+    own = bool(optimizer.multi_precision)
+    if saved.multi_precision in (None, own) or all(dtype not in ("float16", "bfloat16") for _, dtype in saved.weights.values()):
+        return
+    if type(optimizer).update_multi_precision is Optimizer.update_multi_precision:
+        raise InvalidArgument(f"load_optimizer_states: {fname}: expected states with multi_precision {str(own).lower()}, got "
+                              f"{str(not own).lower()}")
 
 
 def _check_keys(fname: str, saved: set, keys: set) -> None:
@@ -1115,8 +1196,12 @@ def _restored(form, arrays: list, optimizer: Optimizer):
         return [_restored(one, arrays, optimizer) for one in form["list"]]
     if "library" in form:
         if not isinstance(optimizer, _Native):
-            raise ValueError("states of an optimizer of the library")
+            raise InvalidArgument(f"expected states of {type(optimizer).__name__}, found those of an optimizer of the library")
         named = [(str(name), _restored(one, arrays, optimizer)) for name, one in form["library"]]
+        if len(dict(named)) < len(named) or not all(isinstance(one, _core.Array) for _, one in named):
+            raise ValueError("states of an optimizer of the library that are no arrays, or have one name")
+        if not all(isinstance(text, str) for text in form["about"].values()):
+            raise ValueError("states of an optimizer of the library without texts about them")
         return _NativeState(optimizer, named, form["about"])
     return form["value"]
 

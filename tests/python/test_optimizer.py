@@ -583,11 +583,13 @@ def test_states_of_a_class_that_calls_its_base_are_saved_and_copied(tmp_path):
         wrong.set_optimizer(other)
         with pytest.raises(mx.InvalidArgument, match="expected states of .*, found those of doubledadam"):
             wrong.load_optimizer_states(file)
-    wrong = mx.kv.create()
-    wrong.init(0, out)
-    wrong.set_optimizer(type("DoubledAdam", (mx.optimizer.Optimizer,), {"update": lambda *_: None})())
-    with pytest.raises(mx.IoError, match="states of an optimizer of the library"):
-        wrong.load_optimizer_states(file)
+    for dumped in (True, False):
+        kv.save_optimizer_states(file, dump_optimizer=dumped)
+        wrong = mx.kv.create()
+        wrong.init(0, out)
+        wrong.set_optimizer(type("DoubledAdam", (mx.optimizer.Optimizer,), {"update": lambda *_: None})())
+        with pytest.raises(mx.InvalidArgument, match="of an optimizer of the library"):
+            wrong.load_optimizer_states(file)
 
 
 Named = collections.namedtuple("Named", "inner count")
@@ -1170,7 +1172,9 @@ def test_hostile_states_are_io_errors(tmp_path):
                     {**whole, "states": [["w", {"list": 3}]]}, {**whole, "states": [["w", {}]]}, {**whole, "lr_mult": 3},
                     {**whole, "wd_mult": [["w", 10**400]]}, {**whole, "lr_mult": [[[], 1]]}, {**whole, "schedule": 3},
                     {**whole, "schedule": ["_whole", {"name": "n", "value": 1}]}, {**whole, "schedule": ["FactorScheduler", 3]},
-                    {**whole, "schedule": ["FactorScheduler", {"step": 0}]}):
+                    {**whole, "schedule": ["FactorScheduler", {"step": 0}]}, {**whole, "parameters": 3},
+                    {**whole, "settings": {"lr": [1]}}, {**whole, "counts": [["w", 2**63]]}, {**whole, "num_update": -1},
+                    {**whole, "weights": [["w", [[1], "float33"]]]}, {**whole, "lr_mult": [[1.5, 1]]}):
         mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps(content)[:-1]})
         with pytest.raises(mx.IoError, match="cannot be read"):
             kv.load_optimizer_states(file)
@@ -1184,6 +1188,56 @@ def test_hostile_states_are_io_errors(tmp_path):
     out = mx.nd.zeros((1,))
     kv.pull("w", out=out)
     assert out.asscalar() == -2
+    for name, value in (("lr", "fast"), ("lr", None), ("momentum", "x"), ("multi_precision", "x"), ("clip_gradient", "x")):
+        mx._core.save(file, [], {"heddle.python_optimizer_states": json.dumps({**whole, "settings": {name: value}})})
+        with pytest.raises(mx.InvalidArgument, match=f"expected the attribute {name} to be as it is"):
+            kv.load_optimizer_states(file)
+    assert kv._optimizer.lr == 2
+
+
+class OwnUpdate(mx.optimizer.SGD):
+    def update(self, index, weight, grad, state):
+        super().update(index, weight, grad, state)
+
+
+@pytest.mark.parametrize("make", [mx.optimizer.SGD, OwnUpdate, lambda **options: Momentum(**options)])
+@pytest.mark.parametrize("saved, loading", [(True, False), (False, True), (True, True)])
+def test_states_with_multi_precision_fit_an_optimizer_that_has_it(make, saved, loading, tmp_path):
+    """Those of an optimizer written in Python were taken, and the next push failed."""
+    stores = []
+    for multi_precision in (saved, loading):
+        kv = mx.kv.create()
+        kv.init("w", mx.nd.ones((2,), dtype="float16"))
+        kv.set_optimizer(make(learning_rate=0.5, momentum=0.5, multi_precision=multi_precision))
+        kv.push("w", mx.nd.ones((2,), dtype="float16"))
+        stores.append(kv)
+    stores[0].save_optimizer_states(tmp_path / "states")
+    if saved == loading:
+        stores[1].load_optimizer_states(tmp_path / "states")
+    else:
+        with pytest.raises(mx.InvalidArgument, match=f"multi_precision {str(loading).lower()}, got {str(saved).lower()}") as info:
+            stores[1].load_optimizer_states(tmp_path / "states")
+        assert type(info.value) is mx.InvalidArgument
+    out = mx.nd.zeros((2,), dtype="float16")
+    stores[1].push("w", mx.nd.ones((2,), dtype="float16"))
+    stores[1].pull("w", out=out)
+    assert out.asnumpy().tolist() == [-0.25] * 2
+
+
+def test_a_dump_brings_multi_precision_along(tmp_path):
+    stores = []
+    for multi_precision in (True, False):
+        kv = mx.kv.create()
+        kv.init("w", mx.nd.ones((2,), dtype="float16"))
+        kv.set_optimizer(Momentum(learning_rate=0.5, momentum=0.5, multi_precision=multi_precision))
+        kv.push("w", mx.nd.ones((2,), dtype="float16"))
+        stores.append(kv)
+    stores[0].save_optimizer_states(tmp_path / "states", dump_optimizer=True)
+    stores[1].load_optimizer_states(tmp_path / "states")
+    out = mx.nd.zeros((2,), dtype="float16")
+    stores[1].push("w", mx.nd.ones((2,), dtype="float16"))
+    stores[1].pull("w", out=out)
+    assert stores[1]._optimizer.multi_precision is True and out.asnumpy().tolist() == [-0.25] * 2
 
 
 def test_states_that_do_not_fit_are_errors_and_change_nothing(tmp_path):
