@@ -1,4 +1,4 @@
-"""Files that MXNet's own ``nd.save`` has written, which ``heddle.nd.load`` reads."""
+"""Files that MXNet's own ``nd.save`` has written, which ``heddle.nd.load`` reads: of dense and row-sparse arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy
 
 from . import nd as _nd
 from . import sparse as _sparse
-from .context import Context
+from .context import Context, cpu, current_context
 from .error import InvalidArgument, IoError
 
 _MXNET_LIST = 0x112
 # MXNet's numbers of dtypes.
 _MXNET_DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "uint8", 4: "int32", 5: "int8", 6: "int64",
-                 7: "bool"}
+                 7: "bool", 12: "bfloat16"}
+_MXNET_BFLOAT16 = 12
 
 
 def is_one(name: str) -> bool:
@@ -63,7 +64,8 @@ class _Reader:
     def values(self, dims: tuple, code: int) -> numpy.ndarray:
         if code not in _MXNET_DTYPES:
             self.fail(f"expected a dtype of {', '.join(_MXNET_DTYPES.values())}, found number {code}")
-        dtype = numpy.dtype(_MXNET_DTYPES[code]).newbyteorder("<")
+        name = _MXNET_DTYPES[code] if code != _MXNET_BFLOAT16 else "uint16"
+        dtype = numpy.dtype(name).newbyteorder("<")
         count = 1
         for extent in dims:
             count *= extent
@@ -74,18 +76,28 @@ class _Reader:
             self.fail(f"{dims}: {error}")
 
 
+def _made(values: numpy.ndarray, code: int, ctx: "Context | None") -> "_nd.NDArray":
+    if code != _MXNET_BFLOAT16:
+        return _nd.array(values, ctx, values.dtype.newbyteorder("="))
+    # NumPy, which lacks it, has its bits.
+    bits = values.astype("uint16").reshape(-1)
+    made = _nd.from_buffer(bits, "bfloat16", cpu()) if bits.size else _nd.empty((0,), cpu(), "bfloat16")
+    return _nd.array(made._reshape(list(values.shape)), current_context() if ctx is None else ctx)
+
+
 def _load_array(reader: _Reader, ctx: "Context | None"):
+    storage: tuple = ()
     (magic,) = reader.numbers("I")
     if magic == 0xF993FAC8:  # before storage types
-        stype, storage, dims = 0, (), reader.shape()
+        stype, dims = 0, reader.shape()
     elif magic in (0xF993FAC9, 0xF993FACA):
         (stype,) = reader.numbers("i")
         if stype not in (0, 1):
             reader.fail(f"expected a dense or a row_sparse array, found storage type {stype}")
-        storage = reader.shape() if stype == 1 else ()
+        storage = reader.shape() if stype == 1 else storage
         dims = reader.shape()
     elif magic <= 32:  # older still: the number itself is ndim
-        stype, storage, dims = 0, (), reader.numbers(f"{magic}I")
+        stype, dims = 0, reader.numbers(f"{magic}I")
     else:
         reader.fail(f"expected an array, found {magic:#x}")
     if not dims and magic != 0xF993FACA:
@@ -93,15 +105,17 @@ def _load_array(reader: _Reader, ctx: "Context | None"):
     reader.numbers("ii")  # the device that it was on
     (code,) = reader.numbers("i")
     if stype == 0:
-        values = reader.values(dims, code)
-        return _nd.array(values, ctx, values.dtype.newbyteorder("="))
+        return _made(reader.values(dims, code), code, ctx)
     index_code, index_dims = reader.numbers("i")[0], reader.shape()
+    if storage[:1] == (0,) and len(index_dims) == 1:  # of an array that MXNet had not computed yet; the rows are there
+        storage = (*index_dims, *storage[1:])
     values = reader.values(storage, code)
     ids = reader.values(index_dims, index_code)
-    if ids.dtype.kind not in "iu":
-        reader.fail(f"expected integers as row ids, found {ids.dtype}")
+    if ids.dtype.kind not in "iu" or index_code == _MXNET_BFLOAT16:
+        reader.fail(f"expected integers as row ids, found {_MXNET_DTYPES[index_code]}")
     try:
-        return _sparse.row_sparse_array((values, ids), shape=dims, ctx=ctx, dtype=values.dtype.newbyteorder("="))
+        rows = _made(values, code, ctx)
+        return _sparse.row_sparse_array((rows, ids), shape=dims, ctx=ctx, dtype=rows.dtype)
     except InvalidArgument as error:
         reader.fail(str(error))
 

@@ -578,8 +578,9 @@ class _Native(Optimizer):
         for key in self._multiplied_keys():
             native.set_lr_mult(key, super()._native_multiplier("lr_mult", key))
             native.set_wd_mult(key, super()._native_multiplier("wd_mult", key))
-        if _schedulers._is_native(self.lr_scheduler):
-            native.set_schedule(self.lr_scheduler._schedule())
+        scheduler: Any = self.lr_scheduler
+        if _schedulers._is_native(scheduler):
+            native.set_schedule(scheduler._schedule())
         return native
 
     def _for_servers(self) -> "_core.Optimizer":

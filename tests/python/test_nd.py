@@ -1,5 +1,6 @@
 """Arrays: arithmetic against NumPy, indexing, shapes, conversions, printing, files."""
 
+import base64
 import gc
 import json
 import pickle
@@ -846,6 +847,63 @@ def test_files_of_mxnet(tmp_path):
         file.write_bytes(content[:length])
         with pytest.raises(mx.IoError, match="model.params"):
             mx.nd.load(file)
+
+
+def test_arrays_of_mxnet_in_bfloat16(tmp_path):
+    """What MXNet 1.9.1 wrote of two arrays, the first one by `astype(numpy.dtype([("bfloat16", numpy.uint16)]))`."""
+    (tmp_path / "model.params").write_bytes(base64.b64decode(
+        "EgEAAAAAAAAAAAAAAAAAAAIAAAAAAAAAyfqT+QAAAAACAAAAAgAAAAAAAAADAAAAAAAAAAEAAAAAAAAADAAAAIA/AEBgwAAASXHMPcn6k/kAAAAA"
+        "AQAAAAEAAAAAAAAAAQAAAAAAAAAAAAAAAACAPwIAAAAAAAAAAQAAAAAAAAB3AQAAAAAAAABm"))
+    for ctx in (None, mx.cpu(1)):
+        loaded = mx.nd.load(tmp_path / "model.params", ctx)
+        assert loaded["w"].dtype == "bfloat16" and loaded["w"].context == (ctx or mx.cpu(0))
+        cut = numpy.array([[1, 2, -3.5], [0, 1e30, 0.1]], "float32").view("uint32") & 0xFFFF0000
+        same(loaded["w"], cut.view("float32"))
+        same(loaded["f"], numpy.ones(1))
+    no_elements = numpy.zeros((0, 3), "uint16")
+    head, tail = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
+    (tmp_path / "model.params").write_bytes(head + mxnet_array(no_elements, 12) + tail)
+    loaded, = mx.nd.load(tmp_path / "model.params")
+    assert (loaded.shape, loaded.dtype) == ((0, 3), "bfloat16")
+    rows = numpy.array([[1.0, 2.0]], "float32").view("uint16")[:, 1::2]
+    sparse = (struct.pack("<Iii2qi2q", 0xF993FAC9, 1, 2, 1, 2, 2, 6, 2) + struct.pack("<iii", 1, 0, 12)
+              + struct.pack("<iiq", 6, 1, 1) + rows.tobytes() + struct.pack("<q", 4))
+    (tmp_path / "model.params").write_bytes(head + sparse + tail)
+    loaded, = mx.nd.load(tmp_path / "model.params")
+    assert loaded.dtype == "bfloat16" and loaded.indices.asnumpy().tolist() == [4]
+    same(loaded.data, numpy.array([[1.0, 2.0]], "float32"))
+
+
+def test_row_sparse_arrays_that_mxnet_saved_before_it_had_computed_them(tmp_path):
+    """It wrote that there are no rows, though they are there. The file is of MXNet 1.9.1."""
+    (tmp_path / "model.params").write_bytes(base64.b64decode(
+        "EgEAAAAAAAAAAAAAAAAAAAEAAAAAAAAAyfqT+QEAAAACAAAAAAAAAAAAAAACAAAAAAAAAAIAAAADAAAAAAAAAAIAAAAAAAAAAQAAAAAAAAAAAAAA"
+        "BgAAAAEAAAACAAAAAAAAAAAAgD8AAABAAABAQAAAgEAAAAAAAAAAAAIAAAAAAAAAAAAAAAAAAAA="))
+    loaded, = mx.nd.load(tmp_path / "model.params")
+    assert loaded.indices.asnumpy().tolist() == [0, 2]
+    same(loaded, numpy.array([[1, 2], [0, 0], [3, 4]], "float32"))
+
+
+def test_csr_arrays_of_mxnet_are_refused(tmp_path):
+    content = struct.pack("<QQQ", 0x112, 0, 1) + struct.pack("<Ii", 0xF993FAC9, 2) + bytes(100)
+    (tmp_path / "model.params").write_bytes(content)
+    with pytest.raises(mx.IoError, match="expected a dense or a row_sparse array, found storage type 2"):
+        mx.nd.load(tmp_path / "model.params")
+
+
+def test_npx_loads_arrays_of_np(tmp_path):
+    file = str(tmp_path / "arrays")
+    x, rows = mx.np.array([1, 2]), mx.nd.sparse.zeros("row_sparse", (3, 2))
+    mx.npx.save(file=file, arr={"x": x, "rows": rows})
+    loaded = mx.npx.load(file=file)
+    assert type(loaded["x"]) is mx.np.ndarray and loaded["rows"].stype == "row_sparse"
+    assert (loaded["x"] == x).dtype == numpy.bool_
+    same(loaded["x"], numpy.array([1, 2]))
+    mx.npx.save(file, [x, x])
+    assert [type(one) for one in mx.npx.load(file)] == [mx.np.ndarray] * 2
+    mx.npx.save(file, x)
+    assert [type(one) for one in mx.npx.load(file)] == [mx.np.ndarray]
+    assert type(mx.nd.load(file)[0]) is mx.nd.NDArray
 
 
 def test_older_files_of_mxnet(tmp_path):
