@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import numpy
 
 from . import _core
-from .error import InvalidArgument, InvalidType
+from .error import InvalidArgument, InvalidState, InvalidType
 
 _TYPES = ("cpu", "cpu_pinned", "gpu")
 # The devices of the `with` blocks that a thread, or a task of asyncio, is in: (innermost, those around it), or None.
@@ -20,7 +20,7 @@ class Context:
     All ``cpu(i)`` are logical devices of one machine: any number from 0 works.
     """
 
-    __slots__ = ("device_type", "device_id")
+    __slots__ = ("_type", "_id")  # arrays share the object, so it does not change
 
     def __init__(self, device_type: "str | Context", device_id: int = 0) -> None:
         if isinstance(device_type, Context):
@@ -32,23 +32,33 @@ class Context:
             raise InvalidType(f"expected a device number, got {device_id!r}")
         if not 0 <= device_id < 2**15:
             raise InvalidArgument(f"expected a device number of at least 0 and below 32768, got {device_id}")
-        self.device_type: str = device_type
-        self.device_id: int = int(device_id)
+        self._type: str = device_type
+        self._id: int = int(device_id)
+
+    @property
+    def device_type(self) -> str:
+        """'cpu', 'cpu_pinned' or 'gpu'."""
+        return self._type
+
+    @property
+    def device_id(self) -> int:
+        """The number among the devices of the type."""
+        return self._id
 
     @property
     def _code(self) -> int:
-        return _TYPES.index(self.device_type) << 16 | self.device_id
+        return _TYPES.index(self._type) << 16 | self._id
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Context):
             return NotImplemented
-        return (self.device_type, self.device_id) == (other.device_type, other.device_id)
+        return (self._type, self._id) == (other._type, other._id)
 
     def __hash__(self) -> int:
-        return hash((self.device_type, self.device_id))
+        return hash((self._type, self._id))
 
     def __repr__(self) -> str:
-        return f"{self.device_type}({self.device_id})"
+        return f"{self._type}({self._id})"
 
     def __enter__(self) -> "Context":
         _blocks.set((self, _blocks.get()))
@@ -56,7 +66,8 @@ class Context:
 
     def __exit__(self, *exception: object) -> None:
         block = _blocks.get()
-        assert block is not None
+        if block is None:
+            raise InvalidState(f"{self}: expected to leave a `with` block that was entered, got none in this thread or task")
         _blocks.set(block[1])
 
 

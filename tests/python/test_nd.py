@@ -1,6 +1,7 @@
 """Arrays: arithmetic against NumPy, indexing, shapes, conversions, printing, files."""
 
 import base64
+import copy
 import gc
 import json
 import pickle
@@ -716,6 +717,17 @@ def test_contexts():
         with pytest.raises(TypeError, match="expected"):
             bad()
     assert mx.num_gpus() >= 0
+
+
+def test_contexts_do_not_change():
+    """Arrays share them, and so did the default: `x.context.device_id = 7` moved what was made later."""
+    for context in (mx.nd.zeros((1,)).context, mx.current_context(), mx.cpu(3)):
+        for name, value in (("device_id", 7), ("device_type", "gpu"), ("other", 1)):
+            with pytest.raises(AttributeError):
+                setattr(context, name, value)
+    assert mx.nd.zeros((1,)).context == mx.current_context() == mx.cpu(0)
+    for copied in (pickle.loads(pickle.dumps(mx.cpu(3))), copy.deepcopy(mx.cpu(3)), copy.copy(mx.cpu(3))):
+        assert copied == mx.cpu(3) and hash(copied) == hash(mx.cpu(3))
 
 
 def test_a_with_block_is_its_threads_own():
