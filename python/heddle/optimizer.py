@@ -64,6 +64,23 @@ def _is_half(weight) -> bool:
     return weight.dtype in (_nd.numpy.float16, "bfloat16")
 
 
+def _check_symbol(sym) -> None:
+    if sym is not None:
+        raise InvalidType(f"sym: expected None, since there are no symbols, got {type(sym).__name__}")
+
+
+def _check_scheduler(scheduler) -> None:
+    if scheduler is not None and not callable(scheduler):
+        raise InvalidType(f"lr_scheduler: expected a scheduler, got {scheduler!r}")
+
+
+def _set_base(scheduler, rate: float) -> None:
+    try:
+        scheduler.base_lr = rate
+    except AttributeError as error:
+        raise InvalidType(f"lr_scheduler: expected a scheduler, whose base_lr the learning_rate is, got {scheduler!r}") from error
+
+
 def _check_schedule_of_servers(call: str, scheduler) -> None:
     if scheduler is not None and not _schedulers._is_native(scheduler):
         raise InvalidState(f"{call}: the scheduler of a store with servers runs in the store: expected one of "
@@ -103,8 +120,15 @@ class _Table(dict):
         self._check()
 
     def _check(self) -> None:
+        if None in self:
+            raise InvalidType(f"{self._name}: expected keys of type str or int, got None")
         if self._name in _OF_NUMBERS and not all(isinstance(one, numbers.Real) for one in self.values()):
             raise InvalidType(f"{self._name}: expected a dict of numbers, got {dict(self)!r}")
+        if self._name == "param_dict":
+            for one in self.values():
+                if not all(isinstance(getattr(one, name, None), numbers.Real) for name in _OF_NUMBERS):
+                    raise InvalidType("param_dict: expected objects with numbers as lr_mult and wd_mult, got "
+                                      f"{type(one).__name__}")
 
     def _tell(self, former: dict) -> None:
         self._check()
@@ -147,8 +171,10 @@ class Optimizer:
 
     def __init__(self, rescale_grad: float = 1.0, param_idx2name: "dict | None" = None, wd: float = 0.0,
                  clip_gradient: "float | None" = None, learning_rate: "float | None" = None,
-                 lr_scheduler: "_schedulers.LRScheduler | None" = None, begin_num_update: int = 0,
+                 lr_scheduler: "_schedulers.LRScheduler | None" = None, sym: None = None, begin_num_update: int = 0,
                  multi_precision: bool = False, param_dict: "dict | None" = None) -> None:
+        _check_symbol(sym)
+        _check_scheduler(lr_scheduler)
         self.rescale_grad = rescale_grad
         self.wd = wd
         self.clip_gradient = clip_gradient
@@ -162,7 +188,7 @@ class Optimizer:
         self.lr_scheduler = lr_scheduler
         self.lr = 0.01 if learning_rate is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None:
-            lr_scheduler.base_lr = learning_rate
+            _set_base(lr_scheduler, learning_rate)
 
     # What an optimizer of one's own overrides.
 
@@ -449,6 +475,10 @@ _STATES_VERSION = 2  # of files of optimizers written in Python
 _RENAMED = {**_RATES, "eps": "epsilon", "float_stable_eps": "epsilon"}
 _NONE_IF_OFF = ("clip_gradient", "clip_weights", "lower_bound", "upper_bound")  # the library says 0
 
+# Those that are on or off; the library says 1 or 0.
+_SWITCHES = ("bias_correction", "centered", "correct_bias", "lazy_update", "momentum_correction", "multi_precision")
+_OF_BASE = ("rescale_grad", "wd", "clip_gradient", "multi_precision")  # which scripts may pass to any, as None
+
 
 class _Native(Optimizer):
     """An optimizer of the C++ library. Its parameters are attributes, which may be set at any time."""
@@ -458,7 +488,9 @@ class _Native(Optimizer):
 
     # By name alone: the versions of MXNet do not agree which parameter comes first.
     def __init__(self, *, learning_rate: "float | None" = None, lr_scheduler=None, param_idx2name: "dict | None" = None,
-                 begin_num_update: int = 0, param_dict: "dict | None" = None, **parameters) -> None:
+                 sym: None = None, begin_num_update: int = 0, param_dict: "dict | None" = None, **parameters) -> None:
+        _check_symbol(sym)
+        _check_scheduler(lr_scheduler)
         given = []
         for name, value in parameters.items():
             value = self._number(name, value)
@@ -467,12 +499,13 @@ class _Native(Optimizer):
         rate = self._number("learning_rate", learning_rate)
         if rate is not None:
             given.append(("learning_rate", rate))
-        if begin_num_update:
-            raise InvalidArgument(f"optimizer {self._name}: expected begin_num_update 0, got {begin_num_update!r}: to go on, "
-                                  "load the states, which count the updates")
+        self._check_begin(begin_num_update)
         native = _core.make_optimizer(self._name, given)
         object.__setattr__(self, "_native", native)
         object.__setattr__(self, "_parameters", {name for name, _ in native.parameters()})
+        for name, value in parameters.items():
+            if value is None and name not in _OF_BASE and _RENAMED.get(name, name) not in self._parameters:
+                _core.make_optimizer(self._name, [(name, 0.0)])  # which says what it may be called
         set_ = object.__setattr__
         set_(self, "begin_num_update", begin_num_update)
         self._take_counts({})
@@ -484,7 +517,7 @@ class _Native(Optimizer):
         self._send_multipliers()
         if lr_scheduler is not None:
             if learning_rate is not None:
-                lr_scheduler.base_lr = learning_rate
+                _set_base(lr_scheduler, learning_rate)
             self.lr_scheduler = lr_scheduler
 
     @staticmethod
@@ -500,6 +533,11 @@ class _Native(Optimizer):
         except (TypeError, ValueError) as error:
             raise InvalidType(f"{name}: expected a number, got {value!r}") from error
 
+    def _check_begin(self, begin_num_update) -> None:
+        if begin_num_update:
+            raise InvalidArgument(f"optimizer {self._name}: expected begin_num_update 0, got {begin_num_update!r}: to go on, "
+                                  "load the states, which count the updates")
+
     def __getattr__(self, name: str):
         if name.startswith("_"):
             raise AttributeError(name)
@@ -508,6 +546,8 @@ class _Native(Optimizer):
             raise AttributeError(f"{type(self).__name__} has no parameter {name!r}: it has "
                                  f"{', '.join(sorted(self._parameters))}")
         value = self._native.get(known)
+        if known in _SWITCHES:
+            return bool(value)
         return None if known in _NONE_IF_OFF and value == 0 else value
 
     def __setattr__(self, name: str, value) -> None:
@@ -521,9 +561,10 @@ class _Native(Optimizer):
         if name in _OF_MULTIPLIERS:
             self._set_table(name, value)
             return
-        if name == "lr_scheduler":
-            if value is not None and not callable(value):
-                raise InvalidType(f"lr_scheduler: expected a scheduler, got {value!r}")
+        if name == "begin_num_update":
+            self._check_begin(value)
+        elif name == "lr_scheduler":
+            _check_scheduler(value)
             native = _schedulers._is_native(value) and not self._overrides(_ASKED)
             if value is not None and not native and any(
                     store._optimizer is self and store._updater is None for store in self._stores):
@@ -783,12 +824,19 @@ class Updater:
 
     def __call__(self, index, grad, weight) -> None:
         if isinstance(index, (list, tuple)):
+            if not (isinstance(grad, (list, tuple)) and isinstance(weight, (list, tuple))):
+                raise InvalidType("Updater: expected lists of gradients and weights for a list of indices, got "
+                                  f"{type(grad).__name__} and {type(weight).__name__}")
             if not len(index) == len(grad) == len(weight):
                 raise InvalidArgument(f"Updater: expected as many gradients and weights as indices, got {len(index)} indices, "
                                       f"{len(grad)} gradients and {len(weight)} weights")
             for one, one_grad, one_weight in zip(index, grad, weight):
                 self(one, one_grad, one_weight)
             return
+        if index is None:
+            raise InvalidType("Updater: expected a key of type str or int, got None")
+        for one in (grad, weight):
+            _nd._require_array("Updater", one)
         if self._native is not None and isinstance(self.optimizer, _Native):
             if isinstance(weight, _core.RowSparse):
                 raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
@@ -900,11 +948,12 @@ class Updater:
                                       f"{_text_of(expected)}, got one of {_text_of(saved.weights[key])}")
         settings = _settings_for(fname, optimizer, saved.settings)
         parameters = saved.parameters
-        if parameters:
-            if not isinstance(optimizer, _Native):
-                raise InvalidArgument(f"load_optimizer_states: {fname}: expected the parameters of {name}, found those of an "
-                                      "optimizer of the library")
-            _core.make_optimizer(optimizer._name, list(parameters.items()))  # which refuses what is none
+        if isinstance(optimizer, _Native):
+            with _readable(fname, passed=InvalidArgument):
+                _try_settings(optimizer, saved)
+        elif parameters:
+            raise InvalidArgument(f"load_optimizer_states: {fname}: expected the parameters of {name}, found those of an "
+                                  "optimizer of the library")
         if "multi_precision" not in settings:
             _check_precision(fname, optimizer, saved)
         by_name = dict(named)
@@ -1152,6 +1201,16 @@ def _settings_for(fname: str, optimizer: Optimizer, settings: dict) -> dict:
         if _is_plain(own):
             taken[name] = value
     return taken
+
+
+def _try_settings(optimizer: _Native, saved: "_Content") -> None:
+    """What the library refuses of them, such as a parameter that is fixed, it refuses here."""
+    tried = _core.make_optimizer(optimizer._name, optimizer._native.parameters())
+    for parameter, value in saved.parameters.items():
+        tried.set(parameter, value)
+    for attribute, table in saved.tables.items():
+        for key, number in table.items():
+            (tried.set_lr_mult if attribute == "lr_mult" else tried.set_wd_mult)(key, number)
 
 
 def _check_precision(fname: str, optimizer: Optimizer, saved: "_Content") -> None:

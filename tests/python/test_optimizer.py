@@ -647,6 +647,29 @@ def test_a_part_that_is_off_is_none():
     assert mx.optimizer.SGD().momentum == 0
 
 
+def test_what_is_on_or_off_is_a_bool():
+    for optimizer, name, value in ((mx.optimizer.SGD(), "lazy_update", True), (mx.optimizer.SGD(), "multi_precision", False),
+                                   (mx.optimizer.LAMB(bias_correction=0), "bias_correction", False),
+                                   (mx.optimizer.RMSProp(centered=True), "centered", True)):
+        assert getattr(optimizer, name) is value
+        if name not in ("multi_precision", "centered"):  # which are so for good
+            setattr(optimizer, name, not value)
+            assert getattr(optimizer, name) is not value
+
+
+def test_arguments_that_are_none_are_known_ones():
+    """A misspelt one was passed over. `sym` is one of MXNet's, which has no other value here."""
+    optimizer = mx.optimizer.Optimizer(1.0, None, 0.0, None, 0.5, None, None, 3)  # in MXNet's order
+    assert (optimizer.lr, optimizer.begin_num_update) == (0.5, 3)
+    for make in (mx.optimizer.Optimizer, mx.optimizer.SGD):
+        make(sym=None)
+        with pytest.raises(mx.InvalidType, match="sym: expected None"):
+            make(sym=3)
+    with pytest.raises(mx.InvalidArgument, match="unknown parameter 'momentun': did you mean 'momentum'"):
+        mx.optimizer.SGD(momentun=None)
+    assert mx.optimizer.Test(wd=None, clip_gradient=None).rescale_grad == 1
+
+
 def test_a_parameter_is_no_none_unless_that_means_off():
     optimizer = mx.optimizer.SGD(learning_rate=None, momentum=0.5, wd=None)  # here None is the default
     assert (optimizer.lr, optimizer.wd) == (0.01, 0)
@@ -676,6 +699,11 @@ def test_a_rate_that_a_scheduler_sets_is_refused_in_words_of_python():
 def test_what_a_built_in_optimizer_cannot_do_is_refused():
     with pytest.raises(mx.InvalidArgument, match="begin_num_update 0, got 3"):
         mx.optimizer.Adam(begin_num_update=3)
+    adam = mx.optimizer.Adam()
+    with pytest.raises(mx.InvalidArgument, match="begin_num_update 0, got 3"):
+        adam.begin_num_update = 3
+    adam.begin_num_update = 0
+    assert adam.begin_num_update == 0
     weight = mx.nd.ones((1,))
     for gradients, weights in (([weight], [weight] * 2), ([weight] * 2, [weight]), ([], [])):
         with pytest.raises(mx.InvalidArgument, match="as many gradients and weights as indices"):
@@ -1222,6 +1250,31 @@ def test_states_with_multi_precision_fit_an_optimizer_that_has_it(make, saved, l
     stores[1].push("w", mx.nd.ones((2,), dtype="float16"))
     stores[1].pull("w", out=out)
     assert out.asnumpy().tolist() == [-0.25] * 2
+
+
+class OwnRMSProp(mx.optimizer.RMSProp):
+    def update(self, index, weight, grad, state):
+        super().update(index, weight, grad, state)
+
+
+def test_a_dump_that_would_change_what_is_fixed_changes_nothing(tmp_path):
+    stores = []
+    for centered, rate in ((True, 0.5), (False, 0.25)):
+        kv = mx.kv.create()
+        kv.init("w", mx.nd.ones((1,)))
+        kv.set_optimizer(OwnRMSProp(learning_rate=rate, centered=centered))
+        stores.append(kv)
+    stores[0].save_optimizer_states(tmp_path / "states", dump_optimizer=True)
+    with pytest.raises(mx.InvalidArgument, match="states: .*centered is fixed"):
+        stores[1].load_optimizer_states(tmp_path / "states")
+    arrays, metadata = mx._core.load(str(tmp_path / "states"), 0)
+    content = json.loads(metadata["heddle.python_optimizer_states"])
+    del content["parameters"]["centered"]
+    content["lr_mult"] = [["w", -1]]
+    mx._core.save(str(tmp_path / "states"), arrays, {"heddle.python_optimizer_states": json.dumps(content)})
+    with pytest.raises(mx.InvalidArgument, match="states: .*multiplier of key 'w'"):
+        stores[1].load_optimizer_states(tmp_path / "states")
+    assert (stores[1]._optimizer.lr, stores[1]._optimizer.centered, stores[1]._optimizer.lr_mult) == (0.25, False, {})
 
 
 def test_a_dump_brings_multi_precision_along(tmp_path):
