@@ -15,7 +15,7 @@ from typing import Callable, Iterable
 
 from . import _core
 from . import base as _base  # noqa: F401  sets the engine up
-from .error import InvalidArgument, InvalidState
+from .error import InvalidArgument, InvalidState, InvalidType
 
 Var = _core.Var
 
@@ -46,14 +46,20 @@ def new_var(name: str = "") -> "Var":
 
 
 def waitall(timeout: "float | None" = None) -> None:
-    """Waits for everything pushed so far; TimeoutError after `timeout` seconds."""
+    """Waits for everything pushed so far; TimeoutError after `timeout` seconds. Raises the earliest error that no waitall
+    has raised yet."""
     _core.waitall(timeout)
 
 
 def set_bulk_size(size: int) -> int:
     """Returns the former size. Ops are cheap enough here that none are put together, whatever the size."""
     former = getattr(_bulk, "size", 0)
-    _bulk.size = int(size)
+    try:
+        _bulk.size = int(size)
+    except (TypeError, ValueError) as error:
+        raise InvalidType(f"set_bulk_size: expected a number of ops, got {size!r}") from error
+    except OverflowError as error:
+        raise InvalidArgument(f"set_bulk_size: expected a number of ops, got {size!r}") from error
     return former
 
 

@@ -98,11 +98,13 @@ def arange(start, stop=None, step=1, dtype=None, ctx=None) -> ndarray:
 
 def zeros_like(a, dtype=None) -> ndarray:
     """Zeros in the shape of another array."""
+    _nd._require_array("zeros_like", a)
     return zeros(a.shape, a.dtype if dtype is None else dtype, ctx=a.context)
 
 
 def ones_like(a, dtype=None) -> ndarray:
     """Ones in the shape of another array."""
+    _nd._require_array("ones_like", a)
     return ones(a.shape, a.dtype if dtype is None else dtype, ctx=a.context)
 
 

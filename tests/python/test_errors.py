@@ -36,6 +36,41 @@ def test_bad_arguments_are_errors_of_heddle(call):
         call()
 
 
+@pytest.mark.parametrize("call, kind", [
+    (lambda: mx.nd.zeros_like(3), mx.InvalidType), (lambda: mx.np.ones_like([1]), mx.InvalidType),
+    (lambda: mx.nd.to_dlpack_for_read(3), mx.InvalidType), (lambda: mx.nd.to_dlpack_for_write(3), mx.InvalidType),
+    (lambda: mx.nd.add(1, 2, out=mx.nd.zeros((1,))), mx.InvalidType),
+    (lambda: mx.nd.power("x", mx.nd.ones((1,))), mx.InvalidType),
+    (lambda: mx.np.subtract(mx.np.ones(1), "x"), mx.InvalidType),
+    (lambda: mx.nd.arange(float("inf")), mx.InvalidArgument), (lambda: mx.np.arange(10**400), mx.InvalidArgument),
+    (lambda: mx.np.arange(float("nan")), mx.InvalidArgument), (lambda: mx.nd.arange("x"), mx.InvalidType),
+    (lambda: mx.nd.arange(3, repeat=-1), mx.InvalidArgument), (lambda: mx.nd.arange(1e18), mx.OutOfMemory),
+    (lambda: mx.engine.set_bulk_size(float("inf")), mx.InvalidArgument),
+    (lambda: mx.engine.set_bulk_size(None), mx.InvalidType),
+    (lambda: mx.cpu().__exit__(), mx.InvalidState),
+    (lambda: mx.optimizer.SGD(param_dict={"a": 1}), mx.InvalidType),
+    (lambda: mx.optimizer.Optimizer(param_dict={"a": 1}), mx.InvalidType),
+    (lambda: mx.optimizer.SGD(lr_scheduler=5, learning_rate=1), mx.InvalidType),
+    (lambda: mx.optimizer.Optimizer(lr_scheduler=5, learning_rate=1), mx.InvalidType),
+    (lambda: mx.optimizer.SGD(lr_scheduler=abs, learning_rate=1), mx.InvalidType),
+    (lambda: mx.optimizer.SGD().set_lr_mult({None: 2}), mx.InvalidType),
+    (lambda: mx.optimizer.Optimizer().set_wd_mult({None: 2}), mx.InvalidType),
+    (lambda: mx.optimizer.get_updater(mx.optimizer.SGD())(0, mx.nd.ones((1,)), [1]), mx.InvalidType),
+    (lambda: mx.optimizer.get_updater(mx.optimizer.SGD())(0, 1, mx.nd.ones((1,))), mx.InvalidType),
+    (lambda: mx.optimizer.get_updater(mx.optimizer.Optimizer())(0, mx.nd.ones((1,)), 1), mx.InvalidType),
+    (lambda: mx.optimizer.get_updater(mx.optimizer.SGD())([0], mx.nd.ones((1,)), mx.nd.ones((1,))), mx.InvalidType),
+    (lambda: mx.optimizer.get_updater(mx.optimizer.SGD())(None, mx.nd.ones((1,)), mx.nd.ones((1,))), mx.InvalidType)])
+def test_bad_values_are_errors_of_heddle(call, kind):
+    with pytest.raises(kind) as info:
+        call()
+    assert type(info.value) is kind
+
+
+def test_a_sum_of_two_numbers_is_a_number():
+    """As with MXNet."""
+    assert (mx.nd.add(1, 2), mx.nd.power(2, 3)) == (3, 8)
+
+
 class Gate:
     """An op that has started, on a thread of the engine's, and has not finished until the gate opens."""
 

@@ -166,6 +166,10 @@ def test_read_only_memory_is_shared_for_reading():
     x.flags.writeable = False
     a = mx.nd.from_dlpack(x)
     assert numpy.from_dlpack(a).ctypes.data == x.ctypes.data and not numpy.from_dlpack(a).flags.writeable
+    read = mx.nd.from_dlpack(mx.nd.to_dlpack_for_read(a))
+    assert numpy.from_dlpack(read).ctypes.data == x.ctypes.data and not numpy.from_dlpack(read).flags.writeable
+    with pytest.raises(BufferError):
+        mx.nd.to_dlpack_for_write(a)
     assert (a + 1).asnumpy()[1].tolist() == [4, 5, 6] and a[1].sum().asscalar() == 12
     other, rows = mx.nd.zeros((2, 3)), mx.nd.ones((2, 3)).tostype("row_sparse")
     kv = mx.kv.create("local")

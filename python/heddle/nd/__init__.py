@@ -18,7 +18,7 @@ from .. import base as _base  # noqa: F401  sets the engine up
 from .. import context as _context
 from .. import dtype as _dtype
 from ..context import Context, cpu, current_context
-from ..error import InvalidArgument, InvalidType
+from ..error import Error, InvalidArgument, InvalidType, OutOfMemory
 
 __all__ = ["NDArray", "abs", "add", "add_n", "arange", "array", "broadcast_to", "clip", "concat", "divide", "dot",
            "empty", "exp", "expand_dims", "flatten", "from_buffer", "from_dlpack", "from_numpy", "full", "load",
@@ -595,23 +595,35 @@ def arange(start, stop=None, step=1.0, repeat: int = 1, ctx: "Context | None" = 
         start, stop = 0, start
     if step == 0:
         raise InvalidArgument("arange: expected a step other than 0, got 0")
-    return array(numpy.repeat(_evenly_spaced(start, stop, step), repeat), ctx, dtype)
+    return array(_evenly_spaced(start, stop, step, repeat), ctx, dtype)
 
 
-def _evenly_spaced(start, stop, step) -> numpy.ndarray:
+def _evenly_spaced(start, stop, step, repeat: int = 1) -> numpy.ndarray:
     """NumPy's arange, exact for whole numbers that int64 holds."""
-    if all(-2 ** 63 <= number < 2 ** 63 and number == int(number) for number in (start, stop, step)):
-        return numpy.arange(int(start), int(stop), int(step), dtype="int64")
-    return numpy.arange(start, stop, step, dtype="float64")
+    call = f"arange: {start!r}, {stop!r}, {step!r}, repeat {repeat!r}"
+    try:
+        if all(-2 ** 63 <= number < 2 ** 63 and number == int(number) for number in (start, stop, step)):
+            values = numpy.arange(int(start), int(stop), int(step), dtype="int64")
+        else:
+            values = numpy.arange(start, stop, step, dtype="float64")
+        return numpy.repeat(values, repeat)
+    except TypeError as error:
+        raise InvalidType(f"{call}: expected numbers: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{call}: {error}") from error
+    except MemoryError as error:
+        raise OutOfMemory(f"{call}: {error}") from error
 
 
 def zeros_like(data: NDArray, out: "NDArray | None" = None) -> NDArray:
     """Zeros in the shape, dtype and context of another array."""
+    _require_array("zeros_like", data)
     return _into(out, full(data.shape, 0, data.context, data.dtype))
 
 
 def ones_like(data: NDArray, out: "NDArray | None" = None) -> NDArray:
     """Ones in the shape, dtype and context of another array."""
+    _require_array("ones_like", data)
     return _into(out, full(data.shape, 1, data.context, data.dtype))
 
 
@@ -660,17 +672,20 @@ def from_numpy(ndarray: numpy.ndarray, zero_copy: bool = True) -> NDArray:
 
 
 def to_dlpack_for_read(data: NDArray):
-    """The array's memory as a DLPack capsule, to be read."""
-    return data.__dlpack__()
+    """The array's memory as a DLPack capsule, to be read: of read-only memory one of DLPack 1.0, which says so."""
+    try:
+        return _required("to_dlpack_for_read", data).__dlpack__()
+    except BufferError:  # before 1.0 a capsule could not say so
+        return data.__dlpack__(max_version=(1, 0))
 
 
 def to_dlpack_for_write(data: NDArray):
     """The array's memory as a DLPack capsule, to be read and written."""
-    return data.__dlpack__()
+    return _required("to_dlpack_for_write", data).__dlpack__()
 
 
 def waitall(timeout: "float | None" = None) -> None:
-    """Waits for everything pushed so far. Raises the earliest error that no wait has raised yet."""
+    """Waits for everything pushed so far. Raises the earliest error that no waitall has raised yet."""
     _core.waitall(timeout)
 
 
@@ -680,6 +695,11 @@ def _required(call: str, data) -> NDArray:
     if not isinstance(data, NDArray):
         raise InvalidType(f"{call}: expected an NDArray, got {type(data).__name__}")
     return data
+
+
+def _require_array(call: str, data) -> None:
+    if not isinstance(data, (_core.Array, _core.RowSparse)):
+        raise InvalidType(f"{call}: expected an array, got {type(data).__name__}")
 
 
 def _into(out: "NDArray | None", result: NDArray) -> NDArray:
@@ -720,34 +740,50 @@ def dot(lhs: NDArray, rhs: NDArray, *args, out: "NDArray | None" = None, **kwarg
     return _into(out, _required("dot", lhs).dot(rhs, *args, **kwargs))
 
 
+def _of_operands(call: str, operation, lhs, rhs, out: "NDArray | None") -> NDArray:
+    """Of two numbers, without `out`, a number, as MXNet has it."""
+    try:
+        result = operation(lhs, rhs)
+    except TypeError as error:
+        if isinstance(error, Error):
+            raise
+        result = None
+    if isinstance(result, (_core.Array, _core.RowSparse)):
+        made: Any = result
+        return _into(out, made)
+    if out is None and isinstance(lhs, _NUMBERS) and isinstance(rhs, _NUMBERS):
+        return result
+    raise InvalidType(f"{call}: expected arrays, or an array and a number, got {type(lhs).__name__} and {type(rhs).__name__}")
+
+
 def add(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """lhs + rhs."""
-    return _into(out, lhs + rhs)
+    return _of_operands("add", operator.add, lhs, rhs, out)
 
 
 def subtract(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """lhs - rhs."""
-    return _into(out, lhs - rhs)
+    return _of_operands("subtract", operator.sub, lhs, rhs, out)
 
 
 def multiply(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """lhs * rhs."""
-    return _into(out, lhs * rhs)
+    return _of_operands("multiply", operator.mul, lhs, rhs, out)
 
 
 def divide(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """lhs / rhs."""
-    return _into(out, lhs / rhs)
+    return _of_operands("divide", operator.truediv, lhs, rhs, out)
 
 
 def modulo(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """lhs % rhs, which has the sign of rhs; 0 where rhs is 0."""
-    return _into(out, lhs % rhs)
+    return _of_operands("modulo", operator.mod, lhs, rhs, out)
 
 
 def power(base, exp, out: "NDArray | None" = None) -> NDArray:
     """base to the power of exp."""
-    return _into(out, base ** exp)
+    return _of_operands("power", operator.pow, base, exp, out)
 
 
 def maximum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
