@@ -745,6 +745,13 @@ def test_schedulers_set_the_rate():
     assert mx.lr_scheduler.FactorScheduler(2.0, 0.5, warmup_steps=1e0)(3) == 0.005  # whole numbers that are floats
 
 
+def test_a_scheduler_keeps_its_base_unless_a_rate_is_given():
+    """MXNet's Adam replaces it by its default."""
+    scheduler = mx.lr_scheduler.FactorScheduler(1000, base_lr=0.25)
+    assert mx.optimizer.Adam(lr_scheduler=scheduler).learning_rate == 0.25
+    assert mx.optimizer.Adam(learning_rate=0.5, lr_scheduler=scheduler).learning_rate == 0.5 == scheduler.base_lr
+
+
 class Harmonic(mx.lr_scheduler.FactorScheduler):
     """A built-in one of which nothing is left but the warm-up."""
 

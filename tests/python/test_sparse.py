@@ -249,3 +249,11 @@ def test_rows_are_kept_by_the_method_as_by_the_function():
     a = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [0, 1]), shape=(3, 2))
     for ids in ([1], numpy.array([1]), mx.nd.array([1])):
         assert a.retain(ids).asnumpy().tolist() == mx.nd.sparse.retain(a, ids).asnumpy().tolist() == [[0, 0], [3, 4], [0, 0]]
+
+
+def test_the_dtype_of_rows_is_that_of_their_numpy_array():
+    """As with MXNet; a dense source is float32, as everywhere else."""
+    make = mx.nd.sparse.row_sparse_array
+    assert make((numpy.ones((1, 2)), [1]), shape=(3, 2)).dtype == numpy.float64
+    assert make(([[1, 1]], [1]), shape=(3, 2)).dtype == numpy.float32
+    assert make(numpy.ones((3, 2))).dtype == numpy.float32
