@@ -150,6 +150,12 @@ void EngineCore::WaitForReadsAndWrites(const Var& var, std::optional<Deadline> d
   CheckOwn(var.state(), "WaitForReadsAndWrites");
   CheckNotInOp("WaitForReadsAndWrites", var.state());
   CheckOpen("WaitForReadsAndWrites");
+  // For writes it needs no fence, which would stay behind a write when the deadline has passed: who
+  // polls would leave many. What has failed is thrown below, when the reads have ended.
+  {
+    const engine::TrackerGuard guard(lock_);
+    WaitForVarLocked(var.state(), deadline, engine::TraceWait::kVar);
+  }
   // A fence is ordered as a write, so it comes after all reads pushed so far.
   const std::uint64_t fence = PushFence(var, "wait_for_reads", /*clears_error=*/false);
   try {

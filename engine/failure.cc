@@ -9,11 +9,13 @@
 namespace heddle::engine {
 namespace {
 
+// Whatever the program's own what() does.
 std::string MessageOf(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
-    return exception.what();
+    const char* const message = exception.what();
+    return message != nullptr ? message : "an exception whose what() is null";
   } catch (...) {
     return "an exception that is not a std::exception";
   }

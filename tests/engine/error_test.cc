@@ -75,6 +75,21 @@ TEST_P(ErrorTest, AnyTypeMayBeThrown) {
   EXPECT_FALSE(engine.FailureOf(x)->message.empty());
 }
 
+TEST_P(ErrorTest, AnExceptionMayHaveNoMessage) {
+  struct Silent : std::exception {
+    const char* what() const noexcept override { return nullptr; }
+  };
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  engine.Push({.name = "silent", .writes = {x}}, [] { throw Silent(); });
+  EXPECT_THROW(engine.WaitForVar(x), Silent);
+  EXPECT_FALSE(engine.FailureOf(x).value().message.empty());
+  engine.PushAsync({.name = "completed_so", .writes = {y}}, [](Completion done) {
+    done(std::make_exception_ptr(Silent()));
+  });
+  EXPECT_THROW(engine.WaitForVar(y), Silent);
+}
+
 TEST_P(ErrorTest, FailureOfNamesTheOpThatFailedFirstItsVarAndItsMessage) {
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");

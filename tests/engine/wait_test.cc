@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/engine/support.h"
@@ -467,6 +468,28 @@ TEST_P(WaitTest, AnExpiredWaitForReadsHoldsUpNobody) {
   engine.WaitForReadsAndWrites(x);
   engine.WaitForAll();
   EXPECT_EQ(engine.version(x), 1u);
+}
+
+// Nor leave anything behind: who polls would fill the engine's bound.
+TEST_P(WaitTest, ExpiredWaitsBehindAWriteLeaveNothingBehind) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::optional<Completion> write;
+  engine.PushAsync({.name = "writes", .writes = {x}},
+                   [&](Completion done) { write.emplace(std::move(done)); });
+  engine.Push({.name = "reads", .reads = {x}}, [] {});
+  EXPECT_THROW(engine.WaitForVar(x, milliseconds(1)), TimeoutError);  // the body has run
+  const EngineStats before = engine.stats();
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(0)), TimeoutError);
+  }
+  const EngineStats after = engine.stats();
+  EXPECT_EQ(after.pushed, before.pushed);
+  EXPECT_EQ(after.done, before.done);
+  EXPECT_THAT(engine.DumpState(), testing::Not(testing::HasSubstr("wait_for_reads")));
+  (*write)();
+  engine.WaitForReadsAndWrites(x);
+  engine.WaitForAll();
 }
 
 // A waiter may run ops, but only such as its wait needs: never the one that waits for what comes

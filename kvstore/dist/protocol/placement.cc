@@ -1,6 +1,8 @@
 #include "kvstore/dist/protocol/placement.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -64,10 +66,17 @@ class Placer {
 }  // namespace
 
 std::uint64_t KeyId(KeyRef key, std::uint64_t removals) {
-  const std::uint64_t seed = 2 * removals;
-  if (key.is_string()) return XXH3_64bits_withSeed(key.text().data(), key.text().size(), seed);
-  const std::int64_t bytes = SwapToLittleEndian(key.number());
-  return XXH3_64bits_withSeed(&bytes, sizeof(bytes), seed + 1);
+  std::uint64_t id = 0;
+  if (key.is_string()) {
+    id = XXH3_64bits_withSeed(key.text().data(), key.text().size(), 0);
+  } else {
+    const std::int64_t bytes = SwapToLittleEndian(key.number());
+    id = XXH3_64bits_withSeed(&bytes, sizeof(bytes), 1);
+  }
+  if (removals == 0) return id;
+  // Not by the seed: of short keys XXH3 adds it to the text, and neighbours would meet.
+  const std::array<std::uint64_t, 2> life = {SwapToLittleEndian(id), SwapToLittleEndian(removals)};
+  return XXH3_64bits_withSeed(life.data(), sizeof(life), 2);
 }
 
 std::vector<PlacedPart> PlaceKey(std::uint64_t key_id, const Shape& shape, DType dtype,

@@ -38,8 +38,9 @@ struct PlacedPart {
 };
 
 // The key's number on the wire, and what picks its server: of a string XXH3 (64 bits) of its bytes
-// with seed 0, of an integer XXH3 of its 8 bytes, little-endian, with seed 1. The seed of a key
-// that was removed n times is 2n higher: initialised anew it is another one to the servers.
+// with seed 0, of an integer XXH3 of its 8 bytes, little-endian, with seed 1. Of a key that was
+// removed n > 0 times it is XXH3, with seed 2, of that number and n, 8 bytes each, little-endian:
+// initialised anew it is another one to the servers.
 std::uint64_t KeyId(KeyRef key, std::uint64_t removals = 0);
 
 // In order of their places. An array without elements, or without rows, has one part. Shards lie on

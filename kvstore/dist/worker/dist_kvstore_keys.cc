@@ -53,6 +53,12 @@ std::optional<DistKVStore::Described> DistKVStore::Describe(std::string_view cal
       throw NetworkError(
           fmt::format("{}: look up key {}: the answer cannot be read", call, ToString(key)));
     }
+    if (KeyRef(body.info.key) != key) {
+      throw NetworkError(
+          fmt::format("{}: look up key {}: the servers have key {} under its number {:x}; another "
+                      "name for one of the two helps",
+                      call, ToString(key), ToString(KeyRef(body.info.key)), id));
+    }
     described.info = std::move(body.info);
   } catch (const UnknownKey&) {
     return std::nullopt;

@@ -1,9 +1,11 @@
 // Keys that the workers of a job remove.
+#include <heddle/error.h>
 #include <heddle/kvstore.h>
 
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/dist/job.h"
@@ -53,6 +55,35 @@ TEST_P(DistRemoveTest, LivesOfAKeyDoNotMix) {
       }
     });
   }
+}
+
+TEST_P(DistRemoveTest, NeighboursOfARemovedKeyAreOthers) {
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 1});
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    const auto filled = [&](double value) {
+      return NDArray::Full({2}, value, DType::kFloat32, Cpu(), engine);
+    };
+    for (int i = 0; i < 10; ++i) store.Init(fmt::format("fc{}", i), filled(i));
+    store.Barrier();
+    const NDArray out = filled(0);
+    for (int i = 0; i < 10; i += 2) {
+      const std::string key = fmt::format("fc{}", i);
+      store.Remove(key);
+      EXPECT_FALSE(store.Contains(key)) << key;
+      EXPECT_THROW(store.Pull(key, out), UnknownKey) << key;
+    }
+    store.Barrier();
+    for (int i = 0; i < 10; i += 4) store.Init(fmt::format("fc{}", i), filled(100 + i));
+    for (int i = 0; i < 10; ++i) {
+      const std::string key = fmt::format("fc{}", i);
+      if (i % 4 == 2) {
+        EXPECT_THROW(store.Pull(key, out), UnknownKey) << key << " on worker " << rank;
+        continue;
+      }
+      store.Pull(key, out);
+      EXPECT_EQ(out.ToVector<float>()[0], static_cast<float>(i % 4 == 0 ? 100 + i : i)) << key;
+    }
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -199,6 +200,29 @@ TEST(KeyId, TellsKindsApart) {
   EXPECT_EQ(KeyId(Key(std::int64_t{7})), KeyId(7));
 }
 
+// A key's later lives are keys of their own, also beside its neighbours.
+TEST(KeyId, NeighboursAndTheirLaterLivesAllDiffer) {
+  std::set<std::uint64_t> ids;
+  std::size_t count = 0;
+  const auto add = [&](KeyRef key) {
+    for (std::uint64_t removals = 0; removals <= 8; ++removals, ++count) {
+      ids.insert(KeyId(key, removals));
+    }
+  };
+  for (int i = 0; i < 1000; ++i) {
+    add(i);
+    for (const std::string prefix : {"", "w", "fc", "conv", "layer"}) {
+      add(prefix + std::to_string(i));
+    }
+  }
+  for (char a = ' '; a <= '~'; ++a) {
+    for (char b = ' '; b <= '~'; ++b) {
+      add(std::string({'~', a, b}));  // no digits in front: these are there already
+    }
+  }
+  EXPECT_EQ(ids.size(), count);
+}
+
 TEST(KeyId, IsTheSameForEverAndEverywhere) {
   // Computed with the xxhash package of PyPI, version 4.1.0: xxh3_64_intdigest(bytes, seed).
   EXPECT_EQ(KeyId(""), 0x2d06800538d394c2u);
@@ -206,6 +230,8 @@ TEST(KeyId, IsTheSameForEverAndEverywhere) {
   EXPECT_EQ(KeyId(0), 0x9e51ad6d2f3e695cu);
   EXPECT_EQ(KeyId(-1), 0x7b016d4ccc01c9bfu);
   EXPECT_EQ(KeyId(std::string(300, 'x')), 0xa5d1b4607dc83554u);
+  EXPECT_EQ(KeyId("fc2", 1), 0x433c20bc90988efeu);
+  EXPECT_EQ(KeyId("weight", 3), 0xd2a65353a592048eu);
 }
 
 TEST(Placement, IsTheSameForEverAndEverywhere) {
