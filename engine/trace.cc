@@ -75,6 +75,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
       path_(WithProcessId(path)),
       bytes_max_(std::max<std::size_t>(bytes_max > 0 ? static_cast<std::size_t>(bytes_max) : 0,
                                        kTraceHeaderBytes + kTraceChunkBytes)) {
+  if (path_.find('\0') != std::string::npos) ThrowIo(path_, "has a zero byte in its name", EINVAL);
   // Only the owner of the lock may empty the file: two engines given one path must not mix.
   int error = 0;
   const char* what = nullptr;

@@ -1,12 +1,17 @@
 #include "kvstore/row_sparse_update.h"
 
+#include <heddle/error.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "kvstore/array_kernels.h"
 #include "ops/copy.h"
@@ -185,7 +190,13 @@ NDArray DenseSum(std::span<const RowSparseNDArray> inputs) {
 
 void InsertAllRows(const RowSparseNDArray& array) {
   if (array.num_rows() == array.shape()[0]) return;
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(array.shape()[0]));
+  std::vector<std::int64_t> ids;
+  try {
+    ids.resize(static_cast<std::size_t>(array.shape()[0]));
+  } catch (const std::exception&) {  // too long for the memory, or for a vector
+    throw OutOfMemory(fmt::format("an update of all {} rows: there is no memory for their ids",
+                                  array.shape()[0]));
+  }
   std::iota(ids.begin(), ids.end(), std::int64_t{0});
   storage::InsertRows(array, ids);
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -33,9 +34,18 @@ std::string DirectoryOf(const std::string& path) {
   return parent.empty() ? std::string(".") : parent.string();
 }
 
+// The system would take what is in front of it for the name.
+void CheckName(const char* action, std::string_view path) {
+  if (const std::size_t at = path.find('\0'); at != std::string_view::npos) {
+    throw IoError(fmt::format("{} {}: expected a file name without a zero byte, got one behind it",
+                              action, path.substr(0, at)));
+  }
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  CheckName("write", path_);
   // Renaming to it would put a file in the place of a device, for the whole machine.
   struct stat status = {};
   if (stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
@@ -82,6 +92,7 @@ void AtomicFile::Commit() {
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  CheckName("read", path_);
   // Not blocking: a FIFO must not hang the caller before it is recognised as one.
   fd_ = open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd_ < 0) ThrowErrno("open", path_);

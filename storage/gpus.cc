@@ -175,7 +175,19 @@ internal::GpuLink Gpus::Link(int device, int peer) {
   return link->second;
 }
 
+void CheckDeviceType(DeviceType type) {
+  switch (type) {
+    case DeviceType::kCpu:
+    case DeviceType::kCpuPinned:
+    case DeviceType::kGpu:
+      return;
+  }
+  throw InvalidArgument(fmt::format("expected a type of device, cpu, cpu_pinned or gpu, got {}",
+                                    static_cast<int>(type)));
+}
+
 void CheckDevice(Device device, const Engine& engine) {
+  CheckDeviceType(device.type);
   if (device.type != DeviceType::kCpu) {
     Gpus::Of(engine).Check(device);
   } else if (device.id < 0) {

@@ -67,6 +67,8 @@ class Gpus {
   std::map<std::pair<int, int>, internal::GpuLink> links_ GUARDED_BY(mutex_);
 };
 
+// InvalidArgument for a number that is no type.
+void CheckDeviceType(DeviceType type);
 // InvalidArgument, naming what is there, unless arrays of `engine` can lie on `device`.
 void CheckDevice(Device device, const Engine& engine);
 

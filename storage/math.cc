@@ -228,8 +228,8 @@ Part PartOf(const char* operation, const NDArray& array, std::span<const AxisRan
           operation, axis, ToString(shape), range.count, range.begin, range.step));
     }
     part.layout.extents[axis] = range.count;
-    part.layout.strides[axis] = strides[axis] * range.step;
-    part.layout.offset += strides[axis] * range.begin;
+    if (range.count > 1) part.layout.strides[axis] = strides[axis] * range.step;
+    if (range.count > 0) part.layout.offset += strides[axis] * range.begin;
     if (range.keep) kept.push_back(range.count);
   }
   part.shape = Shape(kept);

@@ -35,6 +35,9 @@ const ArrayState& Checked(const NDArray& array) {
 }
 
 std::int64_t CheckedBytes(const Shape& shape, DType dtype) {
+  if (static_cast<std::size_t>(dtype) >= kAllDTypes.size()) {
+    throw InvalidArgument(fmt::format("expected a dtype, got {}", static_cast<int>(dtype)));
+  }
   std::int64_t bytes = 0;
   if (__builtin_mul_overflow(shape.size(), static_cast<std::int64_t>(SizeOf(dtype)), &bytes)) {
     throw InvalidArgument(fmt::format("shape {} of {}: expected at most 2^63 - 1 bytes",

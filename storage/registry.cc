@@ -12,6 +12,7 @@
 
 #include "base/env.h"
 #include "base/mutex.h"
+#include "engine/fork.h"
 #include "storage/allocator.h"
 #include "storage/gpus.h"
 
@@ -39,6 +40,12 @@ const AllocatorEntry& CheckOptions(const MemoryOptions& options) {
   }
   throw InvalidArgument(fmt::format("expected an allocator (one of {}), got '{}'",
                                     fmt::join(AllocatorNames(), ", "), options.allocator));
+}
+
+// Refuses what is no type, and children of fork(), in which a lock may be held for ever.
+void CheckCall(const char* call, DeviceType type) {
+  engine::CheckNotForked(call);
+  CheckDeviceType(type);
 }
 
 // The allocator of the CPUs: made once, by the first array that needs memory or by ConfigureMemory.
@@ -110,6 +117,7 @@ MemoryOptions MemoryOptions::FromEnvironment(DeviceType type) {
 }
 
 void ConfigureMemory(DeviceType type, const MemoryOptions& options) {
+  storage::CheckCall("ConfigureMemory", type);
   if (type != DeviceType::kCpu) {
     storage::Gpus::Default().Configure(type, options);
     return;
@@ -130,11 +138,13 @@ void ConfigureMemory(DeviceType type, const MemoryOptions& options) {
 }
 
 MemoryStats GetMemoryStats(DeviceType type) {
+  storage::CheckCall("GetMemoryStats", type);
   return type == DeviceType::kCpu ? storage::CpuAllocator().stats()
                                   : storage::Gpus::Default().Stats(type);
 }
 
 MemoryStats GetMemoryStats(Device device) {
+  storage::CheckCall("GetMemoryStats", device.type);
   if (device.type == DeviceType::kCpu) return storage::CpuAllocator().stats();
   storage::Gpus& gpus = storage::Gpus::Default();
   gpus.Check(device);
@@ -142,6 +152,7 @@ MemoryStats GetMemoryStats(Device device) {
 }
 
 std::int64_t TrimMemory(DeviceType type) {
+  storage::CheckCall("TrimMemory", type);
   return type == DeviceType::kCpu ? storage::CpuAllocator().Trim()
                                   : storage::Gpus::Default().Trim(type);
 }

@@ -73,15 +73,17 @@ void CheckAlike(const char* operation, const A& like, const B& array) {
   }
 }
 
-void CheckRowIds(const char* operation, std::span<const std::int64_t> ids, std::int64_t num_rows) {
+// `kind`: what they have to be, for the message.
+void CheckRowIds(const char* operation, const char* kind, std::span<const std::int64_t> ids,
+                 std::int64_t num_rows) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= num_rows) {
       throw InvalidArgument(
           fmt::format("{}: row id {}: expected one in [0, {})", operation, ids[i], num_rows));
     }
     if (i > 0 && ids[i] <= ids[i - 1]) {
-      throw InvalidArgument(fmt::format("{}: expected sorted and unique row ids, got {} after {}",
-                                        operation, ids[i], ids[i - 1]));
+      throw InvalidArgument(fmt::format("{}: expected {} row ids, got {} after {}", operation, kind,
+                                        ids[i], ids[i - 1]));
     }
   }
 }
@@ -139,7 +141,7 @@ RowSparseNDArray RowSparseNDArray::FromHost(std::span<const std::int64_t> row_id
   ids.reserve(order.size());
   for (const std::size_t i : order) ids.push_back(row_ids[i]);
   // Nobody else has the array yet, so it needs no op.
-  CheckRowIds("FromVectors", ids, state.shape[0]);
+  CheckRowIds("FromVectors", "unique", ids, state.shape[0]);
   out.SetRowIds(ids);
   for (std::size_t i = 0; i < order.size(); ++i) {
     ops::Cast(from, static_cast<const std::byte*>(rows) + order[i] * row_size * SizeOf(from), dtype,
@@ -181,7 +183,7 @@ const void* RowSparseNDArray::TypedConstRows(DType expected) const {
 void RowSparseNDArray::SetRowIds(std::span<const std::int64_t> row_ids) const {
   RowSparseState& state = Writable(*this);
   CheckNotOnGpu("SetRowIds", *this);
-  CheckRowIds("SetRowIds", row_ids, state.shape[0]);
+  CheckRowIds("SetRowIds", "sorted and unique", row_ids, state.shape[0]);
   state.rows.Reset(static_cast<std::int64_t>(row_ids.size()));
   if (!row_ids.empty()) std::memcpy(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
 }

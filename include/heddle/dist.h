@@ -118,7 +118,9 @@ struct ServerUpdate {
 // key at a time; updates and forgetting may take their time. While states are saved or loaded the
 // server does nothing else, so that must be over before the others take it for dead.
 struct ServerUpdater {
-  // The update is complete when it returns; an exception is the error of that push.
+  // The update is complete when it returns; an exception is the error of that push. It is called
+  // within an op that writes the arrays: it works on their data() itself, of the key's dtype, and
+  // neither waits nor pushes ops on them.
   std::function<void(const ServerUpdate& update)> update;
   // What is kept of a key, for files of states: bytes that `load_state` takes, also on another
   // server; nothing where nothing is kept. None: the states stay on the server.

@@ -122,7 +122,8 @@ struct EngineOptions {
   std::int64_t max_pending_ops = 1 << 20;
   std::int64_t max_pending_bytes = std::int64_t{4} << 30;
   // A ready op that this many ops of higher priority, pushed after it, have overtaken runs next; 0
-  // never. Those pushed before it may count, too.
+  // never. Those pushed before it may count, too. Where ops of k more priorities than its own wait
+  // for their turn so as well, up to k more go first; ops of its own priority, one after the other.
   int ageing = 1000;
   // Logs the blocked chain when nothing has finished for so long while ops are pending; 0 never.
   std::chrono::milliseconds watchdog{30'000};

@@ -103,8 +103,8 @@ class ArrayLists {
 
 // One key of a call and its arrays, dense or row-sparse. A list call may name a key several times.
 struct KeyArrays {
-  KeyArrays(KeyRef key, const ArrayList& list)
-      : key(key), arrays(list.arrays()), row_sparse(list.row_sparse()) {}
+  KeyArrays(KeyRef of, const ArrayList& list)
+      : key(of), arrays(list.arrays()), row_sparse(list.row_sparse()) {}
 
   KeyRef key;
   // One of the two is empty.

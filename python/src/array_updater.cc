@@ -71,7 +71,9 @@ void Apply(kvstore::ArrayUpdate update, const RowSparseNDArray& gradient, const 
 
 void ArrayUpdater::Update(KeyRef key, const NDArray& gradient, const NDArray& weight,
                           const UpdateRates& rates) {
-  UpdateBy(key, gradient, weight, rates);
+  // Where they overlap, but in step, kernels read each element before they write it.
+  const bool shifted = gradient.Overlaps(weight) && !gradient.IsSameAs(weight);
+  UpdateBy(key, shifted ? gradient.Copy() : gradient, weight, rates);
 }
 void ArrayUpdater::Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight,
                           const UpdateRates& rates) {

@@ -430,6 +430,11 @@ TEST_F(TraceWriterTest, ReplacesAnOlderFile) {
   EXPECT_TRUE(Parse(path()).chunks.empty());
 }
 
+TEST_F(TraceWriterTest, ANameWithAZeroByteIsRefused) {
+  EXPECT_THROW(TraceWriter(path() + std::string("\0more", 5), kPlenty), IoError);
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
 TEST_F(TraceWriterTest, UnwritablePathIsAnIoErrorThatNamesIt) {
   for (const std::string& bad : {path("missing/t.trace"), folder_.path()}) {
     try {

@@ -140,10 +140,15 @@ def test_an_optimizer_written_in_python_runs_on_servers_whose_module_registers_i
             out.asnumpy()
         except mx.Error as error:
             print("ValueError: a gradient too large" in str(error))
+        kv.init("rows", mx.nd.sparse.zeros("row_sparse", (3, 2)))
+        try:
+            kv.push("rows", mx.nd.sparse.row_sparse_array(([[1, 1]], [1]), shape=(3, 2)))
+        except mx.Error as error:
+            print("expected a dense value for optimizer mine" in str(error))
         kv.barrier()
     """, servers=2, server_command=["-m", "heddle.server", "--module", "mine"]).finish()
     for name in ("worker 0", "worker 1"):
-        assert ended[name][:2] == (0, "True"), ended[name]
+        assert ended[name][:2] == (0, "True\nTrue"), ended[name]
 
 
 def test_states_of_optimizers_written_in_python_come_from_the_servers_and_go_to_others(tmp_path):

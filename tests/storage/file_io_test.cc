@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/fsuid.h>
 #include <sys/prctl.h>
@@ -33,6 +34,15 @@ void RunAsAnybody(const F& body) {
     body();
   }).join();
   prctl(PR_SET_DUMPABLE, dumpable);
+}
+
+TEST(AtomicFileTest, ANameWithAZeroByteIsRefused) {
+  const tools::TempFolder folder;
+  const std::string file = folder / "file";
+  std::ofstream(file) << "old";
+  const std::string name = file + std::string("\0more", 5);
+  EXPECT_THAT(MessageOf<IoError>([&] { AtomicFile out(name); }), testing::HasSubstr("zero byte"));
+  EXPECT_THAT(MessageOf<IoError>([&] { InputFile in(name); }), testing::HasSubstr("zero byte"));
 }
 
 TEST(AtomicFileTest, TheOldFileStaysInAFolderThatMayBeWrittenToButNotRead) {

@@ -12,10 +12,13 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/gpus.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
+#include "tests/sanitized.h"
 
 namespace heddle {
 namespace {
@@ -194,6 +197,39 @@ TEST(ConfigureMemory, RefusesDevicesThatAreNotThere) {
     EXPECT_THROW(GetMemoryStats(type), InvalidArgument);
     EXPECT_THROW(TrimMemory(type), InvalidArgument);
   }
+}
+
+TEST(ConfigureMemory, RefusesWhatIsNoTypeOfDevice) {
+  const auto none = static_cast<DeviceType>(9);
+  EXPECT_THROW(ConfigureMemory(none, {}), InvalidArgument);
+  EXPECT_THROW(GetMemoryStats(none), InvalidArgument);
+  EXPECT_THROW(GetMemoryStats(Device{none, 0}), InvalidArgument);
+  EXPECT_THROW(TrimMemory(none), InvalidArgument);
+}
+
+// Threads of the parent may hold the pool's locks for ever there.
+TEST(MemoryInForkedChild, IsRefused) {
+  if (kSanitized) GTEST_SKIP() << "a lock of the sanitizer's allocator may be held for ever too";
+  const Engine engine;
+  const pid_t child = fork();
+  if (child == 0) {
+    int refused = 0;
+    const auto try_out = [&](auto&& call) {
+      try {
+        call();
+      } catch (const InvalidState&) {
+        ++refused;
+      }
+    };
+    try_out([] { TrimMemory(DeviceType::kCpu); });
+    try_out([] { GetMemoryStats(DeviceType::kCpu); });
+    try_out([] { GetMemoryStats(Cpu()); });
+    try_out([] { ConfigureMemory(DeviceType::kCpu, {}); });
+    _exit(refused == 4 ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 // Reads the environment, so in a process of its own.

@@ -16,6 +16,7 @@
 #include "kvstore/dist/worker/staged_parts.h"
 #include "kvstore/gpu_sums.h"
 #include "kvstore/near_arrays.h"
+#include "kvstore/optimizer/foreign.h"
 
 namespace heddle::kvstore::dist {
 
@@ -35,6 +36,12 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
   if (compressor_ != nullptr) CheckCompression(call, pushed, *compressor_);
   if (plan == nullptr) return;
   CheckUpdate(call, pushed, *optimizer_, *plan);
+  if (push.key->is_row_sparse() && IsForeignOptimizer(optimizer_->name())) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected a dense value for optimizer {}, which is the servers' "
+                    "own, got a row-sparse one",
+                    call, ToString(name), optimizer_->name()));
+  }
   if (push.key->parts().size() > 1 && NeedsWholeKey(*plan, push.key->is_row_sparse())) {
     throw InvalidArgument(fmt::format(
         "{}: key {}: optimizer {} needs the {}: expected a key of a {} store that was initialised "
