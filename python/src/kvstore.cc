@@ -67,8 +67,22 @@ void LetGo(std::shared_ptr<KVStore>& store) {
   store.reset();
 }
 
-// A store, and the Python function that it calls. The function is kept here, not in the store,
-// where the garbage collector sees it: an updater often refers to its store.
+// A Python function that stores call, shared by the updaters that do: a push calls those that it
+// began with, though others are set meanwhile. Dropped on any thread.
+struct PyUpdater {
+  explicit PyUpdater(nb::object its_function) : function(std::move(its_function)) {}
+  ~PyUpdater() {
+    PyObject* const dropped = function.release().ptr();  // leaked once the interpreter is gone
+    if (dropped != nullptr) WhilePythonLives([dropped] { Py_DECREF(dropped); });
+  }
+  PyUpdater(const PyUpdater&) = delete;
+  PyUpdater& operator=(const PyUpdater&) = delete;
+
+  nb::object function;  // none: the garbage collector has cleared the store
+};
+
+// A store, and the Python function that it calls now. The function is known here, and not to the
+// store alone, since the garbage collector has to see it: an updater often refers to its store.
 struct PyStore {
   explicit PyStore(std::unique_ptr<KVStore> made) : store(std::move(made)) {}
   ~PyStore() {
@@ -81,8 +95,8 @@ struct PyStore {
     const Blocking blocking;
     LetGo(store);
   }
-  std::shared_ptr<KVStore> store;  // shared by the calls that use it; null once it is closed
-  nb::object updater;
+  std::shared_ptr<KVStore> store;      // shared by the calls that use it; null once it is closed
+  std::shared_ptr<PyUpdater> updater;  // null: the store has none of Python
 };
 
 // The store, or InvalidState once it is closed. With the GIL.
@@ -308,46 +322,44 @@ void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int prio
 
 // The updater is called on the thread that pushes, with the GIL. What it raises leaves the push.
 template <class Input, class Stored>
-auto Calling(PyStore* self) {
-  return [self](KeyRef key, const Input& input, const Stored& stored) {
+auto Calling(const std::shared_ptr<PyUpdater>& updater) {
+  return [updater](KeyRef key, const Input& input, const Stored& stored) {
     const Locked locked;
-    const nb::object updater = self->updater;  // may be replaced meanwhile
-    if (!updater.is_valid()) {
-      throw InvalidState("the store got another updater or optimizer while this call used the old");
-    }
-    updater(FromKey(key), Wrap(input), Wrap(stored));
+    const nb::object function = updater->function;
+    if (!function.is_valid()) throw InvalidState("the store is gone, and its updater with it");
+    function(FromKey(key), Wrap(input), Wrap(stored));
   };
 }
 
 void SetUpdater(PyStore& self, nb::callable updater) {
-  // Before the store knows of it: another thread may push at once.
-  nb::object former = std::exchange(self.updater, nb::object(std::move(updater)));
-  try {
-    Using(self, [&](KVStore& store) {
-      store.SetUpdaters({.dense = Calling<NDArray, NDArray>(&self),
-                         .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(&self),
-                         .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(&self)});
-    });
-  } catch (...) {
-    std::swap(former, self.updater);
-    throw;
-  }
+  const auto fresh = std::make_shared<PyUpdater>(std::move(updater));
+  Using(self, [&](KVStore& store) {
+    store.SetUpdaters({.dense = Calling<NDArray, NDArray>(fresh),
+                       .row_sparse = Calling<RowSparseNDArray, RowSparseNDArray>(fresh),
+                       .row_sparse_on_dense = Calling<RowSparseNDArray, NDArray>(fresh)});
+  });
+  const auto former = std::exchange(self.updater, fresh);  // goes with the GIL, as the last may
 }
 
 void SetOptimizer(PyStore& self, const PyOptimizer& optimizer) {
   Using(self, [&](KVStore& store) { store.SetOptimizer(optimizer.optimizer); });
-  const nb::object dropped = std::exchange(self.updater, nb::object());
+  const auto former = std::exchange(self.updater, nullptr);
 }
 
 int Traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  Py_VISIT(nb::inst_ptr<PyStore>(self)->updater.ptr());
+  if (const auto& updater = nb::inst_ptr<PyStore>(self)->updater) {
+    Py_VISIT(updater->function.ptr());
+  }
   return 0;
 }
 
 int Clear(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<PyStore>(self)->updater.reset();
+  if (!nb::inst_ready(self)) return 0;
+  if (const auto updater = std::exchange(nb::inst_ptr<PyStore>(self)->updater, nullptr)) {
+    const nb::object dropped = std::move(updater->function);
+  }
   return 0;
 }
 
