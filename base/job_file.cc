@@ -1,6 +1,7 @@
 #include "base/job_file.h"
 
 #include <cstddef>
+#include <utility>
 
 #include <unistd.h>
 
@@ -27,12 +28,16 @@ std::string JobFileName(const std::string& name) {
     return result;
   }
   if (name.empty() || place.empty() || name.find("%p") != std::string::npos) return result;
-  const std::size_t folder = result.rfind('/');
+  return BeforeEnding(std::move(result), place);
+}
+
+std::string BeforeEnding(std::string name, const std::string& text) {
+  const std::size_t folder = name.rfind('/');
   const std::size_t first = folder == std::string::npos ? 0 : folder + 1;
-  const std::size_t dot = result.rfind('.');
+  const std::size_t dot = name.rfind('.');
   const bool has_ending = dot != std::string::npos && dot > first;
-  result.insert(has_ending ? dot : result.size(), "." + place);
-  return result;
+  name.insert(has_ending ? dot : name.size(), "." + text);
+  return name;
 }
 
 }  // namespace heddle

@@ -15,4 +15,7 @@ std::string PlaceInJob();
 // file. Outside of a job "%r" is "process".
 std::string JobFileName(const std::string& name);
 
+// "run.trace" with "2" is "run.2.trace"; "folder.d/run" is "folder.d/run.2".
+std::string BeforeEnding(std::string name, const std::string& text);
+
 }  // namespace heddle

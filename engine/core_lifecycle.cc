@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
 #include <thread>
 #include <unordered_map>
 
@@ -11,6 +12,7 @@
 #include "base/clock.h"
 #include "base/cpu_count.h"
 #include "base/env.h"
+#include "base/job_file.h"
 #include "base/log.h"
 #include "base/sanitizers.h"
 #include "engine/access_check.h"
@@ -60,6 +62,14 @@ EngineOptions Resolve(EngineOptions options) {
   return options;
 }
 
+// The environment names one file for all engines that read it: those after the first get others.
+std::string TraceFileOf(const std::string& name) {
+  if (name != JobFileName(EnvString("HEDDLE_TRACE", ""))) return name;
+  static std::atomic<int> engines{0};
+  const int number = engines.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number == 1 ? name : BeforeEnding(name, std::to_string(number));
+}
+
 }  // namespace
 
 EngineCore::Kind EngineCore::ParseKind(const std::string& type) {
@@ -82,7 +92,7 @@ EngineCore::EngineCore(EngineOptions options)
       random_(options_.seed),
       gpu_(std::make_unique<engine::GpuQueues>(options_)),
       device_recorder_(gpu_->driver()) {
-  if (!options_.trace_file.empty()) StartTrace(options_.trace_file);
+  if (!options_.trace_file.empty()) StartTrace(TraceFileOf(options_.trace_file));
   Enlist();
   try {
     StartThreads();

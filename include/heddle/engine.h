@@ -133,7 +133,9 @@ struct EngineOptions {
   GpuOptions gpu = {};
   // Null: CUDA, if it is built in. Tests put a simulated device here.
   std::shared_ptr<internal::GpuDriver> gpu_driver = nullptr;
-  std::string trace_file;  // empty: no trace
+  // Empty: no trace. Engines of one process that got the name from HEDDLE_TRACE each write to a
+  // file of their own: run.trace, run.2.trace, ...
+  std::string trace_file;
   std::int64_t trace_bytes_max = std::int64_t{256} << 20;
 
   // The defaults, changed by HEDDLE_ENGINE, HEDDLE_NUM_WORKERS, HEDDLE_WORKER_HOST (tbb, threads),

@@ -3,6 +3,8 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "engine/trace.h"
@@ -52,6 +55,32 @@ class TracedEngineTest : public ::testing::TestWithParam<std::string> {
 
   const TempFolder folder_;
 };
+
+TEST_P(TracedEngineTest, EnginesThatReadTheEnvironmentHaveAFileEach) {
+  setenv("HEDDLE_TRACE", (folder_ / "run.trace").c_str(), /*overwrite=*/1);
+  const auto run = [](Engine& engine, const char* op) {
+    engine.Push({.name = op}, [] {});
+    engine.WaitForAll();
+  };
+  EngineOptions options = EngineOptions::FromEnvironment();
+  options.type = GetParam();
+  {
+    Engine first(options), second(options);
+    run(first, "of_first");
+    run(second, "of_second");
+  }
+  Engine third(options);
+  unsetenv("HEDDLE_TRACE");
+  run(third, "of_third");
+  third.Stop();
+  std::vector<std::string> ops;
+  for (const auto& file : std::filesystem::directory_iterator(folder_.path())) {
+    const TraceFile trace = ReadTraceFile(file.path());
+    ASSERT_EQ(trace.ops.size(), 1u) << file.path();
+    ops.push_back(trace.NameOf(trace.ops[0]));
+  }
+  EXPECT_THAT(ops, testing::UnorderedElementsAre("of_first", "of_second", "of_third"));
+}
 
 TEST_P(TracedEngineTest, OpsCarryWhatTheyWerePushedWith) {
   const TraceFile trace = TraceOf([](Engine& engine) {
