@@ -84,9 +84,8 @@ TEST_P(ErrorTest, AnExceptionMayHaveNoMessage) {
   engine.Push({.name = "silent", .writes = {x}}, [] { throw Silent(); });
   EXPECT_THROW(engine.WaitForVar(x), Silent);
   EXPECT_FALSE(engine.FailureOf(x).value().message.empty());
-  engine.PushAsync({.name = "completed_so", .writes = {y}}, [](Completion done) {
-    done(std::make_exception_ptr(Silent()));
-  });
+  engine.PushAsync({.name = "completed_so", .writes = {y}},
+                   [](Completion done) { done(std::make_exception_ptr(Silent())); });
   EXPECT_THROW(engine.WaitForVar(y), Silent);
 }
 

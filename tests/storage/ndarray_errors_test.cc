@@ -123,8 +123,11 @@ TEST_F(NDArrayErrors, Devices) {
     ExpectRefused([&] { a_.Copy(Gpu(1)); }, {WhyNoGpu(1)});
   }
   ExpectRefused([&] { Make({1}, DType::kFloat32, Cpu(-1)); }, {"at least 0", "-1"});
-  ExpectRefused([&] { Make({1}, DType::kFloat32, Device{static_cast<DeviceType>(9), 0}); },
-                {"a type of device", "9"});
+  ExpectRefused(
+      [&] {
+        Make({1}, DType::kFloat32, Device{static_cast<DeviceType>(9), 0});
+      },
+      {"a type of device", "9"});
   ExpectRefused([&] { Make({1}, static_cast<DType>(9), Cpu()); }, {"a dtype", "9"});
 }
 
