@@ -67,8 +67,9 @@ def run(*command, **options):
 
 def packing(built, work):
     """Options of tools/wheel.sh: takes what a build tree has."""
-    return [f"-Ccmake.source-dir={ROOT / 'tests' / 'package' / 'prebuilt'}", f"-Cbuild-dir={work / 'cmake'}",
-            f"-Ccmake.define.HEDDLE_BUILD_DIR={built}", "-Cbuild.targets=all"]
+    settings = {"cmake.source-dir": ROOT / "tests" / "package" / "prebuilt", "build-dir": work / "cmake",
+                "cmake.define.HEDDLE_BUILD_DIR": built, "build.targets": "all"}
+    return [f"--config-settings={name}={value}" for name, value in settings.items()]  # pip 23.0 has no -C
 
 
 def build(work, python, *options, **environment):

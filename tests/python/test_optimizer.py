@@ -1713,11 +1713,11 @@ def test_an_updater_takes_row_sparse_gradients_as_a_store_does(name, seed):
         gradient = mx.nd.sparse.row_sparse_array((rows, ids), shape=(6, 3))
         kv.push("w", gradient)
         updater("w", gradient, weight)
+        assert step > 0 or (weight.asnumpy()[4] != start[4]).any()  # later steps by signs alone may lead back
     kv.pull("w", out=out)
     assert weight.asnumpy().tobytes() == out.asnumpy().tobytes()
     if name in ("sgd", "adam", "lars", "adagrad", "groupadagrad"):
         assert weight.asnumpy()[[0, 2, 3, 5]].tobytes() == start[[0, 2, 3, 5]].tobytes()
-    assert (weight.asnumpy()[4] != start[4]).any()
 
 
 def test_row_sparse_gradients_of_an_updater_have_to_fit():
