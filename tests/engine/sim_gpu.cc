@@ -245,6 +245,7 @@ void SimGpu::Leave(Context outer) noexcept { current_device = outer.device; }
 
 void SimGpu::AwaitAll(int device) noexcept {
   const std::atomic<int>& tasks = devices_.at(static_cast<std::size_t>(device))->tasks;
+  ++awaited_;
   while (tasks > 0) std::this_thread::yield();
 }
 

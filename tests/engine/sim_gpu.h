@@ -91,6 +91,8 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   int streams_made() const { return streams_made_; }
   int streams_left() const { return streams_left_; }
   int events_made() const { return events_made_; }
+  // Calls of AwaitAll so far, those that still wait among them.
+  int awaited() const { return awaited_; }
 
   int device_count() const override { return static_cast<int>(devices_.size()); }
   std::string WhyNoGpu(int id) const override;
@@ -240,7 +242,7 @@ class SimGpu : public internal::GpuDriver, public ops::GpuKernels, public ops::G
   std::atomic<std::int64_t> peer_bytes_{0};
   mutable std::mutex steps_mutex_;
   mutable std::vector<Step> steps_;
-  std::atomic<int> streams_made_{0}, events_made_{0};
+  std::atomic<int> streams_made_{0}, events_made_{0}, awaited_{0};
   std::atomic<int> streams_left_{0}, events_left_{0};
   std::atomic<Reports> reports_{Reports::kLate};
 };

@@ -43,6 +43,8 @@ TEST(AtomicFileTest, ANameWithAZeroByteIsRefused) {
   const std::string name = file + std::string("\0more", 5);
   EXPECT_THAT(MessageOf<IoError>([&] { AtomicFile out(name); }), testing::HasSubstr("zero byte"));
   EXPECT_THAT(MessageOf<IoError>([&] { InputFile in(name); }), testing::HasSubstr("zero byte"));
+  std::ifstream in(file);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "old");
 }
 
 TEST(AtomicFileTest, TheOldFileStaysInAFolderThatMayBeWrittenToButNotRead) {

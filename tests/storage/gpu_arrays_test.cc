@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -135,7 +134,7 @@ TEST_P(GpuArrays, AGivenTensorsMemoryWaitsForWhatItsUserHasIssued) {
     exported->deleter(exported);
     released = true;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  while (gpu_->awaited() == 0 && !released) std::this_thread::yield();
   EXPECT_FALSE(released);
   EXPECT_GT(Stats(Gpu(1)).used, 0);
   may_end = true;

@@ -65,20 +65,21 @@ TEST_F(RealNccl, SumsAndCopiesBetweenAllDevices) {
   LinkDevices();
   const auto group = DeviceGroup::Make(kvstore::LoadNccl(), internal::DefaultGpuDriver(), devices,
                                        kvstore::NcclOrderOf(engine), kvstore::DeviceGroupOptions{});
-  for (const DType dtype : kAllDTypes) {
-    if (!kvstore::Nccl::Sums(dtype)) continue;
-    for (std::size_t root = 0; root < devices.size(); ++root) {
-      // Large ones go from array to array, small ones through NCCL's own memory.
-      const std::int64_t size = root % 2 == 0 ? 1 << 22 : 1000;
-      SCOPED_TRACE(Name(dtype));
-      std::vector<NDArray> arrays = OnDevices(dtype, size);
-      const NDArray total(arrays[0].shape(), dtype, Gpu(devices[root]), engine);
-      DeviceGroup::Queue(group, "sum", {{.arrays = arrays, .root = root, .sum = total}}, 0);
-      arrays[root] = total;
-      DeviceGroup::Queue(group, "copy", {{.arrays = arrays, .root = root}}, 0);
-      for (const NDArray& array : arrays) {
-        EXPECT_EQ(array.AsType(DType::kFloat64).ToVector<double>(),
-                  std::vector<double>(static_cast<std::size_t>(size), sum()));
+  // Large ones go from array to array, small ones through NCCL's own memory.
+  for (const std::int64_t size : {1000, 1 << 22}) {
+    for (const DType dtype : kAllDTypes) {
+      if (!kvstore::Nccl::Sums(dtype)) continue;
+      for (std::size_t root = 0; root < devices.size(); ++root) {
+        SCOPED_TRACE(Name(dtype));
+        std::vector<NDArray> arrays = OnDevices(dtype, size);
+        const NDArray total(arrays[0].shape(), dtype, Gpu(devices[root]), engine);
+        DeviceGroup::Queue(group, "sum", {{.arrays = arrays, .root = root, .sum = total}}, 0);
+        arrays[root] = total;
+        DeviceGroup::Queue(group, "copy", {{.arrays = arrays, .root = root}}, 0);
+        for (const NDArray& array : arrays) {
+          EXPECT_EQ(array.AsType(DType::kFloat64).ToVector<double>(),
+                    std::vector<double>(static_cast<std::size_t>(size), sum()));
+        }
       }
     }
   }
