@@ -1720,6 +1720,24 @@ def test_an_updater_takes_row_sparse_gradients_as_a_store_does(name, seed):
         assert weight.asnumpy()[[0, 2, 3, 5]].tobytes() == start[[0, 2, 3, 5]].tobytes()
 
 
+def test_a_gradient_may_overlap_the_weight():
+    values = numpy.arange(101, dtype="float32")
+    both = mx.nd.array(values)
+    mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5))(0, both[0:100], both[1:101])
+    numpy.testing.assert_array_equal(both.asnumpy()[1:], values[1:] - 0.5 * values[:100])
+
+
+def test_an_update_of_more_rows_than_there_is_memory_for_is_out_of_memory():
+    kv = mx.kv.create()
+    kv.init("w", mx.nd.sparse.zeros("row_sparse", (2**60, 1)))
+    kv.set_optimizer(mx.optimizer.SGD(lazy_update=False))
+    kv.push("w", mx.nd.sparse.row_sparse_array(([[1]], [3]), shape=(2**60, 1)))
+    out = mx.nd.sparse.zeros("row_sparse", (2**60, 1))
+    with pytest.raises(mx.OutOfMemory):
+        kv.row_sparse_pull("w", out=out, row_ids=mx.nd.array([3]))
+        out.wait_to_read()
+
+
 def test_row_sparse_gradients_of_an_updater_have_to_fit():
     updater, weight = mx.optimizer.get_updater(mx.optimizer.SGD()), mx.nd.ones((4, 2))
     rows = mx.nd.sparse.zeros("row_sparse", (4, 2))
