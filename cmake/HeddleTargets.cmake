@@ -16,6 +16,9 @@ target_link_libraries(heddle_internal INTERFACE ${heddle_cuda_libraries})
 
 configure_file("${PROJECT_SOURCE_DIR}/base/build_info.h.in"
                "${PROJECT_BINARY_DIR}/generated/base/build_info.h" @ONLY)
+set(HEDDLE_LARGE_TLS ${WITH_CUDA})
+configure_file("${PROJECT_SOURCE_DIR}/engine/tls_model.h.in"
+               "${PROJECT_BINARY_DIR}/generated/engine/tls_model.h" @ONLY)
 
 # heddle_cache_precompiled(<owner> <headers>)
 # Lets ccache find again what was compiled with the precompiled headers of target <owner>, also from another

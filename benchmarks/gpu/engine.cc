@@ -54,6 +54,10 @@ class CountingDriver final : public GpuDriver {
   void Record(Event event, Stream stream) override { driver_.Record(event, stream); }
   void Wait(Stream stream, Event event) override { driver_.Wait(stream, event); }
   State Query(Event event) noexcept override { return driver_.Query(event); }
+  void AwaitAll(int device) noexcept override {
+    ++made_;
+    driver_.AwaitAll(device);
+  }
   void CheckLaunches() override { driver_.CheckLaunches(); }
   void* AllocateDevice(int device, std::int64_t bytes) override {
     ++made_;

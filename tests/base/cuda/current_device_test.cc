@@ -9,6 +9,7 @@
 
 #include "base/cuda/check.h"
 #include "base/gpus.h"
+#include "tests/base/cuda/has_context.h"
 
 namespace heddle {
 namespace {
@@ -17,24 +18,6 @@ int CurrentDevice() {
   int current = -1;
   CUDA_CHECK(cudaGetDevice(&current));
   return current;
-}
-
-// As nvidia-smi would count them: every context holds memory of its device.
-bool HasContext(int device) {
-  void* call = nullptr;
-  cudaDriverEntryPointQueryResult answer{};
-#if CUDART_VERSION >= 12050
-  CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &call, 12000,
-                                              cudaEnableDefault, &answer));
-#else
-  CUDA_CHECK(
-      cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &call, cudaEnableDefault, &answer));
-#endif
-  unsigned flags = 0;
-  int active = 0;
-  EXPECT_EQ(reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(call)(device, &flags, &active),
-            CUDA_SUCCESS);
-  return active != 0;
 }
 
 TEST(CurrentDevice, OneThatIsNotThereIsRefused) {
