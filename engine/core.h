@@ -218,6 +218,7 @@ class EngineCore {
     std::int64_t timed_body_ns = 0;           // the body that ended then
     std::optional<std::uint32_t> last_epoch;  // runs nothing pushed later (WaitForAll)
     std::uint64_t ran = 0;
+    engine::EnteredDevice gpu;
     Executor* previous = nullptr;
     Executor* next = nullptr;
   };
@@ -363,8 +364,16 @@ class EngineCore {
   }
   void ExecuteGpuLocked(Executor& executor, Op* op) REQUIRES(lock_);
   void FinishGpuLocked(Op* op) REQUIRES(lock_);
-  void ReleasePlaceLocked(engine::GpuQueue& queue) REQUIRES(lock_);
+  // Before an executor that has issued a GPU op does anything else for the program.
+  void LeaveGpuLocked(Executor& executor) REQUIRES(lock_) {
+    if (executor.gpu.is) [[unlikely]]
+      gpu_->Leave(&executor.gpu);
+  }
+  static void HoldLocked(engine::GpuQueue& queue, Op* op);
+  void MayIssueLocked(engine::GpuQueue& queue, Op* op) REQUIRES(lock_);
+  Op* TakeHeldLocked(engine::GpuQueue& queue) REQUIRES(lock_);
   static bool IsHeld(Op* op);
+  bool AsksGpuLocked(Op* op, std::optional<Deadline::Clock::time_point>* until) REQUIRES(lock_);
 
   // core_workers.cc
   bool RunWorker(engine::WorkerThread thread);
@@ -464,8 +473,8 @@ class EngineCore {
   [[noreturn]] void ThrowLateLocked(VarState* var) REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
   template <class Needs>
-  bool HelpedLocked(std::optional<Deadline> deadline, Needs&& needs, std::exception_ptr* error)
-      REQUIRES(lock_);
+  bool HelpedLocked(Executor& executor, std::optional<Deadline> deadline, Needs&& needs,
+                    std::exception_ptr* error) REQUIRES(lock_);
   std::uint32_t CloseEpochLocked() REQUIRES(lock_);
   bool EpochEndedLocked(std::uint32_t epoch) const REQUIRES(lock_) {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;

@@ -79,10 +79,10 @@ std::string EngineCore::DescribeLocked(Op* op) {
     }
     return names.empty() ? std::string() : fmt::format(" {} [{}]", title, names);
   };
-  const char* state = op->blocked > 0   ? "blocked"
-                      : IsHeld(op)      ? "ready, held back: its stream is full"
-                      : !op->started    ? "ready"
-                      : op->issued      ? "issued"
+  const char* state = op->blocked > 0 ? "blocked"
+                      : IsHeld(op)    ? "ready, held back: its stream is full, or another is issued"
+                      : !op->started  ? "ready"
+                      : op->issued    ? "issued"
                       : op->in_flight() ? "waiting for its completion"
                                         : "running";
   return fmt::format("#{} '{}' {} priority {}, {}{}{}{}", op->ticket, op->name,

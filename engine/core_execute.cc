@@ -56,7 +56,7 @@ void EngineCore::PushReadyLocked(Op* op) {
 void EngineCore::PrefetchAsyncLocked() {
   constexpr std::uint64_t kAhead = 3;
   const engine::Inbox::Message message = inbox_.At(inbox_head_ + kAhead);
-  if (message.address == nullptr || message.kind != MessageKind::kOp) return;
+  if (message.address == nullptr || message.kind == MessageKind::kDropped) return;
   if (AsyncState* async = static_cast<Op*>(message.address)->async_state()) PrefetchForWrite(async);
 }
 
@@ -83,6 +83,7 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
       break;
     }
     case MessageKind::kGpuOp:
+      PrefetchAsyncLocked();
       RegisterGpuLocked(static_cast<Op*>(message.address));
       break;
     case MessageKind::kDropped: {
@@ -270,6 +271,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
     ExecuteGpuLocked(executor, op);
     return;
   }
+  LeaveGpuLocked(executor);
   FailureRecord* poison = tracker_.PoisonOf(op);
   if (poison != nullptr) ++poison->refs;
   op->started = true;
@@ -613,6 +615,7 @@ EngineCore::ExecutorLink::ExecutorLink(EngineCore& core, Executor& executor)
 }
 
 EngineCore::ExecutorLink::~ExecutorLink() {
+  core_.LeaveGpuLocked(executor_);
   if (executor_.candidate != nullptr) core_.PushReadyLocked(executor_.candidate);
   (executor_.previous != nullptr ? executor_.previous->next : core_.executor_list_) =
       executor_.next;

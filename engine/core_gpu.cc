@@ -1,5 +1,7 @@
 // Ops of GPUs: registered, issued and finished. gpu/gpu_queues.h has the design.
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -55,18 +57,33 @@ void EngineCore::RegisterGpuLocked(Op* op) {
   if (tracker_.RegisterGpu(op, on_ready)) on_ready(op);
 }
 
-// Gives `op` its stream, and a place on it (G3) or holds it back.
+// Gives `op` its stream, and lets it be issued there or holds it back (G3, G5).
 void EngineCore::PushReadyGpuLocked(Op* op) {
-  AsyncState* async = op->async_state();
   GpuQueue& queue = gpu_->QueueOf(*op);
-  async->gpu_queue = &queue;
-  if (queue.ahead < options_.gpu.issued_ahead) {
-    ++queue.ahead;
-    PushReadyLocked(op);
-  } else {
-    async->flags.fetch_or(AsyncState::kHeld, std::memory_order_relaxed);
-    queue.held.Push(op);
+  op->async_state()->gpu_queue = &queue;
+  ++queue.assigned;
+  if (queue.ahead >= options_.gpu.issued_ahead || queue.issuing) return HoldLocked(queue, op);
+  if (queue.next != nullptr) {
+    if (op->priority <= queue.next->priority) return HoldLocked(queue, op);
+    // What is ready gives its turn to what is more urgent.
+    Op* const later = queue.next;
+    ready_.Remove(later);
+    --queue.ahead;
+    HoldLocked(queue, later);
   }
+  MayIssueLocked(queue, op);
+  PushReadyLocked(op);
+}
+
+void EngineCore::HoldLocked(GpuQueue& queue, Op* op) {
+  op->async_state()->flags.fetch_or(AsyncState::kHeld, std::memory_order_relaxed);
+  queue.held.Push(op);
+}
+
+void EngineCore::MayIssueLocked(GpuQueue& queue, Op* op) {
+  ++queue.ahead;
+  // The others' order is none of its priorities.
+  if (kind_ == Kind::kThreaded) queue.next = op;
 }
 
 bool EngineCore::IsHeld(Op* op) {
@@ -74,22 +91,28 @@ bool EngineCore::IsHeld(Op* op) {
          (op->async_state()->flags.load(std::memory_order_relaxed) & AsyncState::kHeld) != 0;
 }
 
-// An op has left `queue`: the most urgent one that is held back takes its place.
-void EngineCore::ReleasePlaceLocked(GpuQueue& queue) {
-  if (queue.held.empty()) {
-    --queue.ahead;
-    return;
+// A place on `queue` or a turn to be issued has become free: for the most urgent op that is held
+// back; null: there is none.
+Op* EngineCore::TakeHeldLocked(GpuQueue& queue) {
+  if (queue.held.empty() || queue.issuing || queue.next != nullptr ||
+      queue.ahead >= options_.gpu.issued_ahead) {
+    return nullptr;
   }
-  Op* next = queue.held.Pop();
+  Op* const next = queue.held.Pop();
   next->async_state()->flags.fetch_and(~std::uint32_t{AsyncState::kHeld},
                                        std::memory_order_relaxed);
-  PushReadyLocked(next);
+  MayIssueLocked(queue, next);
+  return next;
 }
 
 // Issues `op` without the lock; then the GPU ops behind it may be issued too.
 void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   AsyncState* async = op->async_state();
   GpuQueue& queue = *async->gpu_queue;
+  if (queue.next == op) {
+    queue.next = nullptr;
+    queue.issuing = true;
+  }
   FailureRecord* const poison = tracker_.PoisonAtIssue(op);
   if (poison != nullptr) ++poison->refs;
   const std::exception_ptr skipped = poison != nullptr ? poison->error : nullptr;
@@ -113,7 +136,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   context.op = op;
   context.children = 0;
   const auto [mark, error] =
-      gpu_->Issue(queue, waits, async, skipped, [&](std::exception_ptr failed) {
+      gpu_->Issue(queue, waits, async, skipped, &executor.gpu, [&](std::exception_ptr failed) {
         if (failed != nullptr) return failed;
         if (device_trace != nullptr) device_trace->Begin(op->ticket);
         try {
@@ -137,6 +160,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
     trace->OnRun(op->ticket, static_cast<std::uint64_t>(started_ns),
                  static_cast<std::uint64_t>(ended_ns), outcome);
   }
+  gpu_->FinishHappened(queue);
 
   lock_.lock();
   executor.current = nullptr;
@@ -150,6 +174,12 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
     PushReadyGpuLocked(ready);
   });
   if (poison != nullptr) tracker_.Unref(poison);
+  // Behind what this op has let be issued.
+  queue.issuing = false;
+  if (Op* const next = TakeHeldLocked(queue)) {
+    // Nobody needs to be called: this thread takes it next.
+    executor.keeps_candidate ? ready_.Push(next) : PushReadyLocked(next);
+  }
   op->extension()->in_flight_index = gpu_in_flight_.size();
   gpu_in_flight_.push_back(op);
   // acq_rel: acquires the error from the reaper, or releases this issue to it
@@ -180,19 +210,28 @@ void EngineCore::FailWrite(Op* op, VarState* var, const std::exception_ptr& erro
 }
 
 std::vector<std::uint64_t> EngineCore::HeldUpBy(std::span<const engine::OpVars> ops) {
+  // The top bit is clear in numbers of single ops.
+  constexpr std::uint64_t kOfSeveral = std::uint64_t{1} << 63;
+  std::map<std::vector<std::uint64_t>, std::uint64_t> sets;
   std::vector<std::uint64_t> held;
   held.reserve(ops.size());
+  std::vector<std::uint64_t> by;
   const engine::TrackerGuard guard(lock_);
   DrainToTailLocked();
   for (const engine::OpVars& op : ops) {
-    std::uint64_t by = engine::kNoOp;
-    const auto add = [&by](std::uint64_t one) {
-      if (one == engine::kNoOp || one == by) return;
-      by = by == engine::kNoOp ? one : engine::kSeveralOps;
-    };
-    for (const VarRef var : op.reads) add(engine::Tracker::HeldUpBy(var.state(), false));
-    for (const VarRef var : op.writes) add(engine::Tracker::HeldUpBy(var.state(), true));
-    held.push_back(by);
+    by.clear();
+    for (const VarRef var : op.reads) by.push_back(engine::Tracker::HeldUpBy(var.state(), false));
+    for (const VarRef var : op.writes) by.push_back(engine::Tracker::HeldUpBy(var.state(), true));
+    std::erase(by, engine::kNoOp);
+    std::ranges::sort(by);
+    by.erase(std::ranges::unique(by).begin(), by.end());
+    if (by.empty()) {
+      held.push_back(engine::kNoOp);
+    } else if (by.size() == 1 || by.back() == engine::kUnknownOps) {
+      held.push_back(by.back());
+    } else {
+      held.push_back(sets.emplace(by, kOfSeveral | sets.size()).first->second);
+    }
   }
   return held;
 }
@@ -217,7 +256,9 @@ void EngineCore::FinishGpuLocked(Op* op) {
     }
   }
   FinishLocked(nullptr, op, failure);
-  ReleasePlaceLocked(queue);
+  --queue.assigned;
+  --queue.ahead;
+  if (Op* const next = TakeHeldLocked(queue)) PushReadyLocked(next);
 }
 
 }  // namespace heddle::internal

@@ -460,6 +460,7 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
     try {
       const Deadline look_again = kStuckPatience;
       const bool sooner = !deadline || look_again.time() < deadline->time();
+      LeaveGpuLocked(executor);
       SleepLocked(waiter,
                   !in_flight_.empty() && sooner ? std::optional<Deadline>(look_again) : deadline);
     } catch (...) {

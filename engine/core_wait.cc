@@ -219,6 +219,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   const auto reached = [var, target] {
     return static_cast<std::int32_t>(var->writes_finished - target) >= 0;
   };
+  std::optional<Deadline::Clock::time_point> ask_until;  // of a GPU, by itself
   Executor executor;
   const ExecutorLink link(*this, executor);
   if (last != nullptr) {
@@ -251,12 +252,13 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       } else if (op != nullptr) {
         const auto is_it = [op](const Op* of) { return of == op; };
         std::exception_ptr error;
-        const bool helped = HelpedLocked(deadline, is_it, &error);
+        const bool helped = HelpedLocked(executor, deadline, is_it, &error);
         if (error != nullptr) {
           EnsureWorkerLocked();
           std::rethrow_exception(error);
         }
         if (helped && !HasPassed(deadline)) continue;
+        if (op->issued && AsksGpuLocked(op, &ask_until) && !HasPassed(deadline)) continue;
       }
     }
     if (reached()) break;
@@ -267,6 +269,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
                   .for_completion = holder != nullptr && holder->in_flight()};
     ++var->waiters;
     bool late = false;
+    LeaveGpuLocked(executor);
     try {
       late = SleepLocked(waiter, deadline);
     } catch (...) {
@@ -277,6 +280,23 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     if (late && !reached()) ThrowLateLocked(var);
   }
   EnsureWorkerLocked();
+}
+
+// Looks after `op`, which a GPU does, in the reaper's place: being told costs as much time as a
+// short op takes. False: it has done so for long enough.
+bool EngineCore::AsksGpuLocked(Op* op, std::optional<Deadline::Clock::time_point>* until) {
+  constexpr std::chrono::microseconds kAskFor{50};
+  const Deadline::Clock::time_point now = Deadline::Clock::now();
+  if (!*until) *until = now + kAskFor;
+  if (now >= **until) return false;
+  engine::GpuQueue& queue = *op->async_state()->gpu_queue;
+  lock_.unlock();
+  if (!gpu_->Look(queue)) {
+    for (int i = engine::PausesPerMicrosecond(); i > 0; --i) Pause();
+  }
+  lock_.lock();
+  TakeCompletionsLocked();
+  return true;
 }
 
 void EngineCore::ThrowLateLocked(VarState* var) {
@@ -307,7 +327,7 @@ Op* EngineCore::HolderOf(VarState* var) {
 // Between two blocks it looks at the deadline, and calls the check of a WaitCheckScope: what that
 // throws is *error.
 template <class Needs>
-bool EngineCore::HelpedLocked(std::optional<Deadline> deadline, Needs&& needs,
+bool EngineCore::HelpedLocked(Executor& executor, std::optional<Deadline> deadline, Needs&& needs,
                               std::exception_ptr* error) {
   if (jobs_.empty() || !HasPlaceLocked()) return false;
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job* job) {
@@ -315,6 +335,7 @@ bool EngineCore::HelpedLocked(std::optional<Deadline> deadline, Needs&& needs,
   });
   if (found == jobs_.end() || !GoesFirstLocked(**found)) return false;
   const std::optional<Deadline> until = WaitChecks::SoonerOfNext(deadline);
+  LeaveGpuLocked(executor);
   HelpLocked(**found, until);
   if (WaitChecks::Any() && HasPassed(until)) {
     lock_.unlock();
@@ -395,7 +416,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       ReleaseInlineLocked();
       if (EpochEndedLocked(epoch)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (HelpedLocked(deadline, is_of_epoch, &error)) {
+    } else if (HelpedLocked(executor, deadline, is_of_epoch, &error)) {
       late = HasPassed(deadline);
       continue;
     } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
@@ -433,6 +454,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
                   .target = epoch,
                   .may_help = true,
                   .for_completion = executing_ == 0};
+    LeaveGpuLocked(executor);
     late = SleepLocked(waiter, deadline);
   }
   const bool ended = EpochEndedLocked(epoch);

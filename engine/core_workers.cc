@@ -93,6 +93,7 @@ bool EngineCore::WorkLocked(Executor& executor, engine::WorkerThread thread) {
       if (executor.candidate != nullptr) {
         PushReadyLocked(std::exchange(executor.candidate, nullptr));
       }
+      LeaveGpuLocked(executor);
       HelpLocked(*job);
       // Split ops come by the pair, push and pull, and last longer than waking somebody for each. A
       // single executor only: beside the thread that waits, more would spin on that one's CPU.

@@ -15,14 +15,15 @@ struct OpVars {
   VarList writes;
 };
 
-// No op: it would be issued at once. Several: or it would take a long look to tell.
+// No op: it would be issued at once. Unknown: it would take a long look to tell.
 inline constexpr std::uint64_t kNoOp = 0;
-inline constexpr std::uint64_t kSeveralOps = ~std::uint64_t{0};
+inline constexpr std::uint64_t kUnknownOps = ~std::uint64_t{0};
 
-// For each of these the op that holds it up, were it pushed now as a GPU op: kNoOp, kSeveralOps, or
-// a number that stands for one pending op as long as that is pending. An op of a GPU that has been
-// issued holds up none: the device waits for it, and it will be done whatever the program does.
-// So ops with the same number, kSeveralOps apart, become ready by the same end or issue of one op.
+// For each of these what holds it up, were it pushed now as a GPU op: kNoOp, kUnknownOps, or a
+// number that stands for one set of pending ops, in this answer alone if there are several. An op
+// of a GPU that has been issued holds up none: the device waits for it, and it will be done
+// whatever the program does. So ops with the same number, kUnknownOps apart, become ready by the
+// same ends or issues.
 //
 // One look at all of them, after everything that this thread has pushed. What other threads push
 // meanwhile may or may not be among it. All variables are of one engine that has not been stopped.

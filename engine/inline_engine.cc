@@ -80,9 +80,10 @@ void EngineCore::RunReadyInlineLocked(Executor& executor, const std::function<bo
   while (!done()) {
     DrainLocked();  // completions too, however far behind what is waited for
     Op* op = kind_ == Kind::kSeeded ? PickSeededLocked(executor) : PickLocked(executor);
-    if (op == nullptr) return;
+    if (op == nullptr) break;
     ExecuteLocked(executor, op);
   }
+  LeaveGpuLocked(executor);
 }
 
 std::vector<Op*>& EngineCore::SeededReadyLocked(std::uint32_t epoch) {

@@ -66,11 +66,14 @@ class Access {
   bool names_failure() const { return (word_ & kNamesFailure) != 0; }
   void set_names_failure() { word_ |= kNamesFailure; }
   // Of a GPU op: its body has said so of this variable, see Tracker::FailAlone.
-  bool fails_alone() const { return (word_ & kFailsAlone) != 0; }
+  bool fails_alone() const { return is_write() && (word_ & kFailsAlone) != 0; }
   void set_fails_alone() { word_ |= kFailsAlone; }
   // Of a GPU op that runs when poisoned: the variable was, when the body looked.
   bool poison_known() const { return (word_ & kPoisonKnown) != 0; }
   void set_poison_known() { word_ |= kPoisonKnown; }
+  // Of a read that was queued: what comes before it in the queue is a write.
+  bool follows_write() const { return !is_write() && (word_ & kFollowsWrite) != 0; }
+  void set_follows_write() { word_ |= kFollowsWrite; }
   // Of a fence: it is a read from now on, see Tracker::Withdraw.
   bool withdrawn() const { return mode() == AccessMode::kFence && (word_ & kWithdrawn) != 0; }
   void set_withdrawn() { word_ |= kWithdrawn; }
@@ -81,6 +84,7 @@ class Access {
   static constexpr std::uintptr_t kGranted = 4;
   static constexpr std::uintptr_t kNamesFailure = 8;
   static constexpr std::uintptr_t kFailsAlone = 16;
+  static constexpr std::uintptr_t kFollowsWrite = kFailsAlone;  // reads fail nothing
   static constexpr std::uintptr_t kPoisonKnown = 32;
   static constexpr std::uintptr_t kWithdrawn = kPoisonKnown;  // fences are not of GPUs
   std::uintptr_t word_;

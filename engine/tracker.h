@@ -271,11 +271,16 @@ class Tracker {
       return true;
     }
     const AccessRef ref(op, index);
+    // What comes first in the queue is there for the writer, but reads of GPUs may be before it.
+    bool behind_write = var->readers == 0;
     if (var->head) {
-      var->tail.op()->access(var->tail.index()).next = ref;
+      Access& before = var->tail.op()->access(var->tail.index());
+      before.next = ref;
+      behind_write = before.is_write();
     } else {
       var->head = ref;
     }
+    if (behind_write && !access.is_write()) access.set_follows_write();
     var->tail = ref;
     return false;
   }

@@ -33,52 +33,56 @@ void Tracker::CollectMarks(Op* op, const GpuQueue* queue, std::vector<GpuMark>* 
 
 namespace {
 
-// Neither kNoOp nor kSeveralOps.
+// Neither kNoOp nor kUnknownOps.
 std::uint64_t NumberOf(const Op* op) { return op->ticket + 1; }
 
 bool IsUnissued(const Op* writer) { return writer != nullptr && !writer->issued; }
 
-// Have all that were granted access to `var` been issued?
-bool AreIssued(const VarState* var) {
+// How many that were granted access to `var` have not been issued?
+std::int64_t UnissuedHolders(const VarState* var) {
   const GpuVar* const gpu = var->gpu.get();
   const std::int64_t holders = std::int64_t{var->readers} + (var->writer != nullptr ? 1 : 0) +
                                (gpu != nullptr ? gpu->stacked : 0);
-  return holders == (gpu != nullptr ? gpu->issued : 0);
+  return holders - (gpu != nullptr ? gpu->issued : 0);
 }
 
 // Of an access behind others in the queue of `var`.
 std::uint64_t LastInQueue(const VarState* var, bool write) {
   Op* const last = var->tail.op();
-  // A write waits for all that is before it.
-  if (last->access(var->tail.index()).is_write()) return NumberOf(last);
-  if (write) {
-    // A read alone in the queue waits for the writer. Readers beside it wait for nobody.
-    const bool alone = var->head.op() == last && (IsUnissued(var->writer) || AreIssued(var));
-    return alone ? NumberOf(last) : kSeveralOps;
+  const Access& tail = last->access(var->tail.index());
+  // A write waits for all that is before it: for a write, which has waited for what comes before
+  // itself, or for the reads since the last one.
+  if (tail.is_write() || (write && tail.follows_write())) return NumberOf(last);
+  if (write) return kUnknownOps;
+  // Where none is queued, it is the one that holds the variable.
+  if (var->writes_registered - var->writes_finished == 1 && IsUnissued(var->writer)) {
+    return NumberOf(var->writer);
   }
   // A read waits for the last write.
   constexpr int kLooks = 16;
   const Op* writer = var->writer;
   AccessRef next = var->head;
   for (int looks = 0; next; ++looks) {
-    if (looks == kLooks) return kSeveralOps;
+    if (looks == kLooks) return kUnknownOps;
     Op* const op = next.op();
     const Access& access = op->access(next.index());
     if (access.is_write()) writer = op;
     next = access.next;
   }
-  return writer != nullptr ? NumberOf(writer) : kSeveralOps;
+  return writer != nullptr ? NumberOf(writer) : kUnknownOps;
 }
 
 }  // namespace
 
 std::uint64_t Tracker::HeldUpBy(const VarState* var, bool write) {
-  if (var->granting) return kSeveralOps;
+  if (var->granting) return kUnknownOps;
   if (var->head) return LastInQueue(var, write);
   if (IsUnissued(var->writer)) return NumberOf(var->writer);  // what was before it is issued, V4
-  if (!write || AreIssued(var)) return kNoOp;
-  const bool alone = var->readers == 1 && var->reader_hint != nullptr;
-  return alone ? NumberOf(var->reader_hint) : kSeveralOps;
+  const std::int64_t unissued = write ? UnissuedHolders(var) : 0;
+  if (unissued == 0) return kNoOp;
+  const Op* const reader = var->reader_hint;
+  const bool is_it = unissued == 1 && reader != nullptr && !reader->issued;
+  return is_it ? NumberOf(reader) : kUnknownOps;
 }
 
 void Tracker::Keep(KeptFailures* kept, const Op* op, const Access& access, FailureRecord* failure) {

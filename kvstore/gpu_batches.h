@@ -34,7 +34,7 @@ class GpuBatches {
   // `bytes` and `arrays`: of the key.
   void Add(Device device, std::uint64_t held_up_by, Item item, std::int64_t bytes,
            std::size_t arrays) {
-    if (held_up_by == engine::kSeveralOps) {
+    if (held_up_by == engine::kUnknownOps) {
       queue_({std::move(item)});
       return;
     }

@@ -8,6 +8,7 @@
 #include <heddle/ndarray.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -114,6 +115,7 @@ void MeasureOps(BarReport& report, bool quick) {
   constexpr double kOverhead = 1e-6;
   const int rounds = quick ? 3 : 15;
   const int ops = quick ? 1000 : 20000;
+  const int waits = ops / 10;
   const auto driver = std::make_shared<CountingDriver>();
   EngineOptions options = EngineOptions::FromEnvironment();
   options.gpu_driver = driver;
@@ -122,38 +124,86 @@ void MeasureOps(BarReport& report, bool quick) {
   const ops::CopyTask tiny = {memory.as<float>(), memory.as<float>() + 1, sizeof(float)};
   std::vector<Var> vars;
   for (int i = 0; i < 64; ++i) vars.push_back(engine.NewVar());
-  cudaStream_t stream = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  std::array<cudaStream_t, 2> streams = {};
+  std::array<cudaEvent_t, 2> events = {};
+  for (cudaStream_t& one : streams) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+  }
+  for (cudaEvent_t& event : events) {
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  const cudaStream_t stream = streams[0];
 
   const auto bare = [&] {
     for (int i = 0; i < ops; ++i) ops::cuda::Copy({&tiny, 1}, stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
+  const auto push_one = [&](const Var& var, Lane lane) {
+    engine.PushGpu(
+        {.name = "tiny", .reads = {var}, .writes = {var}, .device = Gpu(0), .lane = lane},
+        [&tiny](GpuStream on) {
+          ops::cuda::Copy({&tiny, 1}, static_cast<cudaStream_t>(on.handle));
+        });
+  };
   const auto push = [&](std::size_t distinct) {
     for (int i = 0; i < ops; ++i) {
-      const Var& var = vars[static_cast<std::size_t>(i) % distinct];
-      engine.PushGpu({.name = "tiny", .reads = {var}, .writes = {var}, .device = Gpu(0)},
-                     [&tiny](GpuStream on) {
-                       ops::cuda::Copy({&tiny, 1}, static_cast<cudaStream_t>(on.handle));
-                     });
+      push_one(vars[static_cast<std::size_t>(i) % distinct], Lane::kNormal);
     }
     engine.WaitForAll();
   };
-  std::vector<double> limits, chain, independent;
+  // Each op waits for the one before it, on the other stream.
+  const auto bare_across = [&] {
+    for (int i = 0; i < ops; ++i) {
+      const std::size_t on = static_cast<std::size_t>(i) % 2;
+      CUDA_CHECK(cudaStreamWaitEvent(streams[on], events[1 - on], 0));
+      ops::cuda::Copy({&tiny, 1}, streams[on]);
+      CUDA_CHECK(cudaEventRecord(events[on], streams[on]));
+    }
+    for (const cudaStream_t stream : streams) CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  const auto push_across = [&] {
+    for (int i = 0; i < ops; ++i) push_one(vars[0], i % 2 == 0 ? Lane::kNormal : Lane::kCopy);
+    engine.WaitForAll();
+  };
+  const auto bare_and_wait = [&] {
+    for (int i = 0; i < waits; ++i) {
+      ops::cuda::Copy({&tiny, 1}, stream);
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+    }
+  };
+  const auto push_and_wait = [&] {
+    for (int i = 0; i < waits; ++i) {
+      push_one(vars[0], Lane::kNormal);
+      engine.WaitForVar(vars[0]);
+    }
+  };
+  std::vector<double> limits, chain, independent, across_limits, across, wait_limits, wait;
   std::int64_t made_before = 0;
   for (int round = -1; round < rounds; ++round) {
     if (round == 0) made_before = driver->made();
     const double one = SecondsOf(bare) / ops;
     const double in_chain = SecondsOf([&] { push(1); }) / ops;
     const double alone = SecondsOf([&] { push(vars.size()); }) / ops;
+    const double one_across = SecondsOf(bare_across) / ops;
+    const double in_chain_across = SecondsOf(push_across) / ops;
+    const double one_and_wait = SecondsOf(bare_and_wait) / waits;
+    const double pushed_and_waited = SecondsOf(push_and_wait) / waits;
     if (round < 0) continue;
+    across_limits.push_back(one_across + kOverhead);
+    across.push_back(in_chain_across);
+    wait_limits.push_back(one_and_wait);
+    wait.push_back(pushed_and_waited);
     limits.push_back(one + kOverhead);
     chain.push_back(in_chain);
     independent.push_back(alone);
   }
-  CUDA_CHECK(cudaStreamDestroy(stream));
+  for (const cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
+  for (const cudaStream_t one : streams) CUDA_CHECK(cudaStreamDestroy(one));
   AddBar(report, "an op of a chain", "a bare launch and 1 us", chain, limits, 1e6, "us", 1);
   AddBar(report, "an independent op", "a bare launch and 1 us", independent, limits, 1e6, "us", 1);
+  AddBar(report, "an op of a chain over two streams", "launch, event and wait, and 1 us", across,
+         across_limits, 1e6, "us", 1);
+  AddBar(report, "push and wait", "launch and synchronise", wait, wait_limits, 1e6, "us", 2);
   const auto made = static_cast<double>(driver->made() - made_before);
   report.Add({{"what", fmt::format("streams, events and memory made by {} ops", 2 * rounds * ops)},
               {"ours", made},
@@ -166,22 +216,39 @@ void MeasureOps(BarReport& report, bool quick) {
               {"holds", made == 0}});
 }
 
-void MeasureOverlap(BarReport& report, bool quick) {
+// Copies in, `kernels` and copies out of 8 MiB at a time. Copies of both directions together take
+// longer than one alone, whoever makes them: so they are what copies that last longest are held
+// against.
+void MeasureOverlap(BarReport& report, int kernels, bool quick) {
   constexpr double kBar = 1.1;
-  constexpr int kKernels = 16;  // a chunk: about as long as its copies
   const int rounds = quick ? 3 : 9;
   const std::size_t chunks = quick ? 8 : 64;
-  const std::int64_t count = std::int64_t{8} << 20 >> 2;
+  constexpr std::int64_t kBytes = std::int64_t{8} << 20;
+  constexpr std::int64_t kCount = kBytes >> 2;
   Engine engine(EngineOptions::FromEnvironment());
   std::vector<NDArray> in, on_gpu, out;
   for (std::size_t i = 0; i < chunks; ++i) {
-    in.push_back(NDArray::Full({count}, 1, DType::kFloat32, CpuPinned(0), engine));
-    on_gpu.push_back(NDArray::Full({count}, 1, DType::kFloat32, Gpu(0), engine));
-    out.push_back(NDArray::Full({count}, 1, DType::kFloat32, CpuPinned(0), engine));
+    in.push_back(NDArray::Full({kCount}, 1, DType::kFloat32, CpuPinned(0), engine));
+    on_gpu.push_back(NDArray::Full({kCount}, 1, DType::kFloat32, Gpu(0), engine));
+    out.push_back(NDArray::Full({kCount}, 1, DType::kFloat32, CpuPinned(0), engine));
   }
+  engine.WaitForAll();
+  std::array<cudaStream_t, 2> streams = {};
+  for (cudaStream_t& one : streams) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+  }
+  const auto bare_copies = [&] {
+    for (std::size_t i = 0; i < chunks; ++i) {
+      CUDA_CHECK(
+          cudaMemcpyAsync(on_gpu[i].data(), in[i].data(), kBytes, cudaMemcpyDefault, streams[0]));
+      CUDA_CHECK(
+          cudaMemcpyAsync(out[i].data(), on_gpu[i].data(), kBytes, cudaMemcpyDefault, streams[1]));
+    }
+    for (const cudaStream_t one : streams) CUDA_CHECK(cudaStreamSynchronize(one));
+  };
   const auto copy_in = [&](std::size_t i) { in[i].CopyTo(on_gpu[i]); };
   const auto compute = [&](std::size_t i) {
-    for (int kernel = 0; kernel < kKernels; ++kernel) on_gpu[i] += 1;
+    for (int kernel = 0; kernel < kernels; ++kernel) on_gpu[i] += 1;
   };
   const auto copy_out = [&](std::size_t i) { on_gpu[i].CopyTo(out[i]); };
   const auto all = [&](const std::function<void(std::size_t)>& step) {
@@ -192,7 +259,7 @@ void MeasureOverlap(BarReport& report, bool quick) {
   };
   std::vector<double> together, longest;
   for (int round = -1; round < rounds; ++round) {
-    const double alone = std::max({all(copy_in), all(compute), all(copy_out)});
+    const double alone = std::max({SecondsOf(bare_copies), all(compute)});
     const double piped = all([&](std::size_t i) {
       copy_in(i);
       compute(i);
@@ -202,15 +269,17 @@ void MeasureOverlap(BarReport& report, bool quick) {
     longest.push_back(alone);
     together.push_back(piped);
   }
-  AddBar(report, fmt::format("{} times 8 MiB in, {} kernels, out", chunks, kKernels),
-         "the longest alone", together, longest, 1e3, "ms", kBar);
+  for (const cudaStream_t one : streams) CUDA_CHECK(cudaStreamDestroy(one));
+  AddBar(report, fmt::format("{} times 8 MiB in, {} kernels, out", chunks, kernels),
+         "copies both ways, or the kernels", together, longest, 1e3, "ms", kBar);
 }
 
 }  // namespace
 
 void MeasureGpuEngine(BarReport& report, bool quick) {
   MeasureOps(report, quick);
-  MeasureOverlap(report, quick);
+  MeasureOverlap(report, /*kernels=*/4, quick);   // about half as long as the copies
+  MeasureOverlap(report, /*kernels=*/48, quick);  // longer
 }
 
 }  // namespace heddle::bench

@@ -22,8 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the reaper polls after the last news before it sleeps between two looks.
-constexpr int kPollMicroseconds = 30;
+// The reaper's pauses between two looks. While ops are issued, whose issuer a question holds up: as
+// long as it takes to issue a part of what a stream may be ahead, but not longer. Else the least.
+constexpr std::chrono::microseconds kPauseMin{5};
+constexpr std::chrono::microseconds kPauseMax{20};
+// For so long after the last news it stays awake in them.
+constexpr std::chrono::microseconds kAwakeFor{50};
 // So long at a time: a part of the time for which there has been no news, by which it is late then.
 constexpr int kDozePart = 8;
 constexpr std::chrono::microseconds kDozeMin{20};
@@ -70,14 +74,13 @@ void GpuQueues::End() {
   reaper_wake_.NotifyAll();
   reaper_.join();
   ForEach([this](GpuQueue& queue) {
-    if (queue.stream_ != nullptr) {
-      driver_->Free(queue.device_, std::exchange(queue.stream_, nullptr));
+    if (const Stream stream = queue.stream_.exchange(nullptr, std::memory_order_relaxed)) {
+      driver_->Free(queue.device_, stream);
     }
   });
   // After all streams: those that are lost may still wait for events.
   ForEach([this](GpuQueue& queue) {
-    const MutexLock lock(queue.mutex_);
-    for (const Event event : queue.free_events_) driver_->FreeEvent(queue.device_, event);
+    for (const Event event : queue.events_) driver_->FreeEvent(queue.device_, event);
   });
 }
 
@@ -110,35 +113,33 @@ GpuQueue& GpuQueues::QueueOf(const internal::Op& op) {
   const std::size_t end = urgent ? device.first[lane + 1] : usual;
   GpuQueue* best = device.queues[begin].get();
   for (std::size_t i = begin + 1; i < end; ++i) {
-    if (device.queues[i]->ahead < best->ahead) best = device.queues[i].get();
+    if (device.queues[i]->assigned < best->assigned) best = device.queues[i].get();
   }
   return *best;
 }
 
 // --- issuing -------------------------------------------------------------------------------------
 
+// One thread at a time; the tracker's lock is between two.
 void GpuQueues::MakeStream(GpuQueue& queue) {
-  const MutexLock lock(queue.mutex_);
-  if (queue.stream_ == nullptr) {
-    queue.stream_ = driver_->NewStream(queue.urgent_, queue.priority_);
-  }
+  if (queue.stream_.load(std::memory_order_relaxed) != nullptr) return;
+  const auto places = static_cast<std::size_t>(options_.gpu.issued_ahead);
+  while (queue.events_.size() < places) queue.events_.push_back(driver_->NewEvent());
+  queue.stream_.store(driver_->NewStream(queue.urgent_, queue.priority_),
+                      std::memory_order_relaxed);
 }
 
 // Enters the device and makes the stream wait for `waits`. Why it could not; null: done.
 std::exception_ptr GpuQueues::Begin(GpuQueue& queue, std::vector<GpuMark>& waits,
-                                    GpuDriver::Context* outer, bool* entered) {
+                                    EnteredDevice* device, bool* entered) {
   issuing_given_up = nullptr;
-  DeviceQueues& device = DeviceOf(queue);
-  if (device.failed.load(std::memory_order_acquire)) return ErrorOf(device);
+  DeviceQueues& queues = DeviceOf(queue);
+  if (queues.failed.load(std::memory_order_acquire)) return ErrorOf(queues);
   try {
-    *outer = driver_->Enter(queue.device_);
-  } catch (...) {
-    return std::current_exception();
-  }
-  try {
+    const GpuDriver::Context outer = driver_->Enter(queue.device_);
+    if (!device->is) *device = {.is = true, .outer = outer};
     MakeStream(queue);
   } catch (...) {
-    driver_->Leave(*outer);
     return std::current_exception();
   }
   *entered = true;
@@ -146,13 +147,15 @@ std::exception_ptr GpuQueues::Begin(GpuQueue& queue, std::vector<GpuMark>& waits
   try {
     std::size_t kept = 0;
     for (const GpuMark mark : waits) {
-      // Under its queue's lock: the event is not used again meanwhile.
-      const MutexLock lock(mark.queue->mutex_);
-      if (mark.queue->HasFinished(mark.number)) continue;
+      GpuQueue& other = *mark.queue;
+      if (other.HasFinished(mark.number)) continue;
       GpuMark& wait = waits[kept++] = mark;
-      const Event event = mark.queue->At(mark.number).event;
-      if (event == nullptr) continue;
-      driver_->Wait(queue.stream_, event);
+      if (other.happened_.load(std::memory_order_acquire) >= mark.number) continue;
+      // Under its queue's lock: the event is not used again meanwhile.
+      const MutexLock lock(other.mutex_);
+      const bool happened = other.happened_.load(std::memory_order_relaxed) >= mark.number;
+      if (happened || !other.At(mark.number).has_event) continue;
+      driver_->Wait(queue.stream().handle, other.EventOf(mark.number));
       wait.on_device = true;
     }
     waits.resize(kept);
@@ -180,7 +183,7 @@ GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, Async
   {
     const MutexLock lock(queue.mutex_);
     mark.number = ++queue.last_;
-    const std::uint64_t unfinished = queue.last_ - queue.finished_.load(std::memory_order_relaxed);
+    const std::uint64_t unfinished = queue.last_ - queue.taken_.load(std::memory_order_relaxed);
     DCHECK(unfinished <= queue.issued_.size());  // G3
     alone = unfinished == 1;
     GpuQueue::Issued& issued = queue.At(mark.number);
@@ -188,22 +191,14 @@ GpuMark GpuQueues::End(GpuQueue& queue, const std::vector<GpuMark>& waits, Async
     issued.body = async->op->body();
     issued.waits = waits;
     issued.given_up = std::move(issuing_given_up);
-    issued.event = nullptr;
+    issued.has_event = false;
     if (queue.lost_from_.load(std::memory_order_relaxed) != 0) {
       if (error == nullptr) error = ErrorOf(DeviceOf(queue));
     } else if (entered) {
-      Event event = nullptr;
       try {
-        if (queue.free_events_.empty()) {
-          event = driver_->NewEvent();
-        } else {
-          event = queue.free_events_.back();
-          queue.free_events_.pop_back();
-        }
-        driver_->Record(event, queue.stream_);
-        issued.event = event;
+        driver_->Record(queue.EventOf(mark.number), queue.stream().handle);
+        issued.has_event = true;
       } catch (...) {
-        if (event != nullptr) queue.free_events_.push_back(event);
         if (error == nullptr) error = std::current_exception();
       }
     }
@@ -244,10 +239,10 @@ void GpuQueues::Fail(DeviceQueues& device, int id, std::exception_ptr error, boo
   }
 }
 
-// Nothing happens any more on the device; what the reaper has finished until now had happened.
+// Nothing happens any more on the device; what the reaper knows of until now has happened.
 void GpuQueues::Die(DeviceQueues& device, int id, std::exception_ptr error) {
   for (const auto& queue : device.queues) {
-    queue->finished_alive_ = queue->finished_.load(std::memory_order_relaxed);
+    queue->happened_alive_ = queue->happened_.load(std::memory_order_relaxed);
   }
   Fail(device, id, std::move(error), /*dead=*/true);
 }
@@ -258,7 +253,7 @@ std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, boo
   // Also those behind it: two that were issued at a time may lie on the stream the other way round.
   for (std::uint64_t i = number; i <= queue.last_; ++i) {
     const GpuQueue::Issued& issued = queue.At(i);
-    if (issued.event == nullptr) continue;  // it has not made the stream wait
+    if (!issued.has_event) continue;  // it has not made the stream wait
     if (doubt == nullptr && issued.given_up != nullptr) doubt = issued.given_up->error();
     for (const GpuMark& mark : issued.waits) {
       if (!mark.on_device) continue;
@@ -267,7 +262,7 @@ std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, boo
       const bool lost = lost_from != 0 && lost_from <= mark.number;
       if (lost && i == number) *certain = true;
       const bool died =
-          device.dead.load(std::memory_order_relaxed) && mark.queue->finished_alive_ < mark.number;
+          device.dead.load(std::memory_order_relaxed) && mark.queue->happened_alive_ < mark.number;
       if (doubt == nullptr && (lost || died)) doubt = ErrorOf(device);
     }
   }
@@ -294,7 +289,7 @@ bool GpuQueues::Loses(GpuQueue& queue, std::uint64_t number) {
   return true;
 }
 
-// --- finishing -----------------------------------------------------------------------------------
+// --- asking --------------------------------------------------------------------------------------
 
 void GpuQueues::Wake() {
   {
@@ -314,22 +309,36 @@ void GpuQueues::Reap(int device) {
     Log(LogLevel::kWarning, "the thread that finishes GPU ops: {}", error.what());
   }
   const int pauses = PausesPerMicrosecond();
-  Clock::time_point news = Clock::now();  // an op was issued, as far as is told, or has finished
-  int polls = kPollMicroseconds;
+  Clock::time_point news = Clock::now();  // an op was issued or has happened, as far as was seen
   Clock::time_point looked_closely{};
+  Clock::duration pause = kPauseMin;
+  bool dozed = false;
   while (true) {
-    while (unfinished_.load(std::memory_order_acquire) > 0 && polls > 0) {
+    while (true) {
+      if (!dozed) {
+        const Clock::time_point ends = Clock::now() + pause;
+        while (Clock::now() < ends) {
+          for (int i = 0; i < pauses; ++i) Pause();
+        }
+      }
       // By the clock: while some device always has news, others may have none to come.
       const Clock::time_point now = Clock::now();
-      const bool closely = now - looked_closely >= kLookCloselyEvery;
-      if (closely) looked_closely = now;
-      if (FinishSome(closely)) {
-        news = now;
-        polls = kPollMicroseconds;
-        continue;
+      std::uint64_t issued = 0;
+      if (unfinished_.load(std::memory_order_acquire) > 0) {
+        const bool closely = now - looked_closely >= kLookCloselyEvery;
+        if (closely) looked_closely = now;
+        if (LookAtAll(closely, &issued) || issued > 0) {
+          news = now;
+          dozed = false;
+        }
       }
-      --polls;
-      for (int i = 0; i < pauses; ++i) Pause();
+      const auto places = static_cast<std::uint64_t>(options_.gpu.issued_ahead);
+      if (issued == 0 || 2 * issued > places) {
+        pause = std::max<Clock::duration>(issued == 0 ? kPauseMin : pause / 2, kPauseMin);
+      } else if (4 * issued < places) {
+        pause = std::min<Clock::duration>(2 * pause, kPauseMax);
+      }
+      if (dozed || now - news >= kAwakeFor) break;
     }
     reaper_state_.store(ReaperState::kAsleep, std::memory_order_seq_cst);  // then look; see End
     const bool pending = unfinished_.load(std::memory_order_seq_cst) > 0;
@@ -349,71 +358,196 @@ void GpuQueues::Reap(int device) {
       woken = std::exchange(woken_, false);
     }
     reaper_state_.store(ReaperState::kAwake, std::memory_order_seq_cst);
-    polls = 1;
-    if (woken) {
-      news = Clock::now();
-      polls = kPollMicroseconds;
-    }
+    dozed = !woken;
+    if (woken) news = Clock::now();
   }
 }
 
-bool GpuQueues::FinishSome(bool closely) {
+// The reaper's look. True: something has happened or was finished. `*issued`: what was issued on
+// one stream since the last one.
+bool GpuQueues::LookAtAll(bool closely, std::uint64_t* issued) {
   bool any = false;
-  for (const auto& device : devices_) {
-    if (!device->opened.load(std::memory_order_acquire)) continue;
-    for (const auto& queue : device->queues) {
-      while (FinishFront(*queue, closely)) any = true;
-    }
+  ForEach([&](GpuQueue& queue) {
+    const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
+    Ask(queue, Asker::kReaper);
+    any = any || queue.happened_.load(std::memory_order_relaxed) != happened;
+  });
+  // Again, since an op may have waited for ops of a queue behind its own.
+  for (bool more = true; more;) {
+    more = false;
+    ForEach([&](GpuQueue& queue) {
+      // Who issues may be at it, and has been told now.
+      const bool is_issued = queue.last_now_ != queue.last_seen_;
+      const bool was_told = queue.happened_seen_ > queue.finished_.load(std::memory_order_relaxed);
+      if (is_issued && !was_told && !closely) return;
+      more = Finish(queue, closely) || more;
+    });
+    any = any || more;
   }
+  ForEach([&](GpuQueue& queue) {
+    *issued = std::max(*issued, queue.last_now_ - queue.last_seen_);
+    queue.last_seen_ = queue.last_now_;
+    queue.happened_seen_ = queue.happened_.load(std::memory_order_relaxed);
+  });
   return any;
 }
 
-// Finishes the oldest op of `queue` if it is over. False: it is not, or there is none. `closely`:
-// asks, too, whether it can ever be over.
-bool GpuQueues::FinishFront(GpuQueue& queue, bool closely) {
-  DeviceQueues& device = DeviceOf(queue);
-  AsyncState* async = nullptr;
-  void* body = nullptr;
-  std::exception_ptr error;
-  std::shared_ptr<const GivenUp> given_up;  // goes when the lock is free
+bool GpuQueues::Look(GpuQueue& queue) {
+  const std::uint64_t taken = queue.taken_.load(std::memory_order_relaxed);
+  try {
+    // Else the question would make a context on the thread's own device.
+    const GpuDriver::Context outer = driver_->Enter(queue.device_);
+    Ask(queue, Asker::kWaiter);
+    driver_->Leave(outer);
+  } catch (const Error&) {
+    return false;  // the reaper finds out
+  }
+  FinishHappened(queue);
+  return queue.taken_.load(std::memory_order_relaxed) != taken;
+}
+
+// The last op up to `number` that has an event, or 0: all up to there have none, and so are over.
+std::uint64_t GpuQueues::LastToAsk(GpuQueue& queue, std::uint64_t number) {
+  const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
+  for (std::uint64_t i = number; i > happened; --i) {
+    if (queue.At(i).has_event) return i;
+  }
+  RaiseTo(number, &queue.happened_);
+  return 0;
+}
+
+// Finds out how far `queue` has come, by two questions at most.
+void GpuQueues::Ask(GpuQueue& queue, Asker asker) {
+  const bool is_reaper = asker == Asker::kReaper;
+  std::uint64_t last = 0;
+  std::uint64_t number = 0;
+  bool by_lag = false;
   {
     const MutexLock lock(queue.mutex_);
-    const std::uint64_t number = queue.finished_.load(std::memory_order_relaxed) + 1;
-    if (number > queue.last_) return false;
-    GpuQueue::Issued& front = queue.At(number);
-    const auto never_happens = [&] {
-      return device.dead.load(std::memory_order_relaxed) ||
-             queue.lost_from_.load(std::memory_order_relaxed) != 0;
-    };
-    bool over = front.event == nullptr || never_happens();
-    if (!over) {
-      GpuDriver::State state = driver_->Query(front.event);
-      if (state.error != nullptr) Die(device, queue.device_, state.error);
-      over = state.error != nullptr || state.happened;
+    last = queue.last_;
+    if (is_reaper) queue.last_now_ = last;
+    const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
+    if (last == happened || DeviceOf(queue).dead.load(std::memory_order_relaxed)) return;
+    by_lag = is_reaper && last != queue.last_seen_;
+    number = LastToAsk(queue, last - (by_lag ? std::min(queue.lag_, last - happened - 1) : 0));
+  }
+  if (number == 0) return;
+  // Without the lock, which issuing takes. Should the op finish meanwhile, and its event be
+  // recorded again, the answer is no, and another one is not needed.
+  GpuDriver::State state = driver_->Query(queue.EventOf(number));
+  if (state.error == nullptr && !state.happened) {
+    {
+      const MutexLock lock(queue.mutex_);
+      const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
+      if (happened + 1 >= number) return;
+      const std::uint64_t half = happened + (number - happened) / 2;
+      if (by_lag) queue.lag_ = last - half;
+      number = LastToAsk(queue, half);
     }
-    for (const GpuMark& mark : front.waits) {
-      if (!mark.queue->HasFinished(mark.number)) return false;  // G2
+    if (number == 0) return;
+    state = driver_->Query(queue.EventOf(number));
+  } else if (by_lag && queue.lag_ > 0) {
+    --queue.lag_;
+  }
+  if (state.error != nullptr) {
+    if (is_reaper) FindFailed(queue);
+  } else if (state.happened) {
+    NoteHappened(queue, number);
+  }
+}
+
+// The device of `queue` has failed: what has it done before?
+void GpuQueues::FindFailed(GpuQueue& queue) {
+  while (true) {
+    std::uint64_t number = 0;
+    {
+      const MutexLock lock(queue.mutex_);
+      const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
+      if (happened == queue.last_) return;
+      number = happened + 1;
+      if (LastToAsk(queue, number) == 0) continue;
     }
-    if (!over && !(closely && Loses(queue, number))) return false;
-    error = std::exchange(front.error, nullptr);
-    if (error == nullptr && never_happens()) error = ErrorOf(device);
-    async = std::exchange(front.async, nullptr);
-    body = front.body;
-    given_up = std::move(front.given_up);
-    if (front.event != nullptr) queue.free_events_.push_back(std::exchange(front.event, nullptr));
+    const GpuDriver::State state = driver_->Query(queue.EventOf(number));
+    if (state.error != nullptr) return Die(DeviceOf(queue), queue.device_, state.error);
+    if (!state.happened) return;
+    NoteHappened(queue, number);
+  }
+}
+
+// The events up to `number` have happened, and those of their device that they waited for. Those of
+// another one that has failed since may be taken for happened by the driver.
+void GpuQueues::NoteHappened(GpuQueue& queue, std::uint64_t number) {
+  const MutexLock lock(queue.mutex_);
+  for (std::uint64_t i = queue.happened_.load(std::memory_order_relaxed) + 1; i <= number; ++i) {
+    for (const GpuMark& mark : queue.At(i).waits) {
+      GpuQueue& other = *mark.queue;
+      if (mark.on_device && other.device_ == queue.device_) RaiseTo(mark.number, &other.happened_);
+    }
+  }
+  RaiseTo(number, &queue.happened_);
+}
+
+// Several threads may know of some at a time, and one of them of more.
+void GpuQueues::RaiseTo(std::uint64_t number, std::atomic<std::uint64_t>* happened) noexcept {
+  std::uint64_t known = happened->load(std::memory_order_relaxed);
+  while (known < number &&
+         !happened->compare_exchange_weak(known, number, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+  }
+}
+
+// --- finishing -----------------------------------------------------------------------------------
+
+// Is the oldest op of `queue` over? `closely`, the reaper alone: or can it never be?
+bool GpuQueues::IsOver(GpuQueue& queue, std::uint64_t number, bool closely) {
+  GpuQueue::Issued& front = queue.At(number);
+  for (const GpuMark& mark : front.waits) {
+    if (!mark.queue->HasFinished(mark.number)) return false;  // G2
+  }
+  return !front.has_event || queue.happened_.load(std::memory_order_acquire) >= number ||
+         NeverHappens(queue) || (closely && Loses(queue, number));
+}
+
+// Finishes the ops of `queue` that are over, from the oldest on. False: there is none, or another
+// thread is at it.
+bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
+  DeviceQueues& device = DeviceOf(queue);
+  bool any = false;
+  while (true) {
+    std::uint64_t number = 0;
+    AsyncState* async = nullptr;
+    void* body = nullptr;
+    std::exception_ptr error;
+    std::shared_ptr<const GivenUp> given_up;  // goes when the lock is free
+    {
+      const MutexLock lock(queue.mutex_);
+      if (queue.finishing_ && !any) return false;
+      number = queue.taken_.load(std::memory_order_relaxed) + 1;
+      queue.finishing_ = number <= queue.last_ && IsOver(queue, number, closely);
+      if (!queue.finishing_) return any;
+      GpuQueue::Issued& front = queue.At(number);
+      error = std::exchange(front.error, nullptr);
+      const bool happened = queue.happened_.load(std::memory_order_relaxed) >= number;
+      if (error == nullptr && !happened && NeverHappens(queue)) error = ErrorOf(device);
+      async = std::exchange(front.async, nullptr);
+      body = front.body;
+      given_up = std::move(front.given_up);
+      RaiseTo(number, &queue.happened_);
+      queue.taken_.store(number, std::memory_order_relaxed);
+    }
+    any = true;
+    unfinished_.fetch_sub(1, std::memory_order_relaxed);
+    // Takes down what the body captured: memory that the device may have been using until now.
+    try {
+      async->op->function(
+          body, error == nullptr ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
+          async);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    internal::CompleteAsync(async, std::move(error));
     queue.finished_.store(number, std::memory_order_release);
   }
-  unfinished_.fetch_sub(1, std::memory_order_relaxed);
-  // Takes down what the body captured: memory that the device may have been using until now.
-  try {
-    async->op->function(
-        body, error == nullptr ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
-        async);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  internal::CompleteAsync(async, std::move(error));
-  return true;
 }
 
 }  // namespace heddle::engine

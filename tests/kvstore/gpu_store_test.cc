@@ -461,6 +461,38 @@ TEST_F(GpuStoreTest, KeysOfAListDoNotWaitForEachOther) {
   }
 }
 
+// A program that runs ahead of its GPU: each step waits for those before it, in which all keys went
+// together.
+TEST_F(GpuStoreTest, StepsThatRunAheadTakeTwoOpsEach) {
+  constexpr int kKeys = 30, kSteps = 40;
+  const auto store = KVStore::Create("device", *engine_);
+  std::vector<Key> keys;
+  std::vector<NDArray> values, gradients, out;
+  std::vector<VarRef> gradient_vars;
+  for (int key = 0; key < kKeys; ++key) {
+    keys.emplace_back(key);
+    values.push_back(Full({4, 2}, 0, Gpu(0)));
+    gradients.push_back(Full({4, 2}, key, Gpu(0)));
+    out.push_back(Full({4, 2}, 0, Gpu(0)));
+    gradient_vars.emplace_back(gradients.back().var());
+  }
+  store->Init(keys, values);
+  store->SetOptimizer(Sgd({.learning_rate = 1}));
+  engine_->WaitForAll();
+  Hold backward(*engine_, {}, gradient_vars);
+  const std::uint64_t ops = engine_->stats().pushed;
+  for (int step = 0; step < kSteps; ++step) {
+    store->Push(keys, gradients);
+    store->Pull(keys, out);
+  }
+  EXPECT_EQ(engine_->stats().pushed - ops, 2U * kSteps);
+  backward.Release();
+  for (int key = 0; key < kKeys; ++key) {
+    EXPECT_THAT(out[static_cast<std::size_t>(key)].ToVector<float>(),
+                testing::Each(static_cast<float>(-kSteps * key)));
+  }
+}
+
 // Keys that wait for one op share theirs: it holds up all of them alike.
 TEST_F(GpuStoreTest, KeysThatWaitForTheSameGoTogether) {
   const auto store = KVStore::Create("device", *engine_);
