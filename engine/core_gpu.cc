@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "engine/core.h"
 #include "engine/fail_write.h"
@@ -109,6 +110,7 @@ Op* EngineCore::TakeHeldLocked(GpuQueue& queue) {
 void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   AsyncState* async = op->async_state();
   GpuQueue& queue = *async->gpu_queue;
+  DCHECK(kind_ != Kind::kThreaded || (queue.next == op && !queue.issuing));  // G5
   if (queue.next == op) {
     queue.next = nullptr;
     queue.issuing = true;
@@ -224,7 +226,7 @@ std::vector<std::uint64_t> EngineCore::HeldUpBy(std::span<const engine::OpVars> 
     for (const VarRef var : op.writes) by.push_back(engine::Tracker::HeldUpBy(var.state(), true));
     std::erase(by, engine::kNoOp);
     std::ranges::sort(by);
-    by.erase(std::ranges::unique(by).begin(), by.end());
+    by.erase(std::unique(by.begin(), by.end()), by.end());
     if (by.empty()) {
       held.push_back(engine::kNoOp);
     } else if (by.size() == 1 || by.back() == engine::kUnknownOps) {

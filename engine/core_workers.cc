@@ -192,6 +192,7 @@ bool EngineCore::WorkIsVisibleLocked() {
 // and taking ops one by one as they come is slower than coming late and finding several. Looks back
 // at most *polls times and counts them down; true: there may be work.
 bool EngineCore::LingerLocked(Executor& executor, int* polls) {
+  LeaveGpuLocked(executor);
   inbox_.PublishHead(inbox_head_);
   released_published_.store(released_, std::memory_order_relaxed);
   const std::uint64_t head = inbox_head_;

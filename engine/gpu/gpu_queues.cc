@@ -96,7 +96,7 @@ void GpuQueues::Open(int id) {
     }
   }
   device.first[kLanes] = device.queues.size();
-  device.opened.store(true, std::memory_order_release);  // pairs with the acquire in FinishSome
+  device.opened.store(true, std::memory_order_release);  // pairs with the acquire in ForEach
   if (!reaper_.joinable()) reaper_ = std::thread([this, id] { Reap(id); });
 }
 
@@ -137,7 +137,10 @@ std::exception_ptr GpuQueues::Begin(GpuQueue& queue, std::vector<GpuMark>& waits
   if (queues.failed.load(std::memory_order_acquire)) return ErrorOf(queues);
   try {
     const GpuDriver::Context outer = driver_->Enter(queue.device_);
-    if (!device->is) *device = {.is = true, .outer = outer};
+    if (!device->is) {
+      *device = {.is = true, .outer = outer};
+      issuers_.fetch_add(1, std::memory_order_relaxed);
+    }
     MakeStream(queue);
   } catch (...) {
     return std::current_exception();
@@ -247,24 +250,22 @@ void GpuQueues::Die(DeviceQueues& device, int id, std::exception_ptr error) {
   Fail(device, id, std::move(error), /*dead=*/true);
 }
 
-// Why the op `number` of `queue`, the oldest, and what is behind it may never end; null: all does.
+// Why the op `number` of `queue`, the oldest, may never end; null: it does.
 std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, bool* certain) {
+  const GpuQueue::Issued& issued = queue.At(number);
+  if (issued.given_up != nullptr) {
+    if (std::exception_ptr error = issued.given_up->error()) return error;
+  }
   std::exception_ptr doubt;
-  // Also those behind it: two that were issued at a time may lie on the stream the other way round.
-  for (std::uint64_t i = number; i <= queue.last_; ++i) {
-    const GpuQueue::Issued& issued = queue.At(i);
-    if (!issued.has_event) continue;  // it has not made the stream wait
-    if (doubt == nullptr && issued.given_up != nullptr) doubt = issued.given_up->error();
-    for (const GpuMark& mark : issued.waits) {
-      if (!mark.on_device) continue;
-      DeviceQueues& device = DeviceOf(*mark.queue);
-      const std::uint64_t lost_from = mark.queue->lost_from_.load(std::memory_order_relaxed);
-      const bool lost = lost_from != 0 && lost_from <= mark.number;
-      if (lost && i == number) *certain = true;
-      const bool died =
-          device.dead.load(std::memory_order_relaxed) && mark.queue->happened_alive_ < mark.number;
-      if (doubt == nullptr && (lost || died)) doubt = ErrorOf(device);
-    }
+  for (const GpuMark& mark : issued.waits) {
+    if (!mark.on_device) continue;
+    DeviceQueues& device = DeviceOf(*mark.queue);
+    const std::uint64_t lost_from = mark.queue->lost_from_.load(std::memory_order_relaxed);
+    const bool lost = lost_from != 0 && lost_from <= mark.number;
+    if (lost) *certain = true;
+    const bool died =
+        device.dead.load(std::memory_order_relaxed) && mark.queue->happened_alive_ < mark.number;
+    if (doubt == nullptr && (lost || died)) doubt = ErrorOf(device);
   }
   return doubt;
 }
@@ -366,6 +367,7 @@ void GpuQueues::Reap(int device) {
 // The reaper's look. True: something has happened or was finished. `*issued`: what was issued on
 // one stream since the last one.
 bool GpuQueues::LookAtAll(bool closely, std::uint64_t* issued) {
+  const bool is_issued = issuers_.load(std::memory_order_relaxed) > 0;
   bool any = false;
   ForEach([&](GpuQueue& queue) {
     const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
@@ -376,16 +378,16 @@ bool GpuQueues::LookAtAll(bool closely, std::uint64_t* issued) {
   for (bool more = true; more;) {
     more = false;
     ForEach([&](GpuQueue& queue) {
-      // Who issues may be at it, and has been told now.
-      const bool is_issued = queue.last_now_ != queue.last_seen_;
+      // Who issues on it has only been told now.
+      const bool is_busy = is_issued && queue.last_now_ != queue.last_seen_;
       const bool was_told = queue.happened_seen_ > queue.finished_.load(std::memory_order_relaxed);
-      if (is_issued && !was_told && !closely) return;
+      if (is_busy && !was_told && !closely) return;
       more = Finish(queue, closely) || more;
     });
     any = any || more;
   }
   ForEach([&](GpuQueue& queue) {
-    *issued = std::max(*issued, queue.last_now_ - queue.last_seen_);
+    if (is_issued) *issued = std::max(*issued, queue.last_now_ - queue.last_seen_);
     queue.last_seen_ = queue.last_now_;
     queue.happened_seen_ = queue.happened_.load(std::memory_order_relaxed);
   });
@@ -416,12 +418,13 @@ std::uint64_t GpuQueues::LastToAsk(GpuQueue& queue, std::uint64_t number) {
   return 0;
 }
 
-// Finds out how far `queue` has come, by two questions at most.
+// Finds out how far `queue` has come, by two questions at most. When they are answered by no, the
+// reaper's next look goes farther back: to the oldest op after some looks.
 void GpuQueues::Ask(GpuQueue& queue, Asker asker) {
   const bool is_reaper = asker == Asker::kReaper;
   std::uint64_t last = 0;
   std::uint64_t number = 0;
-  bool by_lag = false;
+  bool by_lag = false;  // while ops are issued; else it may well have done all
   {
     const MutexLock lock(queue.mutex_);
     last = queue.last_;
@@ -436,16 +439,21 @@ void GpuQueues::Ask(GpuQueue& queue, Asker asker) {
   // recorded again, the answer is no, and another one is not needed.
   GpuDriver::State state = driver_->Query(queue.EventOf(number));
   if (state.error == nullptr && !state.happened) {
+    std::uint64_t first = 0;
     {
       const MutexLock lock(queue.mutex_);
-      const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
-      if (happened + 1 >= number) return;
-      const std::uint64_t half = happened + (number - happened) / 2;
-      if (by_lag) queue.lag_ = last - half;
-      number = LastToAsk(queue, half);
+      first = queue.happened_.load(std::memory_order_relaxed) + 1;
+      if (first >= number) return;
+      std::uint64_t earlier = is_reaper ? first + (number - first) / 2 : first;
+      if (is_reaper && !by_lag)
+        earlier = std::min(earlier, last - std::min(queue.lag_, last - first));
+      number = LastToAsk(queue, earlier);
     }
     if (number == 0) return;
     state = driver_->Query(queue.EventOf(number));
+    if (is_reaper && state.error == nullptr && !state.happened) {
+      queue.lag_ = last - (first + (number - first) / 2);
+    }
   } else if (by_lag && queue.lag_ > 0) {
     --queue.lag_;
   }

@@ -198,7 +198,9 @@ class GpuQueues {
     return {End(queue, waits, async, entered, error), error};
   }
   void Leave(EnteredDevice* device) noexcept {
-    if (std::exchange(device->is, false)) driver_->Leave(device->outer);
+    if (!std::exchange(device->is, false)) return;
+    issuers_.fetch_sub(1, std::memory_order_relaxed);
+    driver_->Leave(device->outer);
   }
 
   // Finishes the ops of `queue` that have happened, as far as that is known. Threads: whoever
@@ -268,6 +270,7 @@ class GpuQueues {
   std::vector<std::unique_ptr<DeviceQueues>> devices_;
 
   std::atomic<bool> ended_{false};
+  std::atomic<int> issuers_{0};  // threads in a device
   alignas(kNoSharing) std::atomic<std::int64_t> unfinished_{0};
   enum class ReaperState : std::uint8_t {
     kAwake,

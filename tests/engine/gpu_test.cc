@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
@@ -787,6 +788,27 @@ TEST_F(GpuTest, WhatHasBeenIssuedHoldsUpNothing) {
   end.count_down();
   hold.Release();
   engine.WaitForAll(kSoon);
+}
+
+// Whoever looks asks for few of the ops that are issued: for the oldest, too.
+TEST_F(GpuTest, AnOpIsSeenToEndHoweverManyRunBehindIt) {
+  for (int behind = 1; behind < 16; ++behind) {
+    Engine engine(Options());
+    const Var x = engine.NewVar("x");
+    std::latch end{1};
+    std::promise<void> seen;
+    engine.PushGpu({.name = "short", .writes = {x}, .device = Gpu(0)}, [](GpuStream stream) {
+      SimGpu::Launch(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+    });
+    for (int i = 0; i < behind; ++i) {
+      engine.PushGpu({.name = "long", .device = Gpu(0)},
+                     [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+    }
+    engine.Push({.name = "host", .reads = {x}}, [&] { seen.set_value(); });
+    EXPECT_EQ(seen.get_future().wait_for(kSoon), std::future_status::ready) << behind << " behind";
+    end.count_down();
+    engine.WaitForAll(kSoon);
+  }
 }
 
 TEST_F(GpuTest, AnEngineIsDestroyedWithWorkPending) {

@@ -201,7 +201,8 @@ def test_read_only_memory_is_shared_for_reading():
 
 
 @pytest.mark.parametrize("library", ["torch", "jax.numpy"])
-def test_other_libraries_share_memory_both_ways(library):
+def test_other_libraries_share_memory_both_ways(library, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # its arrays lie on a GPU otherwise, where there is one
     other = pytest.importorskip(library, reason="not installed")
 
     def address(array):

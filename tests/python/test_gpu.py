@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import heddle as mx
+from jobs import Job
 
 pytestmark = pytest.mark.skipif(mx._core.num_gpus() == 0, reason="needs a GPU")
 
@@ -118,3 +119,46 @@ def test_a_store_works_while_torch_captures_a_graph():
     for graph, y in graphs:
         graph.replay()
         assert y.tolist() == [3] * 1000
+
+
+@pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
+def test_workers_of_a_job_sum_arrays_of_their_gpus(tmp_path, store):
+    """Small ones, and one of many parts, which is copied, sent, received and copied back slice by slice."""
+    ended = Job(tmp_path, f"""
+        import numpy
+        import heddle as mx
+        kv = mx.kv.create({store!r})
+        sizes = [3, 100_000, 3_000_000]
+        keys = ["a", "b", "c"]
+        gpu = mx.gpu(0)
+        kv.init(keys, [mx.nd.zeros((size,), gpu) for size in sizes])
+        outs = [mx.nd.zeros((size,), gpu) for size in sizes]
+        for step in range(5):
+            for key, size, out in zip(keys, sizes, outs):
+                pushed = mx.nd.arange(size, ctx=gpu) % 100 + kv.rank
+                kv.push(key, [pushed, pushed * 2])
+                kv.pull(key, out=out)
+            for size, out in zip(sizes, outs):
+                once = numpy.arange(size) % 100
+                assert (out.asnumpy() == 3 * (2 * once + 1)).all(), (step, size)
+        print("summed")
+        """).finish()
+    for name, (status, output, errors) in ended.items():
+        assert status == 0 and ("summed" in output) == name.startswith("worker"), (name, errors)
+
+
+def test_a_store_of_nccl_sums_on_its_gpus():
+    try:
+        kv = mx.kv.create("nccl")
+    except Exception as error:  # noqa: BLE001
+        if "NCCL" not in str(error):
+            raise
+        pytest.skip(str(error))
+    gpus = [mx.gpu(i) for i in range(mx._core.num_gpus())]
+    kv.init("w", mx.nd.zeros((1000,), gpus[0]))
+    for step in range(3):
+        kv.push("w", [mx.nd.ones((1000,), gpu) * (step + 1) for gpu in gpus])
+        outs = [mx.nd.zeros((1000,), gpu) for gpu in gpus]
+        kv.pull("w", out=outs)
+        for out in outs:
+            assert out.asnumpy().tolist() == [(step + 1) * len(gpus)] * 1000
