@@ -251,6 +251,14 @@ class Tracker {
   }
   static bool Overwrites(const Access& access) { return access.mode() == AccessMode::kWrite; }
 
+  // How many that were granted access to `var` have not been issued? Ops of CPUs never are.
+  static std::int64_t UnissuedHolders(const VarState* var) {
+    const GpuVar* const gpu = var->gpu.get();
+    const std::int64_t holders = std::int64_t{var->readers} + (var->writer != nullptr ? 1 : 0) +
+                                 (gpu != nullptr ? gpu->stacked : 0);
+    return holders - (gpu != nullptr ? gpu->issued : 0);
+  }
+
   // True: granted at once.
   static bool Append(Op* op, std::uint32_t index) {
     Access& access = op->access(index);
@@ -271,13 +279,15 @@ class Tracker {
       return true;
     }
     const AccessRef ref(op, index);
-    // What comes first in the queue is there for the writer, but reads of GPUs may be before it.
-    bool behind_write = var->readers == 0;
+    bool behind_write = false;
     if (var->head) {
       Access& before = var->tail.op()->access(var->tail.index());
       before.next = ref;
       behind_write = before.is_write();
     } else {
+      // For the writer, unless it is there for reads, too, that have still to be issued.
+      const bool is_writer_one = var->writer != nullptr && !var->writer->issued;
+      behind_write = UnissuedHolders(var) == (is_writer_one ? 1 : 0);
       var->head = ref;
     }
     if (behind_write && !access.is_write()) access.set_follows_write();

@@ -38,14 +38,6 @@ std::uint64_t NumberOf(const Op* op) { return op->ticket + 1; }
 
 bool IsUnissued(const Op* writer) { return writer != nullptr && !writer->issued; }
 
-// How many that were granted access to `var` have not been issued?
-std::int64_t UnissuedHolders(const VarState* var) {
-  const GpuVar* const gpu = var->gpu.get();
-  const std::int64_t holders = std::int64_t{var->readers} + (var->writer != nullptr ? 1 : 0) +
-                               (gpu != nullptr ? gpu->stacked : 0);
-  return holders - (gpu != nullptr ? gpu->issued : 0);
-}
-
 // Of an access behind others in the queue of `var`.
 std::uint64_t LastInQueue(const VarState* var, bool write) {
   Op* const last = var->tail.op();

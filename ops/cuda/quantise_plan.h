@@ -141,13 +141,17 @@ HEDDLE_HOST_DEVICE float ValueOf(float threshold, unsigned byte, std::uint64_t f
   return Codec<kBits>::Value(threshold, code);
 }
 
-// Those of the four that are there; `vectors`: `out` is aligned.
-template <typename T>
+// Those of the four that are there; `vectors`: `out` is aligned. `kOnce`: see StorePackOnce.
+template <bool kOnce = false, typename T>
 HEDDLE_HOST_DEVICE void StoreFour(const Pack<T, kQuantiseLanes>& pack, T* out, std::uint64_t four,
                                   std::uint64_t count, bool vectors) {
   const std::uint64_t begin = four * kQuantiseLanes;
   if (vectors && begin + kQuantiseLanes <= count) {
-    StorePack(pack, out + begin);
+    if constexpr (kOnce) {
+      StorePackOnce(pack, out + begin);
+    } else {
+      StorePack(pack, out + begin);
+    }
     return;
   }
   for (int i = 0; i < kQuantiseLanes && begin + i < count; ++i) out[begin + i] = pack.lanes[i];
@@ -174,7 +178,7 @@ struct DequantiseBody {
     for (int i = 0; i < kQuantiseLanes; ++i) {
       pack.lanes[i] = ValueOf<kBits>(threshold, byte, four, i);
     }
-    StoreFour(pack, out, four, count, vectors);
+    StoreFour</*kOnce=*/true>(pack, out, four, count, vectors);
   }
 
   const std::uint8_t* code;

@@ -785,6 +785,20 @@ TEST_F(GpuTest, WhatHasBeenIssuedHoldsUpNothing) {
   EXPECT_THAT(held_up_by({}, {x}), AllOf(Ne(kNoOp), Ne(kUnknownOps)));
   engine.Push({.name = "reader", .reads = {x}}, [] {});
   EXPECT_EQ(held_up_by({}, {x}), kUnknownOps);
+
+  // Behind a write that is still to be issued there is one reader; that others are not done is
+  // nothing to it.
+  const Var y = engine.NewVar("y");
+  engine.PushGpu({.name = "writer", .writes = {y}, .device = Gpu(0)},
+                 [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+  engine.PushGpu({.name = "early", .reads = {y}, .device = Gpu(1)}, [](GpuStream) {});
+  while (held_up_by({}, {y}) != kNoOp) std::this_thread::yield();
+  engine.PushGpu({.name = "gated", .reads = {gate}, .writes = {y}, .device = Gpu(0)},
+                 [](GpuStream) {});
+  const std::uint64_t by_writer = held_up_by({}, {y});
+  engine.PushGpu({.name = "late", .reads = {y}, .device = Gpu(1)}, [](GpuStream) {});
+  EXPECT_EQ(held_up_by({y}, {}), by_writer);
+  EXPECT_THAT(held_up_by({}, {y}), AllOf(Ne(kNoOp), Ne(kUnknownOps), Ne(by_writer)));
   end.count_down();
   hold.Release();
   engine.WaitForAll(kSoon);
