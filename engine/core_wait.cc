@@ -290,11 +290,13 @@ bool EngineCore::AsksGpuLocked(Op* op, std::optional<Deadline::Clock::time_point
   if (!*until) *until = now + kAskFor;
   if (now >= **until) return false;
   engine::GpuQueue& queue = *op->async_state()->gpu_queue;
+  ++gpu_askers_;
   lock_.unlock();
   if (!gpu_->Look(queue)) {
     for (int i = engine::PausesPerMicrosecond(); i > 0; --i) Pause();
   }
   lock_.lock();
+  --gpu_askers_;
   TakeCompletionsLocked();
   return true;
 }

@@ -259,6 +259,10 @@ class Tracker {
     return holders - (gpu != nullptr ? gpu->issued : 0);
   }
 
+  static bool ReadersAreIssued(const VarState* var) {
+    return UnissuedHolders(var) == (var->writer != nullptr && !var->writer->issued ? 1 : 0);
+  }
+
   // True: granted at once.
   static bool Append(Op* op, std::uint32_t index) {
     Access& access = op->access(index);
@@ -285,9 +289,9 @@ class Tracker {
       before.next = ref;
       behind_write = before.is_write();
     } else {
-      // For the writer, unless it is there for reads, too, that have still to be issued.
-      const bool is_writer_one = var->writer != nullptr && !var->writer->issued;
-      behind_write = UnissuedHolders(var) == (is_writer_one ? 1 : 0);
+      // For the writer, unless it is there for reads, too, that have still to be issued. GpuVar
+      // lies on a line that ops of CPUs do not need.
+      behind_write = var->readers == 0 || (var->gpu_holds && ReadersAreIssued(var));
       var->head = ref;
     }
     if (behind_write && !access.is_write()) access.set_follows_write();

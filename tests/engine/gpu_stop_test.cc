@@ -44,6 +44,27 @@ class GpuStopTest : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(All, GpuStopTest, testing::Values("threaded", "serial", "seeded"));
 
+// Who waits for an op looks at its stream, and may still do so when all ops are done.
+TEST_P(GpuStopTest, StopWaitsForThoseWhoLookAtAStream) {
+  for (int round = 0; round < Scaled(200); ++round) {
+    Engine engine(Options());
+    const Var x = engine.NewVar("x");
+    engine.PushGpu({.name = "op", .writes = {x}, .device = Gpu(0)},
+                   [](GpuStream stream) { SimGpu::Launch(stream, [] {}); });
+    std::vector<std::thread> waiters;
+    for (int i = 0; i < 2; ++i) {
+      waiters.emplace_back([&] {
+        try {
+          engine.WaitForVar(x);
+        } catch (const InvalidState&) {
+        }
+      });
+    }
+    engine.Stop();
+    for (std::thread& waiter : waiters) waiter.join();
+  }
+}
+
 // Stop comes and goes while the body of an op of a CPU is copied, after the push has seen that the
 // engine runs. The op runs on the thread that pushes it; it used streams that were gone.
 TEST_P(GpuStopTest, AnOpPushedTooLateMayNotPushForAGpu) {
