@@ -370,7 +370,7 @@ class EngineCore {
       gpu_->Leave(&executor.gpu);
   }
   static void HoldLocked(engine::GpuQueue& queue, Op* op);
-  void MayIssueLocked(engine::GpuQueue& queue, Op* op) REQUIRES(lock_);
+  void MayIssueLocked(engine::GpuQueue& queue, Op* op, bool is_aged) REQUIRES(lock_);
   Op* TakeHeldLocked(engine::GpuQueue& queue) REQUIRES(lock_);
   static bool IsHeld(Op* op);
   bool AsksGpuLocked(Op* op, std::optional<Deadline::Clock::time_point>* until) REQUIRES(lock_);

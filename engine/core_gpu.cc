@@ -65,14 +65,14 @@ void EngineCore::PushReadyGpuLocked(Op* op) {
   ++queue.assigned;
   if (queue.ahead >= options_.gpu.issued_ahead || queue.issuing) return HoldLocked(queue, op);
   if (queue.next != nullptr) {
-    if (op->priority <= queue.next->priority) return HoldLocked(queue, op);
+    if (queue.next_is_aged || op->priority <= queue.next->priority) return HoldLocked(queue, op);
     // What is ready gives its turn to what is more urgent.
     Op* const later = queue.next;
     ready_.Remove(later);
     --queue.ahead;
     HoldLocked(queue, later);
   }
-  MayIssueLocked(queue, op);
+  MayIssueLocked(queue, op, /*is_aged=*/false);
   PushReadyLocked(op);
 }
 
@@ -81,8 +81,9 @@ void EngineCore::HoldLocked(GpuQueue& queue, Op* op) {
   queue.held.Push(op);
 }
 
-void EngineCore::MayIssueLocked(GpuQueue& queue, Op* op) {
+void EngineCore::MayIssueLocked(GpuQueue& queue, Op* op, bool is_aged) {
   ++queue.ahead;
+  queue.next_is_aged = is_aged;
   // The others' order is none of its priorities.
   if (kind_ == Kind::kThreaded) queue.next = op;
 }
@@ -99,10 +100,11 @@ Op* EngineCore::TakeHeldLocked(GpuQueue& queue) {
       queue.ahead >= options_.gpu.issued_ahead) {
     return nullptr;
   }
+  const int top_priority = queue.held.top_priority();
   Op* const next = queue.held.Pop();
   next->async_state()->flags.fetch_and(~std::uint32_t{AsyncState::kHeld},
                                        std::memory_order_relaxed);
-  MayIssueLocked(queue, next);
+  MayIssueLocked(queue, next, next->priority < top_priority);
   return next;
 }
 

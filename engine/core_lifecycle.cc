@@ -193,15 +193,15 @@ void EngineCore::StopOnce(std::optional<Deadline> deadline) {
       if (inbox_.tail() == inbox_head_) break;
       mode_.store(Mode::kNap, std::memory_order_relaxed);
     }
-    // Of ops that are done: their streams go below.
+    // All ops are done, so no body runs, and one that runs later takes the lock before: an op of a
+    // CPU whose push had looked before closed_ was set. See docs/thread_model.md, Stopping.
+    drained_.store(true, std::memory_order_relaxed);
+    // They may still ask for ops that are done, whose streams go below. No more come.
     while (gpu_askers_ > 0) {
       lock_.unlock();
       std::this_thread::yield();
       lock_.lock();
     }
-    // All ops are done, so no body runs, and one that runs later takes the lock before: an op of a
-    // CPU whose push had looked before closed_ was set. See docs/thread_model.md, Stopping.
-    drained_.store(true, std::memory_order_relaxed);
   }
   {
     const MutexLock lock(lookout_mutex_);

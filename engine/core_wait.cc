@@ -245,6 +245,11 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       if (AwaitPublishedLocked()) continue;
     } else if (HasPlaceLocked()) {
       Op* op = HolderOf(var);
+      // Of a GPU op that is held back: the one whose turn it is on its stream.
+      if (op != nullptr && IsHeld(op)) {
+        Op* const before = op->async_state()->gpu_queue->next;
+        if (before != nullptr) op = before;
+      }
       if (op != nullptr && !op->started && !IsHeld(op)) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
@@ -257,8 +262,10 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
           EnsureWorkerLocked();
           std::rethrow_exception(error);
         }
-        if (helped && !HasPassed(deadline)) continue;
-        if (op->issued && AsksGpuLocked(op, &ask_until) && !HasPassed(deadline)) continue;
+        // After help, which may have let go of the lock, the op may be gone.
+        if (helped || (op->issued && AsksGpuLocked(op, &ask_until))) {
+          if (!HasPassed(deadline)) continue;
+        }
       }
     }
     if (reached()) break;

@@ -22,8 +22,8 @@ inline constexpr std::uint64_t kUnknownOps = ~std::uint64_t{0};
 // For each of these what holds it up, were it pushed now as a GPU op: kNoOp, kUnknownOps, or a
 // number that stands for one set of pending ops, in this answer alone if there are several. An op
 // of a GPU that has been issued holds up none: the device waits for it, and it will be done
-// whatever the program does. So ops with the same number, kUnknownOps apart, become ready by the
-// same ends or issues.
+// whatever the program does. So ops with the same number, kUnknownOps apart, wait for the same:
+// for the ends of those ops, or for their issue where all between are ops of GPUs.
 //
 // One look at all of them, after everything that this thread has pushed. What other threads push
 // meanwhile may or may not be among it. All variables are of one engine that has not been stopped.

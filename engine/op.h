@@ -73,7 +73,10 @@ class Access {
   void set_poison_known() { word_ |= kPoisonKnown; }
   // Of a read that was queued: what comes before it in the queue is a write.
   bool follows_write() const { return !is_write() && (word_ & kFollowsWrite) != 0; }
-  void set_follows_write() { word_ |= kFollowsWrite; }
+  void set_follows_write(bool does = true) {
+    word_ = does ? word_ | kFollowsWrite : word_ & ~kFollowsWrite;
+  }
+  bool holds_up_reads() const { return is_write() && !withdrawn(); }
   // Of a fence: it is a read from now on, see Tracker::Withdraw.
   bool withdrawn() const { return mode() == AccessMode::kFence && (word_ & kWithdrawn) != 0; }
   void set_withdrawn() { word_ |= kWithdrawn; }

@@ -206,7 +206,12 @@ class Tracker {
   void Withdraw(VarState* var, std::uint64_t ticket, OnReady&& on_ready, OnWrite&& on_write) {
     for (AccessRef ref = var->head; ref; ref = ref.op()->access(ref.index()).next) {
       if (ref.op()->ticket != ticket) continue;
-      ref.op()->access(ref.index()).set_withdrawn();
+      Access& fence = ref.op()->access(ref.index());
+      fence.set_withdrawn();
+      if (fence.next) {
+        Access& behind = fence.next.op()->access(fence.next.index());
+        if (!behind.is_write()) behind.set_follows_write(false);
+      }
       if (var->writer == nullptr && !var->granting) Grant(var, on_ready, on_write);
       return;
     }
@@ -287,7 +292,7 @@ class Tracker {
     if (var->head) {
       Access& before = var->tail.op()->access(var->tail.index());
       before.next = ref;
-      behind_write = before.is_write();
+      behind_write = before.holds_up_reads();
     } else {
       // For the writer, unless it is there for reads, too, that have still to be issued. GpuVar
       // lies on a line that ops of CPUs do not need.

@@ -44,7 +44,7 @@ std::uint64_t LastInQueue(const VarState* var, bool write) {
   const Access& tail = last->access(var->tail.index());
   // A write waits for all that is before it: for a write, which has waited for what comes before
   // itself, or for the reads since the last one.
-  if (tail.is_write() || (write && tail.follows_write())) return NumberOf(last);
+  if (tail.holds_up_reads() || (write && tail.follows_write())) return NumberOf(last);
   if (write) return kUnknownOps;
   // Where none is queued, it is the one that holds the variable.
   if (var->writes_registered - var->writes_finished == 1 && IsUnissued(var->writer)) {
@@ -58,7 +58,7 @@ std::uint64_t LastInQueue(const VarState* var, bool write) {
     if (looks == kLooks) return kUnknownOps;
     Op* const op = next.op();
     const Access& access = op->access(next.index());
-    if (access.is_write()) writer = op;
+    if (access.holds_up_reads()) writer = op;
     next = access.next;
   }
   return writer != nullptr ? NumberOf(writer) : kUnknownOps;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "engine/async_state.h"
 #include "engine/scheduling.h"
+#include "engine/thread_context.h"
 #include "engine/tracker_lock.h"
 
 namespace heddle::engine {
@@ -545,7 +546,9 @@ bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
     }
     any = true;
     unfinished_.fetch_sub(1, std::memory_order_relaxed);
-    // Takes down what the body captured: memory that the device may have been using until now.
+    // Takes down what the body captured: memory that the device may have been using until now. What
+    // that pushes must neither wait for room nor run here.
+    ++tls_context.no_wait_depth;
     try {
       async->op->function(
           body, error == nullptr ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
@@ -553,6 +556,7 @@ bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
     } catch (...) {
       error = std::current_exception();
     }
+    --tls_context.no_wait_depth;
     internal::CompleteAsync(async, std::move(error));
     queue.finished_.store(number, std::memory_order_release);
   }

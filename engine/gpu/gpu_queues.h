@@ -112,6 +112,7 @@ class GpuQueue {
   int assigned = 0;              // ops that are to go through it and have not finished
   int ahead = 0;                 // of them those that are ready or issued
   internal::Op* next = nullptr;  // the one that is ready
+  bool next_is_aged = false;     // it has waited for so long that what is more urgent comes later
   bool issuing = false;          // one is being issued
   ReadyQueue held;
 

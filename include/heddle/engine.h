@@ -314,8 +314,9 @@ class Engine {
   // exception of the body, or a launch that failed, fails it; an error that the device reports
   // later fails it, all that comes after it and all other ops of that device, for good.
   // A body with a method Finish() has it called when all is done and nothing has failed, on a
-  // thread of the engine or in a wait, which must not block; what it throws fails the op, and what
-  // has been issued behind it, what runs when poisoned included: its body could not look at that.
+  // thread of the engine or one in a call of it, and must not block there; what it throws fails the
+  // op, and what has been issued behind it, what runs when poisoned included: its body could not
+  // look at that.
   // start_inline has no effect.
   // Errors: as Push; InvalidArgument for a device that is not a GPU or not there.
   template <class F>

@@ -22,7 +22,7 @@
 // error. Set-up and end have the same deadline: each may wait for ranks that do not come.
 //
 // A device that fails. Its join never happens, nor its fork if it is the carrier. The engine ends
-// ops of a failed carrier at once, by its reaper, which must not wait for NCCL: the op leaves its
+// ops of a failed carrier at once, by threads that must not wait for NCCL: the op leaves its
 // arrays, which kernels on the other devices may still use, with the group, and the watchdog fails
 // that. An op with another carrier would wait for the join for ever: once the communicators are
 // aborted, the engine hears that it may never end (engine/gpu/given_up.h). A call of another group
