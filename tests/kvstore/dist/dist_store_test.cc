@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <latch>
 #include <limits>
 #include <random>
 #include <set>
@@ -137,10 +138,13 @@ TEST(ForkedChildOfAJob, LetsGoOfItsStoreWithoutAWord) {
     store->Init("k", Filled(engine, 3, 1));
     const NDArray gradient = Filled(engine, 3, 2);
     std::optional<Completion> done;
-    engine.PushAsync({.name = "gradient", .writes = {gradient.var()}},
-                     [&](Completion completion) { done = std::move(completion); });
+    std::latch started(1);
+    engine.PushAsync({.name = "gradient", .writes = {gradient.var()}}, [&](Completion completion) {
+      done = std::move(completion);
+      started.count_down();
+    });
     store->Push("k", gradient);  // a call is under way
-    while (engine.stats().running == 0) std::this_thread::yield();
+    started.wait();
     const pid_t child = fork();
     if (child == 0) {
       store.reset();
