@@ -372,7 +372,7 @@ bool GpuQueues::LookAtAll(bool closely, std::uint64_t* issued) {
   bool any = false;
   ForEach([&](GpuQueue& queue) {
     const std::uint64_t happened = queue.happened_.load(std::memory_order_relaxed);
-    Ask(queue, Asker::kReaper);
+    Ask(queue, Looker::kReaper);
     any = any || queue.happened_.load(std::memory_order_relaxed) != happened;
   });
   // Again, since an op may have waited for ops of a queue behind its own.
@@ -383,7 +383,7 @@ bool GpuQueues::LookAtAll(bool closely, std::uint64_t* issued) {
       const bool is_busy = is_issued && queue.last_now_ != queue.last_seen_;
       const bool was_told = queue.happened_seen_ > queue.finished_.load(std::memory_order_relaxed);
       if (is_busy && !was_told && !closely) return;
-      more = Finish(queue, closely) || more;
+      more = Finish(queue, Looker::kReaper, closely) || more;
     });
     any = any || more;
   }
@@ -400,7 +400,7 @@ bool GpuQueues::Look(GpuQueue& queue) {
   try {
     // Else the question would make a context on the thread's own device.
     const GpuDriver::Context outer = driver_->Enter(queue.device_);
-    Ask(queue, Asker::kWaiter);
+    Ask(queue, Looker::kOther);
     driver_->Leave(outer);
   } catch (const Error&) {
     return false;  // the reaper finds out
@@ -421,8 +421,8 @@ std::uint64_t GpuQueues::LastToAsk(GpuQueue& queue, std::uint64_t number) {
 
 // Finds out how far `queue` has come, by two questions at most. When they are answered by no, the
 // reaper's next look goes farther back: to the oldest op after some looks.
-void GpuQueues::Ask(GpuQueue& queue, Asker asker) {
-  const bool is_reaper = asker == Asker::kReaper;
+void GpuQueues::Ask(GpuQueue& queue, Looker looker) {
+  const bool is_reaper = looker == Looker::kReaper;
   std::uint64_t last = 0;
   std::uint64_t number = 0;
   bool by_lag = false;  // while ops are issued; else it may well have done all
@@ -519,7 +519,7 @@ bool GpuQueues::IsOver(GpuQueue& queue, std::uint64_t number, bool closely) {
 
 // Finishes the ops of `queue` that are over, from the oldest on. False: there is none, or another
 // thread is at it.
-bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
+bool GpuQueues::Finish(GpuQueue& queue, Looker looker, bool closely) {
   DeviceQueues& device = DeviceOf(queue);
   bool any = false;
   while (true) {
@@ -547,8 +547,8 @@ bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
     any = true;
     unfinished_.fetch_sub(1, std::memory_order_relaxed);
     // Takes down what the body captured: memory that the device may have been using until now. What
-    // that pushes must neither wait for room nor run here.
-    ++tls_context.no_wait_depth;
+    // that pushes may wait for room, and run, on the reaper only.
+    tls_context.no_wait_depth += looker != Looker::kReaper;
     try {
       async->op->function(
           body, error == nullptr ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
@@ -556,7 +556,7 @@ bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
     } catch (...) {
       error = std::current_exception();
     }
-    --tls_context.no_wait_depth;
+    tls_context.no_wait_depth -= looker != Looker::kReaper;
     internal::CompleteAsync(async, std::move(error));
     queue.finished_.store(number, std::memory_order_release);
   }

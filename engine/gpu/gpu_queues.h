@@ -209,7 +209,7 @@ class GpuQueues {
   void FinishHappened(GpuQueue& queue) {
     if (queue.happened_.load(std::memory_order_acquire) >
         queue.taken_.load(std::memory_order_relaxed)) {
-      Finish(queue, /*closely=*/false);
+      Finish(queue, Looker::kOther, /*closely=*/false);
     }
   }
   // Looks how far `queue` has come, and finishes what has happened. False: nothing. For threads
@@ -220,6 +220,7 @@ class GpuQueues {
   using Stream = GpuDriver::Stream;
   using Event = GpuDriver::Event;
   static constexpr std::size_t kLanes = 4;
+  enum class Looker : std::uint8_t { kReaper, kOther };  // a thread in a wait, or one that issues
 
   struct DeviceQueues {
     // Made once, under the tracker's lock, when an op first names the device; the reaper reads them
@@ -252,13 +253,12 @@ class GpuQueues {
 
   void Reap(int device);
   bool LookAtAll(bool closely, std::uint64_t* issued);
-  enum class Asker : std::uint8_t { kReaper, kWaiter };
-  void Ask(GpuQueue& queue, Asker asker);
+  void Ask(GpuQueue& queue, Looker looker);
   static std::uint64_t LastToAsk(GpuQueue& queue, std::uint64_t number) REQUIRES(queue.mutex_);
   void FindFailed(GpuQueue& queue);
   static void NoteHappened(GpuQueue& queue, std::uint64_t number);
   static void RaiseTo(std::uint64_t number, std::atomic<std::uint64_t>* happened) noexcept;
-  bool Finish(GpuQueue& queue, bool closely);
+  bool Finish(GpuQueue& queue, Looker looker, bool closely);
   bool IsOver(GpuQueue& queue, std::uint64_t number, bool closely) REQUIRES(queue.mutex_);
   bool NeverHappens(const GpuQueue& queue) {
     return DeviceOf(queue).dead.load(std::memory_order_relaxed) ||

@@ -44,6 +44,28 @@ class GpuStopTest : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(All, GpuStopTest, testing::Values("threaded", "serial", "seeded"));
 
+// On whatever thread: who holds the engine's turn must not wait for it.
+TEST_P(GpuStopTest, WhatTakesDownABodyMayPush) {
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  std::atomic<int> ran = 0;
+  struct Body {
+    std::function<void()> finish;
+    void operator()(GpuStream stream) const {
+      SimGpu::Launch(stream, [] {});
+    }
+    void Finish() const { finish(); }
+  };
+  constexpr int kOps = 50;
+  for (int i = 0; i < kOps; ++i) {
+    engine.PushGpu({.name = "op", .writes = {x}, .device = Gpu(0)},
+                   Body{[&] { engine.Push({.name = "late", .writes = {y}}, [&] { ++ran; }); }});
+  }
+  engine.WaitForVar(x);
+  engine.WaitForAll();
+  EXPECT_EQ(ran, kOps);
+}
+
 // Who waits for an op looks at its stream, and may still do so when all ops are done.
 TEST_P(GpuStopTest, StopWaitsForThoseWhoLookAtAStream) {
   for (int round = 0; round < Scaled(200); ++round) {
