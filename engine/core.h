@@ -614,8 +614,8 @@ class EngineCore {
   std::vector<Job*> jobs_ GUARDED_BY(lock_);
   std::vector<Op*> in_flight_ GUARDED_BY(lock_);      // async, body returned, not completed
   bool late_in_flight_ GUARDED_BY(lock_) = false;     // since Stop: holds a reference
-  int gpu_askers_ GUARDED_BY(lock_) = 0;              // threads in AsksGpuLocked, without the lock
   std::vector<Op*> gpu_in_flight_ GUARDED_BY(lock_);  // the same of GPUs: their events come anyway
+  int gpu_askers_ GUARDED_BY(lock_) = 0;              // threads in AsksGpuLocked, without the lock
   VarState* vars_ GUARDED_BY(lock_) = nullptr;
   // The records by their exceptions' addresses; of two that have one exception, the later.
   std::unordered_map<const void*, FailureRecord*> failures_ GUARDED_BY(lock_);

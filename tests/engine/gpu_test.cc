@@ -809,16 +809,20 @@ TEST_F(GpuTest, AnOpIsSeenToEndHoweverManyRunBehindIt) {
   for (int behind = 1; behind < 16; ++behind) {
     Engine engine(Options());
     const Var x = engine.NewVar("x");
-    std::latch end{1};
+    std::latch begin{1}, end{1};
+    std::atomic<int> issued = 0;
     std::promise<void> seen;
-    engine.PushGpu({.name = "short", .writes = {x}, .device = Gpu(0)}, [](GpuStream stream) {
-      SimGpu::Launch(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
-    });
+    engine.PushGpu({.name = "short", .writes = {x}, .device = Gpu(0)},
+                   [&](GpuStream stream) { SimGpu::Launch(stream, [&] { begin.wait(); }); });
     for (int i = 0; i < behind; ++i) {
-      engine.PushGpu({.name = "long", .device = Gpu(0)},
-                     [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+      engine.PushGpu({.name = "long", .device = Gpu(0)}, [&](GpuStream stream) {
+        SimGpu::Launch(stream, [&] { end.wait(); });
+        ++issued;
+      });
     }
     engine.Push({.name = "host", .reads = {x}}, [&] { seen.set_value(); });
+    while (issued < behind) std::this_thread::yield();
+    begin.count_down();
     EXPECT_EQ(seen.get_future().wait_for(kSoon), std::future_status::ready) << behind << " behind";
     end.count_down();
     engine.WaitForAll(kSoon);
