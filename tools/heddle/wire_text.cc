@@ -93,6 +93,13 @@ std::optional<std::string> TextOf(std::string_view meta) {
       acks.push_back(fmt::format("{} sequence {}", Text(ack.part), ack.sequence));
     }
     return fmt::format("{}", fmt::join(acks, "\n"));
+  } else if constexpr (requires { body.more; }) {
+    std::string text = body.more ? "more to come" : "";
+    for (const CloseStoreBody::Requests& requests : body.parts) {
+      text += fmt::format("{}{} has {} requests", text.empty() ? "" : "\n", Text(requests.part),
+                          requests.count);
+    }
+    return text;
   } else if constexpr (requires { body.type; }) {
     return Quoted(body.type);
   } else if constexpr (requires { body.parameters; }) {
@@ -169,6 +176,8 @@ std::optional<std::string> TextOfBody(const Message& message) {
       return TextOf<CompressionBody>(meta);
     case Kind::kCommand:
       return TextOf<CommandBody>(meta);
+    case Kind::kCloseStore:
+      return TextOf<CloseStoreBody>(meta);
     case Kind::kAsk:
       return TextOf<AskBody>(meta);
     case Kind::kStatusReply:

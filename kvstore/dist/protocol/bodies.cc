@@ -18,6 +18,7 @@ namespace {
 // The fewest bytes that an item of a list takes.
 constexpr std::size_t kNodeEntryBytesMin = 1 + 4 + 8 + 4;
 constexpr std::size_t kAckBytes = 16 + 8;
+constexpr std::size_t kPartRequestsBytes = 16 + 8;
 constexpr std::size_t kParameterBytesMin = 4 + 8;
 constexpr std::size_t kKeyBytesMin = 1 + 4;
 constexpr std::size_t kArrayBytesMin = 4 + 1 + 8;
@@ -362,6 +363,27 @@ bool Decode(std::string_view meta, KeysBody* body) {
   return in.GetList(&body->keys, kKeyBytesMin, [](WireReader& from, Key* key) {
     return Get(from, key);
   }) && in.Ended();
+}
+
+std::string Encode(const CloseStoreBody& body) {
+  WireWriter out;
+  out.Put(body.more);
+  out.PutCount(body.parts.size());
+  for (const CloseStoreBody::Requests& requests : body.parts) {
+    Put(out, requests.part);
+    out.Put(requests.count);
+  }
+  return out.Take();
+}
+
+bool Decode(std::string_view meta, CloseStoreBody* body) {
+  WireReader in(meta);
+  return in.Get(&body->more) &&
+         in.GetList(&body->parts, kPartRequestsBytes,
+                    [](WireReader& from, CloseStoreBody::Requests* requests) {
+                      return Get(from, &requests->part) && from.Get(&requests->count);
+                    }) &&
+         in.Ended();
 }
 
 std::string Encode(const AskBody& body) {

@@ -136,6 +136,19 @@ struct KeysBody {  // answers kKeys
   std::vector<Key> keys;
 };
 
+// kCloseStore: of these parts, how many requests the worker makes in all. Of the store's others it
+// has made them, and the server has taken them.
+struct CloseStoreBody {
+  struct Requests {
+    PartId part;
+    std::uint64_t count = 0;
+
+    friend bool operator==(const Requests&, const Requests&) = default;
+  };
+  bool more = false;  // parts are named in the next message
+  std::vector<Requests> parts{};
+};
+
 struct AskBody {            // kAsk
   std::uint64_t bytes = 0;  // 0: nothing is to be sent, only the complete rounds are asked for
 };
@@ -181,6 +194,7 @@ std::string Encode(const OptimizerBody& body);
 std::string Encode(const CompressionBody& body);
 std::string Encode(const CommandBody& body);
 std::string Encode(const KeysBody& body);
+std::string Encode(const CloseStoreBody& body);
 std::string Encode(const AskBody& body);
 std::string Encode(const TextBody& body);
 std::string Encode(const SaveStatesBody& body);
@@ -199,6 +213,7 @@ bool Decode(std::string_view meta, OptimizerBody* body);
 bool Decode(std::string_view meta, CompressionBody* body);
 bool Decode(std::string_view meta, CommandBody* body);
 bool Decode(std::string_view meta, KeysBody* body);
+bool Decode(std::string_view meta, CloseStoreBody* body);
 bool Decode(std::string_view meta, AskBody* body);
 bool Decode(std::string_view meta, TextBody* body);
 bool Decode(std::string_view meta, SaveStatesBody* body);

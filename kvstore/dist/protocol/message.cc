@@ -90,6 +90,8 @@ std::string_view Name(Kind kind) {
       return "keys";
     case Kind::kLeave:
       return "leave";
+    case Kind::kCloseStore:
+      return "close_store";
     case Kind::kAcks:
       return "acks";
     case Kind::kValue:

@@ -64,7 +64,8 @@ enum class Kind : std::uint8_t {
   kSaveStates = 45,
   kLoadStates = 46,
   kKeys = 47,
-  kLeave = 48,  // all that this worker pushed is acknowledged, and nothing more will come
+  kLeave = 48,       // all that this worker pushed is acknowledged, and nothing more will come
+  kCloseStore = 49,  // about the store's parts no more requests will come than it says
 
   // From a server to a worker.
   kAcks = 60,    // pushes that are recorded

@@ -18,7 +18,7 @@ constexpr std::size_t kAcksMax = 4096;             // in one message
 constexpr bool IsPartRequest(Kind kind) { return kind >= Kind::kInit && kind <= Kind::kRemove; }
 
 constexpr bool IsControlRequest(Kind kind) {
-  return kind >= Kind::kOpenStore && kind <= Kind::kLeave;
+  return kind >= Kind::kOpenStore && kind <= Kind::kCloseStore;
 }
 
 std::string TextOf(const PartInfo& info) {
@@ -199,7 +199,7 @@ bool ServerMachine::Blocked(const Part& part, const Message& message) const {
   const Store* store = FindStore(part.id.store);
   if (store == nullptr) return true;  // whether it is dist_sync is not known yet
   if (message.kind == Kind::kInit && (message.flags & kFlagNoValue) != 0 && !part.created) {
-    return !part.Of(message.rank).removed && !WorkerOf(0).left;
+    return !part.Of(message.rank).removed && !IsGone(part, 0);
   }
   if (IsPush(message.kind) && !store->Knows(message.version)) return true;
   return store->async && part.updating;
@@ -258,6 +258,9 @@ void ServerMachine::Apply(Time now, Part& part, Message&& message, Outputs& out)
   const bool bytes_are_free = EndAsks(part, rank);
   ApplyToPart(now, part, std::move(message), out);
   if (bytes_are_free) GrantUnderCap(rank, out);
+  if (WorkerOf(rank).closed.contains(part.id.store) && IsGone(part, rank)) {  // S9
+    GoOnWithout(now, part, rank, out);
+  }
 }
 
 void ServerMachine::ApplyToPart(Time now, Part& part, Message&& message, Outputs& out) {
@@ -308,9 +311,10 @@ void ServerMachine::ApplyInit(Time now, Part& part, const Message& message, Outp
   if (!part.created && (message.flags & kFlagNoValue) != 0) {
     SendError(part, message,
               {.code = ErrorBody::Code::kInvalidState,
-               .message = fmt::format("init of key {} by worker {}: the value that counts is that "
-                                      "of worker 0, which has left the job without one",
-                                      ToString(KeyRef(body.info.key)), message.rank)},
+               .message = fmt::format(
+                   "init of key {} by worker {}: the value that counts is that "
+                   "of worker 0, which has left the job, or closed the store, without one",
+                   ToString(KeyRef(body.info.key)), message.rank)},
               out);
     return;
   }
@@ -387,7 +391,7 @@ void ServerMachine::DropIfRemoved(Part& part) {
   if (!part.created || part.updating) return;
   bool removed = false;
   for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
-    if (!IsGone(part, rank)) return;
+    if (!HasDone(part, rank)) return;
     removed = removed || part.Of(rank).removed;
   }
   if (!removed) return;

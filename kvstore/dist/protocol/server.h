@@ -25,6 +25,8 @@
 //   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. The
 //        value goes when all have removed it that have not left, and the identities stay: what is
 //        late or comes again finds its place taken. A key that is initialised anew is another part.
+//   (S9) A rank that has closed a store takes no part in rounds of a part once it has made all the
+//        requests about it that it has announced; their answers are what they would be otherwise.
 //
 // Failure cases: a contribution that failed, or that does not fit the part, takes its place in the
 // round; the round then ends without an update, every pull of it answers the error of the lowest
@@ -190,7 +192,8 @@ class ServerMachine {
   void ApplyReset(Part& part, const Message& message, Outputs& out);
   void ApplyRemove(Time now, Part& part, const Message& message, Outputs& out);
   void DropIfRemoved(Part& part);
-  bool IsGone(const Part& part, std::int32_t rank) const;  // has left, or removed the part
+  bool HasDone(const Part& part, std::int32_t rank) const;  // has left, or removed the part
+  bool IsGone(const Part& part, std::int32_t rank) const;  // or closed the store, and asked for all
   void Describe(Part& part, const Message& message, Outputs& out);
   void Repeat(Part& part, const Message& message, Outputs& out);
   void OnStatus(Time now, NodeId from, const Message& message, Outputs& out);
@@ -246,6 +249,8 @@ class ServerMachine {
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store, std::int32_t rank) const;
   void Left(Time now, std::int32_t rank, Outputs& out);
+  void CloseStore(Time now, const Message& message, Outputs& out);
+  void GoOnWithout(Time now, Part& part, std::int32_t rank, Outputs& out);
 
   // Answers.
   void Ack(const Message& message);

@@ -46,7 +46,8 @@ struct ServerMachine::RankExtra {
   // Bytes of a push that is granted, among Worker::unfinished_bytes, and its sequence number.
   std::uint64_t reserved = 0;
   std::uint64_t reserved_for = 0;
-  bool running = false;  // a control request
+  bool running = false;               // a control request
+  std::uint64_t requests_in_all = 0;  // once the rank has closed the store
 };
 
 // One rank at one part. A server has (ranks x parts) of these, so it is small.
@@ -151,6 +152,7 @@ struct ServerMachine::Worker {
   Incarnation incarnation = 0;
   std::string address;
   bool left = false;
+  std::set<std::uint32_t> closed{};  // stores
   bool asks = false;  // has reached the byte cap: wants to hear of each complete round
   std::optional<Time> heard;
   std::optional<Time> slow_named;
@@ -194,8 +196,15 @@ inline const ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) c
   return workers_[static_cast<std::size_t>(rank)];
 }
 
-inline bool ServerMachine::IsGone(const Part& part, std::int32_t rank) const {
+inline bool ServerMachine::HasDone(const Part& part, std::int32_t rank) const {
   return WorkerOf(rank).left || part.Of(rank).removed;
+}
+
+inline bool ServerMachine::IsGone(const Part& part, std::int32_t rank) const {
+  if (HasDone(part, rank)) return true;
+  const RankState& state = part.Of(rank);
+  return WorkerOf(rank).closed.contains(part.id.store) &&
+         state.next >= (state.extra ? state.extra->requests_in_all : 0);
 }
 
 inline const ServerMachine::Store* ServerMachine::FindStore(std::uint32_t store) const {

@@ -60,6 +60,9 @@ void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, O
       SendAnswer(part, std::move(answer), out);
       return;
     }
+    case Kind::kCloseStore:
+      error = ErrorOf([&] { CloseStore(now, message, out); });
+      break;
     case Kind::kLeave:
       Left(now, message.rank, out);
       break;
@@ -241,17 +244,42 @@ void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
   WorkerOf(rank).asking.clear();
   for (const auto& [id, part] : parts_) {
     RankState& state = part->Of(rank);
-    state.slow = 0;
     if (state.extra) WorkerOf(rank).unfinished_bytes -= std::exchange(state.extra->reserved, 0);
-    if (!part->created) {
-      DrainBlocked(now, *part, out);
-      continue;
+    GoOnWithout(now, *part, rank, out);
+  }
+}
+
+// S9.
+void ServerMachine::CloseStore(Time now, const Message& message, Outputs& out) {
+  const std::uint32_t store = message.part.store;
+  CloseStoreBody body;
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the requests to come cannot be read");
+  for (const CloseStoreBody::Requests& requests : body.parts) {
+    if (requests.part.store != store || requests.part.part == kControlPart) {
+      throw InvalidArgument(fmt::format("the close of store {} names part {} of store {}", store,
+                                        requests.part.part, requests.part.store));
     }
-    if (FindStore(id.store)->async) {
-      DropIfRemoved(*part);
-    } else {
-      Advance(now, *part, out);
-    }
+  }
+  for (const CloseStoreBody::Requests& requests : body.parts) {
+    PartOf(requests.part).Of(message.rank).Extra().requests_in_all = requests.count;
+  }
+  if (body.more) return;
+  WorkerOf(message.rank).closed.insert(store);
+  for (const auto& [id, part] : parts_) {
+    if (id.store == store) GoOnWithout(now, *part, message.rank, out);
+  }
+}
+
+// The rank may have asked for the last time.
+void ServerMachine::GoOnWithout(Time now, Part& part, std::int32_t rank, Outputs& out) {
+  part.Of(rank).slow = 0;
+  if (part.control()) return;
+  if (!part.created) {
+    DrainBlocked(now, part, out);
+  } else if (FindStore(part.id.store)->async) {
+    DropIfRemoved(part);
+  } else {
+    Advance(now, part, out);
   }
 }
 

@@ -12,6 +12,12 @@
 
 namespace heddle::kvstore::dist {
 
+namespace {
+
+constexpr std::size_t kPartsInCloseStore = 32768;  // in one message, which may have 1 MiB
+
+}  // namespace
+
 void WorkerMachine::OnRoster(Time /*now*/, const RosterBody& roster, Outputs& /*out*/) {
   rank_ = roster.rank;
   nodes_ = roster.nodes;
@@ -89,23 +95,22 @@ WorkerMachine::Part& WorkerMachine::MadePart(const PartId& id) {
   return *part;
 }
 
-WorkerMachine::Part& WorkerMachine::PartOf(const Request& request) {
-  const PartId& id = request.part;
+WorkerMachine::Part& WorkerMachine::PartOf(std::int32_t server, const PartId& id) {
   Part& part = id.part == kControlPart
-                   ? servers_[static_cast<std::size_t>(request.server)].control[id.store]
+                   ? servers_[static_cast<std::size_t>(server)].control[id.store]
                    : MadePart(id);
   if (part.next == 0 && part.open.empty()) {
     part.id = id;
-    part.server = request.server;
+    part.server = server;
     const auto mode = async_.find(id.store);
     part.async = mode != async_.end() && mode->second;
   }
-  CHECK(part.server == request.server, "a part on two servers");
+  CHECK(part.server == server, "a part on two servers");
   return part;
 }
 
 void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
-  Part& part = PartOf(request);
+  Part& part = PartOf(request.server, request.part);
   // What is urgent must not wait behind what is not.
   for (std::size_t i = part.open.size(); i > 0; --i) {
     Open& before = part.open[i - 1];
@@ -118,6 +123,7 @@ void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
                           .token = before.request.token,
                           .priority = request.priority});
   }
+  if (part.to_come > 0) --part.to_come;
   Open& open = part.open.emplace_back();
   open.request = std::move(request);
   open.submitted = now;
@@ -279,6 +285,43 @@ void WorkerMachine::SendBarriers(Time now, Outputs& out) {
                              .incarnation = options_.incarnation,
                              .sequence = barriers_sent_++});
   }
+}
+
+void WorkerMachine::WillRequest(std::int32_t server, const PartId& id, std::uint64_t requests) {
+  if (!failure_) PartOf(server, id).to_come = requests;
+}
+
+void WorkerMachine::CloseStore(Time now, std::uint32_t store, Outputs& out) {
+  if (failure_) return;
+  std::vector<CloseStoreBody> bodies(servers_.size());
+  for (const auto& [id, part] : parts_) {
+    if (id.store != store) continue;
+    bool all_taken = part->to_come == 0;
+    for (std::size_t i = 0; i < part->open.size() && all_taken; ++i) {
+      all_taken = part->open[i].acked || part->open[i].answered;
+    }
+    if (all_taken) continue;
+    CloseStoreBody& body = bodies[static_cast<std::size_t>(part->server)];
+    if (body.parts.size() == kPartsInCloseStore) {
+      body.more = true;
+      SendCloseStore(now, part->server, store, std::exchange(body, {}), out);
+    }
+    const std::uint64_t unsent = part->open.size() - part->sent;
+    body.parts.push_back({id, part->next + unsent + part->to_come});
+  }
+  for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
+    SendCloseStore(now, server, store, bodies[static_cast<std::size_t>(server)], out);
+  }
+}
+
+void WorkerMachine::SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
+                                   const CloseStoreBody& body, Outputs& out) {
+  Request close{.kind = Kind::kCloseStore,
+                .server = server,
+                .part = ControlPart(store),
+                .meta = Encode(body),
+                .what = "close of a store"};
+  Enqueue(now, std::move(close), out);
 }
 
 void WorkerMachine::Leave(Time now, std::uint64_t token, Outputs& out) {
@@ -465,7 +508,7 @@ void WorkerMachine::OnAnswer(Time now, Part& part, Message&& message, Outputs& o
   if (IsPush(open->request.kind)) Acknowledge(part, *open, out);
   open->answered = true;
   const bool leave = open->request.kind == Kind::kLeave;
-  if (leave) {
+  if (IsOwn(open->request.kind)) {
     open->ended = true;
   } else {
     End(*open, error, std::move(message), out);

@@ -125,6 +125,12 @@ class WorkerMachine {
   [[nodiscard]] bool Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out);
   // Of the barriers that are not open, the first: once for each.
   void OpenBarrier(Time now, Outputs& out);
+  // The program calls nothing more on the store: the servers are told how many requests of each
+  // part are still to come, so that the others' rounds go on without this worker behind them, even
+  // while it has open requests that wait for others in turn. Of calls whose requests have not been
+  // submitted yet, WillRequest has to say before how many there are.
+  void WillRequest(std::int32_t server, const PartId& id, std::uint64_t requests);
+  void CloseStore(Time now, std::uint32_t store, Outputs& out);
   // Ends when all pushes are acknowledged, all servers know that nothing more will come, and the
   // scheduler has been told.
   void Leave(Time now, std::uint64_t token, Outputs& out);
@@ -186,6 +192,7 @@ class WorkerMachine {
     std::size_t sent = 0;          // of open, from its front
     std::uint64_t next = 0;        // sequence number
     std::uint64_t pushes = 0;      // sent; in dist_async: sent and not acknowledged
+    std::uint64_t to_come = 0;     // requests that WillRequest has told of, less those submitted
     std::uint64_t complete = 0;    // dist_sync: rounds known to be complete
     // dist_sync: bytes of the pushes after those.
     std::array<std::uint64_t, kPushesAheadMax> unfinished{};
@@ -212,7 +219,7 @@ class WorkerMachine {
 
   // Sending.
   Part& MadePart(const PartId& id);
-  Part& PartOf(const Request& request);
+  Part& PartOf(std::int32_t server, const PartId& id);
   void Enqueue(Time now, Request&& request, Outputs& out);
   void Pump(Time now, Part& part, Outputs& out);
   bool MaySend(Time now, Part& part, Open& open, Outputs& out);
@@ -223,8 +230,13 @@ class WorkerMachine {
   void SendRequest(const Part& part, const Open& open, Outputs& out) const;
   void PumpWaiting(Time now, Server& server, Outputs& out);
   void SendBarriers(Time now, Outputs& out);
+  void SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
+                      const CloseStoreBody& body, Outputs& out);
   void SendLeaves(Time now, Outputs& out);
   void Resend(Time now, Part& part, bool all, Outputs& out);
+
+  // That no request of the program is: its end is told to nobody.
+  static bool IsOwn(Kind kind) { return kind == Kind::kLeave || kind == Kind::kCloseStore; }
 
   // Answers.
   Part* FindPart(std::int32_t server, const PartId& id);

@@ -329,7 +329,7 @@ void WorkerMachine::Fail(FailureBody failure, Outputs& out) {
     for (std::size_t i = 0; i < part.open.size(); ++i) {
       Open& open = part.open[i];
       out.GiveBack(open.request.payload);
-      if (open.request.kind != Kind::kLeave) {
+      if (!IsOwn(open.request.kind)) {
         End(open, FailureError(open.request.what.text()), {}, out);
       }
     }

@@ -162,6 +162,22 @@ void DistKey::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
   }
 }
 
+void DistKey::TellUnsent() {
+  MutexLock lock(mutex_);  // none is submitted meanwhile
+  boost::container::small_vector<std::uint64_t, 1> requests(parts_.size());
+  for (const PartsCall* call = first_.get(); call != nullptr; call = call->behind_.get()) {
+    if (!call->ready_) {
+      for (std::uint64_t& count : requests) ++count;
+    }
+    for (const Request& request : call->requests_) {
+      if (call->ready_) ++requests[request.part.part];
+    }
+  }
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (requests[i] > 0) link_->WillRequest(parts_[i].server, IdOf(parts_[i]), requests[i]);
+  }
+}
+
 std::string DistKey::WhyUnsentLocked(const PartsCall& call, Time now) const {
   return fmt::format(
       "{} has waited {} for this worker's {} before it, whose array other ops still work with",

@@ -75,6 +75,10 @@ class DistKey {
 
   void CheckUnsent(Time now, Time warn_after, UnsentFound* found) EXCLUDES(mutex_);
 
+  // No call enters any more: tells the link of the requests that wait here. Of a call that is not
+  // ready it counts one for each part, which may be more than it will have.
+  void TellUnsent() EXCLUDES(mutex_);
+
   // Of gradient compression: what the codes so far have not carried. Made by the first push,
   // touched by ops that write its Var.
   NDArray residual;

@@ -68,6 +68,7 @@ DistKVStore::~DistKVStore() {
     KeepForever(link_);  // the job is the parent's
     return;
   }
+  if (std::uncaught_exceptions() == 0) Close();
   const auto ended = [this] {
     return calls_->WaitUntilNone(std::chrono::steady_clock::now() + kStep);
   };
@@ -83,6 +84,23 @@ DistKVStore::~DistKVStore() {
     internal::WaitChecks::Keep(std::move(left));
   }
   link_->Leave(engine(), *this);
+}
+
+// The others must not wait for this worker while it waits for them.
+void DistKVStore::Close() {
+  for (const KeyPtr& key : KeysAlive()) key->TellUnsent();
+  link_->CloseStore(store_);
+}
+
+// Also the removed ones that have calls.
+std::vector<KeyPtr> DistKVStore::KeysAlive() const {
+  std::vector<KeyPtr> keys;
+  MutexLock lock(mutex_);
+  for (const auto& [name, key] : keys_) keys.push_back(key);
+  for (const auto& removed : removed_) {
+    if (KeyPtr key = removed.lock()) keys.push_back(std::move(key));
+  }
+  return keys;
 }
 
 void DistKVStore::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {

@@ -101,6 +101,8 @@ class DistKVStore final : public KVStore, private UnsentCalls {
   // For each key its place among the different ones, which count from 0 as they are first named.
   Places PlacesOf(std::span<const KeyPtr> keys) EXCLUDES(mutex_);
   void CheckUnsent(Time now, Time warn_after, UnsentFound* found) override EXCLUDES(mutex_);
+  std::vector<KeyPtr> KeysAlive() const EXCLUDES(mutex_);
+  void Close() EXCLUDES(mutex_);
 
   // A key as the servers have it: of the life that it has after so many removals.
   struct Described {

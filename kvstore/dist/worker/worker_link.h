@@ -79,6 +79,11 @@ class WorkerLink {
   virtual void Serve(Engine& engine, UnsentCalls& calls) = 0;
   virtual void Leave(Engine& engine, UnsentCalls& calls) = 0;
 
+  // The program has made its last call on the store. WillRequest comes before, for each part of the
+  // calls whose requests have not been submitted; see WorkerMachine::CloseStore.
+  virtual void WillRequest(std::int32_t server, const PartId& part, std::uint64_t requests) = 0;
+  virtual void CloseStore(std::uint32_t store) = 0;
+
   // Takes (moves from) requests in their order. What follows of it is left to Carry, so that
   // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run
   // anything.

@@ -203,6 +203,15 @@ void WorkerNode::Leave(Engine& engine, UnsentCalls& calls) {
   engine.RemovePoller(*this);
 }
 
+void WorkerNode::WillRequest(std::int32_t server, const PartId& part, std::uint64_t requests) {
+  MutexLock lock(mutex_);
+  machine_.WillRequest(server, part, requests);
+}
+
+void WorkerNode::CloseStore(std::uint32_t store) {
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.CloseStore(now, store, out); });
+}
+
 std::string WorkerNode::DescribeState() {
   constexpr std::chrono::milliseconds kAnswersTake{200};
   bool asks = false;

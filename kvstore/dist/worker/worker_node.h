@@ -54,6 +54,9 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   // own thread.
   void Serve(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_, serving_mutex_);
   void Leave(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_, serving_mutex_);
+  void WillRequest(std::int32_t server, const PartId& part, std::uint64_t requests) override
+      EXCLUDES(mutex_);
+  void CloseStore(std::uint32_t store) override EXCLUDES(mutex_);
   std::int32_t rank() const override { return rank_; }
   std::int32_t num_workers() const override { return num_workers_; }
   const PlacementOptions& placement() const override { return placement_; }

@@ -523,6 +523,60 @@ TEST_P(DistStoreTest, WorkersMayLeaveAfterDifferentRounds) {
   });
 }
 
+// Into `values`, once the array is there, without waiting for it.
+void LookAt(const NDArray& array, std::vector<float>* values) {
+  array.engine().Push({.name = "look", .reads = {array.var()}}, [array, values] {
+    const auto* const first = static_cast<const float*>(array.const_data());
+    values->assign(first, first + array.size());
+  });
+}
+
+// Each worker pushes five times to a key of its own, and to the other's once: neither waits.
+TEST_P(DistStoreTest, WorkersThatLeaveWhileEachWaitsForTheOtherEnd) {
+  constexpr std::int64_t kCount = 40'000;
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  std::vector<std::vector<float>> last(2);
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    const std::vector<std::string> keys = {"a", "b"};
+    for (const std::string& key : keys) store.Init(key, Filled(engine, kCount, 0));
+    const std::string& mine = keys[static_cast<std::size_t>(rank)];
+    const std::string& others = keys[static_cast<std::size_t>(1 - rank)];
+    store.Push(others, Filled(engine, kCount, 100));
+    const NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    for (int round = 1; round <= 5; ++round) {
+      store.Push(mine, Filled(engine, kCount, static_cast<float>(round)));
+      store.Pull(mine, out);
+    }
+    LookAt(out, &last[static_cast<std::size_t>(rank)]);
+  });
+  for (const auto& values : last) EXPECT_EQ(values, std::vector<float>(kCount, 5)) << "of round 5";
+}
+
+// What it pushes to "b" is made of what it pulls of "a", which waits for the other to leave; and
+// the other way round.
+TEST_P(DistStoreTest, PushesThatAreNotSentWhenAWorkerLeavesAreInTheirRounds) {
+  constexpr std::int64_t kCount = 1000;
+  Job job({.network = GetParam(), .num_workers = 2});
+  std::vector<std::vector<float>> sums(2);
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    const std::vector<std::string> keys = {"a0", "b0", "a1", "b1"};
+    for (const std::string& key : keys) store.Init(key, Filled(engine, kCount, 0));
+    const std::string& first = keys[static_cast<std::size_t>(2 * rank)];
+    const std::string& second = keys[static_cast<std::size_t>(2 * rank + 1)];
+    const NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    store.Push(first, Filled(engine, kCount, static_cast<float>(rank + 1)));
+    store.Pull(first, out);
+    store.Push(second, out);
+    const NDArray sum({kCount}, DType::kFloat32, Cpu(), engine);
+    store.Pull(second, sum);
+    LookAt(sum, &sums[static_cast<std::size_t>(rank)]);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(sums[static_cast<std::size_t>(rank)],
+              std::vector<float>(kCount, static_cast<float>(rank + 1)));
+  }
+}
+
 TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
   constexpr int kWorkers = 3;
   Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 2});

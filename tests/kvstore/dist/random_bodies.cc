@@ -125,6 +125,12 @@ CommandBody MakeRandom(Random& random, CommandBody*) {
   return {static_cast<std::int32_t>(random()), RandomText(random)};
 }
 KeysBody MakeRandom(Random& random, KeysBody*) { return {Some<Key>(random, RandomKey)}; }
+CloseStoreBody MakeRandom(Random& random, CloseStoreBody*) {
+  using Requests = CloseStoreBody::Requests;
+  return {Below(random, 2) == 0, Some<Requests>(random, [](Random& r) {
+            return Requests{RandomPart(r), r()};
+          })};
+}
 AskBody MakeRandom(Random& random, AskBody*) { return {random()}; }
 TextBody MakeRandom(Random& random, TextBody*) { return {RandomText(random)}; }
 SaveStatesBody MakeRandom(Random& random, SaveStatesBody*) { return {RandomPart(random)}; }
@@ -174,6 +180,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kSetCompression, 0, false, "CompressionBody"},
     {Kind::kCommand, 0, false, "CommandBody"},
     {Kind::kLoadStates, 0, true, "StatesBody"},
+    {Kind::kCloseStore, 0, false, "CloseStoreBody"},
     {Kind::kAcks, 0, false, "AcksBody"},
     {Kind::kValue, kFlagRowSparse, true, nullptr},
     {Kind::kDone, 0, true, "KeysBody"},
@@ -245,6 +252,7 @@ const std::vector<BodyType>& BodyTypes() {
                                               TypeOf<CompressionBody>("CompressionBody"),
                                               TypeOf<CommandBody>("CommandBody"),
                                               TypeOf<KeysBody>("KeysBody"),
+                                              TypeOf<CloseStoreBody>("CloseStoreBody"),
                                               TypeOf<AskBody>("AskBody"),
                                               TypeOf<TextBody>("TextBody"),
                                               TypeOf<SaveStatesBody>("SaveStatesBody"),

@@ -55,6 +55,7 @@ struct Plan {
   // a * ArrayKeys(), on as many servers as there are.
   bool whole = false;
   bool removes = false;                    // every worker removes every key when it has pushed all
+  bool closes = false;                     // workers close the store somewhere in their programs
   std::vector<std::vector<int>> pushes{};  // [worker][key]: how many
   std::vector<std::vector<std::vector<bool>>> bad{};  // [worker][key][push]: its input failed
   SimFaults faults{};
@@ -78,6 +79,9 @@ struct Plan {
   }
   std::int32_t ArrayKeys() const { return whole ? servers + 1 : 1; }
   int Pushes(std::int32_t rank, std::int32_t key) const { return pushes[rank][key]; }
+  int MostPushes(std::int32_t rank) const {
+    return *std::max_element(pushes[rank].begin(), pushes[rank].end());
+  }
   int RoundsOf(std::int32_t key) const {
     int rounds = 0;
     for (const auto& of_worker : pushes) rounds = std::max(rounds, of_worker[key]);
@@ -127,6 +131,17 @@ Plan MakePlan(std::uint64_t seed) {
     plan.ghosts = random.Chance(300) ? random.Between(1, 10) : 0;
   } while (plan.CountFaults() == 0);
   if (random.Chance(300)) plan.late_per_1000 = static_cast<std::uint32_t>(random.Between(100, 900));
+  plan.closes = random.Chance(300);
+  if (!plan.closes || random.Chance(400)) return plan;
+  // They push differently often to different keys, and do not wait: in the end who waits for whom
+  // goes both ways.
+  plan.barrier_per_1000 = plan.wait_per_1000 = 0;
+  for (std::vector<int>& pushes : plan.pushes) {
+    const auto array_keys = static_cast<std::size_t>(plan.ArrayKeys());
+    for (std::size_t key = 0; key < pushes.size(); ++key) {
+      pushes[key] = key % array_keys == 0 ? pushes[key] - random.Between(0, 10) : pushes[key - 1];
+    }
+  }
   return plan;
 }
 
@@ -135,15 +150,16 @@ std::string TextOf(const Plan& plan) {
       "{}: {} workers, {} servers, {} keys, {}{}; drops {}/1000, doubles {}/1000, {} cuts, {} "
       "stale "
       "messages, delays up to {} us, updates {}, at most {} bytes unfinished, {}/1000 values late, "
-      "pushes",
+      "{}pushes",
       plan.async ? "dist_async" : "dist_sync", plan.workers, plan.servers, plan.keys,
       plan.whole       ? "values grow, whole arrays together"
       : plan.optimizer ? "values grow"
                        : "values are replaced",
       plan.removes ? ", and are removed" : "", plan.faults.drop_per_1000,
       plan.faults.duplicate_per_1000, plan.cuts, plan.ghosts, plan.faults.delay_max.count() / 1000,
-      plan.defer_updates ? "take time" : "at once", plan.bytes_max, plan.late_per_1000);
-  for (const auto& of_worker : plan.pushes) text += fmt::format(" {}", of_worker[0]);
+      plan.defer_updates ? "take time" : "at once", plan.bytes_max, plan.late_per_1000,
+      plan.closes ? "closed early, " : "");
+  for (const auto& of_worker : plan.pushes) text += fmt::format(" {}", fmt::join(of_worker, "+"));
   return text;
 }
 
@@ -221,20 +237,31 @@ class NoControl : public ServerControl {
 };
 
 struct Step {
-  enum class Kind : std::uint8_t { kPush, kPull, kPushPull, kRemove, kWait, kBarrier, kLeave };
+  enum class Kind : std::uint8_t {
+    kPush,
+    kPull,
+    kPushPull,
+    kRemove,
+    kWait,
+    kBarrier,
+    kClose,
+    kLeave
+  };
   Kind kind;
   std::int32_t key = 0;
   int push = 0;  // the how many-th of the key, from 1; of a pull: how many came before
 };
+constexpr bool IsRequest(Step::Kind kind) { return kind <= Step::Kind::kRemove; }
 
 // What a worker's program does, from the plan.
 std::vector<Step> StepsOf(const Plan& plan, std::int32_t rank, SimRandom& random) {
   std::vector<Step> steps;
   std::vector<std::int32_t> keys;
   for (std::int32_t key = 0; key < plan.keys; ++key) keys.push_back(key);
-  for (int round = 1; round <= plan.Pushes(rank, 0); ++round) {
+  for (int round = 1; round <= plan.MostPushes(rank); ++round) {
     for (std::size_t i = keys.size(); i > 1; --i) std::swap(keys[i - 1], keys[random.Below(i)]);
     for (const std::int32_t key : keys) {
+      if (round > plan.Pushes(rank, key)) continue;
       // Programs do different things: push and pull at once, one after the other, or push alone.
       const std::uint64_t what = random.Below(4);
       steps.push_back({what == 0 ? Step::Kind::kPushPull : Step::Kind::kPush, key, round});
@@ -249,6 +276,12 @@ std::vector<Step> StepsOf(const Plan& plan, std::int32_t rank, SimRandom& random
   for (const std::int32_t key : keys) {
     steps.push_back({Step::Kind::kPull, key, plan.Pushes(rank, key)});
     if (plan.removes) steps.push_back({Step::Kind::kRemove, key});
+  }
+  if (plan.closes) {
+    const auto before =
+        static_cast<int>(steps.size()) -
+        random.Between(0, random.Below(2) == 0 ? 0 : static_cast<int>(steps.size()));
+    steps.insert(steps.begin() + before, {Step::Kind::kClose});
   }
   steps.push_back({Step::Kind::kWait});
   // Others go on while those that have removed their keys are still there.
@@ -493,6 +526,10 @@ class Schedule {
           CallBarrier(rank, step);
           return;
         }
+      } else if (step.kind == Step::Kind::kClose) {
+        ++worker.at;
+        CloseStore(rank);
+        continue;
       } else if (step.kind == Step::Kind::kLeave) {
         worker.asked.push_back({step});
         ++worker.open;
@@ -510,6 +547,21 @@ class Schedule {
       }
       ++worker.at;
     }
+  }
+
+  // The requests behind this step are those that the node is not given yet.
+  void CloseStore(std::int32_t rank) {
+    Worker& worker = *workers_[static_cast<std::size_t>(rank)];
+    std::map<std::int32_t, std::uint64_t> requests;  // by key
+    for (std::size_t i = worker.at; i < worker.steps.size(); ++i) {
+      if (IsRequest(worker.steps[i].kind)) ++requests[worker.steps[i].key];
+    }
+    for (const auto& [key, count] : requests) {
+      worker.machine.WillRequest(ServerOf(key), IdOf(key), count);
+    }
+    OnWorker(rank, [&](WorkerMachine& machine, Outputs& out) {
+      machine.CloseStore(network_.now(), 0, out);
+    });
   }
 
   void CallBarrier(std::int32_t rank, const Step& step) {

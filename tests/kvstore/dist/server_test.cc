@@ -349,6 +349,104 @@ TEST(ServerMachine, LeavingRanksAreInTheRoundsThatTheyPushedTo) {
   EXPECT_EQ(job.to_scheduler.size(), 3u) << "kLeaveJob of each";
 }
 
+TEST(ServerMachine, RanksThatCloseTheStoreDoNotWaitForOneAnother) {
+  SmallJob job(2);
+  for (const std::uint32_t part : {0u, 1u}) {
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, {0});
+  }
+  // Each has more pushes than go ahead of the other's rounds, which never come.
+  std::vector<std::uint64_t> pulls;
+  for (int push = 1; push <= 5; ++push) {
+    pulls.push_back(job.PushPull(0, 0, {push}));
+    pulls.push_back(job.PushPull(1, 1, {10 * push}));
+  }
+  job.Run();
+  for (const std::uint64_t pull : pulls) EXPECT_FALSE(job.Answered(pull));
+  job.CloseStore(0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pulls.back()), Values({50})) << "worker 1 is alone with part 1";
+  EXPECT_FALSE(job.Answered(pulls.front())) << "worker 1 may still push to part 0";
+  job.CloseStore(1);
+  job.Run();
+  for (int push = 1; push <= 5; ++push) {
+    EXPECT_EQ(job.ValueOf(pulls[static_cast<std::size_t>(2 * push - 2)]), Values({push}));
+    EXPECT_EQ(job.ValueOf(pulls[static_cast<std::size_t>(2 * push - 1)]), Values({10 * push}));
+  }
+  for (int rank = 0; rank < 2; ++rank) job.Leave(rank);
+  job.Run();
+  EXPECT_EQ(job.to_scheduler.size(), 2u) << "kLeaveJob of each";
+}
+
+TEST(ServerMachine, WhatARankStillAsksForAfterItHasClosedTheStoreIsWhatItWouldHaveBeen) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Push(1, 0, {100});
+  job.CloseStore(1, {{0, 3}});
+  std::vector<std::uint64_t> others;
+  for (int round = 1; round <= 3; ++round) others.push_back(job.PushPull(0, 0, {round}));
+  job.Run();
+  EXPECT_EQ(job.ValueOf(others[0]), Values({101}));
+  EXPECT_FALSE(job.Answered(others[1])) << "worker 1 has three more requests to make";
+  const auto first = job.Pull(1, 0);
+  job.Push(1, 0, {200});
+  const auto second = job.Pull(1, 0);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(first), Values({101}));
+  EXPECT_EQ(job.ValueOf(second), Values({202}));
+  EXPECT_EQ(job.ValueOf(others[1]), Values({202}));
+  EXPECT_EQ(job.ValueOf(others[2]), Values({3}));
+}
+
+TEST(ServerMachine, InitsWithoutAValueFailOnceRankZeroHasClosedTheStore) {
+  SmallJob job(2);
+  const auto init = job.Init(1, 0, {0});
+  const auto other = job.Init(1, 1, {0});
+  job.Run();
+  job.CloseStore(0, {{1, 1}});
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(init), AllOf(HasSubstr("worker 0"), HasSubstr("closed the store")));
+  EXPECT_FALSE(job.Answered(other)) << "worker 0 still has a request to make";
+  job.Init(0, 1, {5});
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(other), "");
+}
+
+TEST(ServerMachine, AStoreIsClosedByAsManyMessagesAsItsPartsTake) {
+  constexpr std::uint32_t kParts = 40'000;  // 24 bytes each
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  std::map<std::uint32_t, std::uint64_t> to_come;
+  for (std::uint32_t part = 1; part < kParts; ++part) to_come[part] = 1;
+  const auto pull = job.PushPull(0, 0, {1});
+  job.CloseStore(1, to_come);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pull), Values({1}));
+}
+
+TEST(ServerMachine, ACloseThatCannotBeIsRefused) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  const auto pull = job.PushPull(0, 0, {1});
+  job.Run();
+  // No program makes such a request, and none is told of the answer.
+  const auto answer_to = [&](std::string meta) {
+    job.Control(1, Kind::kCloseStore, std::move(meta));
+    SmallJob::Envelope request = std::move(job.queue.front());
+    job.queue.pop_front();
+    job.Deliver(std::move(request));
+    ErrorBody error;
+    EXPECT_TRUE(Decode(job.queue.back().message.meta, &error));
+    job.Run();
+    return error.message;
+  };
+  const PartId of_another_store{.store = 1, .part = 0, .key = 7};
+  EXPECT_THAT(answer_to(Encode(CloseStoreBody{.parts = {{.part = of_another_store, .count = 1}}})),
+              HasSubstr("the close of store 0 names part 0 of store 1"));
+  EXPECT_THAT(answer_to("garbage"), HasSubstr("cannot be read"));
+  EXPECT_FALSE(job.Answered(pull)) << "worker 1 is still in the rounds";
+}
+
 TEST(ServerMachine, ARoundIsCompleteWhenTheLastMissingRankLeaves) {
   SmallJob job(2);
   job.Init(0, 0, {0});

@@ -187,6 +187,13 @@ class SmallJob {
     Do(WorkerNodeOf(rank),
        [&](Outputs& out) { workers_[rank]->OnDropped(server, IdOf(part), sequence, out); });
   }
+  // With so many requests to come of each part.
+  void CloseStore(std::int32_t rank, const std::map<std::uint32_t, std::uint64_t>& to_come = {}) {
+    for (const auto& [part, requests] : to_come) {
+      workers_[rank]->WillRequest(0, IdOf(part), requests);
+    }
+    Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->CloseStore(now, 0, out); });
+  }
   std::uint64_t Leave(std::int32_t rank) {
     const std::uint64_t token = ++tokens_;
     Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->Leave(now, token, out); });

@@ -107,7 +107,7 @@ TEST(WireHeader, UnknownKindsAreRefusedByNumber) {
       EXPECT_THAT(why, HasSubstr("unknown kind " + std::to_string(kind)));
     }
   }
-  EXPECT_EQ(known, 43);
+  EXPECT_EQ(known, 44);
 }
 
 TEST(WireHeader, FlagsThatTheKindDoesNotHaveAreRefused) {
