@@ -131,7 +131,7 @@ class ProcessWorker {
     const std::shared_ptr<WorkerNode> node = Present();
     if (node == nullptr) return;
     MutexLock lock(mutex_);
-    leaves_at_exit_ = leaves_at_exit_ || node->StoreMade();
+    leaves_at_exit_ = leaves_at_exit_ || node->Stay();
   }
 
  private:

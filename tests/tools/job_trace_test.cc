@@ -1,4 +1,5 @@
 // The traces of a real job, joined: three workers and two servers, as a user runs and reads them.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -202,10 +203,12 @@ TEST_F(JobTrace, RequestsNameTheOpsThatTheyAreOf) {
 TEST_F(JobTrace, BarriersMeetAtTheScheduler) {
   const std::vector<int> received = Find("the scheduler", "receive barrier");
   const std::vector<int> done = Find("worker", "receive barrier_done");
-  ASSERT_EQ(received.size(), static_cast<std::size_t>(kWorkers));
+  EXPECT_EQ(received.size(), static_cast<std::size_t>(2 * kWorkers)) << "and the last of each";
   ASSERT_EQ(done.size(), static_cast<std::size_t>(kWorkers));
-  for (const int come : received) {
-    for (const int go : done) EXPECT_LE(At(come).start, At(go).start);
+  for (const int go : done) {
+    const auto come =
+        std::ranges::count_if(received, [&](int event) { return At(event).start <= At(go).start; });
+    EXPECT_GE(come, kWorkers);
   }
 }
 

@@ -194,11 +194,9 @@ std::optional<std::string> TextOfBody(const Message& message) {
 }
 
 std::string Flags(std::uint8_t flags) {
-  constexpr std::pair<std::uint8_t, const char*> kNames[] = {{kFlagRowSparse, "row_sparse"},
-                                                             {kFlagCompressed, "compressed"},
-                                                             {kFlagRates, "rates"},
-                                                             {kFlagFailed, "failed"},
-                                                             {kFlagNoValue, "no_value"}};
+  constexpr std::pair<std::uint8_t, const char*> kNames[] = {
+      {kFlagRowSparse, "row_sparse"}, {kFlagCompressed, "compressed"}, {kFlagRates, "rates"},
+      {kFlagFailed, "failed"},        {kFlagNoValue, "no_value"},      {kFlagLast, "last"}};
   std::vector<std::string> names;
   for (const auto& [bit, name] : kNames) {
     if ((flags & bit) != 0) names.emplace_back(name);

@@ -93,6 +93,7 @@ inline constexpr std::uint8_t kFlagCompressed = 2;  // payload: codes of the sto
 inline constexpr std::uint8_t kFlagRates = 4;       // meta begins with the rates of the update
 inline constexpr std::uint8_t kFlagFailed = 8;      // a push whose input failed; meta: the error
 inline constexpr std::uint8_t kFlagNoValue = 16;    // kInit of other ranks than 0
+inline constexpr std::uint8_t kFlagLast = 32;       // kBarrier: the worker calls no more
 
 // Bytes of arrays, as runs in order, and who keeps them alive. The bytes do not change while any
 // copy of the payload lives. Cheap to copy.

@@ -79,7 +79,7 @@ void SchedulerMachine::OnMessage(Time now, NodeId from, const Message& message, 
       out.Send(node->peer, {.kind = Kind::kHeartbeat, .sequence = message.sequence});
       break;
     case Kind::kBarrier:
-      if (node->id.role == Role::kWorker) OnBarrier(now, *node, message.sequence, out);
+      if (node->id.role == Role::kWorker) OnBarrier(now, *node, message, out);
       break;
     case Kind::kLeaveJob:
       if (node->id.role == Role::kWorker) OnLeaveJob(now, *node, out);
@@ -232,35 +232,46 @@ void SchedulerMachine::SendRoster(const Node& node, Outputs& out) const {
 
 // Barriers and the end.
 
-void SchedulerMachine::OnBarrier(Time now, Node& worker, std::uint64_t number, Outputs& out) {
+void SchedulerMachine::OnBarrier(Time now, Node& worker, const Message& message, Outputs& out) {
   if (phase_ != Phase::kRunning || worker.presence != Presence::kHere) return;
-  if (number < barriers_done_) {  // it has not heard that it is done
+  const std::uint64_t number = message.sequence;
+  const bool last = (message.flags & kFlagLast) != 0;
+  if (number < barriers_done_ && !last) {  // it has not heard that it is done
     out.Send(worker.peer, {.kind = Kind::kBarrierDone, .sequence = number});
     return;
   }
-  if (number - barriers_done_ >= kBarriersAheadMax) {
+  if (number > barriers_done_ && number - barriers_done_ >= kBarriersAheadMax) {
     return FailNode(
         now, worker,
         fmt::format("it came to barrier {} while barrier {} is not done", number, barriers_done_),
         out);
   }
-  const bool had_come = worker.barriers > barriers_done_;
-  worker.barriers = std::max(worker.barriers, number + 1);
-  if (had_come) return;
-  if (come_to_next_++ == 0) next_barrier_since_ = now;
+  if (come_to_next_ == 0) next_barrier_since_ = now;
+  Count(worker, -1);
+  worker.last_barrier = worker.last_barrier || last;
+  worker.barriers = std::max(worker.barriers, last ? number : number + 1);
+  Count(worker, 1);
   FinishBarriers(now, out);
 }
 
-// S2: come_to_next_ counts identities, of those that are here.
+void SchedulerMachine::Count(const Node& worker, std::int32_t workers) {
+  if (worker.barriers > barriers_done_) {
+    come_to_next_ += workers;
+  } else if (worker.last_barrier) {
+    excused_ += workers;
+  }
+}
+
+// S2: these count identities, of those that are here.
 void SchedulerMachine::FinishBarriers(Time now, Outputs& out) {
-  while (workers_here_ > 0 && come_to_next_ == workers_here_) {
+  while (come_to_next_ > 0 && come_to_next_ + excused_ == workers_here_) {
     const std::uint64_t number = barriers_done_++;
-    come_to_next_ = 0;
+    come_to_next_ = excused_ = 0;
     next_barrier_since_ = now;
     for (const Node& node : nodes_) {
       if (node.id.role != Role::kWorker || node.presence != Presence::kHere) continue;
       out.Send(node.peer, {.kind = Kind::kBarrierDone, .sequence = number});
-      if (node.barriers > barriers_done_) ++come_to_next_;
+      Count(node, 1);
     }
   }
 }
@@ -270,7 +281,7 @@ void SchedulerMachine::OnLeaveJob(Time now, Node& worker, Outputs& out) {
   out.Send(worker.peer, {.kind = Kind::kDone});
   if (worker.presence != Presence::kHere) return;
   worker.presence = Presence::kLeft;
-  if (worker.barriers > barriers_done_) --come_to_next_;
+  Count(worker, -1);
   --workers_here_;
   std::erase_if(suspicions_,
                 [&](const Suspicion& suspicion) { return &nodes_[suspicion.node] == &worker; });
@@ -528,7 +539,7 @@ std::string SchedulerMachine::Workers(Time now, bool come) const {
   std::vector<std::string> names;
   for (const Node& node : nodes_) {
     if (node.id.role != Role::kWorker || node.presence != Presence::kHere) continue;
-    if ((node.barriers > barriers_done_) != come) continue;
+    if ((node.barriers > barriers_done_) != come || (!come && node.last_barrier)) continue;
     names.push_back(come ? ToString(node.id) : NameOf(node, now));
   }
   return JoinWords(names);

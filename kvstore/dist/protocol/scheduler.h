@@ -12,8 +12,9 @@
 //
 // Invariants:
 //   (S1) At most one node has a (role, rank), from the roster to the end of the job.
-//   (S2) kBarrierDone(n) is sent only after every worker has sent kBarrier(m), m >= n, or
-//   kLeaveJob. (S3) There is at most one failure, the first; after it nobody is told anything else.
+//   (S2) kBarrierDone(n) is sent only after every worker has sent kBarrier(m), m >= n, or its last
+//        one, or kLeaveJob.
+//   (S3) There is at most one failure, the first; after it nobody is told anything else.
 //   (S4) kShutdown is sent only after every worker has left.
 #pragma once
 
@@ -101,6 +102,7 @@ class SchedulerMachine {
     Time heard{0};
     Presence presence = Presence::kHere;
     std::uint64_t barriers = 0;  // of a worker: it has come to all before this number
+    bool last_barrier = false;   // and to all behind, which need somebody else to call them
     // Of its last two heartbeats that had one, and when they came.
     StateBody state{}, state_before{};
     std::optional<Time> state_at{}, state_before_at{};
@@ -125,7 +127,8 @@ class SchedulerMachine {
   void SettleRanks(Outputs& out);
   void SendRoster(const Node& node, Outputs& out) const;
 
-  void OnBarrier(Time now, Node& worker, std::uint64_t number, Outputs& out);
+  void OnBarrier(Time now, Node& worker, const Message& message, Outputs& out);
+  void Count(const Node& worker, std::int32_t workers);  // in come_to_next_ or excused_
   void FinishBarriers(Time now, Outputs& out);
   void OnLeaveJob(Time now, Node& worker, Outputs& out);
   void OnPeerDown(Time now, const Node& from, const Message& message, Outputs& out);
@@ -167,8 +170,11 @@ class SchedulerMachine {
   std::int32_t workers_here_ = 0;          // joined and not left, from the roster on
 
   std::uint64_t barriers_done_ = 0;
-  std::int32_t come_to_next_ = 0;  // workers that are here and have come to barrier barriers_done_
-  Time next_barrier_since_{0};     // when the first of them did
+  // Of the workers that are here: those that have called barrier barriers_done_, and those that
+  // have not and need not.
+  std::int32_t come_to_next_ = 0;
+  std::int32_t excused_ = 0;
+  Time next_barrier_since_{0};  // when the first of them did
 
   std::vector<Suspicion> suspicions_;
   Time ticked_;   // the last OnTime

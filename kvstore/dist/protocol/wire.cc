@@ -38,6 +38,8 @@ static_assert(kVersionAt + sizeof(Message::version) == kHeaderBytes);
 // The flags that messages of a kind may have.
 std::uint8_t FlagsOf(Kind kind) {
   switch (kind) {
+    case Kind::kBarrier:
+      return kFlagLast;
     case Kind::kInit:
       return kFlagRowSparse | kFlagNoValue;
     case Kind::kPush:

@@ -277,14 +277,23 @@ void WorkerMachine::OpenBarrier(Time now, Outputs& out) {
 void WorkerMachine::SendBarriers(Time now, Outputs& out) {
   while (unacknowledged_.front() == 0 && barriers_sent_ < barriers_open_) {
     unacknowledged_.pop_front();
-    BarrierCall& call = barriers_[barriers_sent_ - barriers_done_];
-    call.sent = now;
     if (options_.resend_after > Time{0}) WakeAt(now + options_.resend_after);
-    out.Send(kTheScheduler, {.kind = Kind::kBarrier,
-                             .rank = rank_,
-                             .incarnation = options_.incarnation,
-                             .sequence = barriers_sent_++});
+    SendBarrier(now, barriers_sent_++, out);
   }
+}
+
+void WorkerMachine::SendBarrier(Time now, std::uint64_t number, Outputs& out) {
+  BarrierCall& call = barriers_[number - barriers_done_];
+  call.sent = now;
+  out.Send(kTheScheduler, {.kind = Kind::kBarrier,
+                           .flags = call.last ? kFlagLast : std::uint8_t{0},
+                           .rank = rank_,
+                           .incarnation = options_.incarnation,
+                           .sequence = number});
+}
+
+void WorkerMachine::CloseBarriers(Time now) {
+  if (!failure_) barriers_.push_back({.called = now, .ended = true, .last = true});
 }
 
 void WorkerMachine::WillRequest(std::int32_t server, const PartId& id, std::uint64_t requests) {

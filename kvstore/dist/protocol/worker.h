@@ -131,6 +131,9 @@ class WorkerMachine {
   // submitted yet, WillRequest has to say before how many there are.
   void WillRequest(std::int32_t server, const PartId& id, std::uint64_t requests);
   void CloseStore(Time now, std::uint32_t store, Outputs& out);
+  // The program calls no more barriers: those of others are done without this worker, once it has
+  // come to this one, for which OpenBarrier is called as for others.
+  void CloseBarriers(Time now);
   // Ends when all pushes are acknowledged, all servers know that nothing more will come, and the
   // scheduler has been told.
   void Leave(Time now, std::uint64_t token, Outputs& out);
@@ -215,6 +218,7 @@ class WorkerMachine {
     int asked_why = 0;
     bool warns = false;  // with what the scheduler was asked for
     bool ended = false;
+    bool last = false;  // CloseBarriers
   };
 
   // Sending.
@@ -230,6 +234,7 @@ class WorkerMachine {
   void SendRequest(const Part& part, const Open& open, Outputs& out) const;
   void PumpWaiting(Time now, Server& server, Outputs& out);
   void SendBarriers(Time now, Outputs& out);
+  void SendBarrier(Time now, std::uint64_t number, Outputs& out);
   void SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
                       const CloseStoreBody& body, Outputs& out);
   void SendLeaves(Time now, Outputs& out);

@@ -246,11 +246,7 @@ void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
     const bool sent = number < barriers_sent_;
     if (sent && options_.resend_after > Time{0}) {
       if (now >= call.sent + options_.resend_after) {
-        call.sent = now;
-        out.Send(kTheScheduler, {.kind = Kind::kBarrier,
-                                 .rank = rank_,
-                                 .incarnation = options_.incarnation,
-                                 .sequence = number});
+        SendBarrier(now, number, out);
       }
       WakeAt(call.sent + options_.resend_after);
     }
@@ -377,7 +373,8 @@ std::string WorkerMachine::DescribeState(Time now) const {
   std::size_t open = 0;
   for (const Part* part : waiting) open += part->open.size();
   text += fmt::format("\n  {} open requests of {} parts, {} open barriers ({} done)", open,
-                      waiting.size(), barriers_.size(), barriers_done_);
+                      waiting.size(), std::ranges::count(barriers_, false, &BarrierCall::ended),
+                      barriers_done_);
   for (std::uint64_t i = 0; i < std::min<std::size_t>(barriers_.size(), kShownMax); ++i) {
     if (barriers_[i].ended) continue;
     const std::uint64_t number = barriers_done_ + i;

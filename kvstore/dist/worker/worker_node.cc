@@ -134,6 +134,14 @@ std::uint32_t WorkerNode::NewStore() {
 
 bool WorkerNode::StoreMade() {
   MutexLock lock(mutex_);
+  if (stores_ > 0 && stores_open_ == 0) return false;
+  ++stores_alive_;
+  ++stores_open_;
+  return true;
+}
+
+bool WorkerNode::Stay() {
+  MutexLock lock(mutex_);
   if (stores_ > 0 && stores_alive_ == 0) return false;
   ++stores_alive_;
   return true;
@@ -209,7 +217,19 @@ void WorkerNode::WillRequest(std::int32_t server, const PartId& part, std::uint6
 }
 
 void WorkerNode::CloseStore(std::uint32_t store) {
-  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.CloseStore(now, store, out); });
+  bool last = false;
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+    machine_.CloseStore(now, store, out);
+    last = --stores_open_ == 0;
+    if (last) machine_.CloseBarriers(now);
+  });
+  if (!last) return;
+  // This stays until the store has waited for its calls.
+  pushes().WhenEmpty([this] {
+    Outputs opened;
+    OpenBarrier(&opened);
+    Carry(opened);
+  });
 }
 
 std::string WorkerNode::DescribeState() {

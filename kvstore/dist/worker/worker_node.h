@@ -40,9 +40,11 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
 
   // The number of the next store.
   std::uint32_t NewStore();
-  // A store begins; false: the last one has gone already. When the last one is gone, the worker
+  // A store begins; false: the last one goes, or has gone. When the last one is gone, the worker
   // closes, or has failed if one was not gone in order.
   bool StoreMade();
+  // The same of what is no store, but counts as one for that.
+  bool Stay();
   void StoreGone(bool orderly);
   // This worker has failed, also if it has left in order, and its process ends: the job is told
   // why. Returns when the message has gone; what the stores wait for ends with an error.
@@ -120,6 +122,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   int served_stores_ GUARDED_BY(mutex_) = 0;
   bool left_ GUARDED_BY(mutex_) = false;
   int stores_alive_ GUARDED_BY(mutex_) = 0;
+  int stores_open_ GUARDED_BY(mutex_) = 0;  // of those; the others have been closed
   bool orderly_ GUARDED_BY(mutex_) = true;
 
   // Calls that the machine knows nothing of yet. Locks of stores and keys are taken under this one.

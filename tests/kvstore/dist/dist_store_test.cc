@@ -577,6 +577,23 @@ TEST_P(DistStoreTest, PushesThatAreNotSentWhenAWorkerLeavesAreInTheirRounds) {
   }
 }
 
+// The pull of the one waits for a push that comes after a barrier, to which the one never comes.
+TEST_P(DistStoreTest, BarriersDoNotWaitForTheOpenCallsOfAWorkerThatLeaves) {
+  constexpr std::int64_t kCount = 1000;
+  Job job({.network = GetParam(), .num_workers = 2});
+  std::vector<float> pulled;
+  job.RunWorkers("dist_sync", [&](int rank, KVStore& store, Engine& engine) {
+    store.Init("w", Filled(engine, kCount, 0));
+    if (rank == 1) store.Barrier();
+    store.Push("w", Filled(engine, kCount, static_cast<float>(rank + 1)));
+    if (rank == 1) return;
+    const NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    store.Pull("w", out);
+    LookAt(out, &pulled);
+  });
+  EXPECT_EQ(pulled, std::vector<float>(kCount, 3));
+}
+
 TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
   constexpr int kWorkers = 3;
   Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 2});

@@ -85,6 +85,7 @@ class Job {
           {
             Engine engine(options_.engine ? options_.engine() : EngineOptions::FromEnvironment());
             {
+              node->StoreMade();
               const auto store = MakeDistStore(engine, type, node, node->NewStore());
               body(i, *store, engine);
             }

@@ -281,6 +281,41 @@ TEST_F(SchedulerTest, AWorkerThatLeavesAfterItHasComeIsNotCountedForAnother) {
   EXPECT_EQ(Say(Worker(2), Kind::kBarrier, 0).messages.size(), 2u);
 }
 
+TEST_F(SchedulerTest, BarriersAreDoneWithoutAWorkerThatHasComeToItsLast) {
+  StartJob();
+  const Message last{.kind = Kind::kBarrier, .flags = kFlagLast, .sequence = 0};
+  EXPECT_THAT(Sent(Say(Worker(1), last)), IsEmpty()) << "nobody has called one";
+  EXPECT_THAT(Sent(Say(Worker(1), last)), IsEmpty());  // again
+  for (std::uint64_t number = 0; number < 3; ++number) {
+    EXPECT_THAT(
+        Sent(Say(Worker(0), Kind::kBarrier, number)),
+        ElementsAre(Pair(Worker(0), Kind::kBarrierDone), Pair(Worker(1), Kind::kBarrierDone)));
+    EXPECT_THAT(Sent(Say(Worker(1), last)), IsEmpty());  // late
+  }
+  EXPECT_THAT(Sent(Say(Worker(1), Kind::kLeaveJob)), ElementsAre(Pair(Worker(1), Kind::kDone)));
+  EXPECT_THAT(Sent(Say(Worker(0), Kind::kBarrier, 3)),
+              ElementsAre(Pair(Worker(0), Kind::kBarrierDone)));
+}
+
+TEST_F(SchedulerTest, AWorkerIsInTheBarriersBeforeItsLast) {
+  Make(3, 1);
+  for (int n = 1; n <= 3; ++n) Join(n, Role::kWorker);
+  Join(4, Role::kServer);
+  const std::vector<NodeId> all = {Worker(0), Worker(1), Worker(2), Server(0)};
+  Say(Worker(0), {.kind = Kind::kBarrier, .flags = kFlagLast, .sequence = 2});
+  Pass(seconds(11), all);
+  EXPECT_EQ(Say(Worker(1), Kind::kBarrier, 0).messages.size(), 0u);
+  EXPECT_THAT(LogOf(Pass(seconds(11), all)),
+              AllOf(HasSubstr("come: worker 0, worker 1;"), HasSubstr("missing: worker 2")));
+  EXPECT_EQ(Say(Worker(2), Kind::kBarrier, 0).messages.size(), 3u);
+  EXPECT_EQ(Say(Worker(2), Kind::kBarrier, 2).messages.size(), 0u);
+  EXPECT_EQ(Say(Worker(1), Kind::kBarrier, 1).messages.size(), 3u);
+  EXPECT_THAT(LogOf(Pass(seconds(11), all)),
+              AllOf(HasSubstr("barrier 2"), HasSubstr("come: worker 2; missing: worker 1 (")))
+      << "worker 0 is not missing";
+  EXPECT_EQ(Say(Worker(1), Kind::kBarrier, 2).messages.size(), 3u);
+}
+
 TEST_F(SchedulerTest, ABarrierNumberBeyondReasonFailsTheJobRatherThanLoopingForever) {
   StartJob();
   Say(Worker(0), Kind::kLeaveJob);

@@ -165,7 +165,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kHeartbeat, 0, false, "StateBody"},
     {Kind::kPeerDown, 0, false, "FailureBody"},
     {Kind::kJobFailed, 0, false, "FailureBody"},
-    {Kind::kBarrier, 0, false, nullptr},
+    {Kind::kBarrier, kFlagLast, false, nullptr},
     {Kind::kStatusReply, 0, false, "TextBody"},
     {Kind::kInit, kFlagRowSparse | kFlagNoValue, true, "InitBody"},
     {Kind::kPush, kFlagRowSparse | kFlagCompressed | kFlagRates | kFlagFailed, true, "RatesBody"},

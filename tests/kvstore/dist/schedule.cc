@@ -245,6 +245,7 @@ struct Step {
     kWait,
     kBarrier,
     kClose,
+    kOpenLast,  // the barrier of kClose: all pushes before it have been submitted
     kLeave
   };
   Kind kind;
@@ -252,6 +253,27 @@ struct Step {
   int push = 0;  // the how many-th of the key, from 1; of a pull: how many came before
 };
 constexpr bool IsRequest(Step::Kind kind) { return kind <= Step::Kind::kRemove; }
+
+// Behind all barriers of the worker: the others come to theirs without it only if its pushes do not
+// wait for theirs. What comes behind is without waits: the program has called it, and it comes
+// late.
+void CloseSomewhere(SimRandom& random, std::vector<Step>* steps) {
+  const auto is = [](Step::Kind kind) {
+    return [kind](const Step& step) { return step.kind == kind; };
+  };
+  const auto end = std::find_if(steps->rbegin(), steps->rend(), is(Step::Kind::kWait));
+  const auto barrier = std::find_if(end, steps->rend(), is(Step::Kind::kBarrier));
+  const auto most = static_cast<int>(steps->rend() - end) - 1;
+  const auto least = static_cast<int>(steps->rend() - barrier);
+  const int before = random.Chance(500) ? most : random.Between(least, most);
+  steps->erase(std::remove_if(steps->begin() + before, steps->end(),
+                              [](const Step& step) { return !IsRequest(step.kind); }),
+               steps->end());
+  steps->insert(steps->begin() + before, {Step::Kind::kClose});
+  for (const Step::Kind kind : {Step::Kind::kOpenLast, Step::Kind::kWait, Step::Kind::kLeave}) {
+    steps->push_back({kind});
+  }
+}
 
 // What a worker's program does, from the plan.
 std::vector<Step> StepsOf(const Plan& plan, std::int32_t rank, SimRandom& random) {
@@ -277,16 +299,11 @@ std::vector<Step> StepsOf(const Plan& plan, std::int32_t rank, SimRandom& random
     steps.push_back({Step::Kind::kPull, key, plan.Pushes(rank, key)});
     if (plan.removes) steps.push_back({Step::Kind::kRemove, key});
   }
-  if (plan.closes) {
-    const auto before =
-        static_cast<int>(steps.size()) -
-        random.Between(0, random.Below(2) == 0 ? 0 : static_cast<int>(steps.size()));
-    steps.insert(steps.begin() + before, {Step::Kind::kClose});
-  }
   steps.push_back({Step::Kind::kWait});
   // Others go on while those that have removed their keys are still there.
   if (plan.removes && plan.barrier_per_1000 == 0) steps.push_back({Step::Kind::kBarrier});
   steps.push_back({Step::Kind::kLeave});
+  if (plan.closes) CloseSomewhere(random, &steps);
   return steps;
 }
 
@@ -352,6 +369,7 @@ class Schedule {
 
  private:
   static constexpr std::uint64_t kEventsMax = 200'000;
+  static constexpr std::uint64_t kNoMoreBarriers = ~std::uint64_t{0};
   // Timers of a server: the end of a turn, OnTime, and the ends of updates.
   static constexpr std::uint64_t kTurnTimer = 0;
   static constexpr std::uint64_t kTimeTimer = 1;
@@ -392,6 +410,7 @@ class Schedule {
     std::size_t open = 0;         // of asked
     std::size_t open_pushes = 0;  // kPush alone: what acknowledges the others is not seen here
     std::uint64_t barriers = 0;   // called
+    bool calls_no_more = false;   // barriers
     std::optional<Time> timer;
     // dist_async: the pulled values by key and token, thus in program order.
     std::vector<std::map<std::uint64_t, Value>> pulled;
@@ -530,6 +549,12 @@ class Schedule {
         ++worker.at;
         CloseStore(rank);
         continue;
+      } else if (step.kind == Step::Kind::kOpenLast) {
+        ++worker.at;
+        OnWorker(rank, [&](WorkerMachine& machine, Outputs& out) {
+          machine.OpenBarrier(network_.now(), out);
+        });
+        continue;
       } else if (step.kind == Step::Kind::kLeave) {
         worker.asked.push_back({step});
         ++worker.open;
@@ -562,6 +587,8 @@ class Schedule {
     OnWorker(rank, [&](WorkerMachine& machine, Outputs& out) {
       machine.CloseStore(network_.now(), 0, out);
     });
+    worker.calls_no_more = true;
+    worker.machine.CloseBarriers(network_.now());
   }
 
   void CallBarrier(std::int32_t rank, const Step& step) {
@@ -762,8 +789,11 @@ class Schedule {
   void OnHub(std::int32_t rank, const Message& message) {
     hub_.resize(static_cast<std::size_t>(plan_.workers));
     std::uint64_t& come = hub_[static_cast<std::size_t>(rank)];
-    if (message.kind == Kind::kLeaveJob) come = ~std::uint64_t{0};
-    if (message.kind == Kind::kBarrier) come = std::max(come, message.sequence + 1);
+    if (message.kind == Kind::kLeaveJob || (message.flags & kFlagLast) != 0) {
+      come = kNoMoreBarriers;
+    } else if (message.kind == Kind::kBarrier) {
+      come = std::max(come, message.sequence + 1);
+    }
     const std::uint64_t done = *std::min_element(hub_.begin(), hub_.end());
     if (done > hub_done_) {
       hub_done_ = done;
@@ -773,7 +803,7 @@ class Schedule {
     }
   }
   void SendBarrierDone(std::int32_t rank) {
-    if (hub_done_ == ~std::uint64_t{0}) return;
+    if (hub_done_ == kNoMoreBarriers) return;
     network_.Send(kHub, WorkerNode(rank), {.kind = Kind::kBarrierDone, .sequence = hub_done_ - 1});
   }
 
@@ -871,10 +901,11 @@ class Schedule {
     const Worker& worker = *workers_[static_cast<std::size_t>(rank)];
     for (std::int32_t other = 0; other < plan_.workers; ++other) {
       const Worker& that = *workers_[static_cast<std::size_t>(other)];
-      const bool leaves = that.at == that.steps.size();
       const bool here = that.barriers >= worker.barriers;
-      // Programs wait in their barriers, so all that is open was pushed before.
-      const bool open = that.barriers == worker.barriers && Waits(that) && that.open_pushes > 0;
+      const bool leaves = that.at == that.steps.size() || that.calls_no_more;
+      // Programs wait in their barriers, so all that is open was pushed before; and in their last.
+      const bool all_are_before = here ? that.barriers == worker.barriers && Waits(that) : true;
+      const bool open = all_are_before && that.open_pushes > 0;
       if ((here || leaves) && !open) continue;
       Fail(
           fmt::format("worker {}: barrier {} is done, but worker {} has called {} and has {} "

@@ -202,11 +202,9 @@ TEST_F(WireDoc, DTypesFlagsAndCodesHaveTheirNumbers) {
   }
   std::map<std::string, int> flags;
   for (const Row& row : tables_["flag, name, meaning"]) flags[row[1]] = std::stoi(row[0]);
-  const std::map<std::string, int> expected = {{"row_sparse", kFlagRowSparse},
-                                               {"compressed", kFlagCompressed},
-                                               {"rates", kFlagRates},
-                                               {"failed", kFlagFailed},
-                                               {"no_value", kFlagNoValue}};
+  const std::map<std::string, int> expected = {
+      {"row_sparse", kFlagRowSparse}, {"compressed", kFlagCompressed}, {"rates", kFlagRates},
+      {"failed", kFlagFailed},        {"no_value", kFlagNoValue},      {"last", kFlagLast}};
   EXPECT_EQ(flags, expected);
   using Code = ErrorBody::Code;
   const std::map<Code, std::string> becomes = {{Code::kOther, "Error"},
