@@ -113,6 +113,9 @@ std::string Show(const json& status) {
                             node.at("stall").get<std::string>());
     }
   }
+  if (status.contains("nodes_left_out")) {
+    text += fmt::format("and {} more\n", status.at("nodes_left_out").get<std::int64_t>());
+  }
   if (const std::string waits = status.at("waits"); !waits.empty()) text += waits + "\n";
   return text + stalls;
 }

@@ -47,7 +47,7 @@ struct RosterBody {       // kRoster
   std::uint64_t epoch = 0;       // counts the rosters of a job; today there is one
   std::int64_t slice_bytes = 0;  // how arrays are cut (Placement); the same on all nodes
   std::int64_t cut_bytes = 0;
-  std::vector<NodeEntry> nodes{};
+  std::vector<NodeEntry> nodes{};  // to workers the servers alone
 };
 
 struct FailureBody {  // kPeerDown, kJobFailed

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/protocol/words.h"
 
 namespace heddle::kvstore::dist {
@@ -118,8 +119,9 @@ void SchedulerMachine::OnJoin(Time now, NodeId from, const Message& message, Out
     if (join.incarnation != known->incarnation) {
       return Refuse(from, "it has joined already, as another process", out);
     }
-    if (phase_ != Phase::kGathering && !failure_) SendRoster(*known, out);  // it was lost
-    return;
+    if (phase_ == Phase::kGathering || failure_) return;
+    RosterBody roster = RosterFor(known->id.role);
+    return SendRoster(*known, &roster, out);  // it was lost
   }
   const auto connected = connected_.find(from);
   std::string address = join.address;
@@ -143,7 +145,12 @@ void SchedulerMachine::OnJoin(Time now, NodeId from, const Message& message, Out
   phase_ = Phase::kRunning;
   workers_here_ = options_.num_workers;
   warn_at_ = now + options_.warn_after;
-  for (const Node& node : nodes_) SendRoster(node, out);
+  for (const Role role : {Role::kServer, Role::kWorker}) {
+    RosterBody roster = RosterFor(role);
+    for (const Node& node : nodes_) {
+      if (node.id.role == role) SendRoster(node, &roster, out);
+    }
+  }
   out.log.emplace_back(LogLevel::kInfo,
                        fmt::format("the job begins: {} workers and {} servers have joined",
                                    options_.num_workers, options_.num_servers));
@@ -214,20 +221,24 @@ void SchedulerMachine::SettleRanks(Outputs& out) {
   }
 }
 
-void SchedulerMachine::SendRoster(const Node& node, Outputs& out) const {
+RosterBody SchedulerMachine::RosterFor(Role role) const {
   RosterBody roster;
-  roster.rank = node.id.rank;
   roster.num_workers = options_.num_workers;
   roster.num_servers = options_.num_servers;
   roster.epoch = 1;
   roster.slice_bytes = options_.slice_bytes;
   roster.cut_bytes = options_.cut_bytes;
-  for (const Node& other : nodes_) {
-    roster.nodes.push_back({other.id, other.incarnation, other.address});
+  for (const Node& node : nodes_) {
+    if (role == Role::kWorker && node.id.role == Role::kWorker) continue;
+    roster.nodes.push_back({node.id, node.incarnation, node.address});
   }
-  std::sort(roster.nodes.begin(), roster.nodes.end(),
-            [](const NodeEntry& a, const NodeEntry& b) { return a.node < b.node; });
-  out.Send(node.peer, {.kind = Kind::kRoster, .meta = Encode(roster)});
+  std::ranges::sort(roster.nodes, {}, &NodeEntry::node);
+  return roster;
+}
+
+void SchedulerMachine::SendRoster(const Node& node, RosterBody* roster, Outputs& out) {
+  roster->rank = node.id.rank;
+  out.Send(node.peer, {.kind = Kind::kRoster, .meta = Encode(*roster)});
 }
 
 // Barriers and the end.
@@ -593,6 +604,15 @@ void SchedulerMachine::NoteState(Time now, Node& node, const Message& message) {
 
 namespace {
 
+// Of a status, which is one message: beside the workers, of which there may be very many, all else
+// has room.
+constexpr std::size_t kStatusWorkersBytesMax = kMetaBytesMax / 2;
+constexpr std::size_t kStatusNodesBytesMax = kMetaBytesMax / 8 * 7;
+
+std::string TextOfStatus(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 // How a count grew, a second.
 double Rate(std::uint64_t from, std::uint64_t to, Time time) {
   if (to <= from || time <= Time{0}) return 0;
@@ -613,7 +633,14 @@ std::string SchedulerMachine::Status(Time now) const {
                                    {"barriers_done", barriers_done_},
                                    {"waits", WhatWaits(now)},
                                    {"nodes", nlohmann::ordered_json::array()}};
+  std::size_t bytes = 0;
+  std::int64_t left_out = 0;
   for (const Node& node : nodes_) {
+    const bool is_worker = node.id.role == Role::kWorker;
+    if (bytes > (is_worker ? kStatusWorkersBytesMax : kStatusNodesBytesMax)) {
+      ++left_out;
+      continue;
+    }
     nlohmann::ordered_json entry = {{"role", RoleName(node.id.role)},
                                     {"rank", node.id.rank},
                                     {"address", node.address},
@@ -637,16 +664,18 @@ std::string SchedulerMachine::Status(Time now) const {
       }
       if (!state.stall.empty()) entry["stall"] = state.stall;
     }
+    // Addresses are a stranger's words: bytes that are no UTF-8 are replaced.
+    bytes += TextOfStatus(entry).size();
     status["nodes"].push_back(std::move(entry));
   }
+  if (left_out > 0) status["nodes_left_out"] = left_out;
   if (failure_) {
     status["failure"] = {{"role", RoleName(failure_->node.role)},
                          {"rank", failure_->node.rank},
                          {"address", failure_->address},
                          {"why", failure_->why}};
   }
-  // Addresses are a stranger's words: bytes that are no UTF-8 are replaced.
-  return status.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return TextOfStatus(status);
 }
 
 std::string SchedulerMachine::DescribeState(Time now) const {

@@ -125,7 +125,9 @@ class SchedulerMachine {
   std::string WhyNotJoin(const JoinBody& join, const std::string& address) const;
   void Refuse(NodeId peer, const std::string& why, Outputs& out);
   void SettleRanks(Outputs& out);
-  void SendRoster(const Node& node, Outputs& out) const;
+  // Workers need the servers alone: with all others for each it would grow with their square.
+  RosterBody RosterFor(Role role) const;
+  static void SendRoster(const Node& node, RosterBody* roster, Outputs& out);
 
   void OnBarrier(Time now, Node& worker, const Message& message, Outputs& out);
   void Count(const Node& worker, std::int32_t workers);  // in come_to_next_ or excused_

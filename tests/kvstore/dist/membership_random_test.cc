@@ -1,7 +1,7 @@
 // Whole jobs of scheduler and members in virtual time, with messages that are delayed, overtaken,
 // repeated and lost, and with nodes that die. The model below knows only what nodes have said and
 // when; whatever the network does:
-//   - ranks are unique, wanted ranks are kept, all rosters are equal;
+//   - ranks are unique, wanted ranks are kept, all rosters of a role are equal;
 //   - a barrier is done for a worker only after every worker has come to it or left;
 //   - without a fault the job ends well for all;
 //   - with one, every survivor hears of it in time, and all of the same node: the one that died, or
@@ -312,16 +312,21 @@ class Job {
   }
 
   void Check() {
-    std::optional<std::vector<NodeEntry>> roster;
+    std::map<Role, std::vector<NodeEntry>> rosters;
     std::set<NodeId> names;
     for (const Node& node : nodes_) {
       if (!node.member->roster()) continue;
       EXPECT_TRUE(names.insert(node.member->self()).second);
       EXPECT_EQ(node.member->self(), node.name);
       EXPECT_TRUE(node.wanted < 0 || node.member->self().rank == node.wanted);
-      if (!roster) roster = node.member->roster()->nodes;
-      EXPECT_EQ(node.member->roster()->nodes, *roster);
-      EXPECT_EQ(roster->size(), nodes_.size());
+      const std::vector<NodeEntry>& mine = node.member->roster()->nodes;
+      EXPECT_EQ(mine, rosters.try_emplace(node.name.role, mine).first->second);
+    }
+    if (rosters.contains(Role::kServer)) {
+      EXPECT_EQ(rosters[Role::kServer].size(), nodes_.size());
+    }
+    for (const NodeEntry& entry : rosters[Role::kWorker]) {
+      EXPECT_EQ(entry.node.role, Role::kServer);
     }
     if (options_.fault == Fault::kAbsent) return CheckStartFailed();
     if (!struck_at_) {

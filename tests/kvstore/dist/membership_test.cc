@@ -14,6 +14,7 @@
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/protocol/member.h"
 #include "kvstore/dist/protocol/scheduler.h"
+#include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/protocol/words.h"
 
 namespace heddle::kvstore::dist_test {
@@ -135,7 +136,7 @@ TEST_F(SchedulerTest, NobodyHearsAnythingUntilAllHaveJoined) {
   EXPECT_THAT(Sent(Join(1, Role::kWorker)), IsEmpty());
   EXPECT_THAT(Sent(Join(2, Role::kServer)), IsEmpty());
   const Outputs out = Join(3, Role::kWorker);
-  EXPECT_THAT(Sent(out), ElementsAre(Pair(Worker(0), Kind::kRoster), Pair(Server(0), Kind::kRoster),
+  EXPECT_THAT(Sent(out), ElementsAre(Pair(Server(0), Kind::kRoster), Pair(Worker(0), Kind::kRoster),
                                      Pair(Worker(1), Kind::kRoster)));
   EXPECT_THAT(out.renames, ElementsAre(Pair(Worker(-2), Worker(0)), Pair(Server(-3), Server(0)),
                                        Pair(Worker(-4), Worker(1))));
@@ -144,6 +145,9 @@ TEST_F(SchedulerTest, NobodyHearsAnythingUntilAllHaveJoined) {
   EXPECT_EQ(roster.rank, 1);
   EXPECT_EQ(roster.num_workers, 2);
   EXPECT_EQ(roster.num_servers, 1);
+  EXPECT_THAT(roster.nodes, ElementsAre(NodeEntry{Server(0), 2, Address(2)}));
+  ASSERT_TRUE(Decode(out.messages[0].message.meta, &roster));
+  EXPECT_EQ(roster.rank, 0);
   EXPECT_THAT(roster.nodes,
               ElementsAre(NodeEntry{Server(0), 2, Address(2)}, NodeEntry{Worker(0), 1, Address(1)},
                           NodeEntry{Worker(1), 3, Address(3)}));
@@ -399,6 +403,20 @@ TEST_F(SchedulerTest, WhatNodesSayOfThemselvesIsInTheStatusWithItsRates) {
   EXPECT_EQ(server["unfinished_bytes"], 0);
   EXPECT_EQ(server["stalled_parts"], 3);
   EXPECT_EQ(server["stall"], "key 'w' waits");
+}
+
+TEST_F(SchedulerTest, TheStatusOfVeryManyNodesFitsIntoAMessage) {
+  constexpr int kWorkers = 5000;
+  Make(kWorkers, 1);
+  for (int n = 1; n <= kWorkers; ++n) Join(n, Role::kWorker);
+  Join(kWorkers + 1, Role::kServer);
+  const std::string text = scheduler_->Status(now_);
+  EXPECT_LE(Encode(TextBody{text}).size(), kMetaBytesMax);
+  const auto status = nlohmann::json::parse(text);
+  EXPECT_GT(status["nodes"].size(), 1000u);
+  EXPECT_EQ(status["nodes"].back()["role"], "server") << "of workers there are enough";
+  EXPECT_EQ(status["nodes"].size() + status["nodes_left_out"].get<std::size_t>(),
+            static_cast<std::size_t>(kWorkers) + 1);
 }
 
 TEST_F(SchedulerTest, StatusIsJsonWhateverAddressesHold) {
