@@ -136,8 +136,8 @@ struct KeysBody {  // answers kKeys
   std::vector<Key> keys;
 };
 
-// kCloseStore: of these parts, how many requests the worker makes in all. Of the store's others it
-// has made them, and the server has taken them.
+// kCloseStore: of these parts, how many requests the worker makes in all, or fewer. Of the store's
+// others it has made them, and the server has taken them. Another one takes the place of the last.
 struct CloseStoreBody {
   struct Requests {
     PartId part;

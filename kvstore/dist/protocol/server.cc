@@ -254,13 +254,18 @@ void ServerMachine::DrainStore(Time now, std::uint32_t store, Outputs& out) {
 
 void ServerMachine::Apply(Time now, Part& part, Message&& message, Outputs& out) {
   const std::int32_t rank = message.rank;
+  const bool closed = !part.control() && WorkerOf(rank).closed.contains(part.id.store);
+  const bool was_gone = closed && IsGone(part, rank);
   part.Of(rank).next = message.sequence + 1;
   const bool bytes_are_free = EndAsks(part, rank);
-  ApplyToPart(now, part, std::move(message), out);
-  if (bytes_are_free) GrantUnderCap(rank, out);
-  if (WorkerOf(rank).closed.contains(part.id.store) && IsGone(part, rank)) {  // S9
-    GoOnWithout(now, part, rank, out);
+  if (was_gone) {
+    const std::string why = fmt::format("worker {} has left the job, or closed the store", rank);
+    SendError(part, message, {.code = ErrorBody::Code::kInvalidState, .message = why}, out);
+  } else {
+    ApplyToPart(now, part, std::move(message), out);
   }
+  if (bytes_are_free) GrantUnderCap(rank, out);
+  if (closed && IsGone(part, rank)) GoOnWithout(now, part, rank, out);  // S9
 }
 
 void ServerMachine::ApplyToPart(Time now, Part& part, Message&& message, Outputs& out) {
@@ -391,7 +396,7 @@ void ServerMachine::DropIfRemoved(Part& part) {
   if (!part.created || part.updating) return;
   bool removed = false;
   for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
-    if (!HasDone(part, rank)) return;
+    if (!HasLeftPart(part, rank)) return;
     removed = removed || part.Of(rank).removed;
   }
   if (!removed) return;

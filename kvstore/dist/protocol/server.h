@@ -192,7 +192,8 @@ class ServerMachine {
   void ApplyReset(Part& part, const Message& message, Outputs& out);
   void ApplyRemove(Time now, Part& part, const Message& message, Outputs& out);
   void DropIfRemoved(Part& part);
-  bool HasDone(const Part& part, std::int32_t rank) const;  // has left, or removed the part
+  bool HasLeftPart(const Part& part, std::int32_t rank) const;  // has left, or removed the part
+  std::optional<std::uint64_t> RequestsInAll(const Part& part, std::int32_t rank) const;
   bool IsGone(const Part& part, std::int32_t rank) const;  // or closed the store, and asked for all
   void Describe(Part& part, const Message& message, Outputs& out);
   void Repeat(Part& part, const Message& message, Outputs& out);
@@ -249,7 +250,8 @@ class ServerMachine {
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store, std::int32_t rank) const;
   void Left(Time now, std::int32_t rank, Outputs& out);
-  void CloseStore(Time now, const Message& message, Outputs& out);
+  void CloseStore(const Message& message);
+  void GoOnAfterClose(Time now, const Message& message, Outputs& out);
   void GoOnWithout(Time now, Part& part, std::int32_t rank, Outputs& out);
 
   // Answers.

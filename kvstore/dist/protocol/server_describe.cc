@@ -184,7 +184,10 @@ std::string ServerMachine::DescribeState(Time now) const {
         "\n  worker {} ({}): {}, {} bytes of unfinished rounds{}", rank, worker.address,
         worker.heard ? fmt::format("last request {} ago", InSeconds(now - *worker.heard))
                      : "never heard",
-        worker.unfinished_bytes, worker.left ? ", has left" : "");
+        worker.unfinished_bytes,
+        worker.left             ? ", has left"
+        : worker.closed.empty() ? ""
+                                : fmt::format(", has closed {} stores", worker.closed.size()));
   }
   std::sort(waiting.begin(), waiting.end(), [](const Part* a, const Part* b) {
     return std::pair(*a->waits_since, a->id) < std::pair(*b->waits_since, b->id);

@@ -207,7 +207,7 @@ void ServerMachine::FinishRound(Time now, Part& part, Outputs& out) {
   for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
     const RankState& state = part.Of(rank);
     if (state.pushes > part.rounds) ++part.arrived;
-    if (state.told == part.rounds || WorkerOf(rank).left) continue;
+    if (state.told == part.rounds || IsGone(part, rank)) continue;
     const bool at_limit = state.pushes - state.told >= kPushesAheadMax;  // S4
     if (at_limit || WorkerOf(rank).asks) TellComplete(part, rank, out);
   }

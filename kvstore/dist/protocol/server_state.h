@@ -46,8 +46,10 @@ struct ServerMachine::RankExtra {
   // Bytes of a push that is granted, among Worker::unfinished_bytes, and its sequence number.
   std::uint64_t reserved = 0;
   std::uint64_t reserved_for = 0;
-  bool running = false;               // a control request
-  std::uint64_t requests_in_all = 0;  // once the rank has closed the store
+  bool running = false;  // a control request
+  // As the rank has said when it closed the store, and which time it was.
+  std::uint64_t requests_in_all = 0;
+  std::uint32_t said_by_close = 0;
 };
 
 // One rank at one part. A server has (ranks x parts) of these, so it is small.
@@ -152,7 +154,7 @@ struct ServerMachine::Worker {
   Incarnation incarnation = 0;
   std::string address;
   bool left = false;
-  std::set<std::uint32_t> closed{};  // stores
+  std::map<std::uint32_t, std::uint32_t> closed{};  // stores, and how often
   bool asks = false;  // has reached the byte cap: wants to hear of each complete round
   std::optional<Time> heard;
   std::optional<Time> slow_named;
@@ -196,15 +198,26 @@ inline const ServerMachine::Worker& ServerMachine::WorkerOf(std::int32_t rank) c
   return workers_[static_cast<std::size_t>(rank)];
 }
 
-inline bool ServerMachine::HasDone(const Part& part, std::int32_t rank) const {
+inline bool ServerMachine::HasLeftPart(const Part& part, std::int32_t rank) const {
   return WorkerOf(rank).left || part.Of(rank).removed;
 }
 
-inline bool ServerMachine::IsGone(const Part& part, std::int32_t rank) const {
-  if (HasDone(part, rank)) return true;
+// Nothing: it has not closed the store.
+inline std::optional<std::uint64_t> ServerMachine::RequestsInAll(const Part& part,
+                                                                 std::int32_t rank) const {
+  const Worker& worker = WorkerOf(rank);
+  const auto closed = worker.closed.find(part.id.store);
+  if (closed == worker.closed.end()) return std::nullopt;
   const RankState& state = part.Of(rank);
-  return WorkerOf(rank).closed.contains(part.id.store) &&
-         state.next >= (state.extra ? state.extra->requests_in_all : 0);
+  // What an earlier close said of the part the last one has taken back.
+  const bool said = state.extra && state.extra->said_by_close >= closed->second;
+  return said ? std::max(state.extra->requests_in_all, state.next) : state.next;
+}
+
+inline bool ServerMachine::IsGone(const Part& part, std::int32_t rank) const {
+  if (HasLeftPart(part, rank)) return true;
+  const std::optional<std::uint64_t> requests = RequestsInAll(part, rank);
+  return requests && part.Of(rank).next == *requests;
 }
 
 inline const ServerMachine::Store* ServerMachine::FindStore(std::uint32_t store) const {

@@ -61,7 +61,8 @@ void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, O
       return;
     }
     case Kind::kCloseStore:
-      error = ErrorOf([&] { CloseStore(now, message, out); });
+      error = ErrorOf([&] { CloseStore(message); });
+      GoOnAfterClose(now, message, out);
       break;
     case Kind::kLeave:
       Left(now, message.rank, out);
@@ -250,8 +251,9 @@ void ServerMachine::Left(Time now, std::int32_t rank, Outputs& out) {
 }
 
 // S9.
-void ServerMachine::CloseStore(Time now, const Message& message, Outputs& out) {
+void ServerMachine::CloseStore(const Message& message) {
   const std::uint32_t store = message.part.store;
+  const std::int32_t rank = message.rank;
   CloseStoreBody body;
   if (!Decode(message.meta, &body)) throw InvalidArgument("the requests to come cannot be read");
   for (const CloseStoreBody::Requests& requests : body.parts) {
@@ -259,18 +261,33 @@ void ServerMachine::CloseStore(Time now, const Message& message, Outputs& out) {
       throw InvalidArgument(fmt::format("the close of store {} names part {} of store {}", store,
                                         requests.part.part, requests.part.store));
     }
+    // The others' rounds may have gone on without them.
+    const std::optional<std::uint64_t> before = RequestsInAll(PartOf(requests.part), rank);
+    if (before && *before < requests.count) {
+      throw InvalidState(
+          fmt::format("worker {} has closed the store, and announces more requests", rank));
+    }
   }
+  Worker& worker = WorkerOf(rank);
+  const auto before = worker.closed.find(store);
+  const std::uint32_t close = before == worker.closed.end() ? 1 : before->second + 1;
   for (const CloseStoreBody::Requests& requests : body.parts) {
-    PartOf(requests.part).Of(message.rank).Extra().requests_in_all = requests.count;
+    RankExtra& extra = PartOf(requests.part).Of(rank).Extra();
+    extra.requests_in_all = requests.count;
+    extra.said_by_close = close;
   }
-  if (body.more) return;
-  WorkerOf(message.rank).closed.insert(store);
+  if (!body.more) worker.closed[store] = close;
+}
+
+// What a rank has closed is looked at: it may be gone from some of its parts.
+void ServerMachine::GoOnAfterClose(Time now, const Message& message, Outputs& out) {
+  if (!WorkerOf(message.rank).closed.contains(message.part.store)) return;
   for (const auto& [id, part] : parts_) {
-    if (id.store == store) GoOnWithout(now, *part, message.rank, out);
+    if (id.store == message.part.store) GoOnWithout(now, *part, message.rank, out);
   }
 }
 
-// The rank may have asked for the last time.
+// The rank may be gone from the part.
 void ServerMachine::GoOnWithout(Time now, Part& part, std::int32_t rank, Outputs& out) {
   part.Of(rank).slow = 0;
   if (part.control()) return;

@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <span>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -14,7 +15,8 @@ namespace heddle::kvstore::dist {
 
 namespace {
 
-constexpr std::size_t kPartsInCloseStore = 32768;  // in one message, which may have 1 MiB
+constexpr std::size_t kPartsInCloseStore = 32768;  // in one message
+static_assert(kPartsInCloseStore * 24 < kMetaBytesMax);
 
 }  // namespace
 
@@ -297,40 +299,64 @@ void WorkerMachine::CloseBarriers(Time now) {
 }
 
 void WorkerMachine::WillRequest(std::int32_t server, const PartId& id, std::uint64_t requests) {
-  if (!failure_) PartOf(server, id).to_come = requests;
+  if (!failure_) PartOf(server, id).to_come += requests;
+}
+
+void WorkerMachine::WontRequest(std::int32_t server, const PartId& id) {
+  Part& part = PartOf(server, id);
+  if (part.to_come > 0) --part.to_come;
+}
+
+std::vector<CloseStoreBody> WorkerMachine::RequestsToCome(std::uint32_t store) const {
+  std::vector<CloseStoreBody> bodies(servers_.size());
+  for (const auto& [id, part] : parts_) {
+    if (id.store != store) continue;
+    // Servers take them in order.
+    const Open* const last = part->open.empty() ? nullptr : &part->open[part->open.size() - 1];
+    const bool all_taken = last == nullptr || last->acked || last->answered;
+    if (all_taken && part->to_come == 0) continue;
+    const std::uint64_t unsent = part->open.size() - part->sent;
+    bodies[static_cast<std::size_t>(part->server)].parts.push_back(
+        {id, part->next + unsent + part->to_come});
+  }
+  return bodies;
 }
 
 void WorkerMachine::CloseStore(Time now, std::uint32_t store, Outputs& out) {
   if (failure_) return;
-  std::vector<CloseStoreBody> bodies(servers_.size());
-  for (const auto& [id, part] : parts_) {
-    if (id.store != store) continue;
-    bool all_taken = part->to_come == 0;
-    for (std::size_t i = 0; i < part->open.size() && all_taken; ++i) {
-      all_taken = part->open[i].acked || part->open[i].answered;
-    }
-    if (all_taken) continue;
-    CloseStoreBody& body = bodies[static_cast<std::size_t>(part->server)];
-    if (body.parts.size() == kPartsInCloseStore) {
-      body.more = true;
-      SendCloseStore(now, part->server, store, std::exchange(body, {}), out);
-    }
-    const std::uint64_t unsent = part->open.size() - part->sent;
-    body.parts.push_back({id, part->next + unsent + part->to_come});
-  }
+  std::vector<CloseStoreBody> bodies = RequestsToCome(store);
   for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
-    SendCloseStore(now, server, store, bodies[static_cast<std::size_t>(server)], out);
+    const auto at = static_cast<std::size_t>(server);
+    const bool first = servers_[at].closed.insert(store).second;
+    const bool waits = servers_[at].closing.erase(store) > 0;
+    if (!bodies[at].parts.empty()) servers_[at].closing.insert(store);
+    if (first || waits) SendCloseStore(now, server, store, std::move(bodies[at]), out);
   }
 }
 
+void WorkerMachine::StoreClosed(Time now, std::uint32_t store, Outputs& out) {
+  for (const auto& [id, part] : parts_) {
+    if (id.store == store) part->to_come = 0;
+  }
+  CloseStore(now, store, out);
+}
+
 void WorkerMachine::SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
-                                   const CloseStoreBody& body, Outputs& out) {
-  Request close{.kind = Kind::kCloseStore,
-                .server = server,
-                .part = ControlPart(store),
-                .meta = Encode(body),
-                .what = "close of a store"};
-  Enqueue(now, std::move(close), out);
+                                   CloseStoreBody&& body, Outputs& out) {
+  const std::span<const CloseStoreBody::Requests> all(body.parts);
+  std::size_t begin = 0;
+  do {
+    const std::size_t count = std::min(kPartsInCloseStore, all.size() - begin);
+    const auto some = all.subspan(begin, count);
+    begin += count;
+    const CloseStoreBody one{.more = begin < all.size(), .parts = {some.begin(), some.end()}};
+    Request close{.kind = Kind::kCloseStore,
+                  .server = server,
+                  .part = ControlPart(store),
+                  .meta = Encode(one),
+                  .what = "close of a store"};
+    Enqueue(now, std::move(close), out);
+  } while (begin < all.size());
 }
 
 void WorkerMachine::Leave(Time now, std::uint64_t token, Outputs& out) {
@@ -519,6 +545,9 @@ void WorkerMachine::OnAnswer(Time now, Part& part, Message&& message, Outputs& o
   const bool leave = open->request.kind == Kind::kLeave;
   if (IsOwn(open->request.kind)) {
     open->ended = true;
+    if (error) {
+      out.log.emplace_back(LogLevel::kError, ToErrorBody(error).message);
+    }
   } else {
     End(*open, error, std::move(message), out);
   }

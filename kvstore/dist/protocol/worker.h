@@ -29,6 +29,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -128,9 +129,13 @@ class WorkerMachine {
   // The program calls nothing more on the store: the servers are told how many requests of each
   // part are still to come, so that the others' rounds go on without this worker behind them, even
   // while it has open requests that wait for others in turn. Of calls whose requests have not been
-  // submitted yet, WillRequest has to say before how many there are.
+  // submitted yet, WillRequest has to say before how many there may be, and WontRequest of each
+  // that does not come after all; then CloseStore again, so that nobody waits for it. StoreClosed:
+  // all calls have ended, and what is still missing does not come.
   void WillRequest(std::int32_t server, const PartId& id, std::uint64_t requests);
+  void WontRequest(std::int32_t server, const PartId& id);
   void CloseStore(Time now, std::uint32_t store, Outputs& out);
+  void StoreClosed(Time now, std::uint32_t store, Outputs& out);
   // The program calls no more barriers: those of others are done without this worker, once it has
   // come to this one, for which OpenBarrier is called as for others.
   void CloseBarriers(Time now);
@@ -195,7 +200,7 @@ class WorkerMachine {
     std::size_t sent = 0;          // of open, from its front
     std::uint64_t next = 0;        // sequence number
     std::uint64_t pushes = 0;      // sent; in dist_async: sent and not acknowledged
-    std::uint64_t to_come = 0;     // requests that WillRequest has told of, less those submitted
+    std::uint64_t to_come = 0;     // requests that are announced and not submitted
     std::uint64_t complete = 0;    // dist_sync: rounds known to be complete
     // dist_sync: bytes of the pushes after those.
     std::array<std::uint64_t, kPushesAheadMax> unfinished{};
@@ -206,6 +211,8 @@ class WorkerMachine {
     std::uint64_t unfinished_bytes = 0;               // W3
     std::vector<Part*> waiting;                       // for bytes, the longest first
     std::unordered_map<std::uint32_t, Part> control;  // by store
+    std::set<std::uint32_t> closed;                   // stores
+    std::set<std::uint32_t> closing;  // those of which it waits for requests to come
     std::optional<Time> warned;
     std::optional<Time> heard;  // its last message about requests
   };
@@ -235,12 +242,13 @@ class WorkerMachine {
   void PumpWaiting(Time now, Server& server, Outputs& out);
   void SendBarriers(Time now, Outputs& out);
   void SendBarrier(Time now, std::uint64_t number, Outputs& out);
-  void SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
-                      const CloseStoreBody& body, Outputs& out);
+  std::vector<CloseStoreBody> RequestsToCome(std::uint32_t store) const;  // for each server
+  void SendCloseStore(Time now, std::int32_t server, std::uint32_t store, CloseStoreBody&& body,
+                      Outputs& out);
   void SendLeaves(Time now, Outputs& out);
   void Resend(Time now, Part& part, bool all, Outputs& out);
 
-  // That no request of the program is: its end is told to nobody.
+  // A request of the machine's own, whose end nobody is told.
   static bool IsOwn(Kind kind) { return kind == Kind::kLeave || kind == Kind::kCloseStore; }
 
   // Answers.

@@ -170,7 +170,9 @@ bool WorkerMachine::AskWhatWaits(Outputs& out) const {
   std::vector<const Part*> waiting = WaitingParts();
   waiting.resize(std::min(waiting.size(), kShownMax));
   for (const Part* part : waiting) AskWhy(*part, out);
-  const bool barrier = barriers_done_ < barriers_sent_;
+  const auto sent = static_cast<std::ptrdiff_t>(barriers_sent_ - barriers_done_);
+  const bool barrier = std::any_of(barriers_.begin(), barriers_.begin() + sent,
+                                   [](const BarrierCall& call) { return !call.ended; });
   if (barrier) AskScheduler(out);
   return barrier || !waiting.empty();
 }

@@ -123,12 +123,14 @@ std::size_t DistKey::SendReady(PartsCall& call, std::uint64_t ticket) {
   // Let go of without locks: barriers may begin.
   boost::container::small_vector<PushGate::Entry, 2> submitted;
   std::size_t requests = 0;
+  bool withdrawn = false;
   {
     MutexLock lock(mutex_);
     EnterLocked(call, ticket);
     call.ready_ = true;
     while (first_ != nullptr && first_->ready_ && !first_->in_batch_) {
       const std::shared_ptr<PartsCall> next = PopLocked();
+      withdrawn |= WithdrawMissingLocked(*next);
       if (next->not_submitted_) submitted.push_back(std::move(next->not_submitted_));
       if (next->requests_.empty()) continue;
       requests += next->requests_.size();
@@ -138,6 +140,7 @@ std::size_t DistKey::SendReady(PartsCall& call, std::uint64_t ticket) {
     }
   }
   link_->Carry(*out);
+  if (withdrawn) link_->CorrectClose(store_);
   return requests;
 }
 
@@ -164,18 +167,29 @@ void DistKey::CheckUnsent(Time now, Time warn_after, UnsentFound* found) {
 
 void DistKey::TellUnsent() {
   MutexLock lock(mutex_);  // none is submitted meanwhile
+  if (first_ == nullptr) return;
   boost::container::small_vector<std::uint64_t, 1> requests(parts_.size());
-  for (const PartsCall* call = first_.get(); call != nullptr; call = call->behind_.get()) {
-    if (!call->ready_) {
+  for (PartsCall* call = first_.get(); call != nullptr; call = call->behind_.get()) {
+    if (call->ready_) {
+      for (const Request& request : call->requests_) ++requests[request.part.part];
+    } else {  // its requests may be being made
       for (std::uint64_t& count : requests) ++count;
-    }
-    for (const Request& request : call->requests_) {
-      if (call->ready_) ++requests[request.part.part];
+      call->counted_for_all_ = true;
     }
   }
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (requests[i] > 0) link_->WillRequest(parts_[i].server, IdOf(parts_[i]), requests[i]);
   }
+}
+
+bool DistKey::WithdrawMissingLocked(const PartsCall& call) {
+  if (!call.counted_for_all_ || call.requests_.size() == parts_.size()) return false;
+  boost::container::small_vector<bool, 1> has(parts_.size());
+  for (const Request& request : call.requests_) has[request.part.part] = true;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (!has[i]) link_->WontRequest(parts_[i].server, IdOf(parts_[i]));
+  }
+  return true;
 }
 
 std::string DistKey::WhyUnsentLocked(const PartsCall& call, Time now) const {

@@ -75,8 +75,8 @@ class DistKey {
 
   void CheckUnsent(Time now, Time warn_after, UnsentFound* found) EXCLUDES(mutex_);
 
-  // No call enters any more: tells the link of the requests that wait here. Of a call that is not
-  // ready it counts one for each part, which may be more than it will have.
+  // No call enters any more: tells the link of the requests that wait here, once. Of a call that is
+  // not ready it counts one for each part; if it has fewer in the end, the link is told that, too.
   void TellUnsent() EXCLUDES(mutex_);
 
   // Of gradient compression: what the codes so far have not carried. Made by the first push,
@@ -103,6 +103,8 @@ class DistKey {
   // The call is ready: sends what is, from the front. How many requests.
   std::size_t SendReady(PartsCall& call, std::uint64_t ticket) EXCLUDES(mutex_);
   std::shared_ptr<PartsCall> PopLocked() REQUIRES(mutex_);
+  // Whether `call`, which has its requests, was counted for more.
+  bool WithdrawMissingLocked(const PartsCall& call) REQUIRES(mutex_);
   // Of one message: there and back it is cheaper with others.
   bool is_small() const;
 

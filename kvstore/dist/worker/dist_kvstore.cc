@@ -55,6 +55,7 @@ DistKVStore::DistKVStore(Engine& engine, std::string type, std::shared_ptr<Worke
     CallServersInTurn("opening the store", Kind::kOpenStore,
                       Encode(OpenStoreBody{std::move(type)}));
   } catch (...) {
+    link_->DropStore();
     link_->Leave(engine, *this);
     throw;
   }
@@ -68,7 +69,12 @@ DistKVStore::~DistKVStore() {
     KeepForever(link_);  // the job is the parent's
     return;
   }
-  if (std::uncaught_exceptions() == 0) Close();
+  const bool orderly = std::uncaught_exceptions() == 0;
+  if (orderly) {
+    Close();
+  } else {
+    link_->DropStore();
+  }
   const auto ended = [this] {
     return calls_->WaitUntilNone(std::chrono::steady_clock::now() + kStep);
   };
@@ -83,6 +89,7 @@ DistKVStore::~DistKVStore() {
     if (!ended()) KeepForever(link_);  // an op of the program holds some up
     internal::WaitChecks::Keep(std::move(left));
   }
+  if (orderly) link_->StoreClosed(store_);
   link_->Leave(engine(), *this);
 }
 
@@ -92,11 +99,12 @@ void DistKVStore::Close() {
   link_->CloseStore(store_);
 }
 
-// Also the removed ones that have calls.
+// Also those that are not initialised wholly, and the removed ones that have calls.
 std::vector<KeyPtr> DistKVStore::KeysAlive() const {
   std::vector<KeyPtr> keys;
   MutexLock lock(mutex_);
   for (const auto& [name, key] : keys_) keys.push_back(key);
+  for (const auto& [id, key] : unfinished_) keys.push_back(key);
   for (const auto& removed : removed_) {
     if (KeyPtr key = removed.lock()) keys.push_back(std::move(key));
   }

@@ -195,11 +195,12 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   // Guarded by the key's lock.
   bool entered_ = false;  // the queue, or was dropped before that
   bool ready_ = false;
-  bool in_batch_ = false;   // B1
-  bool submitted_ = false;  // of a call that awaits values
-  bool given_up_ = false;   // it has been answered, see DistKey::CheckUnsent
-  Time ready_since_{0};     // while calls before it are not: the first look that found it so
-  Time warned_{0};          // the last time, or ready_since_
+  bool in_batch_ = false;         // B1
+  bool submitted_ = false;        // of a call that awaits values
+  bool given_up_ = false;         // it has been answered, see DistKey::CheckUnsent
+  bool counted_for_all_ = false;  // parts, see DistKey::TellUnsent
+  Time ready_since_{0};           // while calls before it are not: the first look that found it so
+  Time warned_{0};                // the last time, or ready_since_
   std::uint64_t op_ticket_ = 0;
   PushGate::Entry not_submitted_;      // of a push
   std::shared_ptr<PartsCall> behind_;  // in the key's queue

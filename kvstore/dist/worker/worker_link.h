@@ -80,9 +80,15 @@ class WorkerLink {
   virtual void Leave(Engine& engine, UnsentCalls& calls) = 0;
 
   // The program has made its last call on the store. WillRequest comes before, for each part of the
-  // calls whose requests have not been submitted; see WorkerMachine::CloseStore.
+  // calls whose requests have not been submitted, and WontRequest, then CorrectClose, if one is not
+  // made after all; see WorkerMachine::CloseStore. StoreClosed: all calls have ended.
   virtual void WillRequest(std::int32_t server, const PartId& part, std::uint64_t requests) = 0;
+  virtual void WontRequest(std::int32_t server, const PartId& part) = 0;
   virtual void CloseStore(std::uint32_t store) = 0;
+  virtual void CorrectClose(std::uint32_t store) = 0;
+  virtual void StoreClosed(std::uint32_t store) = 0;
+  // Instead of all these: it goes in disorder, which the others hear of otherwise, if at all.
+  virtual void DropStore() = 0;
 
   // Takes (moves from) requests in their order. What follows of it is left to Carry, so that
   // callers can order requests under locks of theirs: Carry sends, and gives answers, which may run

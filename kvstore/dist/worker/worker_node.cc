@@ -216,6 +216,11 @@ void WorkerNode::WillRequest(std::int32_t server, const PartId& part, std::uint6
   machine_.WillRequest(server, part, requests);
 }
 
+void WorkerNode::WontRequest(std::int32_t server, const PartId& part) {
+  MutexLock lock(mutex_);
+  machine_.WontRequest(server, part);
+}
+
 void WorkerNode::CloseStore(std::uint32_t store) {
   bool last = false;
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
@@ -224,12 +229,25 @@ void WorkerNode::CloseStore(std::uint32_t store) {
     if (last) machine_.CloseBarriers(now);
   });
   if (!last) return;
-  // This stays until the store has waited for its calls.
+  // This stays until all stores have waited for their calls, whose pushes hold the gate.
   pushes().WhenEmpty([this] {
     Outputs opened;
     OpenBarrier(&opened);
     Carry(opened);
   });
+}
+
+void WorkerNode::CorrectClose(std::uint32_t store) {
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.CloseStore(now, store, out); });
+}
+
+void WorkerNode::DropStore() {
+  MutexLock lock(mutex_);
+  --stores_open_;
+}
+
+void WorkerNode::StoreClosed(std::uint32_t store) {
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.StoreClosed(now, store, out); });
 }
 
 std::string WorkerNode::DescribeState() {
@@ -323,7 +341,7 @@ std::shared_ptr<Landing> WorkerNode::OnHeader(NodeId from, const Message& header
   HandleSmall();
   MutexLock lock(mutex_);
   const Request* const request = machine_.Find(from.rank, header.part, header.sequence);
-  if (request == nullptr || request->token <= kNoSink) return nullptr;  // 0: a leave's
+  if (request == nullptr || request->token <= kNoSink) return nullptr;  // 0: the machine's own
   auto* const sink = reinterpret_cast<AnswerSink*>(static_cast<std::uintptr_t>(request->token));
   return sink->LandingFor(header, payload_bytes);
 }

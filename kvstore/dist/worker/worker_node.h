@@ -58,7 +58,11 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   void Leave(Engine& engine, UnsentCalls& calls) override EXCLUDES(watched_mutex_, serving_mutex_);
   void WillRequest(std::int32_t server, const PartId& part, std::uint64_t requests) override
       EXCLUDES(mutex_);
+  void WontRequest(std::int32_t server, const PartId& part) override EXCLUDES(mutex_);
   void CloseStore(std::uint32_t store) override EXCLUDES(mutex_);
+  void CorrectClose(std::uint32_t store) override EXCLUDES(mutex_);
+  void StoreClosed(std::uint32_t store) override EXCLUDES(mutex_);
+  void DropStore() override EXCLUDES(mutex_);
   std::int32_t rank() const override { return rank_; }
   std::int32_t num_workers() const override { return num_workers_; }
   const PlacementOptions& placement() const override { return placement_; }
@@ -122,7 +126,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   int served_stores_ GUARDED_BY(mutex_) = 0;
   bool left_ GUARDED_BY(mutex_) = false;
   int stores_alive_ GUARDED_BY(mutex_) = 0;
-  int stores_open_ GUARDED_BY(mutex_) = 0;  // of those; the others have been closed
+  int stores_open_ GUARDED_BY(mutex_) = 0;  // of those that are stores, neither closed nor dropped
   bool orderly_ GUARDED_BY(mutex_) = true;
 
   // Calls that the machine knows nothing of yet. Locks of stores and keys are taken under this one.

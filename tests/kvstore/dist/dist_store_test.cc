@@ -594,6 +594,79 @@ TEST_P(DistStoreTest, BarriersDoNotWaitForTheOpenCallsOfAWorkerThatLeaves) {
   EXPECT_EQ(pulled, std::vector<float>(kCount, 3));
 }
 
+// Worker 0 keeps another store, and so stays in the job.
+TEST_P(DistStoreTest, AStoreThatOneWorkerHasDroppedGoesOnWithoutIt) {
+  constexpr std::int64_t kRows = 40'000;  // cut over two servers
+  Job job({.network = GetParam(), .num_workers = 2, .num_servers = 2});
+  job.RunNodes([&](int rank, const std::shared_ptr<WorkerNode>& node, Engine& engine) {
+    const auto kept = Job::NewStore(node, engine, "dist_sync");
+    auto dropped = Job::NewStore(node, engine, "dist_sync");
+    const auto ones = [&](double value) {
+      return NDArray::Full({kRows, 2}, value, DType::kFloat32, Cpu(), engine);
+    };
+    dropped->Init("w", ones(0));
+    dropped->Init("rows", RowSparseNDArray::FromDense(ones(0)));
+    dropped->Push("w", ones(rank + 1));
+    dropped->Push("rows", ones(rank + 1));
+    if (rank == 0) {
+      // Its requests are made when the ids are there: one, to the first server alone.
+      const NDArray ids =
+          NDArray::FromVector(std::vector<std::int64_t>{1}, {1}, DType::kInt64, Cpu(), engine);
+      std::optional<Completion> computed;
+      engine.PushAsync(
+          {.name = "ids", .reads = {ids.var()}, .writes = {ids.var()}, .start_inline = true},
+          [&](Completion done) { computed.emplace(std::move(done)); });
+      const RowSparseNDArray out({kRows, 2}, DType::kFloat32, Cpu(), engine);
+      dropped->RowSparsePull("rows", out, ids);
+      std::thread later([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        (*computed)();
+      });
+      dropped.reset();
+      later.join();
+      EXPECT_EQ(out.ToVectors<float>().row_ids, std::vector<std::int64_t>{1});
+    } else {
+      for (const char* key : {"w", "rows"}) {
+        for (int round = 2; round <= 5; ++round) dropped->Push(key, ones(round));
+        const NDArray out = ones(0);
+        dropped->Pull(key, out);
+        EXPECT_EQ(out.ToVector<float>(), std::vector<float>(2 * kRows, 5)) << key;
+      }
+    }
+    kept->Init("k", ones(0));
+    kept->Push("k", ones(1));
+    const NDArray out = ones(0);
+    kept->Pull("k", out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(2 * kRows, 2));
+  });
+}
+
+// Store 1 was never made, so the last one is store 0.
+TEST_P(DistStoreTest, AStoreThatWasRefusedIsNotWaitedForWhenAWorkerLeaves) {
+  constexpr std::int64_t kCount = 1000;
+  Job job({.network = GetParam(), .num_workers = 2});
+  std::vector<float> pulled;
+  std::latch opened(2);
+  job.RunNodes([&](int rank, const std::shared_ptr<WorkerNode>& node, Engine& engine) {
+    const auto store = Job::NewStore(node, engine, "dist_sync");
+    if (rank == 1) {
+      const auto other = Job::NewStore(node, engine, "dist_async");
+      opened.arrive_and_wait();
+    } else {
+      opened.arrive_and_wait();
+      EXPECT_THROW(Job::NewStore(node, engine, "dist_sync"), InvalidArgument);
+    }
+    store->Init("w", Filled(engine, kCount, 0));
+    if (rank == 1) store->Barrier();
+    store->Push("w", Filled(engine, kCount, static_cast<float>(rank + 1)));
+    if (rank == 1) return;
+    const NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    store->Pull("w", out);
+    LookAt(out, &pulled);
+  });
+  EXPECT_EQ(pulled, std::vector<float>(kCount, 3));
+}
+
 TEST_P(DistStoreTest, AsyncPushesAreAppliedOnceEach) {
   constexpr int kWorkers = 3;
   Job job({.network = GetParam(), .num_workers = kWorkers, .num_servers = 2});

@@ -75,8 +75,8 @@ class Job {
     return WorkerNode::Join(mine, Factory(DistRole::kWorker));
   }
   // Runs `body` on a thread for each worker, and returns when all have ended and left.
-  void RunWorkers(const std::string& type,
-                  const std::function<void(int rank, KVStore& store, Engine& engine)>& body) {
+  void RunNodes(const std::function<void(int rank, const std::shared_ptr<WorkerNode>& node,
+                                         Engine& engine)>& body) {
     std::vector<std::thread> workers;
     for (int i = 0; i < options_.num_workers; ++i) {
       workers.emplace_back([&, i] {
@@ -84,11 +84,7 @@ class Job {
           const auto node = Join(i);
           {
             Engine engine(options_.engine ? options_.engine() : EngineOptions::FromEnvironment());
-            {
-              node->StoreMade();
-              const auto store = MakeDistStore(engine, type, node, node->NewStore());
-              body(i, *store, engine);
-            }
+            body(i, node, engine);
           }
           node->Close();
         } catch (const std::exception& error) {
@@ -97,6 +93,19 @@ class Job {
       });
     }
     for (std::thread& worker : workers) worker.join();
+  }
+  static std::unique_ptr<KVStore> NewStore(const std::shared_ptr<WorkerNode>& node, Engine& engine,
+                                           const std::string& type) {
+    EXPECT_TRUE(node->StoreMade());
+    return MakeDistStore(engine, type, node, node->NewStore());
+  }
+  // The same with a store for each.
+  void RunWorkers(const std::string& type,
+                  const std::function<void(int rank, KVStore& store, Engine& engine)>& body) {
+    RunNodes([&](int rank, const std::shared_ptr<WorkerNode>& node, Engine& engine) {
+      const auto store = NewStore(node, engine, type);
+      body(rank, *store, engine);
+    });
   }
 
  private:

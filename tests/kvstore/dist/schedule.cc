@@ -375,7 +375,8 @@ class Schedule {
   static constexpr std::uint64_t kTimeTimer = 1;
   static constexpr std::uint64_t kLinkTimer = 100;  // and of links to other servers
   static constexpr std::uint64_t kUpdatedTimer = 1000;
-  // Timers of a worker: OnTime (kTimeTimer), and values that come.
+  // Timers of a worker: OnTime (kTimeTimer), calls that become ready, and values that come.
+  static constexpr std::uint64_t kContinueTimer = 2;
   static constexpr std::uint64_t kSupplyTimer = 1000;
   // Timers of the hub: faults to come.
   static constexpr std::uint64_t kCutTimer = 0;
@@ -410,7 +411,9 @@ class Schedule {
     std::size_t open = 0;         // of asked
     std::size_t open_pushes = 0;  // kPush alone: what acknowledges the others is not seen here
     std::uint64_t barriers = 0;   // called
-    bool calls_no_more = false;   // barriers
+    bool calls_no_more = false;  // it has closed the store; what it has called before may come late
+    bool paused = false;         // before its next step
+    std::optional<std::int32_t> too_many;  // a key of which it has announced a request too many
     std::optional<Time> timer;
     // dist_async: the pulled values by key and token, thus in program order.
     std::vector<std::map<std::uint64_t, Value>> pulled;
@@ -553,8 +556,17 @@ class Schedule {
         ++worker.at;
         OnWorker(rank, [&](WorkerMachine& machine, Outputs& out) {
           machine.OpenBarrier(network_.now(), out);
+          if (!worker.too_many) return;
+          machine.WontRequest(ServerOf(*worker.too_many), IdOf(*worker.too_many));
+          machine.CloseStore(network_.now(), 0, out);
         });
         continue;
+      } else if (worker.calls_no_more && !worker.paused && late_random_.Chance(300)) {
+        worker.paused = true;
+        network_.SetTimer(WorkerNode(rank),
+                          network_.now() + microseconds(late_random_.Between(1, 3000)),
+                          kContinueTimer);
+        return;
       } else if (step.kind == Step::Kind::kLeave) {
         worker.asked.push_back({step});
         ++worker.open;
@@ -566,6 +578,7 @@ class Schedule {
         return;
       } else {
         Request request = RequestOf(rank, step);
+        worker.paused = false;
         ++worker.at;
         Submit(rank, step, std::move(request));
         continue;
@@ -581,6 +594,8 @@ class Schedule {
     for (std::size_t i = worker.at; i < worker.steps.size(); ++i) {
       if (IsRequest(worker.steps[i].kind)) ++requests[worker.steps[i].key];
     }
+    if (late_random_.Chance(300)) worker.too_many = late_random_.Between(0, plan_.keys - 1);
+    if (worker.too_many) ++requests[*worker.too_many];
     for (const auto& [key, count] : requests) {
       worker.machine.WillRequest(ServerOf(key), IdOf(key), count);
     }
@@ -724,6 +739,8 @@ class Schedule {
     if (node == kHub) {
       if (timer == kCutTimer) Cut();
       if (timer == kGhostTimer) SendGhost();
+    } else if (node.role == Role::kWorker && timer == kContinueTimer) {
+      Continue(node.rank);
     } else if (node.role == Role::kWorker && timer >= kSupplyTimer) {
       Late& late = late_[timer - kSupplyTimer];
       OnWorker(node.rank, [&](WorkerMachine& worker, Outputs& out) {

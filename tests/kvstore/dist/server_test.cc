@@ -397,6 +397,30 @@ TEST(ServerMachine, WhatARankStillAsksForAfterItHasClosedTheStoreIsWhatItWouldHa
   EXPECT_EQ(job.ValueOf(others[2]), Values({3}));
 }
 
+TEST(ServerMachine, ARankThatHasClosedTheStoreIsNotAwaitedForRequestsThatDoNotCome) {
+  SmallJob job(2);
+  for (const std::uint32_t part : {0u, 1u}) {
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, {0});
+  }
+  job.Run();
+  job.CloseStore(1, {{0, 2}, {1, 2}});
+  const auto of_0 = job.PushPull(0, 0, {1});
+  const auto of_1 = job.PushPull(0, 1, {2});
+  job.Run();
+  job.Push(1, 0, {10});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(of_0), Values({11}));
+  const auto next = job.PushPull(0, 0, {3});
+  job.Run();
+  for (const auto pull : {of_1, next}) EXPECT_FALSE(job.Answered(pull)) << "one more may come";
+  job.StoreClosed(1);
+  job.Run();
+  EXPECT_EQ(job.ValueOf(of_1), Values({2}));
+  EXPECT_EQ(job.ValueOf(next), Values({3}));
+  job.StoreClosed(1);
+  EXPECT_TRUE(job.queue.empty()) << "nothing is left to say";
+}
+
 TEST(ServerMachine, InitsWithoutAValueFailOnceRankZeroHasClosedTheStore) {
   SmallJob job(2);
   const auto init = job.Init(1, 0, {0});
@@ -424,6 +448,24 @@ TEST(ServerMachine, AStoreIsClosedByAsManyMessagesAsItsPartsTake) {
   EXPECT_EQ(job.ValueOf(pull), Values({1}));
 }
 
+TEST(ServerMachine, RequestsBeyondThoseThatAClosedStoreHasAnnouncedAreRefused) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.CloseStore(1, {{0, 1}});
+  job.Run();
+  job.Push(1, 0, {10});
+  const auto push = job.Push(1, 0, {100});
+  const auto pull = job.Pull(1, 0);
+  const auto sum = job.PushPull(0, 0, {1});
+  const auto next = job.PushPull(0, 0, {2});
+  job.Run();
+  for (const auto late : {push, pull}) {
+    EXPECT_THAT(job.ErrorOf(late), AllOf(HasSubstr("worker 1"), HasSubstr("closed the store")));
+  }
+  EXPECT_EQ(job.ValueOf(sum), Values({11}));
+  EXPECT_EQ(job.ValueOf(next), Values({2}));
+}
+
 TEST(ServerMachine, ACloseThatCannotBeIsRefused) {
   SmallJob job(2);
   for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
@@ -445,6 +487,12 @@ TEST(ServerMachine, ACloseThatCannotBeIsRefused) {
               HasSubstr("the close of store 0 names part 0 of store 1"));
   EXPECT_THAT(answer_to("garbage"), HasSubstr("cannot be read"));
   EXPECT_FALSE(job.Answered(pull)) << "worker 1 is still in the rounds";
+  job.CloseStore(1);
+  job.Run();
+  EXPECT_TRUE(job.Answered(pull));
+  const PartId of_this{SmallJob::IdOf(0)};
+  EXPECT_THAT(answer_to(Encode(CloseStoreBody{.parts = {{.part = of_this, .count = 9}}})),
+              HasSubstr("worker 1 has closed the store, and announces more requests"));
 }
 
 TEST(ServerMachine, ARoundIsCompleteWhenTheLastMissingRankLeaves) {

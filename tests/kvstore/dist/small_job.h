@@ -194,6 +194,9 @@ class SmallJob {
     }
     Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->CloseStore(now, 0, out); });
   }
+  void StoreClosed(std::int32_t rank) {
+    Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->StoreClosed(now, 0, out); });
+  }
   std::uint64_t Leave(std::int32_t rank) {
     const std::uint64_t token = ++tokens_;
     Do(WorkerNodeOf(rank), [&](Outputs& out) { workers_[rank]->Leave(now, token, out); });

@@ -174,7 +174,15 @@ inline SimProcess::~SimProcess() {
 
 inline void SimProcess::Die() {
   nccl->Crash();
-  store.reset();
+  struct Unwinding {  // a store that goes in order says so
+    SimProcess& process;
+    ~Unwinding() { process.store.reset(); }
+  };
+  try {
+    const Unwinding unwinding{*this};
+    throw Interrupted();
+  } catch (const Interrupted&) {
+  }
   engine.reset();
   node_.reset();
 }
