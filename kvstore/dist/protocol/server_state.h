@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/container/flat_map.hpp>
+
 #include "kvstore/dist/protocol/server.h"
 
 namespace heddle::kvstore::dist {
@@ -154,7 +156,7 @@ struct ServerMachine::Worker {
   Incarnation incarnation = 0;
   std::string address;
   bool left = false;
-  std::map<std::uint32_t, std::uint32_t> closed{};  // stores, and how often
+  boost::container::flat_map<std::uint32_t, std::uint32_t> closed{};  // stores, and how often
   bool asks = false;  // has reached the byte cap: wants to hear of each complete round
   std::optional<Time> heard;
   std::optional<Time> slow_named;

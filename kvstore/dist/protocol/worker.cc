@@ -324,13 +324,14 @@ std::vector<CloseStoreBody> WorkerMachine::RequestsToCome(std::uint32_t store) c
 
 void WorkerMachine::CloseStore(Time now, std::uint32_t store, Outputs& out) {
   if (failure_) return;
+  const auto [closed, first] = closed_.try_emplace(store);
+  std::set<std::int32_t>& waiting = closed->second;
   std::vector<CloseStoreBody> bodies = RequestsToCome(store);
   for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
-    const auto at = static_cast<std::size_t>(server);
-    const bool first = servers_[at].closed.insert(store).second;
-    const bool waits = servers_[at].closing.erase(store) > 0;
-    if (!bodies[at].parts.empty()) servers_[at].closing.insert(store);
-    if (first || waits) SendCloseStore(now, server, store, std::move(bodies[at]), out);
+    CloseStoreBody& body = bodies[static_cast<std::size_t>(server)];
+    const bool waited = waiting.erase(server) > 0;
+    if (!body.parts.empty()) waiting.insert(server);
+    if (first || waited) SendCloseStore(now, server, store, std::move(body), out);
   }
 }
 

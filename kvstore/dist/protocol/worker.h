@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -211,8 +212,6 @@ class WorkerMachine {
     std::uint64_t unfinished_bytes = 0;               // W3
     std::vector<Part*> waiting;                       // for bytes, the longest first
     std::unordered_map<std::uint32_t, Part> control;  // by store
-    std::set<std::uint32_t> closed;                   // stores
-    std::set<std::uint32_t> closing;  // those of which it waits for requests to come
     std::optional<Time> warned;
     std::optional<Time> heard;  // its last message about requests
   };
@@ -306,6 +305,8 @@ class WorkerMachine {
   StateBody state_;                                // but for what waits
   std::uint64_t ended_ = 0;                        // requests
   std::unordered_map<std::uint32_t, bool> async_;  // by store
+  // The stores that are closed: the servers that wait for requests to come.
+  std::map<std::uint32_t, std::set<std::int32_t>> closed_;
 
   std::deque<BarrierCall> barriers_;  // those that are not done: number barriers_done_, ...
   std::uint64_t barriers_done_ = 0;
