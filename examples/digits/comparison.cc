@@ -16,14 +16,14 @@
 namespace digits {
 namespace {
 
-// A gnuplot string: double quotes with backslashes.
+// A gnuplot string in single quotes: in double ones it would run what stands in backquotes.
 std::string Quoted(std::string_view text) {
-  std::string quoted = "\"";
+  std::string quoted = "'";
   for (const char c : text) {
-    if (c == '"' || c == '\\') quoted += '\\';
+    if (c == '\'') quoted += c;
     quoted += c;
   }
-  return quoted + '"';
+  return quoted + '\'';
 }
 
 }  // namespace
@@ -32,6 +32,9 @@ void CheckPlotFile(const std::string& file) {
   if (!file.ends_with(".svg") && !file.ends_with(".png")) {
     throw heddle::InvalidArgument(
         fmt::format("plot file {}: expected a name that ends in .svg or .png", file));
+  }
+  if (file.find('\n') != std::string::npos) {
+    throw heddle::InvalidArgument(fmt::format("plot file {}: expected a name of one line", file));
   }
   const bool is_there = std::filesystem::exists(file);
   if (!std::ofstream(file, std::ios::app)) {

@@ -141,7 +141,8 @@ class ProcessWorker {
     return process_ == getpid() ? node_ : nullptr;
   }
 
-  void OnExit(int status) EXCLUDES(mutex_) {
+  void OnExit(int argument) EXCLUDES(mutex_) {
+    const int status = argument & 0xff;  // all that others ever see of what exit() was given
     const std::shared_ptr<WorkerNode> node = Present();
     if (node == nullptr) return;
     bool leaves = false;

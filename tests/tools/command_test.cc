@@ -1,4 +1,5 @@
 // The `heddle` program, run as a user runs it.
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -304,6 +305,36 @@ TEST(BenchCommand, DrawsCurves) {
       EXPECT_THAT(bytes, HasSubstr("</svg>"));
     }
   }
+}
+
+TEST(BenchCommand, TheNameOfAPlotIsANameAndNothingElse) {
+  const TempFolder folder;
+  if (RunProgram({"gnuplot", "--version"}).status != 0) GTEST_SKIP() << "gnuplot is not installed";
+  const std::string file = folder / "a `touch ran` $(touch ran) \"b\" 'c' \\d.svg";
+  const ProgramResult result = RunProgram({kHeddle, "bench", "--store", "local", "--devices", "1",
+                                           "--sizes", "4096", "--time-ms", "2", "--plot", file});
+  EXPECT_EQ(result.status, 0) << result.output;
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    files.push_back(entry.path());
+  }
+  EXPECT_EQ(files, std::vector<std::string>{file});
+  EXPECT_FALSE(std::filesystem::exists("ran"));
+  EXPECT_THAT(RunProgram({kHeddle, "bench", "--plot", folder / "a\nb.svg"}).output,
+              HasSubstr("expected a name of one line"));
+}
+
+// As gnuplot ends where the disk is full.
+TEST(BenchCommand, APlotThatIsNotWholeIsAnError) {
+  const TempFolder folder;
+  std::ofstream(folder / "gnuplot") << "#!/bin/sh\ncat > /dev/null\n";
+  std::filesystem::permissions(folder / "gnuplot", std::filesystem::perms::owner_all);
+  const ProgramResult result =
+      RunProgram({kHeddle, "bench", "--store", "local", "--devices", "1", "--sizes", "4096",
+                  "--time-ms", "2", "--plot", folder / "empty.svg"},
+                 {"PATH=" + folder.path() + ":" + std::getenv("PATH")});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("could not be written completely"));
 }
 
 TEST(BenchCommand, OnePointIsDrawnWithoutWarnings) {

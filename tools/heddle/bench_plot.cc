@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <set>
@@ -20,14 +22,14 @@
 namespace heddle::tools {
 namespace {
 
-// A gnuplot string: double quotes with backslashes.
+// A gnuplot string in single quotes: in double ones it would run what stands in backquotes.
 std::string GnuplotString(std::string_view text) {
-  std::string quoted = "\"";
+  std::string quoted = "'";
   for (const char c : text) {
-    if (c == '"' || c == '\\') quoted += '\\';
+    if (c == '\'') quoted += c;
     quoted += c;
   }
-  return quoted + '"';
+  return quoted + '\'';
 }
 
 std::string_view TerminalFor(std::string_view path) {
@@ -35,6 +37,18 @@ std::string_view TerminalFor(std::string_view path) {
   if (path.ends_with(".svg")) return "svg size 1200,560 font \"sans,13\" background \"white\"";
   throw InvalidArgument(
       fmt::format("plot file {}: expected a name that ends in .png or .svg", path));
+}
+
+// gnuplot does not say when the disk is full.
+bool IsWholePicture(const std::string& path) {
+  if (!std::filesystem::exists(path)) return false;
+  if (!std::filesystem::is_regular_file(path)) return true;  // it cannot be read again
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  constexpr std::size_t kEndBytesMax = 16;
+  const std::string_view end =
+      std::string_view(bytes).substr(bytes.size() - std::min(bytes.size(), kEndBytesMax));
+  return end.find(path.ends_with(".png") ? "IEND" : "</svg>") != std::string_view::npos;
 }
 
 // Where `value` stands in the list; at its end if it was new.
@@ -50,6 +64,9 @@ std::size_t IndexIn(std::vector<T>& values, const T& value) {
 
 void CheckPlot(const std::string& path) {
   TerminalFor(path);
+  if (path.find('\n') != std::string::npos) {
+    throw InvalidArgument(fmt::format("plot file {}: expected a name of one line", path));
+  }
   if (!FindProgram("gnuplot")) {
     throw InvalidState(
         "plotting needs gnuplot, which is not installed here (Debian package gnuplot-nox)");
@@ -122,6 +139,9 @@ void PlotBench(const std::vector<BenchResult>& results, const std::string& path)
   if (!written || status != 0) {
     throw IoError(fmt::format("plot file {}: gnuplot ended with status {}", path,
                               WIFEXITED(status) ? WEXITSTATUS(status) : status));
+  }
+  if (!IsWholePicture(path)) {
+    throw IoError(fmt::format("plot file {}: could not be written completely", path));
   }
 }
 

@@ -17,6 +17,8 @@
 
 #include "base/env.h"
 #include "kvstore/dist/listen_address.h"
+#include "kvstore/dist/run.h"
+#include "kvstore/dist/transport/tcp/tls.h"
 
 namespace heddle::tools {
 namespace {
@@ -49,6 +51,20 @@ int CheckTokenFile(const Report& report) {
                               "'{0}'",
                               *path, status.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO)));
   return 1;
+}
+
+int CheckTls(const DistOptions& options, const Report& report) {
+  const kvstore::dist::TlsOptions tls = kvstore::dist::TcpOptionsOf(options).tls;
+  if (!tls.enabled()) return 0;
+  try {
+    const std::string validity = kvstore::dist::TlsContext(tls).ValidityProblem();
+    report("TLS", validity.empty() ? "certificate, key and authorities fit together"
+                                   : fmt::format("PROBLEM: {} {}", tls.certificate, validity));
+    return validity.empty() ? 0 : 1;
+  } catch (const Error& error) {
+    report("TLS", fmt::format("PROBLEM: {}", error.what()));
+    return 1;
+  }
 }
 
 std::string Bytes(rlim_t limit) {
@@ -88,7 +104,8 @@ double WallClock() {
 }  // namespace
 
 int CheckJobSetUp(const DistOptions& options, const Report& report) {
-  return CheckAddress(options, report) + CheckTokenFile(report) + CheckLimits(options, report);
+  return CheckAddress(options, report) + CheckTokenFile(report) + CheckTls(options, report) +
+         CheckLimits(options, report);
 }
 
 int CheckInJob(const Report& report) {

@@ -36,7 +36,9 @@ constexpr std::chrono::seconds kLastOutputTime{1};
 constexpr int kJobFailedStatus = 1;
 constexpr std::chrono::seconds kCauseTime{1};
 constexpr std::chrono::seconds kNamedCauseTime{2};  // for one that is known to be on its way
-constexpr std::size_t kNameBytesMax = 64;           // more than "worker 65535"
+// The scheduler tells the workers who has failed meanwhile.
+constexpr std::chrono::milliseconds kTellTime{200};
+constexpr std::size_t kNameBytesMax = 64;  // more than "worker 65535"
 // For parts to say that they have come. They may never: the user may have told mpirun to write what
 // comes from them to files, or with something in front.
 constexpr std::chrono::seconds kPartsTime{5};
@@ -319,6 +321,10 @@ void JobKeeper::OnDeadline() {
     return Stop(SIGTERM);
   }
   if (phase_ == Phase::kFailed) return FailWithoutCause();
+  if (phase_ == Phase::kStopping && std::exchange(spares_others_, false)) {
+    deadline_ = Clock::now() + options_.grace;
+    return SignalAll(SIGTERM, Which::kOthers);
+  }
   Kill();
 }
 
@@ -386,7 +392,7 @@ bool JobKeeper::Runs(std::string_view name) const {
 void JobKeeper::Stop(int signal) {
   phase_ = Phase::kStopping;
   deadline_ = Clock::now() + options_.grace;
-  SignalAll(signal);
+  SignalAll(signal, Which::kAll);
 }
 
 // The keeper of a part kills at the second signal that it gets; its carrier is left the time for
@@ -414,15 +420,20 @@ void JobKeeper::Fail(int status, std::string_view what) {
     Say(what);
   }
   if (status_ == 0) status_ = status;
-  Stop(SIGTERM);
+  // A worker that goes on after SIGTERM shall hear who has failed, and not lose the servers first.
+  phase_ = Phase::kStopping;
+  spares_others_ = true;
+  deadline_ = Clock::now() + kTellTime;
+  SignalAll(SIGTERM, Which::kWorking);
 }
 
 // To the whole groups: a task may be a script that waits for the program. A group whose first
 // process has ended is left alone, for its number may be another group's by now; what is left of it
 // is killed in the end.
-void JobKeeper::SignalAll(int signal) {
+void JobKeeper::SignalAll(int signal, Which which) {
   for (Process& process : processes_) {
     if (process.pid < 0) continue;
+    if (which != Which::kAll && process.works != (which == Which::kWorking)) continue;
     if (process.in != nullptr) {
       process.in->AppendBytes(std::string(1, static_cast<char>(signal)));
       process.in->WriteSome();

@@ -122,7 +122,7 @@ class JobKeeper {
     kRunning,    // something works
     kLingering,  // all that works has ended well; the others may end by themselves until deadline_
     kFailed,     // by one of failures_: the cause, if that is known before deadline_
-    kStopping,   // all were asked to end; killed at deadline_
+    kStopping,   // all were asked to end, or at deadline_ are (spares_others_); killed at deadline_
     kKilled,     // carriers have until deadline_ to bring that to the other hosts
   };
 
@@ -151,7 +151,8 @@ class JobKeeper {
   void Stop(int signal);
   void Kill();
   void Fail(int status, std::string_view what);
-  void SignalAll(int signal);
+  enum class Which { kAll, kWorking, kOthers };
+  void SignalAll(int signal, Which which);
   void AskForState();
   bool Runs(std::string_view name) const;
   bool AnyLeft() const;
@@ -170,6 +171,7 @@ class JobKeeper {
   bool has_children_ = false;  // processes or orphans, when last looked
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_ = Clock::time_point::max();
+  bool spares_others_ = false;     // of kStopping: only what works was asked to end
   int status_ = 0;                 // of the first failure
   std::vector<Failure> failures_;  // in the order in which they were seen, until one is taken
   FileDescriptor cause_fd_;        // closed: nobody says who was first, or it has been said

@@ -20,6 +20,7 @@
 #include "tools/heddle/hosts.h"
 #include "tools/heddle/launcher.h"
 #include "tools/heddle/program_words.h"
+#include "tools/heddle/seconds_option.h"
 
 namespace heddle::tools {
 namespace {
@@ -188,12 +189,12 @@ void AddLaunchCommand(CLI::App& app, const std::vector<std::string>& taken) {
   launch
       ->add_option("--grace", arguments->grace_s,
                    "Seconds from asking processes to end to killing them")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(SecondsFrom(0))
       ->capture_default_str();
   launch
       ->add_option("--linger", arguments->linger_s,
                    "Seconds that servers and scheduler may run on when all workers have ended")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(SecondsFrom(0))
       ->capture_default_str();
   launch->add_option("program", arguments->program, "What workers run, with its arguments")
       ->required();

@@ -93,8 +93,9 @@ int RunLine(std::vector<const char*> line) {
 int main(int argc, char** argv) {
   OpenStandardFiles();
   const int status = RunLine({argv, argv + argc});
-  const int error = std::fflush(stdout) != 0 ? errno : std::ferror(stdout) != 0 ? EIO : 0;
-  if (error == 0) return status;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  // An earlier failure has left a mark, and not its reason, which another attempt has.
+  const int error = write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
   Complain(fmt::format("stdout cannot be written: {}", std::strerror(error)));
   return status != 0 ? status : 1;
 }

@@ -21,6 +21,7 @@
 #include "kvstore/dist/run.h"
 #include "kvstore/dist/status.h"
 #include "tools/heddle/commands.h"
+#include "tools/heddle/seconds_option.h"
 
 namespace heddle::tools {
 namespace {
@@ -161,10 +162,10 @@ void AddStatusCommand(CLI::App& app) {
   status->add_flag("--json", arguments->as_json, "As a JSON object, once");
   status->add_flag("--once", arguments->once, "Once, also on a terminal");
   status->add_option("--every", arguments->every_s, "Seconds between looks")
-      ->check(CLI::Range(0.05, 3600.0))
+      ->check(SecondsFrom(0.05))
       ->capture_default_str();
   status->add_option("--timeout", arguments->timeout_s, "Seconds to wait for an answer")
-      ->check(CLI::Range(0.05, 3600.0))
+      ->check(SecondsFrom(0.05))
       ->capture_default_str();
   status->callback([arguments] { Run(*arguments); });
 }

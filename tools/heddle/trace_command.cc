@@ -15,6 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "engine/trace_format.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/trace_file.h"
 #include "tools/heddle/trace_join.h"
@@ -38,7 +39,13 @@ void Report(const JoinedTrace& joined, std::size_t i, const TraceJsonCounts& cou
     if (joined.files.size() == 1) fmt::print(": {} ops had not finished", counts.unfinished);
     fmt::print("\n");
   }
-  if (trace.dropped > 0) {
+  const bool may_grow = trace.bytes + engine::kTraceChunkBytes <= trace.bytes_max;
+  if (trace.dropped > 0 && may_grow) {
+    fmt::print(
+        "{}incomplete: {} records found no room on the disk; the file has {} of the {} bytes that "
+        "were allowed\n",
+        of, trace.dropped, trace.bytes, trace.bytes_max);
+  } else if (trace.dropped > 0) {
     fmt::print(
         "{}incomplete: {} records did not fit into the {} bytes that were allowed; "
         "HEDDLE_TRACE_BYTES_MAX allows more\n",

@@ -90,6 +90,7 @@ class Reader {
     trace_.pid = header.pid;
     trace_.started_ns = header.started_ns;
     trace_.started_unix_ns = header.started_unix_ns;
+    trace_.bytes = bytes_.size();
     trace_.bytes_max = header.bytes_max;
     trace_.dropped = header.dropped;
     trace_.closed = header.closed == 1;

@@ -86,7 +86,7 @@ struct TraceFile {
   std::uint32_t pid = 0;
   std::uint64_t started_ns = 0, started_unix_ns = 0;
   std::uint64_t last_ns = 0;  // the latest time in the file
-  std::uint64_t bytes_max = 0, dropped = 0;
+  std::uint64_t bytes = 0, bytes_max = 0, dropped = 0;
   bool closed = false;              // false: the process was killed, or still runs
   std::uint64_t damaged_bytes = 0;  // that were skipped because they hold no whole records
   std::vector<TracedOp> ops;        // by ticket

@@ -74,6 +74,7 @@ void AddWireDumpCommand(CLI::App& app) {
                    "input")
       ->required();
   command->add_option("--payload", options->payload_bytes, "Bytes to show of each payload")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->callback([options] { Run(*options); });
 }

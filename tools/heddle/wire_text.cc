@@ -217,7 +217,7 @@ std::string Indented(std::string_view lines) {
 
 std::string DescribeRecord(const WireRecord& record) {
   const Message& message = record.message;
-  std::string text = fmt::format("{:<13}{} rank {} inc {:016x} seq {} version {} priority {} {}{}",
+  std::string text = fmt::format("{:<13} {} rank {} inc {:016x} seq {} version {} priority {} {}{}",
                                  Name(message.kind), Text(message.part), message.rank,
                                  message.incarnation, message.sequence, message.version,
                                  message.priority, Name(message.dtype), Flags(message.flags));
@@ -226,7 +226,8 @@ std::string DescribeRecord(const WireRecord& record) {
     text += fmt::format(" meta {}", message.meta.size());
     const std::optional<std::string> body = TextOfBody(message);
     constexpr std::size_t kShown = 64;
-    text += Indented(body ? *body : Hex(std::string_view(message.meta).substr(0, kShown)));
+    const std::string shown = body ? *body : Hex(std::string_view(message.meta).substr(0, kShown));
+    if (!shown.empty()) text += Indented(shown);
   }
   if (record.payload_bytes > 0) {
     text += Indented(fmt::format("payload of {} bytes: {}{}", record.payload_bytes,

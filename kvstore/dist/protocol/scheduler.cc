@@ -607,7 +607,7 @@ namespace {
 // Of a status, which is one message: beside the workers, of which there may be very many, all else
 // has room.
 constexpr std::size_t kStatusWorkersBytesMax = kMetaBytesMax / 2;
-constexpr std::size_t kStatusNodesBytesMax = kMetaBytesMax / 8 * 7;
+constexpr std::size_t kStatusNodesBytesMax = std::size_t{kMetaBytesMax} / 8 * 7;
 
 std::string TextOfStatus(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);

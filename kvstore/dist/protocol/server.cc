@@ -133,8 +133,8 @@ void ServerMachine::OnWorkerMessage(Time now, NodeId from, Message&& message, Ou
   Worker& worker = WorkerOf(from.rank);
   if (message.kind == Kind::kAsk || message.kind == Kind::kStatus) {
     if (message.incarnation != worker.incarnation) return;
-    worker.heard = now;
     if (message.kind == Kind::kAsk) {
+      worker.heard = now;
       OnAsk(message, out);
     } else {
       OnStatus(now, from, message, out);

@@ -326,12 +326,12 @@ void WorkerMachine::CloseStore(Time now, std::uint32_t store, Outputs& out) {
   if (failure_) return;
   const auto [closed, first] = closed_.try_emplace(store);
   std::set<std::int32_t>& waiting = closed->second;
-  std::vector<CloseStoreBody> bodies = RequestsToCome(store);
+  const std::vector<CloseStoreBody> bodies = RequestsToCome(store);
   for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
-    CloseStoreBody& body = bodies[static_cast<std::size_t>(server)];
+    const CloseStoreBody& body = bodies[static_cast<std::size_t>(server)];
     const bool waited = waiting.erase(server) > 0;
     if (!body.parts.empty()) waiting.insert(server);
-    if (first || waited) SendCloseStore(now, server, store, std::move(body), out);
+    if (first || waited) SendCloseStore(now, server, store, body, out);
   }
 }
 
@@ -343,7 +343,7 @@ void WorkerMachine::StoreClosed(Time now, std::uint32_t store, Outputs& out) {
 }
 
 void WorkerMachine::SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
-                                   CloseStoreBody&& body, Outputs& out) {
+                                   const CloseStoreBody& body, Outputs& out) {
   const std::span<const CloseStoreBody::Requests> all(body.parts);
   std::size_t begin = 0;
   do {

@@ -242,8 +242,8 @@ class WorkerMachine {
   void SendBarriers(Time now, Outputs& out);
   void SendBarrier(Time now, std::uint64_t number, Outputs& out);
   std::vector<CloseStoreBody> RequestsToCome(std::uint32_t store) const;  // for each server
-  void SendCloseStore(Time now, std::int32_t server, std::uint32_t store, CloseStoreBody&& body,
-                      Outputs& out);
+  void SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
+                      const CloseStoreBody& body, Outputs& out);
   void SendLeaves(Time now, Outputs& out);
   void Resend(Time now, Part& part, bool all, Outputs& out);
 

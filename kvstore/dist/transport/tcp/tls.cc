@@ -78,7 +78,7 @@ SSL_CTX* NewContext() {
 const char* AlertText(int alert) {
   switch (alert) {
     case SSL_AD_BAD_CERTIFICATE:
-      return "it is for another name, or damaged";
+      return "it is for another name, not valid yet, or damaged";
     case SSL_AD_CERTIFICATE_EXPIRED:
       return "it has expired";
     case SSL_AD_UNKNOWN_CA:
@@ -125,6 +125,13 @@ TlsContext::TlsContext(const TlsOptions& options) : options_(options), context_(
     ThrowBadFile("tls_authorities", "HEDDLE_TLS_AUTHORITIES", options.authorities,
                  "a file with certificates of authorities");
   }
+}
+
+std::string TlsContext::ValidityProblem() const {
+  const X509* const certificate = SSL_CTX_get0_certificate(context_.get());
+  if (X509_cmp_current_time(X509_get0_notBefore(certificate)) > 0) return "is not valid yet";
+  if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) return "has expired";
+  return {};
 }
 
 std::unique_ptr<TlsStream> TlsContext::Connecting(int fd, const std::string& host) const {

@@ -110,6 +110,9 @@ class TlsContext {
   std::unique_ptr<TlsStream> Connecting(int fd, const std::string& host) const;
   std::unique_ptr<TlsStream> Accepting(int fd) const;
 
+  // Why others will not accept the certificate today: "has expired", "is not valid yet"; or empty.
+  std::string ValidityProblem() const;
+
  private:
   struct ContextFree {
     void operator()(ssl_ctx_st* context) const;
