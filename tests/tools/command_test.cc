@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include "base/build_info.h"
 #include "tests/tools/child_process.h"
 #include "tools/testing/temp_folder.h"
+#include "tools/testing/test_certificates.h"
 
 namespace heddle::tools {
 namespace {
@@ -103,6 +105,20 @@ TEST(TraceCommand, DoesNotWriteOverWhatItReads) {
 }
 
 // The main promise of traces: they are there when the process was killed.
+TEST(TraceCommand, SaysThatTheDiskHadNoRoom) {
+  const TempFolder folder;
+  const std::string file = folder / "run.trace";
+  // As a full disk, a limit of what a file may have: 200 KiB.
+  const ProgramResult bench =
+      RunProgram({"/bin/sh", "-c",
+                  "trap '' XFSZ; ulimit -f 400; exec " + std::string(kHeddle) +
+                      " bench --store local --devices 1 --sizes 4096 --time-ms 20"},
+                 {"HEDDLE_TRACE=" + file});
+  ASSERT_EQ(bench.status, 0) << bench.output;
+  EXPECT_THAT(RunProgram({kHeddle, "trace", file, "-o", folder / "run.json"}).output,
+              HasSubstr("records found no room on the disk"));
+}
+
 TEST(TraceCommand, ConvertsTheFileOfAKilledProcess) {
   const TempFolder folder;
   const std::string file = folder / "run.trace", output = folder / "run.json";
@@ -153,6 +169,19 @@ TEST(TraceCommand, OutputThatCannotBeWrittenIsAnError) {
   const ProgramResult result = RunProgram({kHeddle, "trace", file, "-o", folder / "no/out.json"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.output, HasSubstr(folder / "no/out.json"));
+}
+
+TEST(Command, SecondsThatAreNoNumberAreRefused) {
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"launch", "-n", "1", "-s", "1", "--linger", "nan", "--", "true"},
+        {"launch", "-n", "1", "-s", "1", "--grace", "nan", "--", "true"},
+        {"status", "127.0.0.1:1", "--timeout", "nan"}}) {
+    std::vector<std::string> command = {kHeddle};
+    command.insert(command.end(), options.begin(), options.end());
+    const ProgramResult result = RunProgram(command);
+    EXPECT_NE(result.status, 0);
+    EXPECT_THAT(result.output, HasSubstr("Value nan not in range"));
+  }
 }
 
 TEST(DoctorCommand, SaysWhatItFound) {
@@ -238,6 +267,30 @@ TEST(DoctorCommand, ATokenFileThatOthersMayReadIsAProblem) {
   EXPECT_THAT(result.output, HasSubstr("chmod 600 '" + file + "'"));
   EXPECT_THAT(result.output, HasSubstr("mode 640"));
   EXPECT_THAT(result.output, Not(HasSubstr("hush")));
+}
+
+TEST(DoctorCommand, TlsFilesThatCannotBeUsedAreAProblem) {
+  TestCertificates& certificates = TestCertificates::Shared();
+  const kvstore::dist::TlsOptions good = certificates.right();
+  const auto doctor = [](const kvstore::dist::TlsOptions& tls) {
+    return RunProgram({kHeddle, "doctor"},
+                      {"HEDDLE_TLS_CERTIFICATE=" + tls.certificate, "HEDDLE_TLS_KEY=" + tls.key,
+                       "HEDDLE_TLS_AUTHORITIES=" + tls.authorities});
+  };
+  EXPECT_EQ(doctor(good).status, 0) << doctor(good).output;
+  kvstore::dist::TlsOptions other_key = good, no_authorities = good;
+  other_key.key = certificates.Make("DNS:localhost").key;
+  no_authorities.authorities = "/nowhere";
+  const std::pair<kvstore::dist::TlsOptions, std::string> problems[] = {
+      {other_key, "tls_key: expected a file with the certificate's key"},
+      {no_authorities, "tls_authorities: expected a file"},
+      {certificates.Make("DNS:localhost", "ours", -1), "has expired"}};
+  for (const auto& [tls, problem] : problems) {
+    const ProgramResult result = doctor(tls);
+    EXPECT_EQ(result.status, 1) << problem;
+    EXPECT_THAT(result.output, HasSubstr("PROBLEM"));
+    EXPECT_THAT(result.output, HasSubstr(problem));
+  }
 }
 
 TEST(DoctorCommand, ALimitOfOpenFilesBelowWhatTheJobMayNeedIsAProblem) {

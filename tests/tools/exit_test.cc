@@ -103,5 +103,14 @@ TEST(Exit, AnExceptionThatIsCaughtBehindTheStoresFailsTheJobSayingSo) {
   }
 }
 
+// Of the number that exit() is given others see the last eight bits.
+TEST(Exit, AMultipleOf256IsNoFailure) {
+  const End end = RunJob("return", 512);
+  EXPECT_EQ(end.last.status, 0) << end.last.output;
+  EXPECT_THAT(end.survivor.output, Not(HasSubstr("lost")));
+  EXPECT_EQ(end.server.status, 0) << end.server.output;
+  EXPECT_EQ(end.scheduler.status, 0) << end.scheduler.output;
+}
+
 }  // namespace
 }  // namespace heddle::tools

@@ -33,6 +33,7 @@ namespace heddle::tools {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -621,6 +622,18 @@ TEST_F(LaunchedJobCauseTest, TheStatusIsTheCausesEachTime) {
                " survive exit 3; fi; exec " + kWorker + " forever");
     EXPECT_EQ(result.status, 3) << "run " << run << "\n" << result.output;
   }
+}
+
+// It goes on, as one that saves what it has; the servers that the launcher ends are no cause.
+TEST_F(LaunchedJobCauseTest, WhoIsNotEndedByTheLaunchersSignalHearsOfTheCause) {
+  const ProgramResult result =
+      RunJob("trap '' TERM; exec " + std::string(kWorker) + " survive exit 3");
+  EXPECT_EQ(result.status, 3) << result.output;
+  for (const char* const survivor : {"worker 0: ", "worker 1: "}) {
+    EXPECT_THAT(result.output,
+                ContainsRegex(std::string(survivor) + ".*lost worker 2 .*exited with status 3"));
+  }
+  EXPECT_THAT(Left(), IsEmpty());
 }
 
 // Its end says nothing of what went wrong; theirs do.
