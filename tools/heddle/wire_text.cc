@@ -217,7 +217,7 @@ std::string Indented(std::string_view lines) {
 
 std::string DescribeRecord(const WireRecord& record) {
   const Message& message = record.message;
-  std::string text = fmt::format("{:<13} {} rank {} inc {:016x} seq {} version {} priority {} {}{}",
+  std::string text = fmt::format("{:<12} {} rank {} inc {:016x} seq {} version {} priority {} {}{}",
                                  Name(message.kind), Text(message.part), message.rank,
                                  message.incarnation, message.sequence, message.version,
                                  message.priority, Name(message.dtype), Flags(message.flags));
