@@ -1031,6 +1031,22 @@ TEST(ServerMachine, AStallIsLoggedWithKeyRoundAndRanks) {
   EXPECT_TRUE(job.log.empty()) << "nothing waits";
 }
 
+// A worker asks why something waits, which says nothing of when it has pushed.
+TEST(ServerMachine, AQuestionIsNoRequest) {
+  SmallJob job(1);
+  job.Init(0, 0, {0});
+  job.Run();
+  job.now += std::chrono::seconds(5);
+  job.queue.push_back({WorkerNodeOf(0),
+                       ServerNodeOf(0),
+                       {.kind = Kind::kStatus,
+                        .rank = 0,
+                        .incarnation = SmallJob::IncarnationOf(0),
+                        .part = SmallJob::IdOf(0)}});
+  job.Run();
+  EXPECT_THAT(job.server().DescribeState(job.now), HasSubstr("last request 5.0 s ago"));
+}
+
 // Where more workers share a machine than it has CPUs, one of them is the last for some rounds now
 // and then.
 TEST(ServerMachine, ARankThatIsLateForAMomentIsNotNamed) {
