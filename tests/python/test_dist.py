@@ -435,8 +435,12 @@ CLOSING = """
     kv = mx.kv.create("dist_sync")
     kv.init("w", mx.nd.ones((2,)))
     if kv.rank == 1:
+        out = mx.nd.zeros((2,))
         try:
-            kv.barrier()
+            while True:
+                kv.pull("w", out)
+                out.wait_to_read()
+                time.sleep(0.01)
         except mx.Error as error:
             print(error)
         raise SystemExit

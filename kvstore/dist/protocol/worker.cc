@@ -336,6 +336,7 @@ void WorkerMachine::CloseStore(Time now, std::uint32_t store, Outputs& out) {
 }
 
 void WorkerMachine::StoreClosed(Time now, std::uint32_t store, Outputs& out) {
+  if (!closed_.contains(store)) return;
   for (const auto& [id, part] : parts_) {
     if (id.store == store) part->to_come = 0;
   }

@@ -144,6 +144,7 @@ bool WorkerNode::Stay() {
   MutexLock lock(mutex_);
   if (stores_ > 0 && stores_alive_ == 0) return false;
   ++stores_alive_;
+  stays_ = true;
   return true;
 }
 
@@ -224,8 +225,9 @@ void WorkerNode::WontRequest(std::int32_t server, const PartId& part) {
 void WorkerNode::CloseStore(std::uint32_t store) {
   bool last = false;
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+    last = --stores_open_ == 0 && !stays_;
+    if (stays_) return;  // it may have failed: nobody goes on without it before that is known
     machine_.CloseStore(now, store, out);
-    last = --stores_open_ == 0;
     if (last) machine_.CloseBarriers(now);
   });
   if (!last) return;
@@ -238,7 +240,9 @@ void WorkerNode::CloseStore(std::uint32_t store) {
 }
 
 void WorkerNode::CorrectClose(std::uint32_t store) {
-  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.CloseStore(now, store, out); });
+  Drive([&](Time now, Outputs& out) REQUIRES(mutex_) {
+    if (!stays_) machine_.CloseStore(now, store, out);
+  });
 }
 
 void WorkerNode::DropStore() {

@@ -43,7 +43,8 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   // A store begins; false: the last one goes, or has gone. When the last one is gone, the worker
   // closes, or has failed if one was not gone in order.
   bool StoreMade();
-  // The same of what is no store, but counts as one for that.
+  // The same of what is no store, but counts as one for that. From here on the others hear of no
+  // store's end before that of this: how the process ends is not known.
   bool Stay();
   void StoreGone(bool orderly);
   // This worker has failed, also if it has left in order, and its process ends: the job is told
@@ -128,6 +129,7 @@ class WorkerNode final : public WorkerLink, private MemberNode<WorkerMachine>, p
   int stores_alive_ GUARDED_BY(mutex_) = 0;
   int stores_open_ GUARDED_BY(mutex_) = 0;  // of those that are stores, neither closed nor dropped
   bool orderly_ GUARDED_BY(mutex_) = true;
+  bool stays_ GUARDED_BY(mutex_) = false;
 
   // Calls that the machine knows nothing of yet. Locks of stores and keys are taken under this one.
   Mutex watched_mutex_;
