@@ -448,6 +448,27 @@ CLOSING = """
 """
 
 
+def test_workers_that_close_do_not_wait_for_each_other(tmp_path):
+    """Each has pulls that only the other's close, or more pushes of it, would end."""
+    ended = Job(tmp_path, """
+        import heddle as mx
+        kv = mx.kv.create("dist_sync")
+        for key in "a", "b":
+            kv.init(key, mx.nd.zeros((1000,)))
+        mine, other = ("a", "b") if kv.rank == 0 else ("b", "a")
+        kv.push(other, mx.nd.ones((1000,)) * 100)
+        out = mx.nd.zeros((1000,))
+        for value in range(1, 6):
+            kv.push(mine, mx.nd.ones((1000,)) * value)
+            kv.pull(mine, out)
+        kv.close()
+        print(out.asnumpy()[0])
+    """).finish()
+    for rank in range(2):
+        assert ended[f"worker {rank}"][:2] == (0, "5.0"), ended[f"worker {rank}"]
+    assert ended["scheduler 0"][0] == 0, ended["scheduler 0"]
+
+
 @pytest.mark.parametrize("end", ["kv.close()", "del kv\n        time.sleep(0)"])
 def test_ctrl_c_leaves_a_close_that_waits_for_other_workers(tmp_path, end):
     """It was deaf while the other one lived. The worker has failed then."""
