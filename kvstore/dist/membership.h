@@ -22,6 +22,9 @@ std::string SchedulerAddress(const DistOptions& options);
 MemberOptions OptionsOfMember(const DistOptions& options, Incarnation incarnation,
                               const std::string& address);
 
+// Whoever finds another node gone gives the scheduler this long to say why.
+constexpr std::chrono::seconds kWordOfScheduler{1};
+
 // "worker 1 (127.0.0.1:4711) has failed: ..."
 std::string TextOf(const FailureBody& failure);
 // NetworkError, or InvalidArgument, with the settings that it may not have liked, if the scheduler

@@ -136,7 +136,7 @@ void ServerNode::ConnectToServers(std::chrono::steady_clock::time_point deadline
 // A short job may have ended before its servers have met: the other one closes already, and this
 // one hears of it in a moment.
 bool ServerNode::WillEnd() {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  const auto until = std::chrono::steady_clock::now() + kWordOfScheduler;
   MutexLock lock(mutex_);
   while (!member_->failure() && !member_->shutdown_wanted()) {
     if (!changed_.WaitUntil(mutex_, until)) return false;

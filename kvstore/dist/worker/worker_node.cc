@@ -84,7 +84,7 @@ void WorkerNode::Meet() {
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.OnRoster(now, roster, out); });
 }
 
-// A server may be gone already, which the scheduler knows sooner than the deadline.
+// A server may be gone already: its job has failed, which the scheduler tells within a moment.
 void WorkerNode::ConnectToServers(const RosterBody& roster,
                                   std::chrono::steady_clock::time_point deadline) {
   const auto job_failed = [this] {
@@ -96,7 +96,9 @@ void WorkerNode::ConnectToServers(const RosterBody& roster,
     try {
       transport_->Connect(node.node, node.address, deadline, job_failed);
     } catch (const NetworkError&) {
+      const auto until = std::chrono::steady_clock::now() + kWordOfScheduler;
       MutexLock lock(mutex_);
+      while (!member_->failure() && changed_.WaitUntil(mutex_, until)) continue;
       ThrowIfFailed(*member_, options_);
       throw;
     }

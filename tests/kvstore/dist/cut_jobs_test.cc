@@ -1,21 +1,26 @@
-// Goal: a job whose connections are reset at any byte computes what it would have computed
-// (docs/distributed.md, When a part dies). Method: whole jobs in one process, each connection of
-// which goes through a proxy that cuts it. The values are whole numbers, which add up exactly in
-// any order, so that anything lost or applied twice shows.
+// Goal: a job whose connections are reset at any byte computes what it would have computed, and one
+// whose servers are lost says why (docs/distributed.md, When a part dies). Method: whole jobs in
+// one process, each connection of which goes through a proxy that cuts it. The values are whole
+// numbers, which add up exactly in any order, so that anything lost or applied twice shows.
 #include <heddle/error.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvstore/dist/transport/transport.h"
 #include "tests/kvstore/dist/cutting_proxy.h"
+#include "tests/kvstore/dist/forwarding_transport.h"
 #include "tests/kvstore/dist/job.h"
 
 namespace heddle::kvstore::dist {
@@ -108,6 +113,56 @@ TEST(MuteServers, AreLostAndTheStoreSaysWhy) {
                                   "sent to it")));
     }
   });
+}
+
+// A worker comes to a server after another worker has ended the job.
+class Refused final : public ForwardingTransport {
+ public:
+  Refused(std::unique_ptr<Transport> transport, std::latch& refused)
+      : ForwardingTransport(std::move(transport)), refused_(refused) {}
+
+  void Connect(NodeId peer, const std::string& address,
+               std::chrono::steady_clock::time_point deadline,
+               const std::function<bool()>& given_up) override {
+    if (peer.role != Role::kServer) {
+      return ForwardingTransport::Connect(peer, address, deadline, given_up);
+    }
+    refused_.count_down();
+    throw NetworkError("it refused: this node is closing");
+  }
+
+ private:
+  std::latch& refused_;
+};
+
+// It has not heard of that yet: the scheduler tells it a moment later than the server's refusal.
+TEST(GoneServers, AreNotTakenForTheCauseByAWorkerThatComesToThem) {
+  std::latch refused(1);
+  std::atomic<int> made = 0;
+  Job job({.num_workers = 2,
+           .wrap = [&](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+             const bool is_of_first_worker =
+                 ++made == 3;  // behind the scheduler's and the server's
+             if (!is_of_first_worker) return transport;
+             return std::make_unique<Refused>(std::move(transport), refused);
+           },
+           .fails = true});
+  std::atomic<int> told = 0;
+  std::vector<std::thread> workers;
+  for (int rank = 0; rank < 2; ++rank) {
+    workers.emplace_back([&, rank] {
+      try {
+        const auto node = job.Join(rank);
+        refused.wait();
+        node->Fail("out of luck");
+      } catch (const NetworkError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("out of luck"));
+        ++told;
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_EQ(told, 1);
 }
 
 // docs/security.md: a minute by default, twenty times what heartbeats may take.
