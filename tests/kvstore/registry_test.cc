@@ -102,6 +102,15 @@ class TestStore : public Registry {
   std::unique_ptr<KVStore> store = KVStore::Create("teststore", engine);
 };
 
+TEST(KeyText, IsALineOfBoundedLength) {
+  EXPECT_EQ(ToString(KeyRef(-7)), "-7");
+  EXPECT_EQ(ToString(KeyRef("w 0")), "'w 0'");
+  EXPECT_EQ(ToString(KeyRef("w\n2026\x7F\u00e9")), "'w\\x0a2026\\x7f\u00e9'");
+  EXPECT_EQ(ToString(KeyRef(std::string(200, 'w'))), "'" + std::string(200, 'w') + "'");
+  EXPECT_EQ(ToString(KeyRef(std::string(199, 'w') + "\u00e9")),
+            "'" + std::string(199, 'w') + "...'");
+}
+
 TEST_F(TestStore, BroadcastWritesEveryOutput) {
   const std::vector<NDArray> outs = {Full(0), Full(0, Cpu(1))};
   store->Broadcast("k", Full(3), outs);

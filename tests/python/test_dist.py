@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -425,6 +427,28 @@ except KeyboardInterrupt:
         if waiting is not None:
             waiting.kill()
             waiting.wait()
+    assert (result.returncode, result.stdout) == (0, "interrupted\n"), result.stderr
+
+
+def test_ctrl_c_wins_over_the_error_that_came_meanwhile(run_python):
+    """What ends the others of a job, such as Ctrl-C, is often on its way to this process when it hears of them."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        def answer():
+            with stranger.accept()[0] as connection:
+                connection.sendall(b"no scheduler".ljust(100))
+        answers = threading.Thread(target=answer)
+        answers.start()
+        result = run_python("""
+import ctypes, functools
+import heddle as mx
+calls = [functools.partial(ctypes.pythonapi.PyErr_SetInterrupt), functools.partial(mx.kv.KVStore, 'dist_sync', True)]
+try:
+    list(map(functools.partial.__call__, calls))  # no line of Python in between, which would raise by itself
+except KeyboardInterrupt:
+    print('interrupted')
+""", timeout=30, DMLC_ROLE="worker", DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(stranger.getsockname()[1]),
+                            DMLC_NUM_WORKER="1", DMLC_NUM_SERVER="1")
+        answers.join()
     assert (result.returncode, result.stdout) == (0, "interrupted\n"), result.stderr
 
 

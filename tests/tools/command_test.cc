@@ -205,7 +205,8 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
   EXPECT_THAT(value.output, HasSubstr("steam"));
   for (const char* const setting :
        {"HEDDLE_CPU_ALLOCATOR=steam", "HEDDLE_GPU_ALLOCATOR=steam", "HEDDLE_PINNED_MEMORY_MAX=-1",
-        "HEDDLE_NCCL_DEADLINE_MS=steam", "HEDDLE_NCCL_RANK=1", "HEDDLE_TRACE=/nowhere/run.trace"}) {
+        "HEDDLE_NCCL_DEADLINE_MS=steam", "HEDDLE_NCCL_RANK=1", "HEDDLE_TRACE=/nowhere/run.trace",
+        "HEDDLE_WIRE_CAPTURE=/nowhere/job.wire"}) {
     const ProgramResult result = RunProgram({kHeddle, "doctor"}, {setting});
     EXPECT_EQ(result.status, 1) << setting;
     EXPECT_THAT(result.output, HasSubstr("PROBLEM")) << setting;

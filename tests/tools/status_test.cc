@@ -124,6 +124,14 @@ TEST_F(StatusTest, OnATerminalItRefreshes) {
   }
 }
 
+TEST_F(StatusTest, AFullDiskIsNamed) {
+  const ProgramResult result = RunProgram({"/bin/sh", "-c", "exec \"$@\" > /dev/full", "sh",
+                                           HEDDLE_COMMAND, "status", "127.0.0.1:" + port_},
+                                          {kSecret});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("No space left on device"), Not(HasSubstr("job"))));
+}
+
 TEST_F(StatusTest, WhoDoesNotKnowTheTokenLearnsNothing) {
   for (const char* const wrong : {"HEDDLE_TOKEN=another secret", "HEDDLE_TOKEN="}) {
     const ProgramResult result = Status({"--json", "--timeout", "5"}, wrong);

@@ -24,6 +24,7 @@
 
 #include "base/build_info.h"
 #include "base/cpu_count.h"
+#include "base/env.h"
 #include "base/gpus.h"
 #include "base/log.h"
 #include "kvstore/dist/config.h"
@@ -172,12 +173,12 @@ void PrintSettings(const EngineOptions& engine) {
 }
 
 // Not the file itself, which the next run replaces.
-void CheckTraceFolder(const std::string& file) {
+void CheckFolderOf(const char* what, const std::string& file) {
   if (file.empty()) return;
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (folder.empty()) folder = ".";
   if (access(folder.c_str(), W_OK | X_OK) == 0) return;
-  throw IoError(fmt::format("trace file {}: no file can be made in {}: {}", file, folder.string(),
+  throw IoError(fmt::format("{} {}: no file can be made in {}: {}", what, file, folder.string(),
                             std::strerror(errno)));
 }
 
@@ -202,7 +203,7 @@ void CheckEngine(int& problems) {
   Checked(problems, [&] {
     const EngineOptions options = EngineOptions::FromEnvironment();
     PrintSettings(options);
-    Checked(problems, [&] { CheckTraceFolder(options.trace_file); });
+    Checked(problems, [&] { CheckFolderOf("trace file", options.trace_file); });
     TestEngine(options);
   });
 }
@@ -231,6 +232,7 @@ void CheckDist(int& problems) {
     if (options.sources.empty()) Line("no setting of a job is there", "");
     // Who has a role is to join a job, for which some settings have to be there.
     if (options.sources.contains("role")) Checked(problems, [&] { options.Validate(); });
+    Checked(problems, [] { CheckFolderOf("capture", EnvString("HEDDLE_WIRE_CAPTURE", "")); });
     problems += CheckJobSetUp(options, Line);
   });
 }

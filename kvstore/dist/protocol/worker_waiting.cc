@@ -370,7 +370,6 @@ std::string WorkerMachine::DescribeState(Time now) const {
     text += fmt::format("\n  failed: lost {} ({}): {}", ToString(failure_->node), failure_->address,
                         failure_->why);
   }
-  if (left_) text += "\n  has left";
   const std::vector<const Part*> waiting = WaitingParts();
   std::size_t open = 0;
   for (const Part* part : waiting) open += part->open.size();
