@@ -1,6 +1,7 @@
 // Making, stopping and taking apart an engine; variables, completions and traces.
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "engine/access_check.h"
 #include "engine/completion_batch.h"
 #include "engine/core.h"
+#include "engine/failure.h"
 #include "engine/fork.h"
 
 namespace heddle::internal {
@@ -372,8 +374,13 @@ std::unordered_map<std::uint64_t, EngineCore*>& LiveEngines() REQUIRES(live_mute
   return *engines;
 }
 
-void ReportLateCompletion(std::uint64_t core_id) {
-  Log(LogLevel::kWarning, "a completion was called again; only its first call counts");
+void ReportLateCompletion(std::uint64_t core_id, const std::exception_ptr& error) {
+  if (error == nullptr) {
+    Log(LogLevel::kWarning, "a completion was called again; only its first call counts");
+  } else {
+    Log(LogLevel::kWarning, "an op that was completed before has failed, which counts no more: {}",
+        engine::Thrown(error).message);
+  }
   const MutexLock lock(live_mutex);
   const auto found = LiveEngines().find(core_id);
   if (found != LiveEngines().end()) found->second->CountLateCompletion();
@@ -452,7 +459,7 @@ void CompleteAsync(AsyncState* state, std::exception_ptr error) noexcept {
   std::uint32_t flags = state->flags.load(std::memory_order_relaxed);
   do {
     if ((flags & AsyncState::kClaimed) != 0) {
-      ReportLateCompletion(state->core_id);
+      ReportLateCompletion(state->core_id, error);
       return;
     }
     // acq_rel: acquires the body's effects, releases what the caller did

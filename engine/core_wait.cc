@@ -1,4 +1,5 @@
-// Waits: helping where a wait can show that it needs the op, sleeping otherwise.
+// Waits: helping where a wait can show that it needs the op, sleeping otherwise. A wait with a
+// deadline leaves bodies of ops to the workers: nobody knows how long they take.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -19,6 +20,11 @@ namespace {
 // A waiter looks on for so long before it sleeps: waking a thread costs more.
 constexpr int kSpinMicroseconds = 10;
 constexpr int kHelpDepthMax = 64;
+
+// Whether a wait runs an op that it needs. With a deadline only a fence, which has no body.
+bool RunsItself(Op* op, const std::optional<Deadline>& deadline) {
+  return !deadline || (op->access_count == 1 && op->access(0).mode() == engine::AccessMode::kFence);
+}
 
 }  // namespace
 
@@ -224,7 +230,8 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   const ExecutorLink link(*this, executor);
   if (last != nullptr) {
     // A wait right after its push: the op need not go through the ready queue.
-    const bool needed = HasPlaceLocked() && !reached() && HolderOf(var) == last;
+    const bool needed =
+        RunsItself(last, deadline) && HasPlaceLocked() && !reached() && HolderOf(var) == last;
     if (needed) {
       ExecuteLocked(executor, last);
     } else {
@@ -250,11 +257,12 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
         Op* const before = op->async_state()->gpu_queue->next;
         if (before != nullptr) op = before;
       }
-      if (op != nullptr && !op->started && !IsHeld(op)) {
+      if (op != nullptr && !op->started && !IsHeld(op) && RunsItself(op, deadline)) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
-        if (!HasPassed(deadline)) continue;
-      } else if (op != nullptr) {
+        continue;
+      }
+      if (op != nullptr) {
         const auto is_it = [op](const Op* of) { return of == op; };
         std::exception_ptr error;
         const bool helped = HelpedLocked(executor, deadline, is_it, &error);
@@ -428,8 +436,8 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     } else if (HelpedLocked(executor, deadline, is_of_epoch, &error)) {
       late = HasPassed(deadline);
       continue;
-    } else if (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
-               WaitTakesOverLocked()) {
+    } else if (!deadline && (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
+                             WaitTakesOverLocked())) {
       if (!joined) {
         helper = executors_ > 0;
         ran_before = executor.ran;
@@ -441,7 +449,6 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       if (op != nullptr) {
         ExecuteLocked(executor, op);
         polls = kLingerPolls;
-        late = HasPassed(deadline);
         continue;
       }
       if (executor.candidate != nullptr)
@@ -461,7 +468,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     }
     Waiter waiter{.kind = WaitKind::kAll,
                   .target = epoch,
-                  .may_help = true,
+                  .may_help = !deadline,
                   .for_completion = executing_ == 0};
     LeaveGpuLocked(executor);
     late = SleepLocked(waiter, deadline);

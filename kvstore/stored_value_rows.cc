@@ -33,7 +33,7 @@ RowSparseNDArray StoredValue::QueueNonZeroRows(const std::shared_ptr<StoredValue
                                                bool readable, int priority) {
   const RowsInTheMaking found(self->array_);
   Engine& engine = self->engine();
-  engine.PushGpu({.name = readable ? "kvstore.pull" : "kvstore.push",
+  engine.PushGpu({.name = readable ? OpName("kvstore.pull") : OpName("kvstore.push"),
                   .reads = {self->var()},
                   .writes = {found.rows.var()},
                   .device = self->device(),

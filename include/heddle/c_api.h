@@ -233,8 +233,8 @@ HEDDLE_API HeddleStatus HeddleEnginePush(const HeddleOp* op, HeddleOpBody body, 
 typedef struct HeddleCompletionHandle* HeddleCompletion;
 typedef HeddleStatus (*HeddleAsyncBody)(void* context, HeddleCompletion completion);
 // Queues body(context, completion). The op finishes when the body has returned and the completion
-// was called, from any thread, or when the body fails. A completion that is neither called nor
-// freed leaves its op unfinished.
+// was called, from any thread, or when the body fails before that; what it fails with later is only
+// logged. A completion that is neither called nor freed leaves its op unfinished.
 HEDDLE_API HeddleStatus HeddleEnginePushAsync(const HeddleOp* op, HeddleAsyncBody body,
                                               void* context, HeddleDestroyContext destroy);
 // Ends the op, with success if `status` is HEDDLE_OK, and frees the handle: a second call of it is

@@ -43,12 +43,13 @@ class WaitChecks;
 enum class Lane : std::uint8_t { kNormal, kCopy, kComm, kCopyOut };
 
 // The name of a kind of op, for errors and traces. A string literal is kept by address; any other
-// string is interned for the life of the process, so use a bounded set of names.
+// string is interned for the life of the process, so use a bounded set of names. A const char array
+// that is neither a literal nor static does not compile: pass a std::string_view of it.
 class OpName {
  public:
   constexpr OpName() = default;
   template <std::size_t kSize>
-  constexpr OpName(const char (&literal)[kSize]) : text_(literal) {}  // NOLINT
+  consteval OpName(const char (&literal)[kSize]) : text_(literal) {}  // NOLINT
   template <std::size_t kSize>
   OpName(char (&buffer)[kSize]) : text_(Intern(buffer)) {}  // NOLINT
   template <class Text>
@@ -335,7 +336,8 @@ class Engine {
 
   // Returns when all writes of `var` that were pushed before are done, and throws the error of the
   // variable if it is poisoned. All that they did is visible to the caller. With a deadline:
-  // TimeoutError.
+  // TimeoutError, also of other waits. The thread then leaves bodies of ops to the workers; where
+  // there are none it runs one after the other, and looks at the deadline in between.
   void WaitForVar(const Var& var);
   void WaitForVar(const Var& var, Deadline deadline);
   // Like WaitForVar, and waits for pending reads too: afterwards the caller may overwrite what it

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <latch>
 #include <optional>
 #include <string>
 #include <thread>
@@ -411,6 +412,35 @@ TEST_P(WaitTest, ADeadlinePassesWhileOpsKeepFinishing) {
   EXPECT_THROW(engine.WaitForAll(milliseconds(5)), TimeoutError);
   engine.WaitForAll();
   EXPECT_EQ(engine.version(x), kOps);
+}
+
+// Nobody knows how long a body takes.
+TEST_P(WaitTest, AWaitWithADeadlineRunsNoOpItself) {
+  if (GetParam().options.type != "threaded") GTEST_SKIP() << "others have no workers";
+  for (int kind = 0; kind < 4; ++kind) {
+    for (int round = 0; round < 20; ++round) {
+      Engine engine(GetParam().options);
+      const Var x = engine.NewVar("x");
+      std::latch over(1);
+      std::atomic<bool> waits = true, ran_here = false;
+      engine.Push({.name = "slow", .writes = {x}}, [&, waiter = std::this_thread::get_id()] {
+        if (std::this_thread::get_id() != waiter) return over.wait();
+        if (waits) ran_here = true;
+      });
+      const Deadline deadline(milliseconds(round % 2 == 0 ? -1 : 1));
+      const std::string message = MessageOf<TimeoutError>([&] {
+        if (kind == 0) engine.WaitForVar(x, deadline);
+        if (kind == 1) engine.WaitForReadsAndWrites(x, deadline);
+        if (kind == 2) engine.WaitForAll(deadline);
+        if (kind == 3) engine.Stop(deadline);
+      });
+      EXPECT_TRUE(Contains(message, "slow")) << message;
+      waits = false;
+      over.count_down();
+      engine.Stop();
+      ASSERT_FALSE(ran_here) << "kind " << kind;
+    }
+  }
 }
 
 // A wait abandoned by its deadline must leave nothing behind that a later completion touches.
