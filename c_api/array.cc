@@ -62,7 +62,7 @@ HeddleStatus HeddleArrayFromHost(size_t count, const void* values, int values_dt
     const Shape dims = call.ToShape(ndim, shape);
     const DType to = call.ToDType("dtype", dtype);
     const Device device = call.ToDevice(device_type, device_id);
-    result = DispatchDType(call.ToDType("values_dtype", values_dtype), [&](auto type) {
+    result = DispatchDType(call.ToHostDType("values_dtype", values_dtype, to), [&](auto type) {
       using T = typename decltype(type)::type;
       const std::span<const T> typed(static_cast<const T*>(values), count);
       return NewHandle<HeddleArray>(NDArray::FromData(typed, dims, to, device));
@@ -209,7 +209,7 @@ HeddleStatus HeddleArrayCopyFromHost(HeddleArray array, size_t count, const void
   return Try(__func__, [&](const Call& call) {
     const NDArray dense = call.Dense("array", array);
     call.Elements("values", count, values);
-    DispatchDType(call.ToDType("values_dtype", values_dtype), [&](auto type) {
+    DispatchDType(call.ToHostDType("values_dtype", values_dtype, dense.dtype()), [&](auto type) {
       using T = typename decltype(type)::type;
       dense.CopyFromHost(std::span<const T>(static_cast<const T*>(values), count), priority);
     });

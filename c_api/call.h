@@ -32,6 +32,7 @@
 
 #include "c_api/handles.h"
 #include "c_api/status.h"
+#include "engine/fork.h"
 
 namespace heddle::c_api {
 
@@ -124,12 +125,22 @@ class Call {
   DType ToDType(const char* argument, int dtype) const {
     return OneOf<DType>(argument, dtype, static_cast<int>(kAllDTypes.size()));
   }
+  // Of values on the host that an array of `to` takes. What C has written as a bool may be any
+  // byte: the cast from uint8 makes 0 and 1 of them.
+  DType ToHostDType(const char* argument, int dtype, DType to) const {
+    const DType given = ToDType(argument, dtype);
+    return given == DType::kBool && to == DType::kBool ? DType::kUInt8 : given;
+  }
   Device ToDevice(int type, int id) const {
     const auto checked = OneOf<DeviceType>("device_type", type, 3);
     if (!std::in_range<std::int16_t>(id)) Refuse("device_id", "0 to 32767", fmt::to_string(id));
     return {checked, static_cast<std::int16_t>(id)};
   }
   Shape ToShape(std::size_t ndim, const std::int64_t* shape) const {
+    constexpr std::size_t kAxesMax = 1024;  // more is no number but what was in the memory
+    if (ndim > kAxesMax) {
+      Refuse("ndim", fmt::format("at most {} axes", kAxesMax), fmt::to_string(ndim));
+    }
     return Shape(List("shape", ndim, shape));
   }
 
@@ -170,6 +181,7 @@ class Call {
 template <class F>
 HeddleStatus Try(const char* name, F&& call) noexcept {
   try {
+    engine::CheckNotForked(name);  // whose locks may be held for ever, those of the handles too
     call(Call(name));
     return HEDDLE_OK;
   } catch (...) {

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "c_api/status.h"
+
 namespace heddle::c_api {
 
 // Owns it from the moment that the call which was given it succeeds.
@@ -15,7 +17,9 @@ class Context {
       : context_(other.context_), destroy_(std::exchange(other.destroy_, nullptr)) {}
   Context& operator=(Context&&) = delete;
   ~Context() {
-    if (destroy_ != nullptr) destroy_(context_);
+    if (destroy_ == nullptr) return;
+    const CallbackScope scope;
+    destroy_(context_);
   }
 
   void* get() const { return context_; }

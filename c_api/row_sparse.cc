@@ -34,7 +34,6 @@ HeddleStatus HeddleRowSparseFromHost(size_t num_rows, const int64_t* row_ids, co
   return Try(__func__, [&](const Call& call) {
     HeddleArray& result = call.Result("array", array);
     const std::span<const std::int64_t> ids = call.List("row_ids", num_rows, row_ids);
-    call.Elements("rows", num_rows, rows);
     const Shape dims = call.ToShape(ndim, shape);
     if (ndim == 0) call.Refuse("ndim", "at least one axis", "0");
     if (std::cmp_greater(num_rows, dims[0])) {  // ids do not repeat
@@ -43,9 +42,10 @@ HeddleStatus HeddleRowSparseFromHost(size_t num_rows, const int64_t* row_ids, co
     }
     const Shape row(std::span(dims.begin() + 1, dims.end()));
     const std::size_t count = num_rows * static_cast<std::size_t>(row.size());
+    call.Elements("rows", count, rows);
     const DType to = call.ToDType("dtype", dtype);
     const Device device = call.ToDevice(device_type, device_id);
-    result = DispatchDType(call.ToDType("rows_dtype", rows_dtype), [&](auto type) {
+    result = DispatchDType(call.ToHostDType("rows_dtype", rows_dtype, to), [&](auto type) {
       using T = typename decltype(type)::type;
       const std::span<const T> typed(static_cast<const T*>(rows), count);
       return NewHandle<HeddleArray>(RowSparseNDArray::FromData(ids, typed, dims, to, device));

@@ -21,15 +21,13 @@ class StatusError : public Error {
   HeddleStatus status_;
 };
 
-struct LastError {
-  HeddleStatus status = HEDDLE_OK;
-  std::string message;
-};
-
-LastError& OfThisThread() noexcept {
-  thread_local LastError last;
-  return last;
+// The innermost callback's that this thread runs, or its own.
+LastError*& Current() noexcept {
+  thread_local LastError own;
+  thread_local LastError* current = &own;
+  return current;
 }
+LastError& OfThisThread() noexcept { return *Current(); }
 
 template <class E>
 std::exception_ptr Make(const std::string& message) {
@@ -111,18 +109,13 @@ std::exception_ptr ErrorOf(HeddleStatus status, const std::string& message) {
   return std::make_exception_ptr(StatusError(status, text));
 }
 
-CallbackScope::CallbackScope() noexcept {
-  LastError& last = OfThisThread();
-  outer_status_ = std::exchange(last.status, HEDDLE_OK);
-  outer_message_ = std::exchange(last.message, {});
-}
+CallbackScope::CallbackScope() noexcept : outer_(std::exchange(Current(), &own_)) {}
 
-CallbackScope::~CallbackScope() { OfThisThread() = {outer_status_, std::move(outer_message_)}; }
+CallbackScope::~CallbackScope() { Current() = outer_; }
 
 void CallbackScope::Throw(HeddleStatus status) const {
-  const LastError& last = OfThisThread();
   // A message that came with another status is about something else.
-  std::rethrow_exception(ErrorOf(status, last.status == status ? last.message : std::string()));
+  std::rethrow_exception(ErrorOf(status, own_.status == status ? own_.message : std::string()));
 }
 
 }  // namespace heddle::c_api

@@ -21,8 +21,13 @@ HeddleStatus SetLastErrorToCurrentException() noexcept;
 // back into it. The message may be empty.
 std::exception_ptr ErrorOf(HeddleStatus status, const std::string& message);
 
-// Runs `call()` and throws what its status means. The thread's last error is that of the callback
-// meanwhile, and as before after it: a thread that helps others in a wait keeps its own.
+struct LastError {
+  HeddleStatus status = HEDDLE_OK;
+  std::string message;
+};
+
+// While a callback runs, the thread's last error is one of the callback's own: a thread that helps
+// others in a wait keeps its own, and the text where it was.
 class CallbackScope {
  public:
   CallbackScope() noexcept;
@@ -30,12 +35,14 @@ class CallbackScope {
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
 
-  void Throw(HeddleStatus status) const;
+  // Throws what a callback's status means.
+  [[noreturn]] void Throw(HeddleStatus status) const;
 
  private:
-  HeddleStatus outer_status_;
-  std::string outer_message_;
+  LastError own_;
+  LastError* const outer_;
 };
+// Runs `call()` and throws what its status means.
 template <class F>
 void CallBack(F&& call) {
   const CallbackScope scope;

@@ -51,6 +51,7 @@ void ThrowNullBody(const OpOptions& options) {
 const char* OpName::Intern(std::string_view text) {
   static std::mutex mutex;
   static auto* names = new std::unordered_set<std::string>;  // nodes never move
+  engine::CheckNotForked("push");
   const std::lock_guard<std::mutex> lock(mutex);
   return names->emplace(text).first->c_str();
 }

@@ -1,13 +1,11 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 
-#include <cstddef>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "base/utf8.h"
 #include "kvstore/registry.h"
 
 namespace heddle {
@@ -22,18 +20,19 @@ void ThrowKeyTooLarge(std::uint64_t key) {
 
 // A key may be any text; messages are lines.
 std::string ToString(KeyRef key) {
-  constexpr std::size_t kShown = 200;
   if (!key.is_string()) return fmt::format("{}", key.number());
   std::string shown = "'";
-  for (const char c : CutAtLetter(key.text(), kShown)) {
+  for (const char c : key.text()) {
     const auto code = static_cast<unsigned char>(c);
     if (code < ' ' || code == 0x7F) {
       shown += fmt::format("\\x{:02x}", code);
     } else {
+      if (c == '\\') shown += c;
       shown += c;
     }
   }
-  return shown + (key.text().size() > kShown ? "...'" : "'");
+  shown += "'";
+  return shown;
 }
 
 std::unique_ptr<KVStore> KVStore::Create(std::string_view type, const KVStoreOptions& options) {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "engine/fork.h"
 #include "engine/may_wait.h"
 
 namespace heddle::kvstore {
@@ -15,7 +16,7 @@ const LocalKVStore::Slot* LocalKVStore::FindLocked(std::string_view call, KeyRef
 }
 
 LocalKVStore::ValuePtr LocalKVStore::Find(std::string_view call, KeyRef key) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   const Slot* slot = FindLocked(call, key);
   if (slot == nullptr) ThrowUnknownKey(call, key);
   return slot->value;
@@ -50,7 +51,7 @@ LocalKVStore::Slot& LocalKVStore::InsertLocked(ValuePtr value) {
 std::vector<Key> LocalKVStore::Keys() const {
   std::vector<std::pair<std::uint64_t, Key>> numbered;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     for (const auto& [key, slot] : slots_) numbered.emplace_back(slot.number, key);
   }
   std::sort(numbered.begin(), numbered.end());
@@ -60,13 +61,13 @@ std::vector<Key> LocalKVStore::Keys() const {
 }
 
 bool LocalKVStore::DoContains(KeyRef key) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   return FindLocked("Contains", key) != nullptr;
 }
 
 void LocalKVStore::DoRemove(KeyRef key) {
   ValuePtr value;  // dropped after the lock
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (FindLocked("Remove", key) == nullptr) ThrowUnknownKey("Remove", key);
   const auto found = slots_.find(key);
   if (!found->second.placed) --unplaced_;
@@ -83,7 +84,7 @@ void LocalKVStore::CheckNewLocked(std::string_view call, std::span<const KeyArra
 void LocalKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> pairs) {
   engine::CheckMayWait(call);
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     CheckNewLocked(call, pairs);
   }
   std::vector<ValuePtr> values;
@@ -96,7 +97,7 @@ void LocalKVStore::InitChecked(std::string_view call, std::span<const KeyArrays>
   }
   for (const ValuePtr& value : values) value->WaitUntilInitialized();
   // The keys appear only now, with their values in place, so no other call ever sees one without.
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   CheckNewLocked(call, pairs);
   for (ValuePtr& value : values) InsertLocked(std::move(value));
 }
@@ -136,7 +137,7 @@ void LocalKVStore::DoReset(const KeyArrays& value) {
       });
       other->WaitUntilInitialized();
     }
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     const auto found = slots_.find(key);
     if (found == slots_.end()) ThrowUnknownKey("Reset", key);
     Slot& slot = found->second;

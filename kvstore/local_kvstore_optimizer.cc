@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "engine/may_wait.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
@@ -19,7 +20,7 @@ void LocalKVStore::SetUpdaters(Updaters updaters) {
   }
   auto shared = std::make_shared<const Updaters>(std::move(updaters));
   std::shared_ptr<Optimizer> old_optimizer;  // dropped after the lock, as are the old updaters
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   updaters_.swap(shared);
   optimizer_.swap(old_optimizer);
 }
@@ -28,7 +29,7 @@ void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   if (optimizer == nullptr) throw InvalidArgument("SetOptimizer: expected an optimizer, got null");
   const bool multi_precision = optimizer->plan()->multi_precision;
   UpdatersPtr old_updaters;  // dropped after the lock, as is the old optimizer
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   origin_ = std::make_shared<StatesOrigin>(OriginNumberLocked() + 1, multi_precision);
   optimizer_.swap(optimizer);
   updaters_.swap(old_updaters);
@@ -36,7 +37,7 @@ void LocalKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
 }
 
 std::shared_ptr<Optimizer> LocalKVStore::OptimizerFor(std::string_view call) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (optimizer_ != nullptr) return optimizer_;
   throw InvalidState(fmt::format("{}: expected a store with an optimizer, got one {}", call,
                                  updaters_ != nullptr ? "with an updater" : "without"));
@@ -60,7 +61,7 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
   std::vector<Saved> saved;
   std::uint64_t origin_number = 0;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     origin_number = OriginNumberLocked();
     states.num_update = num_update_;
     for (const auto& [key, slot] : slots_) {
@@ -83,7 +84,7 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
     states.keys.push_back(*key.out);
   }
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (optimizer_ != optimizer || OriginNumberLocked() != origin_number) {
       throw InvalidState(
           "SaveOptimizerStates: another thread has set another optimizer, or loaded its states, "
@@ -95,7 +96,7 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
 
 std::vector<KeyForm> LocalKVStore::Forms() const {
   std::vector<KeyForm> forms;
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   for (const auto& [key, slot] : slots_) {
     forms.push_back({.key = key, .shape = slot.value->shape(), .dtype = slot.value->dtype()});
   }
@@ -145,7 +146,7 @@ void LocalKVStore::LoadOptimizerStates(const std::string& file) {
     loaded.push_back(std::move(state));
   }
   std::vector<std::shared_ptr<StatesOrigin>> origins;  // in the end the old ones
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (optimizer_ != optimizer) {
     throw InvalidState("LoadOptimizerStates: another thread has set another optimizer meanwhile");
   }
@@ -168,7 +169,7 @@ void LocalKVStore::LoadOptimizerStates(const std::string& file) {
 }
 
 void LocalKVStore::SetGradientCompression(const CompressionOptions& options) {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (auto fresh = NewCompressor(options, compressor_.get(), pushed_)) {
     compressor_ = std::move(fresh);
   }

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "kvstore/local_kvstore.h"
 #include "storage/array_state.h"
 
@@ -79,7 +80,7 @@ LocalKVStore::ValuePtr LocalKVStore::FindForPull(const KeyArrays& pair) const {
 
 void LocalKVStore::TellIgnored(KeyRef key) {
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     const auto found = slots_.find(key);
     if (found == slots_.end() || std::exchange(found->second.told_ignored, true)) return;
   }

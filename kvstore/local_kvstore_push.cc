@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "kvstore/gpu_work.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
@@ -187,7 +188,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
       gpu_pushes = gpu_pushes || internal::StateOf(array).is_on_gpu();
     });
   }
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   std::shared_ptr<const internal::UpdatePlan> plan;
   if (optimizer_ != nullptr) plan = optimizer_->plan();
   for (KeyPush& push : pushes) {

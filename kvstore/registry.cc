@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "base/mutex.h"
+#include "engine/fork.h"
 
 namespace heddle::kvstore {
 
@@ -54,7 +55,7 @@ class Registry {
   }
 
   KVStoreFactory Find(const std::string& type) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a type of store");
     const auto found = factories_.find(type);
     if (found != factories_.end()) return found->second;
     throw InvalidArgument(fmt::format("unknown store type '{}': expected one of {}", type,
@@ -64,14 +65,14 @@ class Registry {
   void Add(const std::string& type, KVStoreFactory factory) EXCLUDES(mutex_) {
     if (type.empty()) throw InvalidArgument("a store type needs a name, got an empty one");
     if (!factory) throw InvalidArgument(fmt::format("store type '{}': null factory", type));
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a type of store");
     if (!factories_.emplace(type, std::move(factory)).second) {
       throw InvalidArgument(fmt::format("store type '{}' is registered already", type));
     }
   }
 
   std::vector<std::string> Names() EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a type of store");
     return NamesLocked();
   }
 

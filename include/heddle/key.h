@@ -59,8 +59,8 @@ class KeyRef {
   std::int64_t number_ = 0;  // the integer, or the length of the text
 };
 
-// "'weight'" or "7", as messages show it: control characters as \x0a, of a text of more than 200
-// bytes the first ones.
+// "'weight'" or "7", as messages show it: control characters as \x0a, a backslash as two. Keys that
+// differ look different.
 std::string ToString(KeyRef key);
 
 }  // namespace heddle

@@ -609,14 +609,17 @@ void DeviceGroup::Fail(const std::exception_ptr& error) {
 
 void DeviceGroup::GiveUp(CallPtr call, std::vector<Collective> collectives) noexcept {
   const MutexLock lock(mutex_);
+  std::exception_ptr cause;
   if (call != nullptr) {
+    cause = ErrorOfDevices(*call);
     std::erase(calls_, call.get());
     lost_calls_.emplace_back(call.release());
   }
   if (!aborted_) abandoned_.push_back(std::move(collectives));
-  if (doomed_ == nullptr) {
-    doomed_ = std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device"));
+  if (cause == nullptr) {
+    cause = std::make_exception_ptr(InvalidState(Who() + ": a call has failed on its device"));
   }
+  if (doomed_ == nullptr) doomed_ = cause;
   wake_.NotifyAll();
 }
 
@@ -684,16 +687,22 @@ DeviceGroup::Next DeviceGroup::AwaitNext() {
   return orphaned_ && ops_ == 0 ? Next::kTakeDown : Next::kLook;
 }
 
-// Of the first call in flight, as far as its devices and the clock say.
-std::exception_ptr DeviceGroup::ErrorOfLocked(Call& first, Clock::time_point now) {
-  const internal::GpuDriver::State inputs = driver_->Query(first.fork);
-  if (inputs.error != nullptr) return inputs.error;
-  for (const Event join : first.joins) {
+std::exception_ptr DeviceGroup::ErrorOfDevices(const Call& call) const {
+  if (std::exception_ptr error = driver_->Query(call.fork).error) return error;
+  for (const Event join : call.joins) {
     if (std::exception_ptr error = driver_->Query(join).error) return error;
   }
+  return nullptr;
+}
+
+// Of the first call in flight, as far as its devices and the clock say.
+std::exception_ptr DeviceGroup::ErrorOfLocked(Call& first, Clock::time_point now) {
+  if (std::exception_ptr error = ErrorOfDevices(first)) return error;
   if (!first.running_since) {
     std::exception_ptr error;
-    if (HasTurnLocked(first, now, &error) && inputs.happened) first.running_since = now;
+    if (HasTurnLocked(first, now, &error) && driver_->Query(first.fork).happened) {
+      first.running_since = now;
+    }
     if (error != nullptr) return error;
   }
   if (options_.deadline.count() > 0 && first.running_since &&

@@ -266,6 +266,7 @@ class DeviceGroup {
   enum class Next : std::uint8_t { kLook, kStop, kTakeDown };
   Next AwaitNext() EXCLUDES(mutex_);
   bool HasNewsLocked() const REQUIRES(mutex_);
+  std::exception_ptr ErrorOfDevices(const Call& call) const;
   std::exception_ptr ErrorOfLocked(Call& first, Clock::time_point now)
       REQUIRES(issue_mutex_, mutex_);
   // Have the turns of the call come? `*error`: why one never will.

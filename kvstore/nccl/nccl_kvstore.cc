@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include "base/log.h"
+#include "engine/fork.h"
 #include "kvstore/checks.h"
 #include "kvstore/registry.h"
 #include "storage/array_state.h"
@@ -101,7 +102,7 @@ void NcclKVStore::DoInit(std::span<const KeyArrays> pairs) {
   };
   PutIn("Init", pairs, check,
         [&](const ArrayLists& values) { values_->Init(KeyList(KeysOf(pairs)), values); });
-  const MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   for (const KeyArrays& pair : pairs) {
     const NDArray& value = pair.arrays[0];
     slots_[pair.key.ToKey()] = {value.device(), value.shape(), value.dtype()};
@@ -152,7 +153,7 @@ void NcclKVStore::CheckList(std::string_view call, const Pushed& pushed,
 
 // Of several processes, all have the key, with the same shape and dtype.
 void NcclKVStore::CheckKnown(std::string_view call, const Pushed& pushed) const {
-  const MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   const auto slot = slots_.find(pushed.key);
   if (slot == slots_.end()) {
     if (meeting_ == nullptr) return;
@@ -168,7 +169,7 @@ void NcclKVStore::CheckKnown(std::string_view call, const Pushed& pushed) const 
 }
 
 NcclKVStore::GroupPtr NcclKVStore::group() const {
-  const MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   return group_;
 }
 
@@ -201,7 +202,7 @@ NcclKVStore::GroupPtr NcclKVStore::GroupOf(std::string_view call, std::span<cons
     if (group != nullptr) return group;
     group = NewGroup(devices, std::nullopt);
   }
-  const MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   group_ = group;
   return group;
 }
@@ -212,7 +213,7 @@ Collective NcclKVStore::InOrder(const DeviceGroup& group, KeyRef key,
   std::ranges::sort(collective.arrays, {}, [](const NDArray& array) { return array.device().id; });
   Device device = arrays[0].device();
   {
-    const MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (const auto slot = slots_.find(key); slot != slots_.end()) device = slot->second.device;
   }
   const auto root = std::ranges::find(group.devices(), device.id);
@@ -224,7 +225,7 @@ Collective NcclKVStore::InOrder(const DeviceGroup& group, KeyRef key,
 
 NDArray NcclKVStore::TakeSum(KeyRef key, const NDArray& like) {
   {
-    const MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     const auto slot = slots_.find(key);
     if (slot != slots_.end()) {
       std::vector<NDArray>& spares = slot->second.spare_sums;
@@ -271,12 +272,12 @@ void NcclKVStore::Push(std::string_view call, std::span<const KeyArrays> pairs, 
   } catch (...) {
     // The devices are those of the first push that the store takes.
     GroupPtr unused;  // goes when the lock is free
-    const MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (meeting_ == nullptr && !settled_) unused = std::move(group_);
     throw;
   }
   {
-    const MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     settled_ = settled_ || group_ != nullptr;
   }
   pushed_bytes_.fetch_add(BytesOf(pairs), std::memory_order_relaxed);
@@ -307,7 +308,7 @@ void NcclKVStore::QueueUpdates(std::span<Pushed> pushes, int priority) {
   }
   // Returns when the ops that read the sums are queued: then they may be used again.
   values_->Push(KeyList(keys), ArrayLists(std::move(lists)), priority);
-  const MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   for (Pushed& pushed : pushes) {
     // A key that the push has made lies where its first value lay.
     const NDArray& value = pushed.values[0];
@@ -390,7 +391,7 @@ void NcclKVStore::DoReset(const KeyArrays& value) {
 
 void NcclKVStore::DoRemove(KeyRef key) {
   values_->Remove(key);
-  const MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (const auto slot = slots_.find(key); slot != slots_.end()) slots_.erase(slot);
 }
 

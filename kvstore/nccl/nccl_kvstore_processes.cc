@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include "engine/fork.h"
 #include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/nccl/nccl_id.h"
@@ -106,7 +107,7 @@ void NcclKVStore::Fail(std::string_view call, const std::exception_ptr& error) {
           : std::make_exception_ptr(InvalidState(why));
   GroupPtr group;
   {
-    const MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (failure_ == nullptr) failure_ = failure;
     group = group_;
   }
@@ -117,7 +118,7 @@ void NcclKVStore::Fail(std::string_view call, const std::exception_ptr& error) {
 void NcclKVStore::ThrowIfFailed() const {
   GroupPtr group;
   {
-    const MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (failure_ != nullptr) std::rethrow_exception(failure_);
     group = group_;
   }

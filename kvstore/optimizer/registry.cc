@@ -22,6 +22,7 @@
 #include <fmt/ranges.h>
 
 #include "base/mutex.h"
+#include "engine/fork.h"
 #include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "kvstore/optimizer/update_plan.h"
@@ -155,7 +156,7 @@ class LiveOptimizer final : public Optimizer {
 
   double Get(std::string_view parameter) const override EXCLUDES(mutex_) {
     const std::size_t index = IndexOf(type_, parameter);
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     return values_[index];
   }
 
@@ -163,7 +164,7 @@ class LiveOptimizer final : public Optimizer {
     const std::size_t index = IndexOf(type_, parameter);
     const ParameterType& type = type_.parameters[index];
     CheckValue(type_.name, type, value);
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     if (schedule_ && parameter == "learning_rate") {
       throw InvalidState(fmt::format(
           "optimizer {}: its schedule sets the learning rate: expected SetSchedule, got "
@@ -184,7 +185,7 @@ class LiveOptimizer final : public Optimizer {
 
   std::vector<std::pair<std::string_view, double>> Parameters() const override EXCLUDES(mutex_) {
     std::vector<std::pair<std::string_view, double>> parameters;
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     for (std::size_t i = 0; i < values_.size(); ++i) {
       parameters.emplace_back(type_.parameters[i].name, values_[i]);
     }
@@ -193,14 +194,14 @@ class LiveOptimizer final : public Optimizer {
 
   void SetSchedule(std::optional<LearningRateSchedule> schedule) override EXCLUDES(mutex_) {
     if (schedule) CheckSchedule(*schedule);
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     if (schedule) CheckProductsLocked(kLearningRate, HighestRate(*schedule));
     schedule_ = std::move(schedule);
     plan_ = nullptr;
   }
 
   std::optional<LearningRateSchedule> schedule() const override EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     return schedule_;
   }
 
@@ -212,7 +213,7 @@ class LiveOptimizer final : public Optimizer {
   }
 
   std::shared_ptr<const internal::UpdatePlan> plan() const override EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     if (plan_ == nullptr) plan_ = MakePlanLocked();
     return plan_;
   }
@@ -246,7 +247,7 @@ class LiveOptimizer final : public Optimizer {
           "optimizer {}: {} multiplier of key {}: expected a finite number of at least 0, got {}",
           type_.name, rate.words, ToString(key), multiplier));
     }
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "an optimizer");
     double highest = ValueOr0Locked(rate.name);
     if (schedule_ && rate.name == kLearningRate.name) {
       highest = std::max(highest, HighestRate(*schedule_));

@@ -200,8 +200,29 @@ static void RowSparseArrays(void) {
   CHECK_OK(HeddleArrayFree(again));
 }
 
+// What C has written as a bool may be any byte.
+static void BoolsAreZeroOrOne(void) {
+  const unsigned char bytes[] = {0, 1, 2, 255}, expected[] = {0, 1, 1, 1};
+  const int64_t shape[] = {4};
+  HeddleArray array = NULL;
+  unsigned char found[4] = {9, 9, 9, 9};
+  CHECK_OK(
+      HeddleArrayFromHost(4, bytes, HEDDLE_BOOL, 1, shape, HEDDLE_BOOL, HEDDLE_CPU, 0, &array));
+  CHECK_OK(HeddleArrayCopyToHost(array, 4, found, HEDDLE_BOOL));
+  CHECK(memcmp(found, expected, 4) == 0);
+  CHECK_OK(HeddleArrayFill(array, 0, 0));
+  CHECK_OK(HeddleArrayCopyFromHost(array, 4, bytes, HEDDLE_BOOL, 0));
+  CHECK_OK(HeddleArrayCopyToHost(array, 4, found, HEDDLE_BOOL));
+  CHECK(memcmp(found, expected, 4) == 0);
+  CHECK_OK(HeddleArrayFree(array));
+}
+
 static void ArraysOfNoElementsAndScalars(void) {
-  const int64_t shape[] = {0, 3};
+  const int64_t shape[] = {0, 3}, narrow[] = {5, 0}, ids[] = {1, 3};
+  HeddleArray rows = NULL;
+  CHECK_OK(HeddleRowSparseFromHost(2, ids, NULL, HEDDLE_FLOAT32, 2, narrow, HEDDLE_FLOAT32,
+                                   HEDDLE_CPU, 0, &rows));
+  CHECK_OK(HeddleArrayFree(rows));
   HeddleArray empty = NULL, scalar = NULL;
   CHECK_OK(HeddleArrayFromHost(0, NULL, HEDDLE_FLOAT32, 2, shape, HEDDLE_FLOAT32, HEDDLE_CPU, 0,
                                &empty));
@@ -221,6 +242,7 @@ const Test kArrayTests[] = {
     {"ViewsAndSharesShowTheSameElements", ViewsAndSharesShowTheSameElements},
     {"ElementsInPlaceAfterAWait", ElementsInPlaceAfterAWait},
     {"RowSparseArrays", RowSparseArrays},
+    {"BoolsAreZeroOrOne", BoolsAreZeroOrOne},
     {"ArraysOfNoElementsAndScalars", ArraysOfNoElementsAndScalars},
     {NULL, NULL},
 };

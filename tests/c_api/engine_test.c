@@ -140,15 +140,19 @@ static HeddleStatus FailInsideAndGoOn(void* context) {
   return HEDDLE_OK;
 }
 
+static void FailAsItIsDestroyed(void* context) { FailInsideAndGoOn(context); }
+
 static void BodiesLeaveTheLastErrorOfAWaitingThreadAlone(void) {
   HeddleVar var = NULL;
   CHECK_OK(HeddleVarCreate("x", &var));
   const HeddleOp op = {.struct_size = sizeof op, .num_writes = 1, .writes = &var};
   HeddleSetLastError(HEDDLE_USER_ERROR, "mine");
+  const char* const text = HeddleLastErrorMessage();
   for (int i = 0; i < 100; ++i) {
-    CHECK_OK(HeddleEnginePush(&op, FailInsideAndGoOn, NULL, NULL));
+    CHECK_OK(HeddleEnginePush(&op, FailInsideAndGoOn, NULL, FailAsItIsDestroyed));
     CHECK_OK(HeddleWaitForVar(var, HEDDLE_FOREVER));
   }
+  CHECK(strcmp(text, "mine") == 0);  // where it was
   CHECK(HeddleLastError() == HEDDLE_USER_ERROR);
   CHECK(strcmp(HeddleLastErrorMessage(), "mine") == 0);
   CHECK_OK(HeddleVarFree(var));

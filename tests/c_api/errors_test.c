@@ -273,6 +273,7 @@ static void NumbersOutOfTheirEnumerationAreRefused(void) {
   REFUSED(HeddleArrayCreate(2, shape, HEDDLE_FLOAT32, HEDDLE_CPU, 40000, &made),
           "device_id: expected 0 to 32767, got 40000");
   REFUSED(HeddleArrayCreate(2, shape, HEDDLE_FLOAT32, HEDDLE_CPU, -1, &made), "-1");
+  REFUSED(HeddleArrayCreate((size_t)-1, shape, HEDDLE_FLOAT32, HEDDLE_CPU, 0, &made), "1024 axes");
   REFUSED(HeddleArrayCreate(2, negative, HEDDLE_FLOAT32, HEDDLE_CPU, 0, &made), "-3");
   REFUSED(HeddleArrayFromHost(5, values, HEDDLE_FLOAT32, 2, shape, HEDDLE_FLOAT32, 0, 0, &made),
           "expected 6");

@@ -3,6 +3,8 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <new>
@@ -10,13 +12,17 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "c_api/handle_table.h"
+#include "tests/sanitized.h"
 
 namespace heddle::c_api {
 namespace {
@@ -72,6 +78,34 @@ TEST_F(StatusTest, NothingElseLeavesAsAnExceptionEither) {
   ExpectStatus(HEDDLE_ERROR, 7, "an exception that is no std::exception");
   next_throw = [] {};
   EXPECT_EQ(HeddleKVStoreBarrier(store_), HEDDLE_OK);
+}
+
+// Another thread may have held the lock of the handles as the process was forked.
+TEST(CallsInForkedChild, AreRefusedThoughTheParentIsAtWork) {
+  if (kSanitized) GTEST_SKIP() << "a lock of the sanitizer's allocator may be held for ever too";
+  const std::int64_t shape[] = {4};
+  HeddleArray array = nullptr;
+  ASSERT_EQ(HeddleArrayCreate(1, shape, HEDDLE_FLOAT32, HEDDLE_CPU, 0, &array), HEDDLE_OK);
+  std::atomic<bool> over = false;
+  std::thread busy([&] {
+    std::int64_t size = 0;
+    while (!over) HeddleArrayGetSize(array, &size);
+  });
+  for (int i = 0; i < 40; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      const bool refused = HeddleArrayWaitToRead(array, 100) == HEDDLE_INVALID_STATE &&
+                           HeddleArrayFree(array) == HEDDLE_INVALID_STATE;
+      _exit(refused ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << "child " << i;
+  }
+  over = true;
+  busy.join();
+  EXPECT_EQ(HeddleArrayFree(array), HEDDLE_OK);
 }
 
 // Goal: a handle finds its object until it is taken, and never again; whatever the order.

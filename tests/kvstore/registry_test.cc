@@ -102,13 +102,11 @@ class TestStore : public Registry {
   std::unique_ptr<KVStore> store = KVStore::Create("teststore", engine);
 };
 
-TEST(KeyText, IsALineOfBoundedLength) {
+TEST(KeyText, IsALineThatTellsKeysApart) {
   EXPECT_EQ(ToString(KeyRef(-7)), "-7");
   EXPECT_EQ(ToString(KeyRef("w 0")), "'w 0'");
   EXPECT_EQ(ToString(KeyRef("w\n2026\x7F\u00e9")), "'w\\x0a2026\\x7f\u00e9'");
-  EXPECT_EQ(ToString(KeyRef(std::string(200, 'w'))), "'" + std::string(200, 'w') + "'");
-  EXPECT_EQ(ToString(KeyRef(std::string(199, 'w') + "\u00e9")),
-            "'" + std::string(199, 'w') + "...'");
+  EXPECT_EQ(ToString(KeyRef("w\\x0a")), "'w\\\\x0a'");
 }
 
 TEST_F(TestStore, BroadcastWritesEveryOutput) {

@@ -137,7 +137,7 @@ class TestOptimizer final : public Optimizer {
 };
 
 // A value of rows: all of a dense one, those that are there of a row-sparse one.
-using Rows = std::map<std::int64_t, std::vector<float>>;
+using ValuesByRow = std::map<std::int64_t, std::vector<float>>;
 
 struct Case {
   std::string name;
@@ -157,15 +157,15 @@ class RowSparseUpdateTest : public StoreTest {
   // Multiples of 1/16, so that the sums of an update are exact in any order.
   float Number() { return static_cast<float>(static_cast<int>(random_() % 65) - 32) / 16; }
 
-  Rows RandomRows(unsigned one_in) {
-    Rows rows;
+  ValuesByRow RandomRows(unsigned one_in) {
+    ValuesByRow rows;
     for (std::int64_t id = 0; id < kRows; ++id) {
       if (random_() % one_in != 0) continue;
       for (int j = 0; j < kRowSize; ++j) rows[id].push_back(Number());
     }
     return rows;
   }
-  RowSparseNDArray ToArray(const Rows& rows, DType dtype) {
+  RowSparseNDArray ToArray(const ValuesByRow& rows, DType dtype) {
     std::vector<std::int64_t> ids;
     std::vector<float> values;
     for (const auto& [id, row] : rows) {
@@ -180,16 +180,16 @@ class RowSparseUpdateTest : public StoreTest {
     SCOPED_TRACE(test.name);
     const auto store = NewStore();
     const bool partial = test.row_sparse_weight;
-    Rows weight = RandomRows(partial ? 2 : 1);
+    ValuesByRow weight = RandomRows(partial ? 2 : 1);
     for (auto& [id, row] : weight) {
       for (float& w : row) w = Round(test.dtype, w);
     }
-    Rows start;
+    ValuesByRow start;
     for (std::int64_t id = 0; id < kRows; ++id) {
       start[id] = weight.count(id) != 0 ? weight[id] : std::vector<float>(kRowSize);
     }
-    Rows m;
-    Rows master = start;
+    ValuesByRow m;
+    ValuesByRow master = start;
     if (partial) {
       store->Init("k", ToArray(weight, test.dtype));
     } else {
@@ -199,10 +199,10 @@ class RowSparseUpdateTest : public StoreTest {
     const DType state_dtype = test.features.multi_precision ? DType::kFloat32 : test.dtype;
     for (int push = 0; push < 6; ++push) {
       std::vector<RowSparseNDArray> gradients;
-      Rows sum;
+      ValuesByRow sum;
       double total = 0;
       for (std::size_t k = 0, n = 1 + random_() % 4; k < n; ++k) {
-        const Rows gradient = RandomRows(1 + static_cast<unsigned>(random_() % 6));
+        const ValuesByRow gradient = RandomRows(1 + static_cast<unsigned>(random_() % 6));
         gradients.push_back(ToArray(gradient, test.dtype));
         for (const auto& [id, row] : gradient) {
           sum[id].resize(kRowSize);
@@ -215,7 +215,7 @@ class RowSparseUpdateTest : public StoreTest {
       }
       store->Push("k", gradients);
 
-      Rows updated = test.features.lazy ? sum : start;
+      ValuesByRow updated = test.features.lazy ? sum : start;
       for (auto& [id, row] : updated) {
         const std::vector<float> g = sum.count(id) != 0 ? sum[id] : std::vector<float>(kRowSize);
         m[id].resize(kRowSize);
@@ -346,8 +346,8 @@ TEST_P(RowSparseUpdateTest, ALazyUpdateInsertsTheRowsOfTheGradientOnly) {
 // rows of the gradient, and leaves the others alone. The gradients of a key all have the same rows
 // here, so that what was left alone makes no difference to these.
 TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
-  const Rows rows = RandomRows(3);
-  const Rows start = RandomRows(1);
+  const ValuesByRow rows = RandomRows(3);
+  const ValuesByRow start = RandomRows(1);
   int refused = 0;
   for (const std::string_view name : Optimizers()) {
     SCOPED_TRACE(name);
@@ -373,7 +373,7 @@ TEST_P(RowSparseUpdateTest, EveryOptimizerUpdatesAsByTheDenseGradient) {
         std::mt19937_64 random(static_cast<std::uint64_t>(push));
         std::vector<RowSparseNDArray> gradients;
         for (int k = 0; k < 2; ++k) {
-          Rows gradient = rows;
+          ValuesByRow gradient = rows;
           for (auto& [id, row] : gradient) {
             for (float& g : row) g = std::uniform_real_distribution<float>(-1, 1)(random);
           }

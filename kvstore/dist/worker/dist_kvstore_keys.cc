@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
@@ -23,7 +24,7 @@
 namespace heddle::kvstore::dist {
 
 KeyPtr DistKVStore::FindKnown(std::string_view call, KeyRef key) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   CheckKeyKind(call, key, string_keys_);
   const auto found = keys_.find(key);
   return found != keys_.end() ? found->second : nullptr;
@@ -34,7 +35,7 @@ std::optional<DistKVStore::Described> DistKVStore::Describe(std::string_view cal
                                                             KeyRef key) const {
   Described described;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     described.removals = RemovalsLocked(key);
   }
   const std::uint64_t id = KeyId(key, described.removals);
@@ -73,7 +74,7 @@ std::uint64_t DistKVStore::RemovalsLocked(KeyRef key) const {
 
 KeyPtr DistKVStore::Insert(const Described& described) {
   const PartInfo& info = described.info;
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (RemovalsLocked(info.key) != described.removals) return nullptr;
   auto fresh =
       std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
@@ -108,7 +109,7 @@ bool DistKVStore::AllPartsAreThere(std::string_view call, const Described& descr
 }
 
 bool DistKVStore::IsUnfinished(KeyRef key) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   return !unfinished_.empty() && unfinished_.contains(KeyId(key, RemovalsLocked(key)));
 }
 
@@ -132,7 +133,7 @@ KeyPtr DistKVStore::Find(std::string_view call, KeyRef key) {
 DistKVStore::KeyPtrs DistKVStore::FindAll(std::string_view call, std::span<const KeyArrays> pairs) {
   KeyPtrs keys(pairs.size());
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       CheckKeyKind(call, pairs[i].key, string_keys_);
       const auto found = keys_.find(pairs[i].key);
@@ -148,7 +149,7 @@ DistKVStore::KeyPtrs DistKVStore::FindAll(std::string_view call, std::span<const
 DistKVStore::Places DistKVStore::PlacesOf(std::span<const KeyPtr> keys) {
   Places places(keys.size(), 0);
   if (keys.size() == 1) return places;
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   ++list_calls_;
   std::size_t different = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -329,11 +330,11 @@ void DistKVStore::SendFirstValues(std::span<const KeyPtr> keys, std::span<const 
   } catch (const InvalidArgument&) {  // refused
     throw;
   } catch (...) {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     for (std::size_t i = 0; i < keys.size(); ++i) unfinished_[initialising.ids()[i]] = keys[i];
     throw;
   }
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   for (const std::uint64_t id : initialising.ids()) unfinished_.erase(id);
 }
 
@@ -392,7 +393,7 @@ void DistKVStore::DoReset(const KeyArrays& value) {
     array.WaitToRead();
     engine().WaitForVar(QueueValue(key, Kind::kReset, array));
   });
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   key->residual = NDArray();
   key->updates = 0;
 }
@@ -405,7 +406,7 @@ void DistKVStore::DoRemove(KeyRef name) {
   options.flags = 0;
   const auto call = PartsCall::Make(calls_, key, options);
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     const auto found = keys_.find(name);
     if (found == keys_.end() || found->second != key) ThrowUnknownKey("Remove", name);
     keys_.erase(found);

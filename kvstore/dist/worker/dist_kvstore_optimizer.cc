@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
@@ -51,13 +52,13 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   const auto parameters = ParametersOf(*optimizer);
   std::uint64_t version = 0;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     version = ((version_ >> 32) + 1) << 32;
   }
   CallServersInTurn(fmt::format("set_optimizer {}", optimizer->name()), Kind::kSetOptimizer,
                     Encode(OptimizerBody{std::string(optimizer->name()), parameters}), version);
   const auto plan = optimizer->plan();
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   // As on the servers, which keep the states for an equal one.
   const bool is_equal =
       optimizer_ != nullptr && optimizer_->name() == optimizer->name() && told_ == parameters;
@@ -90,7 +91,7 @@ void DistKVStore::TellParametersLocked(const internal::UpdatePlan& plan, Outputs
 }
 
 std::shared_ptr<Optimizer> DistKVStore::OptimizerFor(std::string_view call) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   if (optimizer_ != nullptr) return optimizer_;
   throw InvalidState(fmt::format("{}: expected a store with an optimizer, got one without", call));
 }
@@ -100,7 +101,7 @@ void DistKVStore::WaitForOwnPushes(std::string_view call) {
   engine::CheckMayWait(call);
   std::vector<KeyPtr> keys;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     for (const auto& [name, key] : keys_) keys.push_back(key);
   }
   std::vector<NDArray> dense;
@@ -144,7 +145,7 @@ std::vector<Message> DistKVStore::SavedStates() const {
 // Which states to keep of those that servers save from here on: a server has those of earlier lives
 // of a key, too, while other workers have not removed it.
 std::function<bool(const PartStates&)> DistKVStore::IsOfThisLife() const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   return [this, before = removals_](const PartStates& states) {
     const KeyRef key(states.info.key);
     const auto found = before.find(key);
@@ -166,7 +167,7 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
   const auto is_of_this_life = IsOfThisLife();
   states.keys = JoinStates(SavedStates(), is_of_this_life, *plan->rule, engine());
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     states.num_update = num_update_;
     for (KeyStates& key : states.keys) {
       const auto found = keys_.find(key.key);
@@ -179,7 +180,7 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
 // A key that no push has come to had no states to save: it starts anew.
 void DistKVStore::AddUntouchedKeys(std::map<Key, KeyPtr>* keys,
                                    std::vector<KeyStates>* states) const {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   for (const auto& [name, key] : keys_) {
     if (!keys->emplace(key->key(), key).second) continue;
     KeyStates& fresh = states->emplace_back();
@@ -215,7 +216,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
   }
   if (!requests.empty()) CallAndWait(engine(), *link_, requests);
   if (states.settings) ApplySettings(*states.settings, *optimizer);
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   num_update_ = states.num_update;
   for (const KeyStates& key : states.keys) keys.at(key.key)->updates = key.updates;
 }
@@ -223,13 +224,13 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
 void DistKVStore::SetGradientCompression(const CompressionOptions& options) {
   std::shared_ptr<const Compressor> fresh;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     fresh = NewCompressor(options, compressor_.get(), pushed_);
   }
   if (fresh == nullptr) return;
   CallServersInTurn("set_gradient_compression", Kind::kSetCompression,
                     Encode(CompressionBody{fresh->options()}));
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   compressor_ = fresh;
 }
 

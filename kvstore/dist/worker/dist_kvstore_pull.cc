@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
@@ -20,7 +21,7 @@ void DistKVStore::CheckPull(std::string_view call, const KeyArrays& pair,
 
 void DistKVStore::TellIgnored(DistKey& key) {
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (std::exchange(key.told_ignored, true)) return;
   }
   TellSparseIgnored(key.key());

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/fork.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
 #include "kvstore/dist/worker/call_batch.h"
@@ -73,7 +74,7 @@ DistKVStore::KeyPushes DistKVStore::PreparePush(std::string_view call,
   ReusedOutputs told;
   std::int64_t pushed_bytes = 0;
   {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     std::shared_ptr<const internal::UpdatePlan> plan;
     if (optimizer_ != nullptr) plan = optimizer_->plan();
     for (const KeyPush& push : pushes) CheckPushLocked(call, push, plan.get());
@@ -183,7 +184,7 @@ void DistKVStore::QueueStagedPush(const KeyPush& push, const NDArray& value, int
 // The codes are made by an op of their own, in the order of the pushes, which write the residual.
 void DistKVStore::QueueCompressedPush(const KeyPush& push, const NDArray& value, int priority) {
   const auto residual_or = [&](const NDArray& first) {
-    MutexLock lock(mutex_);
+    const engine::CallLock lock(mutex_, "a store");
     if (push.key->residual.empty()) push.key->residual = first;
     return push.key->residual;
   };

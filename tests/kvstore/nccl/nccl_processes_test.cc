@@ -360,7 +360,7 @@ TEST_P(NcclProcessesTest, KeysMayBeOfAnyBytes) {
     for (const std::string& key : keys) process.store->Init(key, process.Full(1, device));
     ExpectInvalid(
         [&] { process.store->Init("k\n" + std::to_string(process.rank), process.Full(1, device)); },
-        {"k\n0", "k\n1", "process 0", "process 1"});
+        {"k\\x0a0", "k\\x0a1", "process 0", "process 1"});
     for (const std::string& key : keys) {
       process.store->Push(key, process.Full(2, device));
       EXPECT_EQ(process.Pulled(key), Six(4));
