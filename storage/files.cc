@@ -58,6 +58,19 @@ struct Piece {
   std::int64_t bytes;
 };
 
+// A bool that is neither 0 nor 1 would be undefined behaviour wherever it is read.
+template <class E>
+void CheckBools(const std::string& file, const TensorEntry& tensor, const void* data,
+                std::int64_t bytes) {
+  if (tensor.dtype != DType::kBool) return;
+  const auto* const begin = static_cast<const std::uint8_t*>(data);
+  const auto* const bad =
+      std::find_if(begin, begin + bytes, [](std::uint8_t value) { return value > 1; });
+  if (bad == begin + bytes) return;
+  throw E(
+      fmt::format("{}: array '{}': expected bools of 0 or 1, found {}", file, tensor.name, *bad));
+}
+
 std::vector<Piece> PiecesOf(const SaveJob& job) {
   std::vector<Piece> pieces;
   for (const auto& [name, array] : job.arrays) {
@@ -83,6 +96,9 @@ std::vector<Piece> PiecesOf(const SaveJob& job) {
 
 void SaveJob::Write() const {
   std::vector<Piece> pieces = PiecesOf(*this);
+  for (const Piece& piece : pieces) {
+    CheckBools<InvalidArgument>(file, piece.entry, piece.data, piece.bytes);
+  }
   // The data of larger elements comes first, so that every array lies aligned in the file for
   // readers that map it.
   std::vector<std::size_t> order(pieces.size());
@@ -147,18 +163,6 @@ Engine* CheckSaved(const SaveJob& job) {
     }
   }
   return engine;
-}
-
-// A bool that is neither 0 nor 1 would be undefined behaviour wherever it is read.
-void CheckBools(const storage::InputFile& file, const TensorEntry& tensor, const NDArray& array) {
-  if (tensor.dtype != DType::kBool) return;
-  const auto* bytes = static_cast<const std::uint8_t*>(array.const_data());
-  const auto* bad =
-      std::find_if(bytes, bytes + array.bytes(), [](std::uint8_t value) { return value > 1; });
-  if (bad != bytes + array.bytes()) {
-    throw IoError(fmt::format("{}: array '{}': expected bools of 0 or 1, found {}", file.path(),
-                              tensor.name, *bad));
-  }
 }
 
 // Takes the array called `name` out of what was loaded.
@@ -311,7 +315,7 @@ ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
     // Nobody else has the array yet, so it is filled here rather than by an op.
     const NDArray array(tensor.shape, tensor.dtype, on_gpu ? Cpu() : device, engine);
     in.Read(data_start + tensor.begin, array.data(), array.bytes());
-    CheckBools(in, tensor, array);
+    CheckBools<IoError>(in.path(), tensor, array.const_data(), array.bytes());
     loaded.arrays.push_back({std::move(tensor.name), array});
   }
   JoinRowSparse(file, on_gpu ? Cpu() : device, engine, &loaded);

@@ -184,8 +184,9 @@ void RowSparseNDArray::SetRowIds(std::span<const std::int64_t> row_ids) const {
   RowSparseState& state = Writable(*this);
   CheckNotOnGpu("SetRowIds", *this);
   CheckRowIds("SetRowIds", "sorted and unique", row_ids, state.shape[0]);
-  state.rows.Reset(static_cast<std::int64_t>(row_ids.size()));
-  if (!row_ids.empty()) std::memcpy(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
+  // The ids may be some of those that the array has.
+  const auto replaced = state.rows.Renew(static_cast<std::int64_t>(row_ids.size()));
+  if (!row_ids.empty()) std::memmove(state.rows.ids(), row_ids.data(), row_ids.size_bytes());
 }
 
 void RowSparseNDArray::WaitToRead() const {

@@ -337,7 +337,8 @@ class KVStore {
   // is after all that this thread has pushed; with_optimizer also the optimizer's parameters,
   // schedule and multipliers. Returns when the file is in place. Not the values: save those as
   // well. InvalidState without an optimizer, from inside an op, or if another thread sets an
-  // optimizer or loads states meanwhile; InvalidArgument if a key is not UTF-8; OutOfMemory if
+  // optimizer or loads states meanwhile; InvalidArgument if a key is not UTF-8, or if there are
+  // more than 65 000 states (a key has none to three, by the optimizer); OutOfMemory if
   // there is no room for a copy of the states; IoError if the file cannot be written; the error of
   // a poisoned key.
   virtual void SaveOptimizerStates(const std::string& file, bool with_optimizer = false);

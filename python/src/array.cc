@@ -49,8 +49,10 @@ bool ToScalar(nb::handle object, Scalar* scalar) {
         return true;
       }
       *scalar = PyLong_AsDouble(index.ptr());
-      if (PyErr_Occurred() != nullptr) throw nb::python_error();
-      return true;
+      if (PyErr_Occurred() == nullptr) return true;
+      PyErr_Clear();
+      throw InvalidArgument(
+          "expected a number within the range of float64, got an integer beyond it");
     }
     PyErr_Clear();
   }

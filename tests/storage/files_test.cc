@@ -336,6 +336,17 @@ TEST_P(Files, OfOtherFormatsAreRefused) {
       "expected bools of 0 or 1, found 2");
 }
 
+TEST_P(Files, WhatCouldNotBeLoadedIsNotSaved) {
+  std::uint8_t bytes[] = {1, 2};
+  const NDArray foreign = NDArray::FromForeign(
+      bytes, {2}, DType::kBool, [] {}, Cpu(), engine_);
+  const std::string message = MessageOf<InvalidArgument>([&] {
+    SaveArrays(file_, {{"b", foreign}});
+  });
+  EXPECT_TRUE(Contains(message, "array 'b': expected bools of 0 or 1, found 2")) << message;
+  EXPECT_TRUE(NamesInFolder().empty());
+}
+
 TEST_P(Files, CutAtAnyLengthAreRefused) {
   SaveArrays(file_, {{"weight", Array({1, 2, 3})}, {"ids", Array({1, 2}, {2}, DType::kInt8)}},
              {{"k", "v"}});

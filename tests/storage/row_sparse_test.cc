@@ -5,8 +5,11 @@
 #include <heddle/memory.h>
 #include <heddle/row_sparse.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -206,6 +209,27 @@ TEST_P(RowSparse, OpsOfOnesOwnSetRowsAndReadThem) {
   EXPECT_EQ(rows, 2);
   EXPECT_EQ(ids, (Ids{0, 4}));
   Expect(array, {0, 4}, {0, 1, 2, 3});
+}
+
+// Also where the array gives up the memory that they lie in.
+TEST_P(RowSparse, AnArrayMayKeepSomeOfItsOwnRowIds) {
+  constexpr std::int64_t kRows = 100'000;
+  for (const std::size_t kept : {std::size_t{10}, static_cast<std::size_t>(kRows - 1)}) {
+    const RowSparseNDArray array = Make({}, {}, {kRows, 1});
+    engine.Push({.name = "prune", .writes = {array.var()}}, [array, kept] {
+      Ids all(kRows);
+      std::iota(all.begin(), all.end(), 0);
+      array.SetRowIds(all);
+      array.SetRowIds(array.row_ids().last(kept));
+      std::fill_n(array.rows<float>(), kept, 1.0F);
+    });
+    array.WaitToRead();
+    ASSERT_EQ(array.row_ids().size(), kept);
+    for (std::size_t i = 0; i < kept; ++i) {
+      ASSERT_EQ(array.row_ids()[i],
+                kRows - static_cast<std::int64_t>(kept) + static_cast<std::int64_t>(i));
+    }
+  }
 }
 
 TEST_P(RowSparse, AFailedInputPoisonsTheResultAndAnOverwriteCuresIt) {

@@ -104,14 +104,13 @@ TEST(TraceCommand, DoesNotWriteOverWhatItReads) {
   }
 }
 
-// The main promise of traces: they are there when the process was killed.
 TEST(TraceCommand, SaysThatTheDiskHadNoRoom) {
   const TempFolder folder;
   const std::string file = folder / "run.trace";
-  // As a full disk, a limit of what a file may have: 200 KiB.
+  // As a full disk, a limit of what a file may have: 32 KiB, too little for a thread's records.
   const ProgramResult bench =
       RunProgram({"/bin/sh", "-c",
-                  "trap '' XFSZ; ulimit -f 400; exec " + std::string(kHeddle) +
+                  "trap '' XFSZ; ulimit -f 64; exec " + std::string(kHeddle) +
                       " bench --store local --devices 1 --sizes 4096 --time-ms 20"},
                  {"HEDDLE_TRACE=" + file});
   ASSERT_EQ(bench.status, 0) << bench.output;
@@ -119,6 +118,7 @@ TEST(TraceCommand, SaysThatTheDiskHadNoRoom) {
               HasSubstr("records found no room on the disk"));
 }
 
+// The main promise of traces: they are there when the process was killed.
 TEST(TraceCommand, ConvertsTheFileOfAKilledProcess) {
   const TempFolder folder;
   const std::string file = folder / "run.trace", output = folder / "run.json";
