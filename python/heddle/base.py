@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from .error import Error, InvalidArgument, MXNetError
+from .error import Error, InvalidArgument, InvalidType, MXNetError
 
 # The engine that existing launchers and scripts ask for.
 _ENGINES = {"naiveengine": "serial", "threadedengine": "threaded", "threadedengineperdevice": "threaded"}
@@ -19,6 +19,19 @@ if _asked and "HEDDLE_ENGINE" not in os.environ:
     os.environ["HEDDLE_ENGINE"] = _ENGINES[_name]
 
 from . import _core  # noqa: E402
+
+
+def _file_name(call: str, fname: "str | bytes | os.PathLike") -> str:
+    """The name of a file for the C++ half, which takes UTF-8."""
+    try:
+        name = os.fsdecode(fname)
+    except TypeError as error:
+        raise InvalidType(f"{call}: expected the name of a file, got {type(fname).__name__}") from error
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{call}: expected a file name that UTF-8 has, got {name!r}: {error.reason}") from error
+    return name
 
 
 def _end_at_once(error: BaseException) -> NoReturn:

@@ -21,6 +21,8 @@ _MXNET_BFLOAT16 = 12
 
 def is_one(name: str) -> bool:
     """Whether a file is one of MXNet's. IoError if it cannot be read."""
+    if "\0" in name:  # which the library refuses, as it does when it saves
+        return False
     try:
         with open(name, "rb") as file:
             head = file.read(16)

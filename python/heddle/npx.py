@@ -19,12 +19,12 @@ def reset_np() -> None:
     """The counterpart of set_np."""
 
 
-def save(file: "str | os.PathLike", arr) -> None:
+def save(file: "str | bytes | os.PathLike", arr) -> None:
     """Saves an array, a list of arrays, or a dict of arrays by name: what `nd.save` does."""
     _nd.save(file, arr)
 
 
-def load(file: "str | os.PathLike"):
+def load(file: "str | bytes | os.PathLike"):
     """What `nd.load` reads, with arrays of heddle.np."""
     loaded = _nd.load(file)
     if isinstance(loaded, dict):

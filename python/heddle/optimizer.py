@@ -800,7 +800,7 @@ class Updater:
             self(index, grad, weight)
             return
         # Of a sum that has failed the store's value cannot be read either, of which the state is to be made.
-        if index not in self.states and _core.has_failed(grad):
+        if self._is_to_be_made(index) and _core.has_failed(grad):
             return
         state = self._state_of(index, weight)
         former, rows = list(_arrays_in(state)), list(_arrays_in(state, _core.RowSparse))
@@ -849,6 +849,10 @@ class Updater:
         with _counted_on(weight.context.device_id):
             self.optimizer.update_multi_precision(index, weight, grad, state)
 
+    def _is_to_be_made(self, index) -> bool:
+        """Whether `_state_of` makes a state, as also for the classes of named tuples that came from a file."""
+        return index not in self.states or index in self._loaded and _has_unclassed(self.states[index])
+
     def _state_of(self, index, weight):
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
@@ -858,8 +862,12 @@ class Updater:
             if saved != form:
                 raise InvalidArgument(f"key {index!r}: expected a state of {_text_of(form)}, got one of {_text_of(saved)} "
                                       "by loading")
+            state = _moved(self.states[index], weight.context)
+            if _has_unclassed(state):
+                classes = _classes_in(self.optimizer.create_state_multi_precision(index, weight))
+                state = _classed(index, state, classes)
             self._loaded.remove(index)
-            self.states[index] = _moved(self.states[index], weight.context)
+            self.states[index] = state
         return self.states[index]
 
     def _forget(self, index) -> None:
@@ -1086,6 +1094,9 @@ def _numbered(state, arrays: list):
     if isinstance(state, (_core.Array, _core.RowSparse)):
         arrays.append(state)
         return len(arrays) - 1
+    if _is_named(state):
+        name, fields = _names_of(state)
+        return {"named": name, "fields": list(fields), "of": [_numbered(one, arrays) for one in state]}
     if isinstance(state, tuple):
         return [_numbered(one, arrays) for one in state]
     if isinstance(state, list):
@@ -1254,6 +1265,11 @@ def _restored(form, arrays: list, optimizer: Optimizer):
         return tuple(_restored(one, arrays, optimizer) for one in form)
     if "list" in form:
         return [_restored(one, arrays, optimizer) for one in form["list"]]
+    if "named" in form:
+        parts, fields = [_restored(one, arrays, optimizer) for one in form["of"]], form["fields"]
+        if len(parts) != len(fields) or not all(isinstance(one, str) for one in (form["named"], *fields)):
+            raise ValueError(f"a named tuple of {len(parts)} parts with the fields {fields!r}")
+        return _Unclassed(parts, form["named"], tuple(fields))
     if "library" in form:
         if not isinstance(optimizer, _Native):
             raise InvalidArgument(f"expected states of {type(optimizer).__name__}, found those of an optimizer of the library")
@@ -1273,9 +1289,68 @@ def _of_optimizer(state, optimizer: Optimizer):
     if isinstance(state, (tuple, list)):
         parts = [_of_optimizer(one, optimizer) for one in state]
         if any(part is not one for part, one in zip(parts, state)):
-            make = getattr(type(state), "_make", tuple if isinstance(state, tuple) else list)  # of a named tuple its own
-            return make(parts)
+            return _with_parts(state, parts)
     return state
+
+
+# Named tuples. A file has the name and the fields of their classes; the classes are known when `create_state` has made a
+# state for the weight, which loading does not have.
+
+class _Unclassed(tuple):
+    """A named tuple of a file."""
+
+    name: str
+    fields: "tuple[str, ...]"
+
+    def __new__(cls, parts: Iterable, name: str = "", fields: "tuple[str, ...]" = ()):  # of a copy they come after it
+        made = super().__new__(cls, parts)
+        made.name, made.fields = name, fields
+        return made
+
+
+def _is_named(state) -> bool:
+    return isinstance(state, _Unclassed) or isinstance(state, tuple) and hasattr(state, "_make")
+
+
+def _names_of(state) -> "tuple[str, tuple[str, ...]]":
+    """The name of the class of a named tuple, and its fields."""
+    return (state.name, state.fields) if isinstance(state, _Unclassed) else (type(state).__name__, state._fields)
+
+
+def _with_parts(state, parts: list):
+    """A tuple or list, with others in place of what is in it."""
+    if isinstance(state, _Unclassed):
+        return _Unclassed(parts, state.name, state.fields)
+    return type(state)._make(parts) if _is_named(state) else tuple(parts) if isinstance(state, tuple) else parts
+
+
+def _has_unclassed(state) -> bool:
+    return isinstance(state, _Unclassed) or isinstance(state, (tuple, list)) and any(_has_unclassed(one) for one in state)
+
+
+def _classes_in(state) -> dict:
+    """Those of a state's named tuples, by their names and fields."""
+    if not isinstance(state, (tuple, list)):
+        return {}
+    found = {_names_of(state): type(state)} if _is_named(state) else {}
+    for one in state:
+        found.update(_classes_in(one))
+    return found
+
+
+def _classed(index, state, classes: dict):
+    """A state of a file whose named tuples have their classes again."""
+    if not isinstance(state, (tuple, list)):
+        return state
+    parts = [_classed(index, one, classes) for one in state]
+    if not isinstance(state, _Unclassed):
+        return _with_parts(state, parts)
+    names = _names_of(state)
+    if names not in classes:
+        known = ", ".join(f"{name}({', '.join(fields)})" for name, fields in classes) or "none"
+        raise InvalidArgument(f"key {index!r}: expected a state of the named tuples that create_state makes, {known}, got "
+                              f"{names[0]}({', '.join(names[1])}) by loading")
+    return classes[names]._make(parts)
 
 
 def _arrays_in(state, kind: type = _core.Array) -> Iterator:
@@ -1292,7 +1367,7 @@ def _moved(state, context):
     if isinstance(state, (_nd.NDArray, _nd.sparse.RowSparseNDArray)):
         return state.as_in_context(context)
     if isinstance(state, (tuple, list)):
-        return type(state)(_moved(one, context) for one in state)
+        return _with_parts(state, [_moved(one, context) for one in state])
     return state
 
 

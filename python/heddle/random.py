@@ -41,15 +41,25 @@ def seed(seed_state: int, ctx=None) -> None:
         _stream(int(seed_state))
 
 
-def _filled(values: numpy.ndarray, ctx, dtype, out):
-    made = _nd.array(values, ctx, dtype)
+def _filled(values: numpy.ndarray, ctx, code: int, out):
+    made = _nd.array(values, ctx, _dtype._NAMES[code])
     return made if out is None else made.copyto(out)
+
+
+def _code_for(call: str, dtype, out, default: str = "float32") -> int:
+    """The dtype of the numbers: that of `out`, if there is one."""
+    if out is None:
+        return _dtype._code_of(default if dtype is None else dtype)
+    if not isinstance(out, _nd.NDArray):
+        raise InvalidType(f"{call}: expected an NDArray as out, got {type(out).__name__}")
+    if dtype is not None and _dtype._code_of(dtype) != out._dtype:
+        raise InvalidArgument(f"{call}: expected dtype {_dtype._NAMES[out._dtype]}, that of out, got "
+                              f"{_dtype._NAMES[_dtype._code_of(dtype)]}")
+    return out._dtype
 
 
 def _drawn(call: str, draw, first, second, shape, out) -> numpy.ndarray:
     """draw(first, second, shape), of the generator; its errors as ours."""
-    if out is not None and not isinstance(out, _nd.NDArray):
-        raise InvalidType(f"{call}: expected an NDArray as out, got {type(out).__name__}")
     extents = out.shape if out is not None else () if shape is None else tuple(_nd._dims(shape))
     try:
         with _lock:
@@ -74,19 +84,21 @@ def _below(high: numpy.ndarray, code: int) -> numpy.ndarray:
 
 
 def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
-    """Numbers that are equally likely in [low, high)."""
+    """Numbers that are equally likely in [low, high), of float32 or of the dtype of `out`."""
+    code = _code_for("uniform", dtype, out)
     values = _drawn("uniform", numpy.random.Generator.uniform, low, high, shape, out)
-    for code in [_dtype._code_of(dtype)] + ([] if out is None else [out._dtype]):
-        if _dtype._NUMPY[code].kind == "f":  # the cast must not round up to `high`
-            most = _below(numpy.asarray(high, "float64"), code)
-            values = numpy.where(most < low, values, numpy.minimum(values, most))
-    return _filled(values, ctx, dtype, out)
+    if _dtype._NUMPY[code].kind == "f":  # the cast must not round up to `high`
+        most = _below(numpy.asarray(high, "float64"), code)
+        values = numpy.where(most < low, values, numpy.minimum(values, most))
+    return _filled(values, ctx, code, out)
 
 
 def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
-    """Numbers of the normal distribution with mean `loc` and standard deviation `scale`."""
+    """Numbers of the normal distribution with mean `loc` and standard deviation `scale`, of float32 or of the dtype of
+    `out`."""
+    code = _code_for("normal", dtype, out)
     values = _drawn("normal", numpy.random.Generator.normal, loc, scale, shape, out)
-    return _filled(values, ctx, dtype, out)
+    return _filled(values, ctx, code, out)
 
 
 def _fits(low, high, kind: numpy.dtype) -> bool:
@@ -95,10 +107,10 @@ def _fits(low, high, kind: numpy.dtype) -> bool:
         numpy.iinfo(kind).min <= low.min() and high.max() - 1 <= numpy.iinfo(kind).max)
 
 
-def randint(low, high, shape=(1,), dtype="int32", ctx=None, out=None):
-    """Whole numbers that are equally likely in [low, high)."""
+def randint(low, high, shape=(1,), dtype=None, ctx=None, out=None):
+    """Whole numbers that are equally likely in [low, high), of int32 or of the dtype of `out`."""
+    code = _code_for("randint", dtype, out, "int32")
     values = _drawn("randint", numpy.random.Generator.integers, low, high, shape, out)
-    for code in [_dtype._code_of(dtype)] + ([] if out is None else [out._dtype]):
-        if _dtype._NUMPY[code].kind in "iu" and not _fits(low, high, _dtype._NUMPY[code]):
-            raise InvalidArgument(f"randint: expected a range of {_dtype._NAMES[code]}, got {low!r} to {high!r}")
-    return _filled(values, ctx, dtype, out)
+    if _dtype._NUMPY[code].kind in "iu" and not _fits(low, high, _dtype._NUMPY[code]):
+        raise InvalidArgument(f"randint: expected a range of {_dtype._NAMES[code]}, got {low!r} to {high!r}")
+    return _filled(values, ctx, code, out)

@@ -63,8 +63,8 @@ class _Shared:
 class _Exchange:
     """A parameter on its way through the steps."""
 
-    __slots__ = ("gradient", "handed", "key", "parameter", "parcel", "passes", "priority", "weight",
-                 "weight_version")
+    __slots__ = ("former_version", "gradient", "guard", "handed", "key", "parameter", "parcel", "passes", "priority",
+                 "weight", "weight_version")
 
     def __init__(self, parameter: torch.Tensor, key: str, priority: int) -> None:
         self.parameter = parameter
@@ -75,18 +75,36 @@ class _Exchange:
         self.weight: "_Shared | None" = None
         self.weight_version = 0  # when the store last wrote it
         self.passes = 0  # backward passes since the last step
-        # The gradient that the parcel may have since the last step, and its version then.
-        self.handed: "tuple[torch.Tensor, int] | None" = None
+        self.former_version: "int | None" = None  # of the gradient, if there was one, before backward wrote it
+        self.guard: Any = None  # the hook of `refuse`
+        # The gradient that the parcel may have since the last step, its version then, and how often backward had written
+        # into its memory.
+        self.handed: "tuple[torch.Tensor, int, int] | None" = None
 
-    def hand_over(self) -> None:
+    def count_write(self, writes: "dict[int, int]") -> None:
+        """Backward has written the gradient; `writes`: how often it has, by memory."""
         gradient = self.parameter.grad
         assert gradient is not None
-        self.handed = gradient, gradient._version
+        if self.former_version is not None:
+            memory = _memory_of(gradient)
+            writes[memory] = writes.get(memory, 0) + gradient._version - self.former_version
 
-    def has_changed(self) -> bool:
-        """Whether somebody has changed the gradient since it was handed over."""
-        return self.handed is not None and (self.parameter.grad is not self.handed[0]
-                                            or self.handed[0]._version != self.handed[1])
+    def hand_over(self, writes: "dict[int, int]") -> None:
+        gradient = self.parameter.grad
+        assert gradient is not None
+        self.handed = gradient, gradient._version, writes.get(_memory_of(gradient), 0) if writes else 0
+
+    def has_changed(self, writes: "dict[int, int]") -> bool:
+        """Whether somebody has changed the gradient since it was handed over. Views of one buffer share their version, so
+        backward, as it writes the others, changes that too."""
+        if self.handed is None:
+            return False
+        gradient, version, former_writes = self.handed
+        if self.parameter.grad is not gradient:
+            return True
+        if gradient._version == version:  # as a rule
+            return False
+        return gradient._version != version + writes.get(_memory_of(gradient), 0) - former_writes
 
     def dense_gradient(self) -> torch.Tensor:
         gradient = self.parameter.grad
@@ -130,6 +148,11 @@ class _Exchange:
                 raise
 
 
+def _memory_of(gradient: torch.Tensor) -> int:
+    """The same for the views of one buffer, not all of which know it (_base)."""
+    return gradient.untyped_storage().data_ptr() if gradient.layout == torch.strided else 0
+
+
 # Bytes of a gradient that travels with others, since its message costs more than its bytes, and of a full parcel.
 _SMALL_BYTES = 32 << 10
 _PARCEL_BYTES = 256 << 10
@@ -139,7 +162,7 @@ class _Parcel:
     """Gradients that travel under one key: a large one alone and from its own memory, or small ones of neighbouring
     layers in a copy."""
 
-    __slots__ = ("_flat", "_views", "key", "members", "missing", "priority", "sent")
+    __slots__ = ("_dtype", "_flat", "_views", "key", "members", "missing", "priority", "sent")
 
     def __init__(self, members: "list[_Exchange]") -> None:
         others = len(members) - 1
@@ -148,6 +171,7 @@ class _Parcel:
         self.priority = max(member.priority for member in members)
         self.missing = len(members)  # gradients that backward has not written since the last step
         self.sent = False  # since the last step
+        self._dtype = members[0].parameter.dtype  # the key's, whatever becomes of the model
         self._flat: "_Shared | None" = None
         self._views: "list[torch.Tensor]" = []
         for member in members:
@@ -160,10 +184,14 @@ class _Parcel:
             shared.load()
             return shared.array
         gradients = [None if member.parameter.grad is None else member.dense_gradient() for member in self.members]
+        for member, gradient in zip(self.members, gradients):
+            if gradient is not None and gradient.dtype != self._dtype:  # the copy would cast it
+                raise InvalidArgument(f"DistributedOptimizer: the gradient of {member.key!r}: expected dtype "
+                                      f"{_name_of(self._dtype)}, got {_name_of(gradient.dtype)}")
         if self._flat is None:
             first = self.members[0].parameter
             sizes = [member.parameter.numel() for member in self.members]
-            flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+            flat = torch.zeros(sum(sizes), dtype=self._dtype, device=first.device)
             self._flat = _Shared(flat)
             self._views = [view.view_as(member.parameter) for view, member in zip(flat.split(sizes), self.members)]
         self._flat.array.wait_to_write()
@@ -198,6 +226,10 @@ class _Parcel:
                 raise
 
 
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _copy(to: "list[torch.Tensor | None]", values: "list[torch.Tensor | None]") -> None:
     """Of the pairs that are whole."""
     pairs = [(target, value) for target, value in zip(to, values) if target is not None and value is not None]
@@ -224,6 +256,25 @@ def _pack(exchanges: "list[_Exchange]", together: bool) -> "list[_Parcel]":
     return [_Parcel(members) for members in parcels]
 
 
+class _Users:
+    """The DistributedOptimizers of one store."""
+
+    def __init__(self) -> None:
+        self.open: "weakref.WeakSet[DistributedOptimizer]" = weakref.WeakSet()
+        # The store_optimizer that one of them brought, which the store keeps when they are gone: nobody's then.
+        self.brought: "Callable[[], _optimizer.Optimizer | None]" = lambda: None
+
+
+_users: "weakref.WeakKeyDictionary[_kvstore.KVStore, _Users]" = weakref.WeakKeyDictionary()
+
+
+def _rule_of(store: Any) -> Any:
+    """What a store of heddle's own updates by, an optimizer or a function; None: it sums, as those of others do."""
+    if not isinstance(store, _kvstore.KVStore):
+        return None
+    return store._optimizer if store._updater is None else getattr(store._updater, "optimizer", store._updater)
+
+
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer of PyTorch: its gradients go through a store before they count.
 
@@ -232,7 +283,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     small gradients of neighbouring layers (at most 32 KiB each) travel together, once backward has the last of them.
     With `store_optimizer` the store updates them, on servers if it has some, and `step` pulls the new weights: the
     learning rates and weight decays of `optimizer`'s groups count then, all else is `store_optimizer`'s. Stores that
-    update as each push arrives (dist_async) need that.
+    update as each push arrives (dist_async) need that. Gradients are applied as backward produces them then, by the rates
+    of that moment: they cannot be dropped (`zero_grad` without `step`), and rates are set before backward or after `step`.
 
     What changes gradients between backward and step goes behind `synchronize`, also what GradScaler does:
 
@@ -245,7 +297,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     optimizer: one of torch.optim that takes dense gradients, one a step: not LBFGS, nor SparseAdam.
     named_parameters: (name, parameter) pairs, as model.named_parameters() gives them; the names are the store's keys,
         and must be the same at all ranks. The order is that of the layers.
-    store: a store or the name of its type. All ranks make the same calls.
+    store: a store or the name of its type. All ranks make the same calls. Those that share a store have the same
+        store_optimizer, or none: a store updates all its keys by one.
     store_optimizer: one of heddle.optimizer, without a scheduler: torch.optim.lr_scheduler works on this class. Its
         rescale_grad is divided by the number of workers, once, whoever gets it again.
     backward_passes_per_step: how many backward passes add up to the gradient that is exchanged.
@@ -295,22 +348,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 and (self._store._optimizer is not None or self._store._updater is not None)):
             raise InvalidArgument("DistributedOptimizer: the store has an optimizer, which would update by the gradients, "
                                   "not sum them: expected store_optimizer=..., or a store without one")
+        if store_optimizer is not None:
+            self._check_rule(store_optimizer)
         self._store_optimizer = store_optimizer
         self._passes = backward_passes_per_step
         self._divisor = self._store.num_workers if average else 1
         self._rates: "list[tuple[float, float | None]]" = []
+        self._pushed_rates: "list[tuple[float, float | None]]" = []  # those of what was pushed since the last step
         self._multipliers: Any = None  # the table of the store's optimizer that has the rates
         self._frozen: "list[tuple[str, torch.Tensor]]" = []  # not exchanged as yet
         self._exchanges: "dict[torch.Tensor, _Exchange]" = {}
         self._parcels: "list[_Parcel]" = []
         self._synchronized = False  # since the last step
+        self._writes: "dict[int, int]" = {}  # of backward since the last step, by memory
         self._ends: "list[weakref.finalize]" = []  # what dropping it leaves to do
         self._is_closed = False
         named = self._names(named_parameters)
         if store_optimizer is not None:
             _average(store_optimizer, self._divisor)
-            self._store.set_optimizer(store_optimizer)
+            if _rule_of(self._store) is not store_optimizer:  # else setting it would drop the states of others' keys
+                self._store.set_optimizer(store_optimizer)
+                _users.setdefault(self._store, _Users()).brought = weakref.ref(store_optimizer)
         self._add(named)
+        if isinstance(self._store, _kvstore.KVStore):
+            _users.setdefault(self._store, _Users()).open.add(self)
 
     # What optimizers have.
 
@@ -361,7 +422,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients, once their exchanges, if there are any, are over."""
+        """Clears the gradients, once their exchanges, if there are any, are over. Raises InvalidState, and changes nothing,
+        if a store_optimizer has updated by some of them already: `step` comes first then."""
+        if self._store_optimizer is not None:
+            for parcel in self._parcels:
+                if parcel.sent:
+                    raise InvalidState(f"zero_grad: the store has updated by the gradient of {parcel.key!r} already, which "
+                                       "cannot be taken back: expected step() first, or no store_optimizer")
         self._settle()
         if set_to_none:
             for exchange in self._exchanges.values():
@@ -395,9 +462,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Waits for what is under way, and takes the keys out of the store, with what its optimizer keeps for them, and the
         hooks off the parameters. So does dropping it, as soon as nobody else has it; neither makes others wait. All ranks
         do it before the same names are used again in that store."""
-        with contextlib.suppress(Exception):  # of the step that does not come
-            self._settle()
+        self._settle_all()
         self._is_closed = True
+        if isinstance(self._store, _kvstore.KVStore):
+            _users[self._store].open.discard(self)
         for end in self._ends:
             end()
 
@@ -406,6 +474,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _check_open(self, call: str) -> None:
         if self._is_closed:
             raise InvalidState(f"{call}: the DistributedOptimizer is closed")
+
+    def _check_rule(self, store_optimizer: "_optimizer.Optimizer") -> None:
+        """The store may have it, or none, or one that closed DistributedOptimizers have left."""
+        users, rule = _users.get(self._store, _Users()), _rule_of(self._store)
+        for other in users.open:
+            if other._store_optimizer is None:
+                raise InvalidArgument("DistributedOptimizer: the store sums the gradients of another DistributedOptimizer, "
+                                      "and would update by them: expected no store_optimizer, or a store of its own")
+            if other._store_optimizer is not store_optimizer:
+                raise InvalidArgument("DistributedOptimizer: the store updates by the store_optimizer of another "
+                                      "DistributedOptimizer: expected its store_optimizer, or a store of its own")
+        if rule is not None and rule is not store_optimizer and rule is not users.brought():
+            raise InvalidArgument("DistributedOptimizer: the store has an optimizer already, which store_optimizer would "
+                                  "replace: expected that one, or a store without one")
 
     def _names(self, named: "Iterable[tuple[str, torch.Tensor]] | None") -> "list[tuple[str, torch.Tensor]]":
         """The parameters that are not known yet, by name."""
@@ -494,6 +576,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if optimizer is None:
             return
         rates = [(float(group["lr"]), group.get("weight_decay")) for group in self.param_groups]
+        for i, (pushed, now) in enumerate(zip(self._pushed_rates, rates)):
+            if pushed != now:
+                raise InvalidState(f"DistributedOptimizer: the rates of group {i} (learning rate and weight decay) were set "
+                                   f"from {pushed} to {now} after the store had updated by gradients of this step: expected "
+                                   "rates that are set before backward or after step, or no store_optimizer")
         if rates == self._rates and optimizer.lr_mult is self._multipliers:  # else another one has set its own
             return
         highest = max(rate for rate, _ in rates)
@@ -514,20 +601,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._rates = rates
         self._multipliers = optimizer.lr_mult
 
+    def _is_taken(self, exchange: _Exchange) -> bool:
+        """Whether the gradient belongs to the exchange, or to what follows it, until the next step."""
+        return exchange.handed is not None or self._synchronized
+
+    def _refuse_taken(self, exchange: _Exchange) -> None:
+        if self._is_taken(exchange):
+            calls = "step()" if self._store_optimizer is not None else "step() or zero_grad()"
+            raise InvalidState(f"backward: the gradient of {exchange.key!r} is being exchanged: expected {calls} after "
+                               f"{self._passes} backward pass{'es' * (self._passes > 1)} (backward_passes_per_step)")
+
     def _before_gradient(self, exchange: _Exchange) -> None:
         """Backward is about to write the gradient."""
-        if exchange.handed is not None or self._synchronized:
-            raise InvalidState(f"backward: the gradient of {exchange.key!r} is being exchanged: expected step() or "
-                               f"zero_grad() after {self._passes} backward pass{'es' * (self._passes > 1)} "
-                               "(backward_passes_per_step)")
         if exchange.gradient is not None:
             exchange.gradient.array.wait_to_write()
+        gradient = exchange.parameter.grad
+        exchange.former_version = None if gradient is None else gradient._version
 
     def _after_gradient(self, exchange: _Exchange) -> None:
+        exchange.count_write(self._writes)
         exchange.passes += 1
         if exchange.passes < self._passes:
             return
-        exchange.hand_over()
+        exchange.hand_over(self._writes)
         parcel = exchange.parcel
         assert parcel is not None
         parcel.missing -= 1
@@ -535,6 +631,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._send(parcel)
 
     def _send(self, parcel: _Parcel) -> None:
+        if _rule_of(self._store) is not self._store_optimizer:
+            raise InvalidState(f"DistributedOptimizer: {parcel.key!r}: the store updates by another optimizer than when the "
+                               "DistributedOptimizer was made: expected one that stays, or a store of its own")
         self._follow_rates()
         if self._store_optimizer is not None:
             for member in parcel.members:
@@ -543,6 +642,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             array = parcel.load()
         if self._store_optimizer is not None:
             self._store.push(parcel.key, array, priority=parcel.priority)
+            self._pushed_rates = self._rates
         else:
             self._store.pushpull(parcel.key, array, out=array, priority=parcel.priority)
         parcel.sent = True
@@ -550,11 +650,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _send_rest(self) -> "list[_Parcel]":
         """Sends what is not under way yet; returns all that is."""
         for exchange in self._exchanges.values():
-            if exchange.has_changed():
+            if exchange.has_changed(self._writes):
                 advice = ("gradients to stay as they are, since store_optimizer has them" if self._store_optimizer
                           is not None else "synchronize() before, to change what has been exchanged")
                 raise InvalidState(f"DistributedOptimizer: the gradient of {exchange.key!r} was changed after backward had "
                                    f"handed it to the store: expected {advice}")
+        self._follow_rates()
         self._add_thawed()
         used = []
         for parcel in self._parcels:
@@ -627,18 +728,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             yield
         except BaseException:
-            self._synchronized = False
             for name in ("grad_scale", "found_inf"):  # which GradScaler leaves where step fails
                 self.__dict__.pop(name, None)
-            for parcel in self._parcels:
-                with contextlib.suppress(Exception):  # the first says it
-                    parcel.settle()
+            self._settle_all()  # the first error says it
             raise
 
     def _settle(self) -> None:
-        self._synchronized = False
+        self._begin()
         for parcel in self._parcels:
             parcel.settle()
+
+    def _settle_all(self) -> None:
+        """Also if some have failed, which it does not raise."""
+        self._begin()
+        for parcel in self._parcels:
+            with contextlib.suppress(Exception):
+                parcel.settle()
+
+    def _begin(self) -> None:
+        """What was noted since the last step is over."""
+        self._synchronized = False
+        self._pushed_rates = []
+        self._writes.clear()
 
 
 def _checked(call: str, store: Any) -> Any:
@@ -675,10 +786,23 @@ def _hook(exchange: _Exchange, optimizer: DistributedOptimizer) -> "list[Any]":
     parameter, which may live on, keeps them, and they the exchange."""
     reference = weakref.ref(optimizer)
 
-    def before(_: torch.Tensor) -> None:
+    def refuse(_: Any) -> None:
         alive = reference()
         if alive is not None:
+            alive._refuse_taken(exchange)
+
+    def before(_: torch.Tensor) -> None:
+        alive = reference()
+        if alive is None:
+            return
+        if not alive._is_taken(exchange):
             alive._before_gradient(exchange)
+            return
+        # autograd.grad, which writes no .grad, comes here too, but not to the node that writes it. That node may be another
+        # one each time, so it gets the hook now.
+        if exchange.guard is not None:
+            exchange.guard.remove()
+        exchange.guard = torch.autograd.graph.get_gradient_edge(exchange.parameter).node.register_prehook(refuse)
 
     def after(_: torch.Tensor) -> None:
         alive = reference()

@@ -371,6 +371,26 @@ def test_teststore_sums_and_keeps_nothing():
         kv.set_optimizer(mx.optimizer.SGD())
 
 
+def test_teststore_names_what_is_no_array():
+    """They were an IndexError and AttributeErrors."""
+    kv = mx.kv.create("teststore")
+    for call, use in (("pushpull", lambda bad: kv.pushpull("a", bad)),
+                      ("pushpull", lambda bad: kv.pushpull("a", ones(), out=bad)),
+                      ("broadcast", lambda bad: kv.broadcast("a", ones(), out=bad))):
+        with pytest.raises(mx.InvalidArgument, match=f"{call}: key 'a': expected one array at least, got none"):
+            use([])
+        for bad, kind in ((3, "int"), ([None], "NoneType"), ([ones(), 3], "int")):
+            with pytest.raises(mx.InvalidType, match=f"{call}: key 'a': expected an NDArray, a RowSparseNDArray or a list of "
+                                                     f"them, got {kind}"):
+                use(bad)
+    for use in (lambda: kv.pushpull("a", None), lambda: kv.broadcast("a", ones(), None)):
+        with pytest.raises(mx.InvalidType, match="or a list of them, got NoneType"):
+            use()
+    for bad, kind in ((None, "NoneType"), ([ones()], "list")):
+        with pytest.raises(mx.InvalidType, match=f"broadcast: key 'a': expected an NDArray or a RowSparseNDArray, got {kind}"):
+            kv.broadcast("a", bad, out=ones())
+
+
 def test_a_store_written_in_python():
     @mx.kv.KVStoreBase.register
     class Doubling(mx.kv.KVStoreBase):

@@ -494,6 +494,17 @@ def test_remainders_are_mxnets():
     assert a is alias and alias.asnumpy().tolist() == [1.5, 0.5, 1.5, 0.5, 0, 1]
 
 
+def test_arrays_that_are_put_together_do_not_mix():
+    """The first one's dtype and device were the result's: 1.9 beside integers became 1."""
+    whole, real = mx.nd.ones((2, 2), dtype="int32"), mx.nd.full((2, 2), 1.9)
+    for call in (mx.nd.concat, mx.nd.add_n):
+        with pytest.raises(mx.InvalidArgument, match=f"(?i){call.__name__[:3]}.*: expected dtype int32, got float32"):
+            call(whole, whole, real)
+        with pytest.raises(mx.InvalidArgument, match=f"(?i){call.__name__[:3]}.*: expected device cpu\\(0\\), got cpu\\(1\\)"):
+            call(real, real.as_in_context(mx.cpu(1)))
+    same(mx.nd.concat(whole.astype("float32"), real, dim=0), numpy.array([[1, 1], [1, 1], [1.9, 1.9], [1.9, 1.9]], "float32"))
+
+
 def test_axes_are_checked():
     a = mx.nd.zeros((2, 3))
     for call in (lambda: a.sum(axis=2), lambda: a.mean(axis=-3), lambda: a.expand_dims(5), lambda: a.expand_dims(-4),
@@ -539,6 +550,16 @@ def test_what_is_no_array_is_named():
         mx.nd.zeros(2**70)
     with pytest.raises(mx.InvalidType, match="rows of one length"):
         mx.nd.array([[1, 2], [3]])
+    # Integers that no dtype has used to be called an object.
+    for number, text in ((2**70, str(2**70)), (-2**63 - 1, str(-2**63 - 1)), (10**5000, "an integer of 16610 bits")):
+        for source in (number, [number], [[0.5, 1], [2, number]]):
+            with pytest.raises(mx.InvalidArgument, match=f"array: expected integers from -2..63 to 2..64 - 1, got {text}$"):
+                mx.nd.array(source)
+    with pytest.raises(mx.InvalidType, match="expected numbers, got object"):
+        mx.nd.array([2**70, None])
+    for call in (lambda: a + 10**400, lambda: a > -10**400, lambda: mx.nd.full((2,), 10**400), lambda: a[:].__setitem__(0, 10**400)):
+        with pytest.raises(mx.InvalidArgument, match="within the range of float64"):
+            call()
     for arange in (mx.nd.arange, mx.np.arange):
         with pytest.raises(mx.InvalidArgument, match="step other than 0"):
             arange(1, 5, 0)
@@ -624,6 +645,9 @@ def test_flatten_makes_a_matrix_of_any_shape():
     for shape, flat in (((2, 3, 4), (2, 12)), ((2, 3), (2, 3)), ((5,), (5, 1)), ((0, 3), (0, 3)), ((0, 3, 4), (0, 12)),
                         ((3, 0, 2), (3, 0)), ((0,), (0, 1))):
         assert mx.nd.zeros(shape).flatten().shape == mx.nd.flatten(mx.nd.zeros(shape)).shape == flat
+    for make in (mx.nd.array, mx.np.array):  # without axes these were an IndexError
+        flat = make(3).flatten()
+        assert type(flat) is type(make(3)) and flat.shape == mx.nd.flatten(make(3)).shape == (1, 1) and flat.asscalar() == 3
     none = mx.nd.zeros((0, 3))
     assert none.reshape((-1, 3)).shape == (0, 3) and none.reshape(-1).shape == (0,)
     with pytest.raises(mx.InvalidArgument, match="do not fit"):
@@ -788,6 +812,26 @@ def test_random_numbers_follow_the_seed():
     assert mx.random.normal(out=out) is out and (out.asnumpy() != 0).all()
 
 
+def test_random_numbers_are_of_outs_dtype():
+    """They were of float32, or int32, on the way to it."""
+    for draw in (mx.random.uniform, mx.random.normal):
+        out = mx.nd.zeros((8,), dtype="float64")
+        for options in ({}, {"dtype": "float64"}):
+            draw(out=out, **options)
+            values = out.asnumpy()
+            assert (values != values.astype("float32")).any()
+    out = mx.nd.zeros((2,), dtype="int64")
+    assert mx.random.randint(2**40, 2**40 + 1, out=out).asnumpy().tolist() == [2**40] * 2
+    assert mx.random.randint(0, 9).dtype == numpy.int32
+    mx.random.seed(3)
+    first = mx.random.uniform().asscalar()
+    mx.random.seed(3)
+    for draw in (mx.random.uniform, mx.random.normal, mx.random.randint):
+        with pytest.raises(mx.InvalidArgument, match=f"{draw.__name__}: expected dtype int64, that of out, got float32"):
+            draw(0, 1, dtype="float32", out=out)
+    assert mx.random.uniform().asscalar() == first  # nothing was drawn
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_uniform_numbers_stay_below_the_upper_end(dtype):
     """The cast rounded some up to it."""
@@ -796,7 +840,7 @@ def test_uniform_numbers_stay_below_the_upper_end(dtype):
         values = mx.random.uniform(low, high, (100000,), dtype).asnumpy().astype("float64")
         assert low <= values.min() and values.max() < high
     low, high = numpy.array([[0.0], [1.0]]), numpy.array([[1.0], [2.0]])
-    for options in ({}, {"dtype": dtype}, {"dtype": "float64"}):
+    for options in ({}, {"dtype": dtype}):
         out = mx.nd.zeros((2, 50000), dtype=dtype)
         mx.random.uniform(low, high, out=out, **options)
         assert (out.asnumpy().max(axis=1) < high[:, 0]).all()
@@ -832,6 +876,26 @@ def test_files_keep_lists_and_names(tmp_path):
         mx.nd.load(tmp_path / "nothing")
     with pytest.raises(TypeError):
         mx.nd.save(file, {"a": numpy.ones(2)})
+
+
+def test_names_that_no_file_can_have_are_named(tmp_path):
+    """They were errors of Python's, which the call for its part did not explain."""
+    one, file = mx.nd.ones((1,)), tmp_path / "arrays"
+    with pytest.raises(mx.InvalidArgument, match=r"save: expected names that UTF-8 has, got 'w\\ud800': surrogates not"):
+        mx.nd.save(file, {"a": one, "w\ud800": one})
+    assert not file.exists()
+    for name in (str(tmp_path / "\ud800"), bytes(tmp_path) + b"/\xff"):
+        for call, use in (("save", lambda: mx.nd.save(name, one)), ("load", lambda: mx.nd.load(name))):
+            with pytest.raises(mx.InvalidArgument, match=f"{call}: expected a file name that UTF-8 has, got"):
+                use()
+    for call, use in (("save", lambda: mx.nd.save(3, one)), ("load", lambda: mx.nd.load(3))):
+        with pytest.raises(mx.InvalidType, match=f"{call}: expected the name of a file, got int"):
+            use()
+    for use in (lambda: mx.nd.save(f"{file}\0b", one), lambda: mx.nd.load(f"{file}\0b")):
+        with pytest.raises(mx.IoError, match="a file name without a zero byte"):
+            use()
+    mx.nd.save(bytes(file), one)
+    assert mx.nd.load(bytes(file))[0].asscalar() == 1
 
 
 def mxnet_array(values, code, magic=0xF993FAC9):

@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import threading
 import types
+import typing
 
 import numpy
 import pytest
@@ -1977,6 +1978,124 @@ def test_states_come_back_as_they_were():
     updater.states["w"].append({})
     with pytest.raises(mx.InvalidType, match="tuples and lists of them, got dict"):
         updater.get_states()
+
+
+class Moments(typing.NamedTuple):
+    first: mx.nd.NDArray
+    steps: "list[Steps]"
+
+    def sum(self):
+        return self.first + len(self.steps)
+
+
+Steps = collections.namedtuple("Steps", "number")
+
+
+class Naming(mx.optimizer.Optimizer):
+    """Its state is of named tuples."""
+
+    def create_state(self, index, weight):
+        return Moments(weight * 0, [Steps(0)])
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state.first[:] += grad
+        state.steps.append(Steps(state.steps[-1].number + 1))
+        weight -= state.sum()
+
+
+def kept_by_bytes(updater, again):
+    again._load_key("w", updater._save_key("w"))
+
+
+def kept_by_file(updater, again):
+    again.set_states(updater.get_states())
+
+
+@pytest.mark.parametrize("keep", [kept_by_bytes, kept_by_file])
+@pytest.mark.parametrize("multi_precision, dtype", [(False, "float32"), (True, "float16")])
+def test_named_tuples_of_states_stay_such_by_loading(keep, multi_precision, dtype):
+    """They came as plain tuples, and the next update failed."""
+    ours = mx.optimizer.get_updater(Naming(multi_precision=multi_precision))
+    weight, one = mx.nd.ones((2,), mx.cpu(2), dtype), mx.nd.ones((2,), mx.cpu(2), dtype)
+    ours("w", one, weight)
+    others = [mx.optimizer.get_updater(Naming(multi_precision=multi_precision)) for _ in range(3)]
+    keep(ours, others[0])
+    keep(others[0], others[1])  # before an update has said what classes they are of
+    others[2] = pickle.loads(pickle.dumps(others[1]))
+    others[1].optimizer = Naming(multi_precision=multi_precision)
+    wanted = weight.copy()
+    ours("w", one, wanted)
+    for other in others:
+        given = weight.copy()
+        other("w", one, given)
+        state = other.states["w"][1] if multi_precision else other.states["w"]
+        assert type(state) is Moments and state.first.context == mx.cpu(2)
+        assert state.steps == [Steps(0), Steps(1), Steps(2)] and {type(step) for step in state.steps} == {Steps}
+        assert given.asnumpy().tolist() == wanted.asnumpy().tolist()
+
+
+def test_named_tuples_that_an_optimizer_no_longer_makes_are_named(tmp_path):
+    class Renamed(Naming):
+        def create_state(self, index, weight):
+            return collections.namedtuple("Moments", "first second")(weight * 0, [Steps(0)])
+
+    updater, weight = mx.optimizer.get_updater(Naming()), mx.nd.ones((2,))
+    updater("w", mx.nd.ones((2,)), weight)
+    other = mx.optimizer.get_updater(type("Naming", (Renamed,), {})())
+    other.set_states(updater.get_states())
+    for _ in range(2):
+        with pytest.raises(mx.InvalidArgument, match=r"key 'w': expected a state of the named tuples that create_state makes, "
+                                                     r"Moments\(first, second\), Steps\(number\), got Moments\(first, steps\) "
+                                                     "by loading"):
+            other("w", mx.nd.ones((2,)), weight)
+    damaged = updater._save_key("w").replace(b'"first", "steps"', b'"first_, _steps"')
+    with pytest.raises(mx.IoError, match=r"key 'w': the state cannot be read: a named tuple of 2 parts with the fields"):
+        other._load_key("w", damaged)
+
+
+def test_a_failed_input_leaves_named_tuples_alone_that_were_loaded(tmp_path):
+    def push(store, gradient):
+        store.push("w", gradient)
+        out = mx.nd.ones((2,))
+        store.pull("w", out=out)
+        return out.asnumpy().tolist()
+
+    def fail():
+        raise ZeroDivisionError("no gradient")
+
+    stores = []
+    for _ in range(2):
+        stores.append(mx.kv.create("local"))
+        stores[-1].init("w", mx.nd.ones((2,)))
+        stores[-1].set_optimizer(Naming())
+    assert push(stores[0], mx.nd.ones((2,))) == [-2] * 2
+    stores[0].save_optimizer_states(tmp_path / "states")
+    stores[1].reset("w", mx.nd.full((2,), -2))
+    stores[1].load_optimizer_states(tmp_path / "states")
+    spoilt = mx.nd.zeros((2,))
+    mx.engine.push(fail, writes=[spoilt])
+    with pytest.raises(ZeroDivisionError, match="no gradient"):
+        push(stores[1], spoilt)
+    assert push(stores[1], mx.nd.ones((2,))) == push(stores[0], mx.nd.ones((2,)))
+
+
+def test_files_of_states_may_be_named_by_bytes_and_paths(tmp_path):
+    """Bytes were an error of Python's about signatures."""
+    for optimizer in (mx.optimizer.SGD(momentum=0.5), Momentum()):
+        kv = mx.kv.create("local")
+        kv.init("w", mx.nd.ones((2,)))
+        kv.set_optimizer(optimizer)
+        kv.push("w", mx.nd.ones((2,)))
+        for name in (bytes(tmp_path / "states"), tmp_path / "states", str(tmp_path / "states")):
+            kv.save_optimizer_states(name)
+            kv.load_optimizer_states(name)
+            (tmp_path / "states").unlink()
+        for call in (kv.save_optimizer_states, kv.load_optimizer_states):
+            with pytest.raises(mx.InvalidType, match=f"{call.__name__}: expected the name of a file, got NoneType"):
+                call(None)
+            with pytest.raises(mx.InvalidArgument, match=f"{call.__name__}: expected a file name that UTF-8 has, got"):
+                call(b"/tmp/\xff")
 
 
 def test_keys_may_come_while_states_are_saved():

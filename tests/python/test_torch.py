@@ -321,6 +321,149 @@ def test_grad_scaler_without_synchronize_is_refused(fused):
     assert parameter.tolist() == [0.5, 0.5]
 
 
+def test_autograd_grad_works_while_gradients_are_exchanged():
+    """It writes no .grad; backward of the same graph, which does, is refused all the same."""
+    store, parameter = Slow(), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], store)
+    loss = (parameter ** 3).sum()
+    loss.backward(retain_graph=True)
+
+    def check():
+        for _ in range(2):
+            assert torch.autograd.grad(loss, parameter, retain_graph=True)[0].tolist() == [3, 3]
+        for inputs in (None, [parameter]):
+            with pytest.raises(mx.InvalidState, match="gradient.w.*1 backward pass"):
+                loss.backward(inputs=inputs, retain_graph=True)
+        assert parameter.grad.tolist() == [3, 3]
+
+    check()
+    store.opened.set()
+    optimizer.synchronize()
+    check()
+    optimizer.step()
+    assert parameter.tolist() == [-0.5, -0.5]
+    optimizer.zero_grad()
+    fresh = (parameter * 2).sum()
+    fresh.backward()
+    optimizer.step()
+    assert parameter.tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (3, 9000), (9000, 9001)])  # in parcels together or alone
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_may_be_views_of_one_buffer(sizes, passes):
+    """They have one version, which backward of the others changes; a change by others is refused all the same."""
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+    flat = torch.zeros(sum(sizes))
+    for parameter, view in zip(parameters, flat.split(sizes)):
+        parameter.grad = view
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), backward_passes_per_step=passes)
+    for step in range(1, 4):
+        for _ in range(passes):
+            sum(parameter.sum() for parameter in parameters).backward()
+        assert flat.eq(passes).all()
+        optimizer.step()
+        assert all(parameter.eq(1 - step * passes).all() for parameter in parameters)
+        optimizer.zero_grad(set_to_none=False)
+    for _ in range(passes):
+        sum(parameter.sum() for parameter in parameters).backward()
+    flat.mul_(0.5)
+    with pytest.raises(mx.InvalidState, match="was changed after backward"):
+        optimizer.step()
+
+
+def test_gradients_may_be_parts_of_one_that_backward_has_split():
+    """These have one version too, though they are views of nothing that they name."""
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), backward_passes_per_step=2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.cat([first, second]).mul(torch.ones(5)).sum().backward()
+        first.sum().backward()
+        second.sum().backward()
+        optimizer.step()
+    assert first.tolist() == [-3, -3] and second.tolist() == [-3, -3, -3]
+
+
+@pytest.mark.parametrize("size", [2, 9000])  # in a parcel with the other, or alone
+def test_gradients_of_another_dtype_than_their_key_are_refused(size):
+    """Small ones went through the former dtype without a word."""
+    parameters = [torch.nn.Parameter(torch.ones(size)) for _ in range(2)]
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), zip("ab", parameters))
+    for steps in (1, 0):  # before the change
+        for _ in range(steps):
+            optimizer.zero_grad()
+            sum(one.sum() for one in parameters).backward()
+            optimizer.step()
+        for one in parameters:
+            one.grad = None
+            one.data = one.data.double()
+        with pytest.raises(mx.InvalidArgument, match="gradient.[ab]'.*expected dtype float32, got float64"):
+            sum((one / 3).sum() for one in parameters).backward()
+        assert all(one.eq(0).all() for one in parameters)
+        for one in parameters:
+            one.data = torch.zeros(size)
+        optimizer.close()
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), zip("ab", parameters))
+
+
+def test_gradients_that_the_store_has_updated_by_are_not_dropped():
+    """As a guard against NaN, or training in turn, would: the store went on with them without a word."""
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([first, second], lr=0.5), [("a", first), ("b", second)], "local",
+                                        store_optimizer=mx.optimizer.SGD(), backward_passes_per_step=2)
+    optimizer.zero_grad()
+    second.sum().backward()
+    optimizer.zero_grad()  # of the first pass nothing has left
+    for _ in range(2):
+        second.sum().backward()
+    for set_to_none in (True, False):
+        with pytest.raises(mx.InvalidState, match=r"zero_grad: the store has updated.*of 'b'.*expected step\(\) first, or "
+                                                  "no store_optimizer"):
+            optimizer.zero_grad(set_to_none)
+        assert second.grad.tolist() == [2, 2]
+    optimizer.step()
+    assert first.tolist() == [1, 1] and second.tolist() == [0, 0]
+    optimizer.zero_grad()
+    for _ in range(2):
+        (first.sum() + second.sum()).backward()
+    optimizer.step()
+    assert first.tolist() == [0, 0] and second.tolist() == [-1, -1]
+    optimizer.zero_grad()
+    for _ in range(2):
+        second.sum().backward()
+    optimizer.close()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+@pytest.mark.parametrize("when", ["step", "push"])
+def test_rates_that_are_set_after_a_push_are_refused(name, when):
+    """They counted one step late; what has left the rest of a step behind counted at once."""
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=0.5),
+                                        [("a", first), ("b", second)], "local", store_optimizer=mx.optimizer.SGD())
+    first.sum().backward()
+    optimizer.param_groups[1][name] = 0.25
+    with pytest.raises(mx.InvalidState, match=r"rates of group 1.*from \(0.5, 0\) to .*0.25.*expected rates.*before "
+                                              "backward or after step, or no store_optimizer"):
+        optimizer.step() if when == "step" else second.sum().backward()
+    optimizer.param_groups[1][name] = {"lr": 0.5, "weight_decay": 0}[name]
+    optimizer.step() if when == "push" else optimizer.zero_grad()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["lr"] = 1.0  # in time
+    third = torch.nn.Parameter(torch.ones(2))
+    first.sum().backward()
+    optimizer.add_param_group({"params": [third], "lr": 2.0})  # nobody's rate so far
+    third.sum().backward()
+    optimizer.step()
+    assert third.tolist() == [-1, -1]
+    assert first.tolist() == [-0.5, -0.5]
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step()
+    assert first.tolist() == [-1, -1]
+
+
 def test_gradients_that_the_store_updates_by_stay_as_they_are():
     parameter, scaler = torch.nn.Parameter(torch.ones(2)), torch.amp.GradScaler("cpu", init_scale=8.0)
     optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], "local",
@@ -593,6 +736,92 @@ def test_models_may_share_the_optimizer_of_their_store():
             ht.DistributedOptimizer(torch.optim.SGD([ones[1]], lr=1.0), store=Two("local"), store_optimizer=given)
 
 
+def test_models_may_share_what_their_store_keeps():
+    """The second one began the states of the first anew."""
+    class Own(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return mx.nd.zeros(weight.shape)
+
+        def update(self, index, weight, grad, state):
+            state[:] = state + grad
+            weight[:] = weight - state
+
+    for rule, last in ((mx.optimizer.SGD(momentum=0.5), [-1.5, -1.5]), (Own(), [-2, -2])):
+        store, ones = mx.kv.create("local"), [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        optimizers = []
+        for name, one in zip("ab", ones):
+            optimizers.append(ht.DistributedOptimizer(torch.optim.SGD([one], lr=1.0), [(name, one)], store,
+                                                      store_optimizer=rule))
+            ones[0].grad = None
+            ones[0].sum().backward()
+            optimizers[0].step()
+        assert ones[0].tolist() == last
+
+
+SUM = r"another DistributedOptimizer.*expected no store_optimizer, or a store of its own"
+RULE = r"another DistributedOptimizer.*expected its store_optimizer, or a store of its own"
+
+
+def test_an_optimizer_of_a_store_keeps_its_rule():
+    """What came later took effect for the earlier one too: sums became updates, and SGD became Adam."""
+    def make(one, name, store, rule=None):
+        return ht.DistributedOptimizer(torch.optim.SGD([one], lr=0.5), [(name, one)], store, store_optimizer=rule)
+
+    def step(one, optimizer):
+        optimizer.zero_grad()
+        one.sum().backward()
+        optimizer.step()
+        return one.tolist()
+
+    for rule, expected in ((None, SUM), (mx.optimizer.SGD(), RULE)):
+        for ends in ("close", "drop"):
+            store = mx.kv.create("local")
+            first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+            optimizer, other = make(first, "a", store, rule), mx.optimizer.Adam(rescale_grad=3.0)
+            with pytest.raises(mx.InvalidArgument, match=expected):
+                make(second, "b", store, other)
+            assert other.rescale_grad == 3 and store._optimizer is rule and len(store.keys()) == 1
+            assert step(first, optimizer) == [0.5, 0.5]
+            if ends == "close":
+                optimizer.close()
+            else:
+                del optimizer
+            again = make(second, "b", store, mx.optimizer.SGD())  # the rule of nobody any more
+            assert step(second, again) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("rule", [None, mx.optimizer.SGD()])
+@pytest.mark.parametrize("change", [lambda store: store.set_optimizer(mx.optimizer.Adam()),
+                                    lambda store: store.set_updater(lambda key, given, stored: None)])
+@pytest.mark.parametrize("size", [2, 9000])
+def test_a_rule_that_the_store_gets_later_is_refused(rule, change, size):
+    store, one = mx.kv.create("local"), torch.nn.Parameter(torch.ones(size))
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([one], lr=0.5), [("w", one)], store, store_optimizer=rule)
+    one.sum().backward()
+    optimizer.step()
+    change(store)
+    optimizer.zero_grad()
+    with pytest.raises(mx.InvalidState, match="w': the store updates by another optimizer.*expected .*stays"):
+        one.sum().backward()
+    optimizer.zero_grad()
+    assert one.eq(0.5).all()
+
+
+def test_an_optimizer_that_the_caller_gave_the_store_is_not_replaced():
+    for change in (lambda store: store.set_optimizer(mx.optimizer.Adam()),
+                   lambda store: store.set_updater(lambda key, given, stored: None)):
+        store, one = mx.kv.create("local"), torch.nn.Parameter(torch.ones(2))
+        change(store)
+        with pytest.raises(mx.InvalidArgument, match="the store has an optimizer already.*expected that one, or a store"):
+            ht.DistributedOptimizer(torch.optim.SGD([one], lr=0.5), [("w", one)], store, store_optimizer=mx.optimizer.SGD())
+    rule = mx.optimizer.SGD()
+    store.set_optimizer(rule)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([one], lr=0.5), [("w", one)], store, store_optimizer=rule)
+    one.sum().backward()
+    optimizer.step()
+    assert one.tolist() == [0.5, 0.5]
+
+
 class Two(Doubling):
     num_workers = 2
 
@@ -802,9 +1031,13 @@ def test_overwriting_right_after_a_push_on_a_slow_link(tmp_path, kind):
     try:
         w.sum().backward()
         gradient = w.grad
+        with torch.no_grad():
+            w.add_(0)  # step refuses it, but waits for what is under way
         threading.Timer(0.5, os.kill, [server, signal.SIGCONT]).start()
-        optimizer.zero_grad(set_to_none=False)
-        gradient.fill_(1000)
+        try:
+            optimizer.step()
+        except mx.InvalidState:
+            gradient.fill_(1000)
     finally:
         os.kill(server, signal.SIGCONT)
     out = mx.nd.zeros(w.shape)

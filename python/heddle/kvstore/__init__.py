@@ -170,25 +170,25 @@ class KVStore(_core.KVStore, KVStoreBase):
                               ) from error
         self._set_gradient_compression(str(kind), number)
 
-    def save_optimizer_states(self, fname: "str | os.PathLike", dump_optimizer: bool = False) -> None:
+    def save_optimizer_states(self, fname: "str | bytes | os.PathLike", dump_optimizer: bool = False) -> None:
         """Writes what the optimizer keeps for the keys, and with dump_optimizer its parameters, to a file."""
-        updater = self._updater
+        updater, name = self._updater, _base._file_name("save_optimizer_states", fname)
         if hasattr(updater, "_save"):
-            updater._save(os.fspath(fname), dump_optimizer, self.keys())
+            updater._save(name, dump_optimizer, self.keys())
         else:
-            self._save_native_states(os.fspath(fname), dump_optimizer)
+            self._save_native_states(name, dump_optimizer)
 
-    def load_optimizer_states(self, fname: "str | os.PathLike") -> None:
+    def load_optimizer_states(self, fname: "str | bytes | os.PathLike") -> None:
         """Takes the states of a file in place of those that are; the optimizer has to be set already."""
-        updater = self._updater
+        updater, name = self._updater, _base._file_name("load_optimizer_states", fname)
         if hasattr(updater, "_load"):
-            updater._load(os.fspath(fname), self.keys(), self._forms())
+            updater._load(name, self.keys(), self._forms())
             return
         if self._optimizer is None:
-            self._load_native_states(os.fspath(fname))
+            self._load_native_states(name)
             return
         with self._optimizer._following_native():
-            self._load_native_states(os.fspath(fname))
+            self._load_native_states(name)
 
     def reset(self, key, value) -> None:
         """Overwrites the value of a key that is there, cures it of an error and forgets its optimizer state."""
@@ -218,23 +218,44 @@ class KVStore(_core.KVStore, KVStoreBase):
             return "<heddle.kvstore.KVStore, closed>"
 
 
-def _as_list(value) -> list:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def _is_array(one) -> bool:
+    return isinstance(one, (_core.Array, _core.RowSparse))
+
+
+def _arrays(call: str, key, value) -> list:
+    """Those of a key: one at least."""
+    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not arrays:
+        raise InvalidArgument(f"{call}: key {key!r}: expected one array at least, got none")
+    for one in arrays:
+        if not _is_array(one):
+            raise InvalidType(f"{call}: key {key!r}: expected an NDArray, a RowSparseNDArray or a list of them, got "
+                              f"{type(one).__name__}")
+    return arrays
+
+
+def _copy(key, value, out) -> None:
+    """What `broadcast` does where there is one rank."""
+    if not _is_array(value):
+        raise InvalidType(f"broadcast: key {key!r}: expected an NDArray or a RowSparseNDArray, got {type(value).__name__}")
+    for one in _arrays("broadcast", key, out):
+        if one is not value:
+            value.copyto(one)
 
 
 class TestStore(KVStoreBase):
     """Keeps nothing and sums what it gets: for tests of training code."""
 
     def broadcast(self, key, value, out, priority: int = 0) -> None:
-        for one in _as_list(out):
-            value.copyto(one)
+        _copy(key, value, out)
 
     def pushpull(self, key, value, out=None, priority: int = 0) -> None:
-        values = _as_list(value)
+        values = _arrays("pushpull", key, value)
+        targets = values if out is None else _arrays("pushpull", key, out)
         total = values[0].copy()
         for one in values[1:]:
             total += one.as_in_context(total.context)
-        for one in _as_list(value if out is None else out):
+        for one in targets:
             total.copyto(one)
 
     @staticmethod
@@ -296,13 +317,12 @@ class Horovod(_Adapter):
     _package = "horovod.torch"
 
     def broadcast(self, key, value, out, priority: int = 0) -> None:
-        for one in _as_list(out):
-            if one is not value:
-                value.copyto(one)
+        _copy(key, value, out)
+        for one in _arrays("broadcast", key, out):
             _through_torch(one, lambda tensor: self._module.broadcast_(tensor, root_rank=0, name=str(key)))
 
     def pushpull(self, key, value, out=None, priority: int = 0) -> None:
-        for one, target in _with_targets(value, out):
+        for one, target in _with_targets(key, value, out):
             if target is not one:
                 one.copyto(target)
             _through_torch(target, lambda tensor: self._module.allreduce_(
@@ -315,15 +335,14 @@ class BytePS(_Adapter):
     _package = "byteps.torch"
 
     def broadcast(self, key, value, out, priority: int = 0) -> None:
-        for one in _as_list(out):
-            if one is not value:
-                value.copyto(one)
+        _copy(key, value, out)
+        for one in _arrays("broadcast", key, out):
             if self.rank != 0:
                 one[:] = 0
             self._sum(key, one, priority)
 
     def pushpull(self, key, value, out=None, priority: int = 0) -> None:
-        for one, target in _with_targets(value, out):
+        for one, target in _with_targets(key, value, out):
             if target is not one:
                 one.copyto(target)
             self._sum(key, target, priority)
@@ -336,8 +355,8 @@ class BytePS(_Adapter):
         _through_torch(array, push_pull)
 
 
-def _with_targets(value, out) -> list:
-    values, targets = _as_list(value), _as_list(value if out is None else out)
+def _with_targets(key, value, out) -> list:
+    values, targets = _arrays("pushpull", key, value), _arrays("pushpull", key, value if out is None else out)
     if len(values) != len(targets):
         raise InvalidArgument(f"pushpull: expected as many outputs as values, got {len(targets)} for {len(values)}")
     return list(zip(values, targets))

@@ -14,7 +14,7 @@ from typing import Any, Iterable, Self, Sequence, Union
 import numpy
 
 from .. import _core
-from .. import base as _base  # noqa: F401  sets the engine up
+from .. import base as _base  # sets the engine up
 from .. import context as _context
 from .. import dtype as _dtype
 from ..context import Context, cpu, current_context
@@ -204,8 +204,9 @@ class NDArray(_core.Array):
         return self._reshape(dims)
 
     def flatten(self) -> "NDArray":
-        """A copy as a matrix: the first axis, and all the others as one."""
-        return self._reshape([self.shape[0], _product(self.shape[1:])]).copy()
+        """A copy as a matrix: the first axis, and all the others as one; without axes 1 x 1."""
+        shape = self.shape or (1,)
+        return self._reshape([shape[0], _product(shape[1:])]).copy()
 
     def expand_dims(self, axis: int) -> "NDArray":
         """A copy with an axis of extent 1 more, before `axis`."""
@@ -561,10 +562,21 @@ def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = 
         try:
             values = values.astype(wide, casting="same_kind")
         except TypeError:
-            raise InvalidType(f"array: expected numbers, got {values.dtype}") from None
+            raise _not_numbers(values) from None
     flat = values if values.flags.c_contiguous and values.flags.aligned else numpy.array(values, order="C")
     return _core.copy_buffer(_type, flat, list(values.shape), _dtype._code_of(values.dtype), code,
                              _context._code_of(ctx))
+
+
+def _not_numbers(values: numpy.ndarray) -> InvalidArgument:
+    """Why no dtype has the values."""
+    items = values.ravel().tolist()
+    beyond = [one for one in items if isinstance(one, int) and not -2**63 <= one < 2**64]
+    if not beyond or not all(isinstance(one, (int, float)) for one in items):
+        return InvalidType(f"array: expected numbers, got {values.dtype}")
+    bits = beyond[0].bit_length()
+    number = beyond[0] if bits <= 128 else f"an integer of {bits} bits"
+    return InvalidArgument(f"array: expected integers from -2**63 to 2**64 - 1, got {number}")
 
 
 def zeros(shape, ctx: "Context | None" = None, dtype=None, stype: "str | None" = None) -> NDArray:
@@ -829,15 +841,20 @@ def concat(*arrays: NDArray, dim: int = 1, out: "NDArray | None" = None) -> NDAr
         raise InvalidArgument("concat: expected one array at least, got none")
     axis = _axis_of("concat", dim, _required("concat", arrays[0]).ndim)
     dims = list(arrays[0].shape)
+    dtype, device = arrays[0]._dtype, arrays[0].context
     for one in arrays:
-        if list(_required("concat", one).shape[:axis] + one.shape[axis + 1:]) != dims[:axis] + dims[axis + 1:]:
+        if _required("concat", one)._dtype != dtype:
+            raise InvalidArgument(f"concat: expected dtype {_dtype._NAMES[dtype]}, got {_dtype._NAMES[one._dtype]}")
+        if one.context != device:
+            raise InvalidArgument(f"concat: expected device {device}, got {one.context}")
+        if list(one.shape[:axis] + one.shape[axis + 1:]) != dims[:axis] + dims[axis + 1:]:
             raise InvalidArgument(f"concat: expected shapes that differ along axis {axis} at most, got "
                                   f"{arrays[0].shape} and {one.shape}")
     extents = [one.shape[axis] for one in arrays]
     dims[axis] = 0
     for extent in extents:
         dims[axis] += extent
-    joined = empty(dims, arrays[0].context, arrays[0].dtype)
+    joined = empty(dims, device, arrays[0].dtype)
     begin = 0
     for one, extent in zip(arrays, extents):
         joined[(slice(None),) * axis + (slice(begin, begin + extent),)] = one
@@ -847,7 +864,7 @@ def concat(*arrays: NDArray, dim: int = 1, out: "NDArray | None" = None) -> NDAr
 
 # Files.
 
-def save(fname: "str | os.PathLike", data) -> None:
+def save(fname: "str | bytes | os.PathLike", data) -> None:
     """Saves an array, a list of arrays, or a dict of arrays by name, in the safetensors format.
 
     The file is complete or absent: it is written under another name first.
@@ -860,17 +877,22 @@ def save(fname: "str | os.PathLike", data) -> None:
         named = [(str(i), one) for i, one in enumerate(data)]
     else:
         raise InvalidType(f"save: expected an array, a list or a dict of arrays, got {type(data).__name__}")
-    _core.save(os.fsdecode(fname), named, {"heddle.kind": "dict" if isinstance(data, dict) else "list"})
+    for key, _ in named:
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"save: expected names that UTF-8 has, got {key!r}: {error.reason}") from error
+    _core.save(_base._file_name("save", fname), named, {"heddle.kind": "dict" if isinstance(data, dict) else "list"})
 
 
-def load(fname: "str | os.PathLike", ctx: "Context | None" = None):
+def load(fname: "str | bytes | os.PathLike", ctx: "Context | None" = None):
     """The arrays of a file, as a list or a dict as they were saved.
 
     Reads safetensors files and those that MXNet's own ``nd.save`` has written.
     """
     from .. import mxnet_files as _mxnet_files
 
-    name = os.fsdecode(fname)
+    name = _base._file_name("load", fname)
     if _mxnet_files.is_one(name):
         return _mxnet_files.load(name, ctx)
     named, metadata = _core.load(name, _context._code_of(ctx))
