@@ -171,6 +171,7 @@ class EngineCore {
     VarState* var = nullptr;      // kVar
     std::uint32_t target = 0;     // kVar: writes_finished to reach; kAll: the epoch to end
     bool may_help = false;        // kAll: would run ops if woken
+    bool may_run = true;          // kVar, kAll: would run what holds it up, or blocks of it
     bool may_lead = false;        // may run the poller
     bool for_completion = false;  // what it waits for is, as far as it sees, an op in flight
     Waiter* previous = nullptr;
@@ -473,8 +474,7 @@ class EngineCore {
   [[noreturn]] void ThrowLateLocked(VarState* var) REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
   template <class Needs>
-  bool HelpedLocked(Executor& executor, std::optional<Deadline> deadline, Needs&& needs,
-                    std::exception_ptr* error) REQUIRES(lock_);
+  bool HelpedLocked(Executor& executor, Needs&& needs, std::exception_ptr* error) REQUIRES(lock_);
   std::uint32_t CloseEpochLocked() REQUIRES(lock_);
   bool EpochEndedLocked(std::uint32_t epoch) const REQUIRES(lock_) {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;

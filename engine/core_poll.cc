@@ -98,7 +98,7 @@ bool EngineCore::CallPollerLocked(const Waiter& self, Call&& call) {
   const std::size_t ready = ready_.size();
   TakeCompletionsLocked();
   // Another thread may have taken them first, one that runs no ops: stats(), for example.
-  const bool left_lying = executors_ == 0 && !ready_.empty();
+  const bool left_lying = executors_ == 0 && !ready_.empty() && HasPlaceLocked();
   return left_lying || ready_.size() > ready || tracker_.has_more_to_grant();
 }
 
@@ -120,7 +120,8 @@ void EngineCore::LeadLocked(Waiter& waiter, std::optional<Deadline> deadline) {
       if (std::exchange(spin, false)) SpinForSignal(waiter);
       PollOnce(poller, waiter, until);
     });
-  } while (!look && !HasPassed(deadline));
+    if (look && !waiter.may_run) EnsureWorkerLocked();
+  } while (!(look && waiter.may_run) && !HasPassed(deadline));
 }
 
 void EngineCore::PollOnce(WaitPoller& poller, Waiter& waiter, Clock::time_point until) {

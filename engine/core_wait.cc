@@ -99,7 +99,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   if (waiters_ != nullptr) waiters_->previous = &waiter;
   waiters_ = &waiter;
   // Whatever there is to run, kInline has to wait for its turn.
-  bool look = AnnounceWaitLocked(waiter) && waiter.kind != WaitKind::kInline;
+  bool look = AnnounceWaitLocked(waiter) && waiter.kind != WaitKind::kInline && waiter.may_run;
   EnsureWorkerLocked();
   std::exception_ptr error;
   while (!look && error == nullptr && !waiter.woken()) {
@@ -265,7 +265,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       if (op != nullptr) {
         const auto is_it = [op](const Op* of) { return of == op; };
         std::exception_ptr error;
-        const bool helped = HelpedLocked(executor, deadline, is_it, &error);
+        const bool helped = !deadline && HelpedLocked(executor, is_it, &error);
         if (error != nullptr) {
           EnsureWorkerLocked();
           std::rethrow_exception(error);
@@ -281,6 +281,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     Waiter waiter{.kind = WaitKind::kVar,
                   .var = var,
                   .target = target,
+                  .may_run = kind_ != Kind::kThreaded || !deadline,
                   .for_completion = holder != nullptr && holder->in_flight()};
     ++var->waiters;
     bool late = false;
@@ -341,17 +342,15 @@ Op* EngineCore::HolderOf(VarState* var) {
 }
 
 // Runs blocks of a ParallelFor of an op that the wait `needs`; false: there are none to be had.
-// Between two blocks it looks at the deadline, and calls the check of a WaitCheckScope: what that
-// throws is *error.
+// Between two blocks it calls the check of a WaitCheckScope: what that throws is *error.
 template <class Needs>
-bool EngineCore::HelpedLocked(Executor& executor, std::optional<Deadline> deadline, Needs&& needs,
-                              std::exception_ptr* error) {
+bool EngineCore::HelpedLocked(Executor& executor, Needs&& needs, std::exception_ptr* error) {
   if (jobs_.empty() || !HasPlaceLocked()) return false;
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job* job) {
     return job->context.core == this && job->blocks.AnyLeft() && needs(job->context.op);
   });
   if (found == jobs_.end() || !GoesFirstLocked(**found)) return false;
-  const std::optional<Deadline> until = WaitChecks::SoonerOfNext(deadline);
+  const std::optional<Deadline> until = WaitChecks::SoonerOfNext(std::nullopt);
   LeaveGpuLocked(executor);
   HelpLocked(**found, until);
   if (WaitChecks::Any() && HasPassed(until)) {
@@ -433,8 +432,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       ReleaseInlineLocked();
       if (EpochEndedLocked(epoch)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (HelpedLocked(executor, deadline, is_of_epoch, &error)) {
-      late = HasPassed(deadline);
+    } else if (!deadline && HelpedLocked(executor, is_of_epoch, &error)) {
       continue;
     } else if (!deadline && (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
                              WaitTakesOverLocked())) {
@@ -469,6 +467,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     Waiter waiter{.kind = WaitKind::kAll,
                   .target = epoch,
                   .may_help = !deadline,
+                  .may_run = kind_ != Kind::kThreaded || !deadline,
                   .for_completion = executing_ == 0};
     LeaveGpuLocked(executor);
     late = SleepLocked(waiter, deadline);

@@ -352,7 +352,7 @@ bool EngineCore::HoldsUp(const Op* op, const Waiter& waiter) {
 std::int64_t EngineCore::CallWaitsLocked(const Op* op, std::int64_t most, bool spinning) {
   std::int64_t called = 0;
   for (Waiter* waiter = waiters_; waiter != nullptr && called < most; waiter = waiter->next) {
-    if (waiter == leader_ || waiter->woken()) continue;
+    if (waiter == leader_ || waiter->woken() || !waiter->may_run) continue;
     if (waiter->spins.load(std::memory_order_relaxed) != spinning) continue;
     if (!HoldsUp(op, *waiter)) continue;
     WakeLocked(*waiter);

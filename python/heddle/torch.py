@@ -423,7 +423,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, once their exchanges, if there are any, are over. Raises InvalidState, and changes nothing,
-        if a store_optimizer has updated by some of them already: `step` comes first then."""
+        if a store_optimizer has updated by some of them already: `step` comes first then, also after a backward pass that
+        has raised."""
         if self._store_optimizer is not None:
             for parcel in self._parcels:
                 if parcel.sent:
@@ -447,7 +448,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: "Callable[[], Any] | None" = None) -> Any:
         """Exchanges what is not under way yet, waits, and updates the weights, which may be read then. Raises the
-        errors of the exchange; the weights are not updated then."""
+        errors of the exchange; the weights are not updated then. What had gone to a store_optimizer stays gone: a further
+        `step` takes the weights that it has made."""
         self._check_open("step")
         result = None
         if closure is not None:
@@ -603,7 +605,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _is_taken(self, exchange: _Exchange) -> bool:
         """Whether the gradient belongs to the exchange, or to what follows it, until the next step."""
-        return exchange.handed is not None or self._synchronized
+        return exchange.handed is not None or self._synchronized or (exchange.parcel is not None and exchange.parcel.sent)
 
     def _refuse_taken(self, exchange: _Exchange) -> None:
         if self._is_taken(exchange):
@@ -730,7 +732,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except BaseException:
             for name in ("grad_scale", "found_inf"):  # which GradScaler leaves where step fails
                 self.__dict__.pop(name, None)
-            self._settle_all()  # the first error says it
+            if self._store_optimizer is None:
+                self._settle_all()  # the first error says it
+            else:
+                self._tell_once()
             raise
 
     def _settle(self) -> None:
@@ -744,6 +749,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parcel in self._parcels:
             with contextlib.suppress(Exception):
                 parcel.settle()
+
+    def _tell_once(self) -> None:
+        """What has gone to the store_optimizer stays gone, or a further `step` would push it again; it goes on without what
+        was refused."""
+        self._begin()
+        for parcel in self._parcels:
+            sent = parcel.sent
+            with contextlib.suppress(Exception):
+                parcel.settle()
+            parcel.sent = sent
 
     def _begin(self) -> None:
         """What was noted since the last step is over."""

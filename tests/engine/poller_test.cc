@@ -327,6 +327,29 @@ TEST_P(PollerTest, EveryThreadThatWaitsForARequestAnnouncesIt) {
   second.join();
 }
 
+// It used to look again and again for an op that it leaves to a worker, who had yet to come.
+TEST_P(PollerTest, AWaitWithADeadlineSleepsUntilAWorkerHasCome) {
+  if (GetParam().options.type != "threaded") GTEST_SKIP() << "others have no workers";
+  constexpr int kRounds = 200;
+  Engine engine(GetParam().options);
+  Loopback net;
+  const Registered registered(engine, net);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  net.HoldAnswers();
+  PushRequest(engine, net, x, [] {});
+  for (int i = 0; i < kRounds; ++i) {
+    engine.Push({.name = "work", .writes = {y}}, [] {});
+    if (i % 3 == 0) engine.WaitForVar(y, kPatience);
+    if (i % 3 == 1) engine.WaitForReadsAndWrites(y, kPatience);
+    if (i % 3 == 2) {
+      EXPECT_THROW(engine.WaitForAll(milliseconds(1)), TimeoutError);
+    }
+  }
+  EXPECT_LT(net.announced(), 10 * kRounds);
+  net.ReleaseAnswers();
+  engine.WaitForVar(x, kPatience);
+}
+
 TEST_P(PollerTest, WhatAPollerCallsMayPushButNotWait) {
   Engine engine(GetParam().options);
   Loopback net;

@@ -449,7 +449,12 @@ def test_rates_that_are_set_after_a_push_are_refused(name, when):
                                               "backward or after step, or no store_optimizer"):
         optimizer.step() if when == "step" else second.sum().backward()
     optimizer.param_groups[1][name] = {"lr": 0.5, "weight_decay": 0}[name]
-    optimizer.step() if when == "push" else optimizer.zero_grad()
+    with pytest.raises(mx.InvalidState, match="zero_grad: the store has updated.*expected step"):
+        optimizer.zero_grad()
+    with pytest.raises(mx.InvalidState, match="is being exchanged"):
+        first.sum().backward()
+    optimizer.step()
+    assert first.tolist() == [0.5, 0.5]  # what had gone, once
     optimizer.zero_grad()
     optimizer.param_groups[0]["lr"] = 1.0  # in time
     third = torch.nn.Parameter(torch.ones(2))
@@ -464,6 +469,27 @@ def test_rates_that_are_set_after_a_push_are_refused(name, when):
     assert first.tolist() == [-1, -1]
 
 
+def test_what_has_gone_to_a_store_optimizer_counts_once_when_step_is_refused():
+    """A further step used to push it again."""
+    parameter, scaler = torch.nn.Parameter(torch.ones(2)), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], "local",
+                                        store_optimizer=mx.optimizer.SGD())
+    parameter.sum().backward()
+    mx.nd.waitall()  # the store has it
+    parameter.grad.mul_(0.1)
+    with pytest.raises(mx.InvalidState, match="'w' was changed"):
+        optimizer.step()
+    optimizer.step()
+    assert parameter.tolist() == [0.5, 0.5]
+    optimizer.zero_grad()
+    scaler.scale(parameter.sum()).backward()
+    with pytest.raises(mx.InvalidState, match="GradScaler had scaled"):
+        scaler.step(optimizer)
+    optimizer.step()
+    assert parameter.tolist() == [-3.5, -3.5]
+    optimizer.zero_grad()
+
+
 def test_gradients_that_the_store_updates_by_stay_as_they_are():
     parameter, scaler = torch.nn.Parameter(torch.ones(2)), torch.amp.GradScaler("cpu", init_scale=8.0)
     optimizer = ht.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5), [("w", parameter)], "local",
@@ -474,6 +500,7 @@ def test_gradients_that_the_store_updates_by_stay_as_they_are():
     parameter.grad.mul_(0.1)
     with pytest.raises(mx.InvalidState, match="'w' was changed.*since store_optimizer has them"):
         optimizer.step()
+    optimizer.step()
     optimizer.zero_grad()
     scaler.scale(parameter.sum()).backward()
     with pytest.raises(mx.InvalidState, match="GradScaler had scaled.*no store_optimizer"):

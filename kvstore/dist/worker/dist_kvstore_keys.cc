@@ -239,7 +239,7 @@ class DistKVStore::Initialising {
  public:
   Initialising(DistKVStore& store, std::string_view call, std::span<const KeyArrays> pairs)
       : store_(store) {
-    MutexLock lock(store_.mutex_);
+    const engine::CallLock lock(store_.mutex_, "a store");
     for (const KeyArrays& pair : pairs) {
       CheckKeyKind(call, pair.key, store_.string_keys_);
       const std::uint64_t removals = store_.RemovalsLocked(pair.key);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "engine/fork.h"
 #include "engine/wait_checks.h"
 #include "kvstore/dist/membership.h"
 
@@ -279,7 +280,7 @@ std::optional<Time> WorkerNode::OnClock(Time now) {
 }
 
 std::int32_t WorkerNode::num_dead() {
-  MutexLock lock(mutex_);
+  const engine::CallLock lock(mutex_, "a store");
   return member_->failure() || machine_.failure() ? 1 : 0;
 }
 

@@ -26,6 +26,7 @@ from ..error import InvalidArgument, InvalidState, InvalidType
 __all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "new_nccl_id", "types"]
 
 
+_LIBRARY_TYPES = frozenset(_core.kvstore_types())  # asked for now: a child of fork() may import classes of stores, too
 _Class = TypeVar("_Class", bound=type)
 _Builtin = Literal["local", "device", "dist", "dist_sync", "dist_async", "dist_device_sync", "dist_device_async",
                    "dist_sync_device", "dist_async_device"]
@@ -89,7 +90,7 @@ class KVStoreBase:
         if not isinstance(klass, type):
             raise InvalidType(f"register: expected a class, got {klass!r}")
         name = klass.__name__.lower()
-        if name in KVStoreBase.kv_registry or name in _core.kvstore_types():
+        if name in KVStoreBase.kv_registry or name in _LIBRARY_TYPES:
             warnings.warn(f"the store {name!r} is replaced by {klass.__module__}.{klass.__qualname__}")
         KVStoreBase.kv_registry[name] = klass
         return klass
