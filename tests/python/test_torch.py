@@ -1065,6 +1065,8 @@ def test_overwriting_right_after_a_push_on_a_slow_link(tmp_path, kind):
             optimizer.step()
         except mx.InvalidState:
             gradient.fill_(1000)
+        else:
+            raise AssertionError("step has taken a weight that was changed")
     finally:
         os.kill(server, signal.SIGCONT)
     out = mx.nd.zeros(w.shape)

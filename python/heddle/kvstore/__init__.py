@@ -26,7 +26,7 @@ from ..error import InvalidArgument, InvalidState, InvalidType
 __all__ = ["BytePS", "Horovod", "KVStore", "KVStoreBase", "TestStore", "create", "new_nccl_id", "types"]
 
 
-_LIBRARY_TYPES = frozenset(_core.kvstore_types())  # asked for now: a child of fork() may import classes of stores, too
+_LIBRARY_TYPES = frozenset(_core.kvstore_types())  # once: a child of fork() may import classes of stores, too
 _Class = TypeVar("_Class", bound=type)
 _Builtin = Literal["local", "device", "dist", "dist_sync", "dist_async", "dist_device_sync", "dist_device_async",
                    "dist_sync_device", "dist_async_device"]
