@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -159,8 +160,9 @@ class SimGpu::SimStream {
       tasks_.pop_front();
       lock.unlock();
       if (task != nullptr) {
+        // Sleeps, for who yields its CPU beside a busy program is away for all of that one's slice.
         for (std::uint64_t turns = random_() % (turns_max_ + 1); turns > 0; --turns)
-          std::this_thread::yield();
+          std::this_thread::sleep_for(std::chrono::nanoseconds(1));
         task();
       }
       --state_.tasks;
