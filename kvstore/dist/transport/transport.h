@@ -32,8 +32,9 @@ class Landing {
   // How bytes that lie in this process's memory already are copied to the runs.
   virtual ops::StoreMode store_mode() const { return ops::StoreMode::kCached; }
   // Held around each read into the runs: false when the memory was given up (a deadline has
-  // passed); the transport then drops the rest of the bytes, and there is no OnMessage. Whoever
-  // gives it up calls Revoke, which returns once no read is under way.
+  // passed); the transport then drops the rest of the bytes, and the message comes without its
+  // payload: it is an answer all the same. Whoever gives it up calls Revoke, which returns once no
+  // read is under way.
   virtual bool BeginRead() = 0;
   virtual void EndRead() = 0;
   // What the payload of the complete message shall be.

@@ -350,8 +350,7 @@ void SimHub::Deliver(Delivery delivery) {
       const std::shared_ptr<Landing> landing = events.OnHeader(delivery.from, message, bytes);
       if (landing == nullptr) {
         message.payload = payload;
-      } else {
-        if (!landing->BeginRead()) return;
+      } else if (landing->BeginRead()) {
         CopyRuns(payload.runs(), landing->runs());
         landing->EndRead();
         message.payload = landing->Finish();

@@ -201,11 +201,8 @@ void Receiver::EndPayload() {
 
 bool Receiver::Deliver() {
   on_complete_(message_, message_.meta.size() + payload_bytes_);
-  bool deliver = true;
-  if (payload_bytes_ > 0) {
-    if (dropping_) {
-      deliver = false;
-    } else if (landing_ != nullptr) {
+  if (payload_bytes_ > 0 && !dropping_) {
+    if (landing_ != nullptr) {
       message_.payload = landing_->Finish();
     } else if (chunks_.size() == 1) {
       message_.payload = Payload(std::move(chunks_[0]), runs_[0]);
@@ -218,7 +215,6 @@ bool Receiver::Deliver() {
     }
   }
   EndPayload();
-  if (!deliver) return true;
   const bool more = sink_.deliver(std::move(message_));
   message_.payload = {};  // if nobody wanted it
   return more;

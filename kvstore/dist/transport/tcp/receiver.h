@@ -44,7 +44,7 @@ class Receiver {
     std::function<bool(Message&& message)> deliver;
   };
 
-  // A message is complete, with so many bytes behind its header, and will be delivered or dropped.
+  // A message is complete, with so many bytes behind its header, and will be delivered.
   using OnComplete = std::function<void(const Message& message, std::uint64_t bytes)>;
 
   // `header_read`: what a read takes where a header comes next, from kHeaderBytes, in the
