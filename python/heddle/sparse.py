@@ -289,4 +289,8 @@ def retain(data: RowSparseNDArray, indices) -> RowSparseNDArray:
         raise InvalidType(f"retain: expected a RowSparseNDArray, got {type(data).__name__}")
     if not isinstance(indices, _core.Array):
         indices = _row_ids(indices)
+        values = indices.asnumpy()
+        bad = values[(values < 0) | (values >= data.shape[0])]
+        if bad.size:
+            raise InvalidArgument(f"row id {bad[0]}: expected one in [0, {data.shape[0]})")
     return _core.RowSparse.retain(data, indices)

@@ -97,6 +97,9 @@ def test_bad_input_is_refused():
                          lambda: mx.nd.sparse.retain(wholes, ids).wait_to_read()):
                 with pytest.raises(mx.InvalidArgument, match="row id .*: expected a whole number"):
                     call()
+    for bad in (-1, 4):
+        with pytest.raises(mx.InvalidArgument, match=rf"row id {bad}: expected one in \[0, 4\)"):
+            mx.nd.sparse.retain(wholes, [0, bad])
     for ids in ([True], numpy.array([True]), mx.nd.array([1], dtype="bool")):
         for call in (lambda: mx.nd.sparse.row_sparse_array(([[1.0]], ids), (4, 1)),
                      lambda: mx.nd.sparse.retain(wholes, ids)):

@@ -1,5 +1,6 @@
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -35,6 +36,29 @@ DType TravelDType(DType stored, DType wanted) {
                                                                                      : stored;
 }
 
+// Of several outputs none may get less than it asks for.
+DType TravelDType(DType stored, std::span<const NDArray> out) {
+  const DType first = TravelDType(stored, out[0].dtype());
+  const bool alike = std::ranges::all_of(
+      out, [&](const NDArray& array) { return TravelDType(stored, array.dtype()) == first; });
+  return alike ? first : stored;
+}
+
+// What receives the rows for `out`: its first array, from which the others are copied, or one of
+// the stored dtype, if theirs differ.
+RowSparseNDArray ReceiverOf(const DistKey& key, std::span<const RowSparseNDArray> out) {
+  const DType first = out[0].dtype();
+  const bool alike = std::ranges::all_of(
+      out, [&](const RowSparseNDArray& array) { return array.dtype() == first; });
+  return alike ? out[0] : RowSparseNDArray(key.shape(), key.dtype(), Cpu(), out[0].engine());
+}
+
+void CopyToAll(const RowSparseNDArray& from, std::span<const RowSparseNDArray> out, int priority) {
+  for (const RowSparseNDArray& array : out) {
+    if (!array.IsSameAs(from)) from.CopyTo(array, priority);
+  }
+}
+
 }  // namespace
 
 // What the first output is, of the parts that travel: they go to outputs like it as they come.
@@ -68,8 +92,7 @@ void DistKVStore::QueueStagedPull(const KeyPtr& key, std::span<const NDArray> ou
 }
 
 void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int priority) {
-  if (StagedParts::Suits(*key, out[0]) &&
-      out[0].dtype() == TravelDType(key->dtype(), out[0].dtype())) {
+  if (StagedParts::Suits(*key, out[0]) && out[0].dtype() == TravelDType(key->dtype(), out)) {
     return QueueStagedPull(key, out, priority);
   }
   if (NeedRelays(out, Cpu())) {
@@ -85,20 +108,19 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const NDArray> out, int
     for (const NDArray& array : out) rows.CopyTo(array, priority);
     return;
   }
-  options.dtype = TravelDType(key->dtype(), out[0].dtype());
-  NDArray first = out[0];
-  std::size_t copies_from = 1;
-  if (first.dtype() != options.dtype) {
-    first = NDArray(key->shape(), options.dtype, Cpu(), engine());
-    copies_from = 0;
-  }
+  options.dtype = TravelDType(key->dtype(), out);
+  const auto fits = std::ranges::find(out, options.dtype, &NDArray::dtype);
+  const NDArray first =
+      fits != out.end() ? *fits : NDArray(key->shape(), options.dtype, Cpu(), engine());
   OpOptions op{.name = "kvstore.pull", .writes = {first.var()}, .priority = priority};
   if (first.is_partial()) op.reads = {first.var()};
   PushOpOf(PartsCall::Make(calls_, key, options), engine(), op, [first](PartsCall& parts) {
     parts.SendNothing();
     parts.ReceiveElements(first);
   });
-  for (const NDArray& array : out.subspan(copies_from)) first.CopyTo(array, priority);
+  for (auto array = out.begin(); array != out.end(); ++array) {
+    if (array != fits) first.CopyTo(*array, priority);
+  }
   pulled_bytes_.fetch_add(first.bytes(), std::memory_order_relaxed);
 }
 
@@ -119,14 +141,15 @@ void DistKVStore::QueuePull(const KeyPtr& key, std::span<const RowSparseNDArray>
     return;
   }
   CallOptions options = OptionsOf(Kind::kPull, *key, priority);
-  options.dtype = out[0].dtype();
+  const RowSparseNDArray first = ReceiverOf(*key, out);
+  options.dtype = first.dtype();
   PushOpOf(PartsCall::Make(calls_, key, options), engine(),
-           {.name = "kvstore.pull", .writes = {out[0].var()}, .priority = priority},
-           [first = out[0]](PartsCall& parts) {
+           {.name = "kvstore.pull", .writes = {first.var()}, .priority = priority},
+           [first](PartsCall& parts) {
              parts.SendNothing();
              parts.ReceiveRows(first);
            });
-  for (const RowSparseNDArray& array : out.subspan(1)) out[0].CopyTo(array, priority);
+  CopyToAll(first, out, priority);
 }
 
 void DistKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool ignore_sparse) {
@@ -155,13 +178,14 @@ void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArr
     return;
   }
   CallOptions options = OptionsOf(Kind::kRowPull, *key, priority);
-  options.dtype = out[0].dtype();
+  const RowSparseNDArray first = ReceiverOf(*key, out);
+  options.dtype = first.dtype();
   PushOpOf(PartsCall::Make(calls_, key, options), engine(),
            {.name = "kvstore.row_sparse_pull",
             .reads = {ids.var()},
-            .writes = {out[0].var()},
+            .writes = {first.var()},
             .priority = priority},
-           [first = out[0], ids](PartsCall& parts) {
+           [first, ids](PartsCall& parts) {
              const DistKey& key = parts.key();
              try {
                parts.SendRowIds(storage::SortedRowIds(ids, key.shape()[0]));
@@ -171,7 +195,7 @@ void DistKVStore::QueueRowPull(const KeyPtr& key, std::span<const RowSparseNDArr
              }
              parts.ReceiveRows(first);
            });
-  for (const RowSparseNDArray& array : out.subspan(1)) out[0].CopyTo(array, priority);
+  CopyToAll(first, out, priority);
 }
 
 void DistKVStore::DoRowSparsePull(std::span<const KeyRowPull> pulls, int priority) {

@@ -31,6 +31,12 @@ void DistKVStore::CheckPushLocked(std::string_view call, const KeyPush& push,
                     "set, got dense ones",
                     call, ToString(name)));
   }
+  if (compressor_ != nullptr && push.key->is_row_sparse() && !row_sparse) {
+    throw InvalidArgument(
+        fmt::format("{}: key {}: expected a dense value, since gradient compression {} is set, got "
+                    "a row-sparse one",
+                    call, ToString(name), compressor_->options().type));
+  }
   // Dense arrays for row-sparse values travel as rows.
   const PushedKind pushed{name, push.key->shape(), push.key->dtype(),
                           row_sparse || push.key->is_row_sparse()};

@@ -102,10 +102,14 @@ class PayloadReader {
 };
 
 void AddPart(const PartStates& part, PayloadReader& reader, const internal::UpdateRule& rule,
-             KeyStates& key, Engine& engine) {
-  key.key = part.info.key;
-  key.shape = part.info.shape;
-  key.dtype = part.info.dtype;
+             KeyStates& key, bool is_first, Engine& engine) {
+  if (is_first) {
+    key.key = part.info.key;
+    key.shape = part.info.shape;
+    key.dtype = part.info.dtype;
+  } else if (part.info.shape != key.shape || part.info.dtype != key.dtype) {
+    ThrowUnreadable("parts of one key that are of different shapes or dtypes");
+  }
   key.step = std::max(key.step, part.updates);
   if (part.numbers.size() != key.numbers.size()) ThrowUnreadable("a wrong count of numbers");
   std::ranges::copy(part.numbers, key.numbers.begin());
@@ -128,7 +132,10 @@ void AddPart(const PartStates& part, PayloadReader& reader, const internal::Upda
       const Shape shape = per_row ? Shape{key.shape[0]} : key.shape;
       whole = NDArray::Zeros(shape, array.dtype, Cpu(), engine);
       whole.WaitToRead();
+    } else if (array.dtype != whole.dtype()) {
+      ThrowUnreadable("parts of one array that are of different dtypes");
     }
+    if (range.begin < 0 || range.end > whole.size()) ThrowUnreadable("a part beyond its array");
     reader.Read(At(whole, range.begin),
                 static_cast<std::size_t>(array.elements) * SizeOf(array.dtype));
   }
@@ -153,7 +160,8 @@ std::vector<KeyStates> JoinStates(const std::vector<Message>& answers,
     PayloadReader reader(answer.payload);
     for (const PartStates& part : body.parts) {
       if (wanted(part)) {
-        AddPart(part, reader, rule, keys[part.info.key], engine);
+        const auto [key, is_first] = keys.try_emplace(part.info.key);
+        AddPart(part, reader, rule, key->second, is_first, engine);
       } else {
         Skip(part, reader);
       }

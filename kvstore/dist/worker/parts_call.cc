@@ -2,6 +2,7 @@
 
 #include <heddle/error.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/utf8.h"
+#include "engine/access_check.h"
 #include "engine/running_op.h"
 #include "engine/trace_source.h"
 #include "ops/copy.h"
@@ -194,18 +196,26 @@ void PartsCall::SendRows(const RowSparseNDArray& array) {
   }
 }
 
-void PartsCall::SendRowIds(std::span<const std::int64_t> sorted_ids) {
-  const auto owner =
-      std::make_shared<const std::vector<std::int64_t>>(sorted_ids.begin(), sorted_ids.end());
+// A part without rows answers with none. Whether the value has some, and is of use, only all of its
+// parts can tell: those that none of the ids is of are asked for their first row.
+void PartsCall::SendRowIds(std::vector<std::int64_t> sorted_ids) {
+  const auto owner = std::make_shared<const std::vector<std::int64_t>>(std::move(sorted_ids));
   const std::span<const std::int64_t> ids = *owner;
   std::size_t begin = 0;
   for (const PlacedPart& part : key_->parts()) {
     const std::size_t end = ops::LowerBoundFrom(ids, begin, part.end);
-    if (end > begin) {
-      AddRequest(part).payload = Payload(owner, std::as_bytes(ids.subspan(begin, end - begin)));
+    const auto wanted = ids.subspan(begin, end - begin);
+    wanted_.push_back(wanted);
+    Request& request = AddRequest(part);
+    if (!wanted.empty()) {
+      request.payload = Payload(owner, std::as_bytes(wanted));
+    } else if (part.end > part.begin) {
+      const auto first = std::make_shared<const std::int64_t>(part.begin);
+      request.payload = Payload(first, std::as_bytes(std::span(first.get(), 1)));
     }
     begin = end;
   }
+  wanted_owner_ = owner;
 }
 
 void PartsCall::SendFailure(const ErrorBody& error) {
@@ -353,27 +363,37 @@ void PartsCall::Finish() {
   done(std::move(error));
 }
 
+// Of rows that were asked for those that the value lacks are zeros, or none if it has no rows at
+// all.
 void PartsCall::AssembleRows() {
+  // This runs on the thread that takes the last answer, in whatever op that is.
+  const engine::UncheckedScope unchecked;
   const std::size_t row_bytes =
       static_cast<std::size_t>(rows_out_.row_size()) * SizeOf(options_.dtype);
-  const std::size_t stride = sizeof(std::int64_t) + row_bytes;
-  std::vector<std::byte> bytes;
+  constexpr std::size_t kIdBytes = sizeof(std::int64_t);
+  const bool has_rows =
+      std::ranges::any_of(rows_, [](const Payload& rows) { return !rows.empty(); });
+  std::vector<std::vector<std::byte>> received;  // in the order of the parts, and so of the rows
   std::vector<std::int64_t> ids;
-  for (const Payload& rows : rows_) {  // in the order of the parts, and so of the rows
-    const std::size_t count = rows.bytes() / stride;
-    bytes.resize(rows.bytes());
-    CopyOut(rows, bytes.data());
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    std::vector<std::byte>& bytes = received.emplace_back();
+    if (!wanted_.empty() && (wanted_[i].empty() || (rows_[i].empty() && has_rows))) {
+      ids.insert(ids.end(), wanted_[i].begin(), wanted_[i].end());
+      bytes.resize(wanted_[i].size() * (kIdBytes + row_bytes));
+      continue;
+    }
+    bytes.resize(rows_[i].bytes());
+    CopyOut(rows_[i], bytes.data());
     const std::size_t before = ids.size();
+    const std::size_t count = bytes.size() / (kIdBytes + row_bytes);
     ids.resize(before + count);
-    if (count > 0) std::memcpy(ids.data() + before, bytes.data(), count * sizeof(std::int64_t));
+    if (count > 0) std::memcpy(ids.data() + before, bytes.data(), count * kIdBytes);
   }
   rows_out_.SetRowIds(ids);
   auto* to = static_cast<std::byte*>(rows_out_.rows());
-  for (const Payload& rows : rows_) {
-    const std::size_t count = rows.bytes() / stride;
-    bytes.resize(rows.bytes());
-    CopyOut(rows, bytes.data());
-    if (count > 0) ops::Copy(bytes.data() + count * sizeof(std::int64_t), to, count * row_bytes);
+  for (const std::vector<std::byte>& bytes : received) {
+    const std::size_t count = bytes.size() / (kIdBytes + row_bytes);
+    if (count > 0) ops::Copy(bytes.data() + count * kIdBytes, to, count * row_bytes);
     to += count * row_bytes;
   }
 }

@@ -125,8 +125,8 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   void SendElements(const NDArray& array);  // dense, of the key's shape
   void SendCodes(const NDArray& codes, const Compressor& compressor);
   void SendRows(const RowSparseNDArray& array);  // to each part the windows of its rows
-  void SendRowIds(std::span<const std::int64_t> sorted_ids);  // to the parts that have some of them
-  void SendFailure(const ErrorBody& error);                   // instead of a value
+  void SendRowIds(std::vector<std::int64_t> sorted_ids);
+  void SendFailure(const ErrorBody& error);  // instead of a value
   // Or each part has its value, dense elements, later, by Supply: once each, from any thread.
   // Called before any op of the call is pushed.
   void AwaitElements();
@@ -189,7 +189,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   std::shared_ptr<PartArrivals> arrivals_;
   std::shared_ptr<PartNumbers> missing_parts_;  // of a reset: written under mutex_
   RowSparseNDArray rows_out_;
-  std::vector<Payload> rows_;  // received, by slot
+  std::vector<Payload> rows_;                          // received, by slot
+  std::vector<std::span<const std::int64_t>> wanted_;  // rows, by slot; if some were asked for
+  std::shared_ptr<const std::vector<std::int64_t>> wanted_owner_;
   std::optional<Completion> done_;
   bool started_ = false;
   // Guarded by the key's lock.

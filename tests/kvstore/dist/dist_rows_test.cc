@@ -1,20 +1,25 @@
 // Row-sparse gradients of dense values in whole jobs: the values are cut over the servers at
 // elements, the gradients come by rows.
+#include <heddle/error.h>
 #include <heddle/kvstore.h>
 #include <heddle/row_sparse.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/kvstore/dist/job.h"
 #include "tests/kvstore/support.h"
+#include "tests/message_of.h"
+#include "tests/sanitized.h"
 
 namespace heddle::kvstore::dist {
 namespace {
@@ -197,6 +202,110 @@ TEST_P(DistRowsTest, RowSparseKeysAreNotCutIfTheOptimizerNeedsTheirNorms) {
       values.push_back(out.ToVectors<float>().rows);
     }
     EXPECT_EQ(values[0], values[1]);
+  });
+}
+
+// Values of rows, a half of them on each of two servers.
+const Shape kHalves{5000, 4};
+
+RowSparseNDArray Rows(const std::vector<std::int64_t>& ids, float value, Engine& engine) {
+  return RowSparseNDArray::FromVectors<float>(ids, std::vector<float>(ids.size() * 4, value),
+                                              kHalves, DType::kFloat32, Cpu(), engine);
+}
+
+RowVectors<float> PulledRows(KVStore& store, std::string_view key,
+                             const std::vector<std::int64_t>& ids, Engine& engine) {
+  const RowSparseNDArray out(kHalves, DType::kFloat32, Cpu(), engine);
+  store.RowSparsePull(key, out,
+                      NDArray::FromVector(ids, {static_cast<std::int64_t>(ids.size())},
+                                          DType::kInt64, Cpu(), engine));
+  return out.ToVectors<float>();
+}
+
+TEST_P(DistRowsTest, RowsThatAreAskedForComeFromPartsWithoutRowsToo) {
+  Job job({.network = GetParam(), .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("w", Rows({1, 3}, 7, engine));
+    store.Init("none", Rows({}, 0, engine));
+    const RowVectors<float> both = PulledRows(store, "w", {4998, 2, 1, 3000}, engine);
+    EXPECT_EQ(both.row_ids, (std::vector<std::int64_t>{1, 2, 3000, 4998}));
+    std::vector<float> expected(16, 0);
+    std::fill_n(expected.begin(), 4, 7);
+    EXPECT_EQ(both.rows, expected);
+    const RowVectors<float> lacking = PulledRows(store, "w", {3000, 4000}, engine);
+    EXPECT_EQ(lacking.row_ids, (std::vector<std::int64_t>{3000, 4000}));
+    EXPECT_EQ(lacking.rows, std::vector<float>(8, 0));
+    EXPECT_TRUE(PulledRows(store, "w", {}, engine).row_ids.empty());
+    EXPECT_TRUE(PulledRows(store, "none", {1, 4000}, engine).row_ids.empty());
+  });
+}
+
+// Whatever part the ids are of, and though there are none.
+TEST_P(DistRowsTest, APullOfRowsTellsOfAPushThatHasFailed) {
+  Job job({.network = GetParam(), .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("w", Rows({1, 4000}, 7, engine));
+    const RowSparseNDArray failed(kHalves, DType::kFloat32, Cpu(), engine);
+    engine.Push({.name = "backward", .writes = {failed.var()}},
+                [] { throw std::runtime_error("no gradient"); });
+    store.Push("w", failed);
+    for (const std::vector<std::int64_t>& ids :
+         std::vector<std::vector<std::int64_t>>{{}, {1}, {4000}}) {
+      EXPECT_THAT(MessageOf<OpError>([&] { PulledRows(store, "w", ids, engine); }),
+                  ::testing::HasSubstr("no gradient"));
+    }
+    store.Push("w", Rows({2}, 1, engine));
+    EXPECT_EQ(PulledRows(store, "w", {2, 3}, engine).row_ids, (std::vector<std::int64_t>{2, 3}));
+  });
+}
+
+TEST_P(DistRowsTest, EachOutputHasThePrecisionOfItsDType) {
+  Job job({.network = GetParam(), .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    constexpr float kValue = 1000.0625F;
+    const auto dense = [&](DType dtype) { return NDArray(kHalves, dtype, Cpu(), engine); };
+    const auto sparse = [&](DType dtype) {
+      return RowSparseNDArray(kHalves, dtype, Cpu(), engine);
+    };
+    store.Init("d", NDArray::Full(kHalves, kValue, DType::kFloat32, Cpu(), engine));
+    store.Init("s", Rows({1, 4000}, kValue, engine));
+    for (const DType first : {DType::kFloat16, DType::kInt32}) {
+      const std::vector<NDArray> arrays{dense(first), dense(DType::kFloat32)};
+      store.Pull("d", arrays);
+      EXPECT_EQ(arrays[0].ToVector<float>()[0], 1000);
+      EXPECT_EQ(arrays[1].ToVector<float>()[0], kValue);
+      const std::vector<RowSparseNDArray> pulled{sparse(first), sparse(DType::kFloat32)};
+      store.Pull("s", pulled, 0, /*ignore_sparse=*/false);
+      EXPECT_EQ(pulled[0].ToVectors<float>().rows, std::vector<float>(8, 1000));
+      EXPECT_EQ(pulled[1].ToVectors<float>().rows, std::vector<float>(8, kValue));
+      const std::vector<RowSparseNDArray> asked{sparse(first), sparse(DType::kFloat32)};
+      store.RowSparsePull(
+          "s", asked,
+          NDArray::FromVector(std::vector<std::int64_t>{4000}, {1}, DType::kInt64, Cpu(), engine));
+      EXPECT_EQ(asked[0].ToVectors<float>().rows, std::vector<float>(4, 1000));
+      EXPECT_EQ(asked[1].ToVectors<float>().rows, std::vector<float>(4, kValue));
+    }
+  });
+}
+
+// The last answer of a pull may be taken inside of another op, which does not declare its output.
+TEST(DistRowsAccess, WhoTakesAnAnswerHasNotTouchedItsArrays) {
+  Job job({.network = Network::kSharedMemory, .engine = [] {
+             EngineOptions options = EngineOptions::FromEnvironment();
+             options.check_access = true;
+             return options;
+           }});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.Init("a", Rows({1, 4000}, 7, engine));
+    store.Init("b", Rows({}, 0, engine));
+    const NDArray ids =
+        NDArray::FromVector(std::vector<std::int64_t>{1, 5}, {2}, DType::kInt64, Cpu(), engine);
+    for (int i = 0; i < Scaled(1000); ++i) {
+      const RowSparseNDArray out(kHalves, DType::kFloat32, Cpu(), engine);
+      store.RowSparsePull("a", out, ids);
+      store.Push("b", Rows({i}, 1, engine));
+      ASSERT_NO_THROW(out.WaitToRead());
+    }
   });
 }
 

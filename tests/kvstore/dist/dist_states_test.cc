@@ -2,10 +2,12 @@
 #include <heddle/error.h>
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
+#include <heddle/row_sparse.h>
 #include <heddle/schedule.h>
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -164,6 +166,40 @@ TEST(DistStates, IntegersThatAnotherRanksOptimizerCannotTakeAreRefused) {
                   out.WaitToRead();
                 }),
                 ::testing::HasSubstr("expected a floating dtype"));
+  });
+}
+
+// A gradient that has failed leaves the states as they were, so they can be saved and loaded.
+TEST(DistStates, AFailedRoundKeepsNobodyFromSavingAndLoading) {
+  const tools::TempFolder folder;
+  ExpectAsLocal([&](KVStore& store, Engine& engine) {
+    const std::string file = folder / "states.safetensors";
+    std::vector<float> pulled;
+    store.SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
+    store.Init("w", Array(engine, {3}, 0));
+    store.Push("w", Array(engine, {3}, 1));
+    const NDArray failed = Array(engine, {3}, 0);
+    engine.Push({.name = "backward", .writes = {failed.var()}},
+                [] { throw std::runtime_error("no gradient"); });
+    store.Push("w", failed);
+    store.SaveOptimizerStates(file);
+    store.LoadOptimizerStates(file);
+    store.Push("w", Array(engine, {3}, 1));
+    PullTo(&pulled, store, engine, "w", {3});
+    return pulled;
+  });
+}
+
+TEST(DistStates, ADensePushOntoCompressedRowsIsToldOfTheValue) {
+  Job job({});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    store.SetGradientCompression({.type = "2bit", .threshold = 0.5});
+    store.Init("w", RowSparseNDArray({3, 1}, DType::kFloat32, Cpu(), engine));
+    EXPECT_THAT(MessageOf<InvalidArgument>([&] {
+                  store.Push("w", Array(engine, {3, 1}, 1));
+                }),
+                ::testing::HasSubstr("expected a dense value, since gradient compression 2bit is "
+                                     "set, got a row-sparse one"));
   });
 }
 
