@@ -267,6 +267,23 @@ TEST(Tls, WrongNamesAreNamedAtBothEnds) {
   ExpectRefused(other, strict, told, "its certificate is not for 'heddle-job'");
 }
 
+// Names are those of the subjectAltName, also where there is none.
+TEST(Tls, TheCommonNameIsNoName) {
+  const TestCertificates& files = Certificates();
+  TlsOptions common = Certificates().right();
+  common.certificate = files.Path("common");
+  common.key = files.Path("common.key");
+  files.Run("req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout " +
+            common.key + " -subj /CN=localhost -out " + files.Path("common.request"));
+  files.Run("x509 -req -in " + files.Path("common.request") + " -CA " + files.Path("ours") +
+            " -CAkey " + files.Path("ours.key") + " -CAcreateserial -out " + common.certificate);
+  const std::string told = std::string(kMine) + "it is for another name";
+  ExpectRefused(Certificates().right(), common, "its certificate is not for 'localhost'", told);
+  TlsOptions strict = Certificates().right();
+  strict.name = "localhost";
+  ExpectRefused(common, strict, told, "its certificate is not for 'localhost'");
+}
+
 void ExpectBadFile(const TlsOptions& options, const std::string& path,
                    const std::string& expected) {
   try {

@@ -161,6 +161,8 @@ TlsStream::TlsStream(ssl_st* ssl, int fd, std::string expected_name)
   SSL_set_bio(ssl, BIO_new_socket(fd, BIO_NOCLOSE), NewVectorBio(&encrypted_));
   if (expected_name_.empty()) return;
   X509_VERIFY_PARAM* const wanted = SSL_get0_param(ssl);
+  // Names are those of the subjectAltName, also where there is none.
+  X509_VERIFY_PARAM_set_hostflags(wanted, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);
   if (X509_VERIFY_PARAM_set1_ip_asc(wanted, expected_name_.c_str()) == 1) return;
   CHECK(X509_VERIFY_PARAM_set1_host(wanted, expected_name_.data(), expected_name_.size()) == 1);
 }
