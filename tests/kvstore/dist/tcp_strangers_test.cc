@@ -6,6 +6,8 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -15,6 +17,7 @@
 #include <unistd.h>
 
 #include "kvstore/dist/transport/tcp/handshake.h"
+#include "tests/kvstore/dist/no_descriptors.h"
 #include "tests/kvstore/dist/plain_socket.h"
 #include "tests/kvstore/dist/random_bodies.h"
 #include "tests/kvstore/dist/tcp_node.h"
@@ -24,7 +27,9 @@ namespace {
 
 using namespace dist;  // NOLINT(google-build-using-namespace)
 using testing::AllOf;
+using testing::Contains;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 class TcpStrangers : public testing::Test {
  protected:
@@ -203,6 +208,14 @@ class TcpStrangersCrowded : public TcpStrangers {
     options.strangers_max = 3;
     return options;
   }
+  // Comes back when it has been accepted.
+  static void BeginHandshake(PlainSocket& stranger) {
+    stranger.Say(Handshake::Connecting(
+                     {.node = {Role::kWorker, 3}, .incarnation = 5, .job_id = "test", .token = ""},
+                     Link::kBulk)
+                     .Start());
+    EXPECT_EQ(stranger.Hear(kPreambleBytes), Preamble());
+  }
 };
 
 // Three of one host, which say nothing, stand in the way of one that has just come from another:
@@ -229,23 +242,77 @@ TEST_F(TcpStrangersCrowded, WhoTakesLongGoesWhenOthersWait) {
   EXPECT_EQ(first.HearAll(), "");
 }
 
+// Collects what is logged while it lives.
+class LogLines {
+ public:
+  LogLines() {
+    SetLogSink([this](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex_);
+      lines_.emplace_back(line);
+    });
+  }
+  ~LogLines() { SetLogSink({}); }
+  std::vector<std::string> Take() {
+    const std::lock_guard lock(mutex_);
+    return std::move(lines_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
 TEST_F(TcpStrangersCrowded, TheLogStaysShort) {
-  std::mutex mutex;
-  std::vector<std::string> lines;
-  SetLogSink([&](LogLevel, std::string_view line) {
-    const std::lock_guard lock(mutex);
-    lines.emplace_back(line);
-  });
+  LogLines log;
   constexpr std::uint64_t kStrangers = 500;
   for (std::uint64_t i = 0; i < kStrangers; ++i) {
     PlainSocket stranger(address());
     stranger.Say("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
     stranger.HearAll();
   }
-  SetLogSink({});
   EXPECT_EQ(server.transport->stats().strangers_refused, kStrangers);
+  const std::vector<std::string> lines = log.Take();
   EXPECT_GE(lines.size(), 20u);
   EXPECT_LT(lines.size(), kStrangers / 4);
+}
+
+// Fewer than there may be have all descriptors: the oldest goes all the same, once it has had time
+// for its handshake.
+TEST_F(TcpStrangersCrowded, WhoHasTheLastDescriptorGoesWhenOthersWait) {
+  PlainSocket first(address());
+  PlainSocket second(address());
+  for (PlainSocket* const stranger : {&first, &second}) BeginHandshake(*stranger);
+  LogLines log;
+  DescriptorsInUse in_use;
+  in_use.GiveOneBack();
+  PlainSocket late(address());
+  late.ShakeHands(7, "test");
+  EXPECT_EQ(server.transport->stats().strangers_refused, 1u);
+  first.HearAll();
+  const std::vector<std::string> lines = log.Take();
+  EXPECT_THAT(lines, Contains(AllOf(HasSubstr("refused the connection from 127.0.0.1:"),
+                                    HasSubstr("Too many open files"))));
+}
+
+// Nor do those who wait for a descriptor cause more lines than others.
+TEST_F(TcpStrangersCrowded, TheLogStaysShortWithoutDescriptors) {
+  constexpr int kLinesMax = 20;
+  const auto begin = TestClock::now();
+  for (int i = 0; i < kLinesMax; ++i) {
+    PlainSocket stranger(address());
+    stranger.Say("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stranger.HearAll();
+  }
+  PlainSocket first(address());
+  BeginHandshake(first);
+  LogLines log;
+  DescriptorsInUse in_use;
+  in_use.GiveOneBack();
+  PlainSocket late(address());
+  late.ShakeHands(7, "test");
+  if (TestClock::now() - begin < std::chrono::seconds(10)) {
+    EXPECT_THAT(log.Take(), IsEmpty());
+  }
 }
 
 // A listener that never answers, as connecting nodes see it.

@@ -20,13 +20,17 @@ namespace {
 using boost::asio::ip::tcp;
 using boost::system::error_code;
 
-// Who is so young may be an honest process of a large job in the midst of its handshake.
 constexpr std::chrono::seconds kPatience{1};
 constexpr int kLogLinesMax = 20;
 constexpr std::chrono::seconds kLogPeriod{10};
 constexpr const char* kTlsExpected =
     "expected TLS, given none (HEDDLE_TLS_CERTIFICATE, HEDDLE_TLS_KEY, HEDDLE_TLS_AUTHORITIES)";
 constexpr const char* kCrowded = "too many connections that have not proved themselves";
+
+// Who is young may be an honest process of a large job in the midst of its handshake.
+bool IsYoung(std::chrono::steady_clock::time_point since) {
+  return std::chrono::steady_clock::now() - since < kPatience;
+}
 
 std::string AddressText(const tcp::endpoint& endpoint) {
   return JoinAddress(endpoint.address().to_string(), endpoint.port());
@@ -132,6 +136,8 @@ void Acceptor::Listen(const TcpOptions& options) {
     check(error, "listen on");
   }
   fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
+  acceptor_.non_blocking(true, error);
+  check(error, "listen on");
   const tcp::endpoint local = acceptor_.local_endpoint(error);
   check(error, "listen on");
   address_ =
@@ -139,32 +145,48 @@ void Acceptor::Listen(const TcpOptions& options) {
 }
 
 void Acceptor::Accept() {
-  acceptor_.async_accept(accepted_from_, [this](const error_code& error, tcp::socket socket) {
+  // async_accept would want a descriptor also while nobody waits.
+  acceptor_.async_wait(tcp::acceptor::wait_read, [this](const error_code& aborted) {
     reactor_.Awake();
-    if (error == boost::asio::error::operation_aborted) return;
-    if (error) {  // out of descriptors, for example: others may close theirs
-      Log(LogLevel::kWarning, "accept a connection at {}: {}", address_, error.message());
-      pause_.expires_after(std::chrono::milliseconds(100));
-      pause_.async_wait([this](const error_code& aborted) {
-        reactor_.Awake();
-        if (!aborted) Accept();
-      });
+    if (aborted || !acceptor_.is_open()) return;
+    error_code error;
+    tcp::endpoint from;
+    tcp::socket socket = acceptor_.accept(from, error);
+    if (error && error != boost::asio::error::would_block) {
+      OnNotAccepted(error);
       return;
     }
-    OnAccepted(std::move(socket));
+    if (!error) OnAccepted(std::move(socket), from);
     Accept();
   });
 }
 
-void Acceptor::OnAccepted(tcp::socket socket) {
-  if (!MakeRoom(accepted_from_.address())) {
-    NoteRefusal(AddressText(accepted_from_), kCrowded);
+void Acceptor::OnNotAccepted(const error_code& error) {
+  const bool out_of_descriptors = error == boost::system::errc::too_many_files_open ||
+                                  error == boost::system::errc::too_many_files_open_in_system;
+  if (out_of_descriptors && stranger_count_ > 0 && !IsYoung(Oldest().since)) {
+    TurnAway(Oldest(), fmt::format("{}: {}", kCrowded, error.message()));
+    Accept();
+    return;
+  }
+  Warn(fmt::format("accept a connection at {}: {}", address_, error.message()));
+  // Others may close theirs.
+  pause_.expires_after(std::chrono::milliseconds(100));
+  pause_.async_wait([this](const error_code& aborted) {
+    reactor_.Awake();
+    if (!aborted) Accept();
+  });
+}
+
+void Acceptor::OnAccepted(tcp::socket socket, const tcp::endpoint& from) {
+  if (!MakeRoom(from.address())) {
+    NoteRefusal(AddressText(from), kCrowded);
     return;
   }
   fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
   error_code ignored;
   socket.native_non_blocking(true, ignored);
-  const auto stranger = std::make_shared<Stranger>(*this, std::move(socket), accepted_from_);
+  const auto stranger = std::make_shared<Stranger>(*this, std::move(socket), from);
   stranger->limit.async_wait([this, stranger](const error_code& aborted) {
     reactor_.Awake();
     if (aborted || !stranger->socket.is_open()) return;
@@ -175,16 +197,19 @@ void Acceptor::OnAccepted(tcp::socket socket) {
 
 bool Acceptor::MakeRoom(const boost::asio::ip::address& host) {
   if (stranger_count_ < strangers_max_) return true;
+  const auto own = strangers_.find(host);
+  const std::size_t own_count = own == strangers_.end() ? 0 : own->second.size();
+  Stranger& oldest = Oldest();
+  if (IsYoung(oldest.since) && own_count + 1 >= strangers_.at(oldest.host).size()) return false;
+  TurnAway(oldest, kCrowded);
+  return true;
+}
+
+Acceptor::Stranger& Acceptor::Oldest() const {
   const auto crowd = std::max_element(
       strangers_.begin(), strangers_.end(),
       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  const auto own = strangers_.find(host);
-  const std::size_t own_count = own == strangers_.end() ? 0 : own->second.size();
-  Stranger& oldest = *crowd->second.front();
-  const bool is_young = std::chrono::steady_clock::now() - oldest.since < kPatience;
-  if (is_young && own_count + 1 >= crowd->second.size()) return false;
-  TurnAway(oldest, kCrowded);
-  return true;
+  return *crowd->second.front();
 }
 
 void Acceptor::Await(std::shared_ptr<Stranger> stranger) {
@@ -287,12 +312,16 @@ void Acceptor::TurnAway(Stranger& stranger, const std::string& why) {
 
 void Acceptor::NoteRefusal(const std::string& address, const std::string& why) {
   refused_.fetch_add(1, std::memory_order_relaxed);
+  Warn(fmt::format("refused the connection from {} to {}: {}", address, address_, why));
+}
+
+void Acceptor::Warn(const std::string& line) {
   const auto left_out = log_limit_.Take(std::chrono::steady_clock::now());
   if (!left_out) return;
   if (*left_out > 0) {
-    Log(LogLevel::kWarning, "refused {} more connections to {}", *left_out, address_);
+    Log(LogLevel::kWarning, "left out {} lines about connections to {}", *left_out, address_);
   }
-  Log(LogLevel::kWarning, "refused the connection from {} to {}: {}", address, address_, why);
+  Log(LogLevel::kWarning, "{}", line);
 }
 
 }  // namespace heddle::kvstore::dist

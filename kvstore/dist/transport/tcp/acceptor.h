@@ -4,6 +4,7 @@
 // and with one message of the handshake in memory. When there are too many, one goes to make room:
 // the oldest of the host that has most of them, so that a host cannot keep others out; the
 // newcomer, if it is of that host itself and the oldest may still be in the midst of its handshake.
+// When descriptors run out, the oldest goes once it has had some time for its handshake.
 // The log gets some lines a period about them, and their number.
 //
 // Threads: Close and the destructor after the reactor's end, between them its handlers must run
@@ -57,17 +58,22 @@ class Acceptor {
 
   void Listen(const TcpOptions& options);
   void Accept();
-  void OnAccepted(boost::asio::ip::tcp::socket socket);
+  void OnAccepted(boost::asio::ip::tcp::socket socket, const boost::asio::ip::tcp::endpoint& from);
+  void OnNotAccepted(const boost::system::error_code& error);
   // False: there is none for one more of that host.
   bool MakeRoom(const boost::asio::ip::address& host);
+  // Of the host that has most of them, of which there must be one.
+  Stranger& Oldest() const;
   void Await(std::shared_ptr<Stranger> stranger);
   void OnReadable(const std::shared_ptr<Stranger>& stranger);
   // With TLS. False: it must go on before the stranger is listened to, or has failed.
   bool ShakeTls(const std::shared_ptr<Stranger>& stranger);
   void Decide(const std::shared_ptr<Stranger>& stranger);
   void TurnAway(Stranger& stranger, const std::string& why);
-  // Counts it, and logs it as far as there is room for it.
+  // Counts it and warns.
   void NoteRefusal(const std::string& address, const std::string& why);
+  // As far as there is room for it in the log.
+  void Warn(const std::string& line);
 
   Reactor& reactor_;
   const TlsContext* const tls_;
@@ -79,7 +85,6 @@ class Acceptor {
   std::string address_;
 
   // The reactor's.
-  boost::asio::ip::tcp::endpoint accepted_from_;
   std::map<boost::asio::ip::address, std::vector<Stranger*>> strangers_;  // the oldest first
   std::size_t stranger_count_ = 0;
   LogLimit log_limit_;
