@@ -5,12 +5,26 @@
 #include <system_error>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
+namespace {
+
+// An old file may be open to others, or be a link to what is precious: the new one is another file.
+// -1, with errno.
+int OpenNew(const std::string& path) {
+  struct stat old {};
+  const bool is_own =
+      lstat(path.c_str(), &old) == 0 && S_ISREG(old.st_mode) && old.st_uid == geteuid();
+  if (is_own && unlink(path.c_str()) != 0) return -1;
+  return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+}  // namespace
 
 WireCapture::WireCapture(const std::string& name) {
   sent_.Open(name + ".sent");
@@ -24,10 +38,11 @@ WireCapture::~WireCapture() {
 
 void WireCapture::File::Open(const std::string& name) {
   path = name;
-  fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  fd = OpenNew(path);
   if (fd < 0) {
     Log(LogLevel::kWarning, "HEDDLE_WIRE_CAPTURE: capture to {}: {}", path,
-        std::generic_category().message(errno));
+        errno == EEXIST ? "expected a new file, or an old one of this user"
+                        : std::generic_category().message(errno));
     return;
   }
   const auto preamble = EncodePreamble();

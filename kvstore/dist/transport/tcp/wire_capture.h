@@ -14,8 +14,8 @@ namespace heddle::kvstore::dist {
 // Threads: Sent and Received may be called at the same time, each by one thread at a time.
 class WireCapture {
  public:
-  // Writes to "<name>.sent" and "<name>.received". What cannot be written is logged, and ends that
-  // file.
+  // Writes to "<name>.sent" and "<name>.received", in place of old files of this user. What cannot
+  // be written is logged, and ends that file.
   explicit WireCapture(const std::string& name);
   ~WireCapture();
   WireCapture(const WireCapture&) = delete;
