@@ -284,6 +284,28 @@ TEST(Tls, TheCommonNameIsNoName) {
   ExpectRefused(common, strict, told, "its certificate is not for 'localhost'");
 }
 
+// Whoever is named as an authority is one, whoever has signed its own certificate.
+TEST(Tls, AnAuthorityMayBeSignedByAnother) {
+  const TestCertificates& files = Certificates();
+  files.Run("req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout " +
+            files.Path("between.key") +
+            " -subj /CN=between -addext basicConstraints=critical,CA:true -out " +
+            files.Path("between.request"));
+  files.Run("x509 -req -in " + files.Path("between.request") + " -CA " + files.Path("ours") +
+            " -CAkey " + files.Path("ours.key") + " -CAcreateserial -copy_extensions copy -out " +
+            files.Path("between"));
+  TlsOptions under = Certificates().Make("DNS:localhost", "between");
+  under.authorities = files.Path("between");
+  TlsEnds ends(under, under);
+  ends.Shake();
+  EXPECT_TRUE(ends.open) << ends.connecting->why() << ends.accepting->why();
+  // Which does not make those authorities that stand above it.
+  TlsOptions beside = Certificates().right();
+  beside.authorities = under.authorities;
+  ExpectRefused(Certificates().right(), beside, std::string(kMine) + "no authority that it knows",
+                "its certificate is not signed by a known authority");
+}
+
 void ExpectBadFile(const TlsOptions& options, const std::string& path,
                    const std::string& expected) {
   try {

@@ -111,6 +111,8 @@ TlsContext::TlsContext(const TlsOptions& options) : options_(options), context_(
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(context, 0);
   SSL_CTX_set_default_passwd_cb(context, NoPassphrase);
+  // An authority need not have signed its own certificate.
+  X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(context), X509_V_FLAG_PARTIAL_CHAIN);
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ERR_clear_error();
   if (SSL_CTX_use_certificate_chain_file(context, options.certificate.c_str()) != 1) {
