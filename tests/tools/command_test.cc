@@ -294,6 +294,41 @@ TEST(DoctorCommand, TlsFilesThatCannotBeUsedAreAProblem) {
   }
 }
 
+// What others would say of the certificate, it says before there are others.
+TEST(DoctorCommand, ACertificateThatOthersWillNotAcceptIsAProblem) {
+  TestCertificates& certificates = TestCertificates::Shared();
+  const auto doctor = [](const kvstore::dist::TlsOptions& tls) {
+    return RunProgram({kHeddle, "doctor"},
+                      {"HEDDLE_TLS_CERTIFICATE=" + tls.certificate, "HEDDLE_TLS_KEY=" + tls.key,
+                       "HEDDLE_TLS_AUTHORITIES=" + tls.authorities, "HEDDLE_TLS_NAME=" + tls.name});
+  };
+  const auto usable_for = [&](const std::string& usage) {
+    return certificates.Make("DNS:job -addext extendedKeyUsage=" + usage);
+  };
+  kvstore::dist::TlsOptions named = usable_for("clientAuth,serverAuth");
+  EXPECT_EQ(doctor(named).status, 0) << doctor(named).output;
+  named.name = "job";
+  EXPECT_EQ(doctor(named).status, 0) << doctor(named).output;
+  kvstore::dist::TlsOptions other_name = named;
+  other_name.name = "elsewhere";
+  certificates.Run("x509 -in " + certificates.Path("ours") + " -signkey " +
+                   certificates.Path("ours.key") + " -days -1 -out " +
+                   certificates.Path("old_ours"));
+  kvstore::dist::TlsOptions old_authority = named;
+  old_authority.authorities = certificates.Path("old_ours");
+  const std::pair<kvstore::dist::TlsOptions, std::string> problems[] = {
+      {certificates.Make("DNS:job", "theirs"), " is not signed by a known authority"},
+      {usable_for("serverAuth"), " may not be used by processes that connect (keyUsage, "},
+      {usable_for("clientAuth"), " may not be used by processes that listen (keyUsage, "},
+      {old_authority, " is signed by one that has expired"},
+      {other_name, " is not for 'elsewhere' (HEDDLE_TLS_NAME)"}};
+  for (const auto& [tls, problem] : problems) {
+    const ProgramResult result = doctor(tls);
+    EXPECT_EQ(result.status, 1) << problem;
+    EXPECT_THAT(result.output, HasSubstr("PROBLEM: " + tls.certificate + problem));
+  }
+}
+
 TEST(DoctorCommand, ALimitOfOpenFilesBelowWhatTheJobMayNeedIsAProblem) {
   const auto doctor = [](const std::string& workers) {
     return RunProgram({"/bin/sh", "-c", "ulimit -n 256; exec " + std::string(kHeddle) + " doctor"},

@@ -57,10 +57,10 @@ int CheckTls(const DistOptions& options, const Report& report) {
   const kvstore::dist::TlsOptions tls = kvstore::dist::TcpOptionsOf(options).tls;
   if (!tls.enabled()) return 0;
   try {
-    const std::string validity = kvstore::dist::TlsContext(tls).ValidityProblem();
-    report("TLS", validity.empty() ? "certificate, key and authorities fit together"
-                                   : fmt::format("PROBLEM: {} {}", tls.certificate, validity));
-    return validity.empty() ? 0 : 1;
+    const std::string problem = kvstore::dist::TlsContext(tls).OwnProblem();
+    report("TLS", problem.empty() ? "certificate, key and authorities fit together"
+                                  : fmt::format("PROBLEM: {} {}", tls.certificate, problem));
+    return problem.empty() ? 0 : 1;
   } catch (const Error& error) {
     report("TLS", fmt::format("PROBLEM: {}", error.what()));
     return 1;

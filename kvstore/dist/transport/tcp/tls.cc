@@ -95,6 +95,34 @@ const char* AlertText(int alert) {
   }
 }
 
+// A name or an address, of the subjectAltName alone; empty: any.
+void Expect(const std::string& name, X509_VERIFY_PARAM* wanted) {
+  if (name.empty()) return;
+  X509_VERIFY_PARAM_set_hostflags(wanted, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);
+  if (X509_VERIFY_PARAM_set1_ip_asc(wanted, name.c_str()) == 1) return;
+  CHECK(X509_VERIFY_PARAM_set1_host(wanted, name.data(), name.size()) == 1);
+}
+
+// What is wrong with a certificate, in words that make sense behind "its certificate".
+std::string VerdictText(int verdict, const std::string& expected_name) {
+  switch (verdict) {
+    case X509_V_ERR_HOSTNAME_MISMATCH:
+    case X509_V_ERR_IP_ADDRESS_MISMATCH:
+      return fmt::format("is not for '{}' (HEDDLE_TLS_NAME)", expected_name);
+    case X509_V_ERR_CERT_HAS_EXPIRED:
+      return "has expired";
+    case X509_V_ERR_CERT_NOT_YET_VALID:
+      return "is not valid yet";
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
+    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
+    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
+    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
+      return "is not signed by a known authority (HEDDLE_TLS_AUTHORITIES)";
+    default:
+      return fmt::format("was not accepted: {}", X509_verify_cert_error_string(verdict));
+  }
+}
+
 }  // namespace
 
 // ---- Contexts
@@ -129,10 +157,31 @@ TlsContext::TlsContext(const TlsOptions& options) : options_(options), context_(
   }
 }
 
-std::string TlsContext::ValidityProblem() const {
-  const X509* const certificate = SSL_CTX_get0_certificate(context_.get());
-  if (X509_cmp_current_time(X509_get0_notBefore(certificate)) > 0) return "is not valid yet";
-  if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) return "has expired";
+std::string TlsContext::OwnProblem() const {
+  SSL_CTX* const context = context_.get();
+  STACK_OF(X509)* chain = nullptr;
+  SSL_CTX_get0_chain_certs(context, &chain);
+  for (const bool connects : {true, false}) {
+    const std::unique_ptr<X509_STORE_CTX, decltype(&X509_STORE_CTX_free)> check(
+        X509_STORE_CTX_new(), X509_STORE_CTX_free);
+    // As TLS does at the other end.
+    CHECK(X509_STORE_CTX_init(check.get(), SSL_CTX_get_cert_store(context),
+                              SSL_CTX_get0_certificate(context), chain) == 1);
+    CHECK(X509_STORE_CTX_set_default(check.get(), connects ? "ssl_client" : "ssl_server") == 1);
+    X509_VERIFY_PARAM* const wanted = X509_STORE_CTX_get0_param(check.get());
+    X509_VERIFY_PARAM_set_auth_level(wanted, SSL_CTX_get_security_level(context));
+    CHECK(X509_VERIFY_PARAM_set1(wanted, SSL_CTX_get0_param(context)) == 1);
+    Expect(options_.name, wanted);
+    if (X509_verify_cert(check.get()) == 1) continue;
+    const int verdict = X509_STORE_CTX_get_error(check.get());
+    const std::string what =
+        verdict == X509_V_ERR_INVALID_PURPOSE
+            ? fmt::format("may not be used by processes that {} (keyUsage, extendedKeyUsage)",
+                          connects ? "connect" : "listen")
+            : VerdictText(verdict, options_.name);
+    const bool is_of_authority = X509_STORE_CTX_get_error_depth(check.get()) > 0;
+    return is_of_authority ? "is signed by one that " + what : what;
+  }
   return {};
 }
 
@@ -161,12 +210,7 @@ TlsStream::TlsStream(ssl_st* ssl, int fd, std::string expected_name)
   const int yes = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   SSL_set_bio(ssl, BIO_new_socket(fd, BIO_NOCLOSE), NewVectorBio(&encrypted_));
-  if (expected_name_.empty()) return;
-  X509_VERIFY_PARAM* const wanted = SSL_get0_param(ssl);
-  // Names are those of the subjectAltName, also where there is none.
-  X509_VERIFY_PARAM_set_hostflags(wanted, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);
-  if (X509_VERIFY_PARAM_set1_ip_asc(wanted, expected_name_.c_str()) == 1) return;
-  CHECK(X509_VERIFY_PARAM_set1_host(wanted, expected_name_.data(), expected_name_.size()) == 1);
+  Expect(expected_name_, SSL_get0_param(ssl));
 }
 
 TlsStream::State TlsStream::Shake() {
@@ -337,26 +381,9 @@ std::string TlsStream::ExplainLocked() const {
   if (reason == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE) {
     return "expected a certificate, given none (HEDDLE_TLS_CERTIFICATE)";
   }
-  const long verdict = SSL_get_verify_result(ssl_.get());
-  switch (verdict) {
-    case X509_V_OK:
-      return fmt::format("TLS failed: {}", LastError());
-    case X509_V_ERR_HOSTNAME_MISMATCH:
-    case X509_V_ERR_IP_ADDRESS_MISMATCH:
-      return fmt::format("its certificate is not for '{}' (HEDDLE_TLS_NAME)", expected_name_);
-    case X509_V_ERR_CERT_HAS_EXPIRED:
-      return "its certificate has expired";
-    case X509_V_ERR_CERT_NOT_YET_VALID:
-      return "its certificate is not valid yet";
-    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
-    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
-    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
-    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
-      return "its certificate is not signed by a known authority (HEDDLE_TLS_AUTHORITIES)";
-    default:
-      return fmt::format("its certificate was not accepted: {}",
-                         X509_verify_cert_error_string(verdict));
-  }
+  const auto verdict = static_cast<int>(SSL_get_verify_result(ssl_.get()));
+  if (verdict == X509_V_OK) return fmt::format("TLS failed: {}", LastError());
+  return "its certificate " + VerdictText(verdict, expected_name_);
 }
 
 }  // namespace heddle::kvstore::dist

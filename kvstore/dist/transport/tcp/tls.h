@@ -110,8 +110,9 @@ class TlsContext {
   std::unique_ptr<TlsStream> Connecting(int fd, const std::string& host) const;
   std::unique_ptr<TlsStream> Accepting(int fd) const;
 
-  // Why others will not accept the certificate today: "has expired", "is not valid yet"; or empty.
-  std::string ValidityProblem() const;
+  // Why others with the same authorities will not accept the certificate today, such as "has
+  // expired"; or empty.
+  std::string OwnProblem() const;
 
  private:
   struct ContextFree {
