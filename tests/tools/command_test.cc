@@ -335,6 +335,7 @@ TEST(DoctorCommand, ALimitOfOpenFilesBelowWhatTheJobMayNeedIsAProblem) {
                       {"HEDDLE_JOB_WORKERS=" + workers, "HEDDLE_JOB_SERVERS=1"});
   };
   EXPECT_EQ(doctor("4").status, 0);
+  EXPECT_EQ(doctor("25").status, 1);  // each may be one of this host, and cost six
   const ProgramResult result = doctor("1000");
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.output, HasSubstr("256 at most"));

@@ -73,8 +73,9 @@ std::string Bytes(rlim_t limit) {
 }
 
 int CheckLimits(const DistOptions& options, const Report& report) {
-  // Each process may have connections to all others, a few to some, and its own files.
-  constexpr rlim_t kOwn = 128, kPerPeer = 4;
+  // Each process may have connections to all others, with shared memory to those of its host, and
+  // its own files.
+  constexpr rlim_t kOwn = 128, kPerPeer = 6;
   const auto peers = static_cast<rlim_t>(std::max(options.num_workers, 0)) +
                      static_cast<rlim_t>(std::max(options.num_servers, 0)) + 1;
   const rlim_t needed = kOwn + kPerPeer * peers;
