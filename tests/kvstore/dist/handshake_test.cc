@@ -89,6 +89,17 @@ TEST(Handshake, AnotherJobIsRefused) {
   ExpectRefused(Make(Of(kWorker2, "job"), Of(kServer1, "other")), "wrong job");
 }
 
+// Who has not proved the token is told no more of it than fits into the answer.
+TEST(Handshake, ALongJobIdIsToldInPart) {
+  Handshakes ends = Make(Of(kWorker2, "job"), Of(kServer1, "no\njob" + std::string(5000, 'x')));
+  const std::string answer = Give(ends.connecting.Start(), ends.accepting);
+  EXPECT_LT(answer.size(), 500u);
+  Give(answer, ends.connecting);
+  EXPECT_TRUE(ends.connecting.refused_by_peer()) << ends.connecting.why();
+  EXPECT_THAT(ends.connecting.why(),
+              testing::MatchesRegex("it refused: wrong job: .* id 'no\\?jobx+'"));
+}
+
 TEST(Handshake, AnotherTokenIsRefused) {
   ExpectRefused(Make(Of(kWorker2, "job", "secret1"), Of(kServer1, "job", "secret2")),
                 "wrong token");

@@ -60,9 +60,12 @@ std::string PreambleText() {
   return {reinterpret_cast<const char*>(preamble.data()), preamble.size()};
 }
 
-// What a stranger wrote, fit for a log.
-std::string Printable(std::string_view text) {
-  std::string printable(text.substr(0, 512));
+// Of what a stranger wrote in a log, of the job's id in an answer to strangers.
+constexpr std::size_t kWordsMax = 512, kJobIdMax = 256;
+
+// The beginning of it, fit for a log.
+std::string Printable(std::string_view text, std::size_t bytes_max) {
+  std::string printable(text.substr(0, bytes_max));
   for (char& c : printable) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   }
@@ -182,7 +185,7 @@ std::string Handshake::OnMessage() {
     ErrorBody error;
     refused_by_peer_ = true;
     state_ = State::kFailed;
-    why_ = Decode(message_.meta, &error) ? "it refused: " + Printable(error.message)
+    why_ = Decode(message_.meta, &error) ? "it refused: " + Printable(error.message, kWordsMax)
                                          : "it refused, and its reason cannot be read";
     return {};
   }
@@ -232,7 +235,8 @@ std::string Handshake::OnHello(Kind expected, std::string answer_if_right) {
 std::string Handshake::CheckPeer() const {
   if (!refusal_.empty()) return refusal_;
   if (peer_.job != Sha256(self_.job_id)) {
-    return fmt::format("wrong job: expected the one with the id '{}'", self_.job_id);
+    return fmt::format("wrong job: expected the one with the id '{}'",
+                       Printable(self_.job_id, kJobIdMax));
   }
   const bool has_token = !self_.token.empty();
   if (peer_.has_token != has_token) {
