@@ -1,12 +1,16 @@
 #include "tools/heddle/line_relay.h"
 
 #include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "tools/heddle/process_tree.h"
@@ -67,20 +71,85 @@ TEST_F(LineRelayTest, WhatIsPresentIsReadAndTheEndIsSeen) {
   EXPECT_EQ(ReadAll(to_.read), "[a] one\n[a] two\n");
 }
 
-TEST_F(LineRelayTest, AReaderThatDoesNotReadIsNotWaitedFor) {
+struct Ends {
+  FileDescriptor read, write;
+};
+
+Ends PipeEnds() {
+  Pipe pipe;
+  return {std::move(pipe.read), std::move(pipe.write)};
+}
+
+Ends SocketEnds() {
+  std::array<int, 2> ends;
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+// As terminals are, it puts a "\\r" before a line's end.
+Ends TerminalEnds() {
+  Ends ends;
+  ends.read = FileDescriptor(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  EXPECT_EQ(grantpt(ends.read.get()), 0);
+  EXPECT_EQ(unlockpt(ends.read.get()), 0);
+  ends.write = FileDescriptor(open(ptsname(ends.read.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  termios settings{};
+  EXPECT_EQ(tcgetattr(ends.write.get(), &settings), 0);
+  cfmakeraw(&settings);
+  settings.c_oflag = OPOST | ONLCR;
+  EXPECT_EQ(tcsetattr(ends.write.get(), TCSANOW, &settings), 0);
+  return ends;
+}
+
+struct Output {
+  std::string name;
+  Ends (*make)();
+};
+
+class LineSinkTest : public ::testing::TestWithParam<Output> {};
+
+TEST_P(LineSinkTest, AReaderThatDoesNotReadIsNotWaitedFor) {
+  const Ends ends = GetParam().make();
+  LineSink sink(ends.write.get());
   std::string expected, taken;
-  while (!sink_.full()) {
-    sink_.Append("[a] ", std::string(1000, 'x'));
-    expected += "[a] " + std::string(1000, 'x') + "\n";
-    sink_.WriteSome();  // returns, although nobody reads
+  while (!sink.full()) {
+    sink.Append("[a] ", std::string(70, 'x'));
+    expected += "[a] " + std::string(70, 'x') + "\n";
+    sink.WriteSome();  // returns, although nobody reads
   }
-  while (!sink_.empty()) {
-    taken += ReadAll(to_.read);
-    sink_.WriteSome();
-    EXPECT_EQ(fcntl(to_.write.get(), F_GETFL) & O_NONBLOCK, 0) << "others share the descriptor";
+  while (taken.size() < expected.size()) {
+    sink.WriteSome();
+    taken += ReadAll(ends.read);
+    std::erase(taken, '\r');
+    ASSERT_EQ(fcntl(ends.write.get(), F_GETFL) & O_NONBLOCK, 0) << "others share the descriptor";
   }
-  taken += ReadAll(to_.read);
   EXPECT_TRUE(taken == expected);
+  EXPECT_TRUE(sink.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Outputs, LineSinkTest,
+                         ::testing::Values(Output{"Pipe", &PipeEnds}, Output{"Socket", &SocketEnds},
+                                           Output{"Terminal", &TerminalEnds}),
+                         [](const auto& info) { return info.param.name; });
+
+// Opened anew it would be that of another terminal.
+TEST(LineSink, TheOuterEndOfATerminalIsWrittenToItself) {
+  const Ends ends = TerminalEnds();
+  LineSink sink(ends.read.get());
+  sink.Append("", "one");
+  sink.WriteSome();
+  std::array<char, 4> buffer;
+  ASSERT_EQ(read(ends.write.get(), buffer.data(), buffer.size()), 4);
+  EXPECT_EQ(std::string(buffer.data(), buffer.size()), "one\n");
+}
+
+TEST(LineSink, WhatIsOpenForReadingAloneIsNotWrittenTo) {
+  const Ends ends = TerminalEnds();
+  const FileDescriptor reading(open(ptsname(ends.read.get()), O_RDONLY | O_NOCTTY | O_CLOEXEC));
+  LineSink sink(reading.get());
+  sink.Append("", "one");
+  sink.WriteSome();
+  EXPECT_EQ(sink.error(), EBADF);
 }
 
 TEST_F(LineRelayTest, WithoutAReaderAllIsDropped) {

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include <sys/types.h>
+
 #include "tools/heddle/file_descriptor.h"
 
 namespace heddle::tools {
@@ -18,7 +20,7 @@ namespace heddle::tools {
 // What is to be written to one descriptor, which it borrows.
 class LineSink {
  public:
-  explicit LineSink(int fd) : fd_(fd) {}
+  explicit LineSink(int fd);
 
   void Append(std::string_view prefix, std::string_view line);  // adds the line's end
   void AppendBytes(std::string_view bytes);
@@ -36,7 +38,11 @@ class LineSink {
  private:
   static constexpr std::size_t kBytesMax = 1 << 20;
 
+  ssize_t Write(const char* data, std::size_t bytes) const;
+
   int fd_;
+  FileDescriptor reopened_;  // the same pipe or terminal, for writes that do not block; may be none
+  bool is_socket_ = false;
   std::string text_;
   int error_ = 0;
 };

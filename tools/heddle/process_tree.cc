@@ -163,6 +163,7 @@ StartedProcess StartProcess(const Command& command) {
   started.in = std::move(to_in);
   started.out = std::move(out.read);
   started.err = std::move(err.read);
+  if (started.in) fcntl(started.in.get(), F_SETFL, O_NONBLOCK);
   fcntl(started.out.get(), F_SETFL, O_NONBLOCK);
   fcntl(started.err.get(), F_SETFL, O_NONBLOCK);
   return started;

@@ -28,7 +28,7 @@ struct Command {
 
 struct StartedProcess {
   pid_t pid = -1;
-  FileDescriptor in;        // of a program with input
+  FileDescriptor in;        // of a program with input; never blocks
   FileDescriptor out, err;  // what it writes; never block
   int error = 0;            // errno if the program could not be run; then there is no process
 };
