@@ -183,5 +183,34 @@ TEST_F(LineRelayTest, AVeryLongLineIsShownInPieces) {
   EXPECT_EQ(letters, 40u * 60'000 + lines) << "each line has the a of [a]";
 }
 
+// As the keeper of a host does it, and the launcher with what comes from it.
+TEST_F(LineRelayTest, PiecesOfALineThatIsShownTwiceAreNotCutOnceMore) {
+  std::string shown;
+  Pipe between;
+  fcntl(between.read.get(), F_SETFL, O_NONBLOCK);
+  LineSink inner_sink(between.write.get());
+  LineSource inner(std::move(from_.read), "[a] ", inner_sink);
+  LineSource outer(
+      std::move(between.read),
+      [&shown](std::string_view line, LineSink&) { shown.append(line.substr(0, 4)).append("\n"); },
+      sink_, LineSource::kShownLineBytesMax);
+  const auto pass_on = [&] {
+    while (inner.ReadSome()) continue;
+    for (; !inner_sink.empty(); inner_sink.WriteSome()) {
+      while (outer.ReadSome()) continue;
+    }
+  };
+  // Of sizes that make the pieces longer than the bound.
+  for (int i = 0; i < 80; ++i) {
+    Write(from_.write, std::string(65'000, 'x'));
+    pass_on();
+  }
+  from_.write.Close();
+  pass_on();
+  outer.ReadPresent();
+  outer.Finish();
+  EXPECT_EQ(shown, "[a] \n[a] \n[a] \n[a] \n[a] \n");
+}
+
 }  // namespace
 }  // namespace heddle::tools

@@ -174,7 +174,7 @@ LineSource JobKeeper::Source(const Task& task, FileDescriptor fd, LineSink& sink
           [this, name = task.name, works = task.works](std::string_view line, LineSink& to) {
             ShowCarried(name, works, line, to);
           },
-          sink};
+          sink, LineSource::kShownLineBytesMax};
 }
 
 void JobKeeper::ShowCarried(const std::string& carrier, bool works, std::string_view line,

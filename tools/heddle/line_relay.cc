@@ -109,7 +109,7 @@ void LineSource::TakeLines() {
     show_(std::string_view(partial_).substr(begin, end - begin), *sink_);
   }
   partial_.erase(0, begin);
-  if (partial_.size() < kLineBytesMax) return;
+  if (partial_.size() < line_bytes_max_) return;
   show_(partial_, *sink_);
   partial_.clear();
 }

@@ -53,9 +53,16 @@ class LineSource {
   // What becomes of a line.
   using Show = std::function<void(std::string_view line, LineSink& sink)>;
 
+  // A line that grows longer than this is shown in pieces, each a line.
+  static constexpr std::size_t kLineBytesMax = 1 << 20;
+  // What comes from a process that shows lines so itself: longer than a piece with its prefix, so
+  // that it is not cut once more, and its rest taken for a line without a prefix.
+  static constexpr std::size_t kShownLineBytesMax = 2 * kLineBytesMax;
+
   // `fd` does not block. The sink outlives this.
-  LineSource(FileDescriptor fd, Show show, LineSink& sink)
-      : fd_(std::move(fd)), show_(std::move(show)), sink_(&sink) {}
+  LineSource(FileDescriptor fd, Show show, LineSink& sink,
+             std::size_t line_bytes_max = kLineBytesMax)
+      : fd_(std::move(fd)), show_(std::move(show)), sink_(&sink), line_bytes_max_(line_bytes_max) {}
   LineSource(FileDescriptor fd, std::string prefix, LineSink& sink)
       : LineSource(
             std::move(fd),
@@ -77,8 +84,6 @@ class LineSource {
   const LineSink& sink() const { return *sink_; }
 
  private:
-  // A line longer than this is shown in pieces, each a line.
-  static constexpr std::size_t kLineBytesMax = 1 << 20;
   static constexpr std::size_t kReadBytesMax = 1 << 16;
 
   void TakeLines();
@@ -86,6 +91,7 @@ class LineSource {
   FileDescriptor fd_;
   Show show_;
   LineSink* sink_;
+  std::size_t line_bytes_max_;
   std::string partial_;  // a line whose end has not come
 };
 
