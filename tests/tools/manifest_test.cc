@@ -1,5 +1,6 @@
 // What `heddle launch` prints for clusters that start a job themselves. The texts are taken apart
 // as the clusters' documentation describes them; nothing of them has been run by a cluster.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,61 @@ TEST(Manifests, OptionsThatAClusterDoesNotFollowAreNamed) {
        {"--all-roles", "--cpus=2", "--memory=64", "--scheduler-command=schedule",
         "--server-command=serve", "--token-file=hdfs:///secret"}) {
     refused("kubernetes", {"--image", "i"}, option);
+  }
+}
+
+// A job without the settings of TLS that it was launched with would speak in plain text.
+TEST(Manifests, TheSettingsHereArePassedOnUnderThoseThatAreGiven) {
+  const Strings here = {"HEDDLE_TLS_CERTIFICATE=/tls/job.pem",
+                        "DMLC_PS_WATCH=1",
+                        "MXNET_KVSTORE_BIGARRAY_BOUND=10",
+                        "OMP_NUM_THREADS=4",
+                        "HEDDLE_LOG_LEVEL=info",
+                        "EMPTY=full",
+                        "OTHER=1",
+                        "PYTHONPATH=/here",
+                        "HEDDLE_NODE_HOST=here",
+                        "HEDDLE_TOKEN=secret of another job",
+                        "HEDDLE_RANK=7"};
+  const auto printed = [&here](const std::string& launcher, const Strings& options) {
+    Strings command = {kHeddle, "launch", "--launcher", launcher, "-n", "1"};
+    command.insert(command.end(), options.begin(), options.end());
+    for (const char* const word :
+         {"--env", "HEDDLE_LOG_LEVEL=debug", "--env", "EMPTY=", "--", "train"}) {
+      command.emplace_back(word);
+    }
+    const ProgramResult result = RunProgram(command, here);
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_THAT(result.output, Not(HasSubstr("secret of another job")));
+    return json::parse(result.output);
+  };
+  std::vector<json> environments;
+  const json service = printed("yarn", {"--token-file", "hdfs:///secret"});
+  for (const json& component : service.at("components")) {
+    environments.push_back(component.at("configuration").at("env"));
+  }
+  const json job = Kind(printed("kubernetes", {"--image", "i"}), "Job");
+  const json& pod = job.at("spec").at("template").at("spec");
+  json& of_pods = environments.emplace_back(json::object());
+  for (const json& entry : pod.at("containers").at(0).at("env")) {
+    EXPECT_FALSE(of_pods.contains(entry.at("name"))) << "twice: " << entry;
+    of_pods[entry.at("name").get<std::string>()] = entry.at("value");
+  }
+  ASSERT_EQ(environments.size(), 4u);
+  for (const json& environment : environments) {
+    for (const auto& [name, value] :
+         std::map<std::string, std::string>{{"HEDDLE_TLS_CERTIFICATE", "/tls/job.pem"},
+                                            {"DMLC_PS_WATCH", "1"},
+                                            {"MXNET_KVSTORE_BIGARRAY_BOUND", "10"},
+                                            {"OMP_NUM_THREADS", "4"},
+                                            {"HEDDLE_LOG_LEVEL", "debug"},
+                                            {"EMPTY", ""}}) {
+      EXPECT_EQ(environment.value(name, "not there"), value) << name;
+    }
+    for (const char* const name : {"OTHER", "PYTHONPATH", "HEDDLE_NODE_HOST"}) {
+      EXPECT_FALSE(environment.contains(name)) << name;
+    }
+    EXPECT_NE(environment.value("HEDDLE_RANK", ""), "7");
   }
 }
 

@@ -20,14 +20,29 @@ namespace {
 using nlohmann::json;
 
 constexpr std::array<std::string_view, 4> kPrefixes = {"HEDDLE_", "DMLC_", "MXNET_", "OMP_"};
-constexpr std::array<std::string_view, 4> kNames = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH",
+constexpr std::array<std::string_view, 4> kPaths = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH",
                                                     "VIRTUAL_ENV"};
 
-bool IsPassedOn(std::string_view name) {
-  if (IsOfLauncher(name) || IsOfOnePlace(name)) return false;
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
+bool IsSetting(std::string_view name) {
+  return !IsOfLauncher(name) && !IsOfOnePlace(name) &&
          std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [name](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+bool IsPath(std::string_view name) {
+  return std::find(kPaths.begin(), kPaths.end(), name) != kPaths.end();
+}
+
+template <class Wanted>
+std::vector<Variable> VariablesHere(const Wanted& wanted) {
+  std::vector<Variable> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t end = text.find('=');
+    if (end == std::string_view::npos || !wanted(text.substr(0, end))) continue;
+    variables.emplace_back(text.substr(0, end), text.substr(end + 1));
+  }
+  return variables;
 }
 
 std::vector<std::string> NamesOf(const std::vector<Host>& hosts) {
@@ -141,15 +156,10 @@ std::string ReadFramed(int fd) {
   return text;
 }
 
+std::vector<Variable> SettingsPassedOn() { return VariablesHere(IsSetting); }
+
 std::vector<Variable> PassedOn() {
-  std::vector<Variable> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::size_t end = text.find('=');
-    if (end == std::string_view::npos || !IsPassedOn(text.substr(0, end))) continue;
-    variables.emplace_back(text.substr(0, end), text.substr(end + 1));
-  }
-  return variables;
+  return VariablesHere([](std::string_view name) { return IsSetting(name) || IsPath(name); });
 }
 
 JobPart MakeJobPart(const Job& job, DistRole role, const std::vector<Host>& hosts,

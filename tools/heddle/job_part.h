@@ -28,8 +28,11 @@ std::string Framed(const std::string& text);
 // Reads it, and nothing of what follows. Throws IoError if it ends early.
 std::string ReadFramed(int fd);
 
-// The variables of this process that its job has on other hosts too: HEDDLE_*, DMLC_*, MXNET_* and
-// OMP_* that say nothing about a process or its machine, PATH, LD_LIBRARY_PATH, PYTHONPATH and
+// The variables of this process that its job has elsewhere too: HEDDLE_*, DMLC_*, MXNET_* and OMP_*
+// that say nothing about a process or its machine.
+std::vector<Variable> SettingsPassedOn();
+
+// Those, and on other hosts, whose folders are as here, PATH, LD_LIBRARY_PATH, PYTHONPATH and
 // VIRTUAL_ENV.
 std::vector<Variable> PassedOn();
 

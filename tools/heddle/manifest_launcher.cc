@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <cstdio>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "tools/heddle/job_part.h"
 #include "tools/heddle/launcher.h"
 
 namespace heddle::tools {
@@ -45,6 +47,15 @@ void CheckNothingElse(const Job& job, std::string_view launcher) {
         "launcher {} only prints what the cluster starts: expected no hosts and no --launcher-arg",
         launcher));
   }
+}
+
+// With the settings of this process under those of the user. Its paths stay here: containers have
+// folders of their own.
+Job WithSettings(Job job) {
+  std::vector<Variable> environment = SettingsPassedOn();
+  environment.insert(environment.end(), job.environment.begin(), job.environment.end());
+  job.environment = std::move(environment);
+  return job;
 }
 
 void Print(const ordered_json& description) {
@@ -88,7 +99,7 @@ class KubernetesLauncher final : public ManifestLauncher {
     }
     Print({{"apiVersion", "v1"},
            {"kind", "List"},
-           {"items", {Secret(job), Service(job), IndexedJob(job)}}});
+           {"items", {Secret(job), Service(job), IndexedJob(WithSettings(job))}}});
     return 0;
   }
 
@@ -151,13 +162,13 @@ class KubernetesLauncher final : public ManifestLauncher {
                             "--root-port", std::to_string(RootPort(job)),
                             "--"};
     for (const std::string& word : job.worker) command.push_back(Escaped(word));
+    std::map<std::string, std::string> variables = {
+        {"HEDDLE_TOKEN_FILE", fmt::format("{}/token", kFolder)}, {"HEDDLE_JOB_ID", job.id}};
+    for (const auto& [name, value] : job.environment) variables.insert_or_assign(name, value);
     ordered_json environment = ordered_json::array();
-    const auto set = [&](const std::string& name, const std::string& value) {
+    for (const auto& [name, value] : variables) {
       environment.push_back({{"name", name}, {"value", Escaped(value)}});
-    };
-    set("HEDDLE_TOKEN_FILE", fmt::format("{}/token", kFolder));
-    set("HEDDLE_JOB_ID", job.id);
-    for (const auto& [name, value] : job.environment) set(name, value);
+    }
     return {
         {"name", "heddle"},
         {"image", job.image},
@@ -180,9 +191,10 @@ class YarnLauncher final : public ManifestLauncher {
           "launcher yarn: expected --token-file, where the job's token is in a file system of the "
           "cluster: hdfs://...");
     }
-    ordered_json components = {Component(job, DistRole::kScheduler, 1, job.scheduler),
-                               Component(job, DistRole::kServer, job.num_servers, job.server),
-                               Component(job, DistRole::kWorker, job.num_workers, job.worker)};
+    const Job whole = WithSettings(job);
+    ordered_json components = {Component(whole, DistRole::kScheduler, 1, job.scheduler),
+                               Component(whole, DistRole::kServer, job.num_servers, job.server),
+                               Component(whole, DistRole::kWorker, job.num_workers, job.worker)};
     Print({{"name", job.name}, {"version", "1.0"}, {"components", std::move(components)}});
     return 0;
   }
@@ -200,7 +212,8 @@ class YarnLauncher final : public ManifestLauncher {
     const std::string root = "scheduler-0.${SERVICE_NAME}.${USER}.${DOMAIN}";
     ordered_json environment = ordered_json::object();
     for (const auto& [variable, value] : EnvironmentOf(job, {.role = role}, root, RootPort(job))) {
-      if (!value.empty() && variable != "HEDDLE_TOKEN") environment[variable] = value;
+      const bool is_unset = value.empty() && IsOfLauncher(variable);
+      if (!is_unset && variable != "HEDDLE_TOKEN") environment[variable] = value;
     }
     for (const char* const variable : {"HEDDLE_LOCAL_RANK", "HEDDLE_LOCAL_SIZE"}) {
       environment.erase(variable);  // where it puts them, YARN alone knows
