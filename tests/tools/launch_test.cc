@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -472,6 +473,31 @@ TEST_F(LaunchSignalTest, UserSignal1AsksAllRolesForTheirState) {
               IsEmpty());
   launcher.Signal(SIGTERM);
   EXPECT_EQ(launcher.Wait().status, 128 + SIGTERM);
+}
+
+TEST_F(LaunchSignalTest, UserSignal1DoesNotEndAJobThatIsAboutToStart) {
+  const TempFolder folder;
+  const std::string hosts = folder / "hosts";
+  RunProgram({"mkfifo", hosts});
+  RunningProgram launcher(
+      Launch({"-n", "1", "--launcher", "ssh", "--hosts-file", hosts}, {"true"}));
+  std::ofstream file(hosts);  // the launcher reads it now
+  launcher.Signal(SIGUSR1);
+  file << "node slots=none\n";
+  file.close();
+  const ProgramResult result = launcher.Wait();
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("slots"));
+}
+
+TEST_F(LaunchSignalTest, UserSignal1ChangesNothingAtTheEndOfAJob) {
+  for (int i = 0; i < 20; ++i) {
+    RunningProgram launcher(Launch({"-n", "1"}, {"echo", "ready"}));
+    ASSERT_THAT(launcher.ReadLine(), HasSubstr("ready"));
+    std::optional<int> status;
+    while (!(status = launcher.Ended())) launcher.Signal(SIGUSR1);
+    ASSERT_EQ(*status, 0);
+  }
 }
 
 // Worker 1 fails once worker 0 is ready for what follows.

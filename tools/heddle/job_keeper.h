@@ -74,6 +74,10 @@ struct KeeperOptions {
   bool is_part = false;                     // tells of failures to the keeper of the whole
 };
 
+// Until this process ends, SIGUSR1 waits for KeepTasks, and does not end what cannot take it: a job
+// that is about to start, or whose processes have just ended.
+void HoldBackUserSignal();
+
 // Runs tasks to their end, in a keeper of their own that this process watches, and returns the
 // exit status (see Launcher::Run). `signals`: a descriptor whose bytes are signals that ask to
 // stop, as does its end, or for the state (SIGUSR1); -1: none. Throws IoError if nothing was

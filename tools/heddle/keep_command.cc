@@ -51,6 +51,7 @@ std::string TakeVariable(const std::string& name) {
 
 // Returns the exit status.
 int Keep(const KeepArguments& arguments) {
+  HoldBackUserSignal();
   const bool from_stdin = arguments.job_variable.empty();
   // Without a pipe to say so, the end of what started this process is the end of this part.
   if (!from_stdin) prctl(PR_SET_PDEATHSIG, SIGTERM);

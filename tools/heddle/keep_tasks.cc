@@ -63,6 +63,13 @@ int WatchKeeper(pid_t keeper, const BlockedSignals& signals, const FileDescripto
 
 }  // namespace
 
+void HoldBackUserSignal() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
 int KeepTasks(std::vector<Task> tasks, const KeeperOptions& options, int signals) {
   Pipe pipe;
   const BlockedSignals blocked;

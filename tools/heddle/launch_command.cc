@@ -18,6 +18,7 @@
 #include "base/env.h"
 #include "tools/heddle/commands.h"
 #include "tools/heddle/hosts.h"
+#include "tools/heddle/job_keeper.h"
 #include "tools/heddle/launcher.h"
 #include "tools/heddle/program_words.h"
 #include "tools/heddle/seconds_option.h"
@@ -200,6 +201,7 @@ void AddLaunchCommand(CLI::App& app, const std::vector<std::string>& taken) {
       ->required();
   launch->positionals_at_end();
   launch->callback([arguments, launch, &taken] {
+    HoldBackUserSignal();
     arguments->program = WholeProgram(arguments->program, taken);
     const std::unique_ptr<Launcher> launcher = MakeLauncher(arguments->launcher);
     CheckOptions(*launch, arguments->launcher, *launcher);
