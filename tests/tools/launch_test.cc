@@ -757,6 +757,17 @@ TEST_F(LaunchTest, ARootHostThatIsNotThisMachinesIsNamedWithItsOption) {
               AllOf(HasSubstr("root_host 192.0.2.1 (--root-host)"), HasSubstr("this machine")));
 }
 
+// Servers used to die of it, by a message that named another setting.
+TEST_F(LaunchTest, TheAddressOfAllInterfacesIsNoRootHost) {
+  for (const std::string host : {"0.0.0.0", "0", "::", "::ffff:0.0.0.0"}) {
+    const ProgramResult result = RunLaunch({"-n", "1", "--root-host", host}, {"true"});
+    EXPECT_EQ(result.status, 1) << host;
+    EXPECT_THAT(result.output,
+                AllOf(HasSubstr("root_host " + host + " (--root-host): expected one address of "),
+                      Not(HasSubstr("[launch]"))));
+  }
+}
+
 TEST_F(LaunchTest, ArgumentsOfTheProgramAreItsOwn) {
   EXPECT_EQ(RunLaunch({"-n", "1"}, {"echo", "-s", "5", "--env", "x", "--help"}).output,
             "[worker 0] -s 5 --env x --help\n");

@@ -42,6 +42,18 @@ const addrinfo& Choose(const addrinfo& found) {
   return found;
 }
 
+// All addresses of this machine: to listen at, but nowhere to connect to from another one. "0", and
+// for IPv6 "::ffff:0.0.0.0", are ways to write it.
+bool IsWildcard(const addrinfo& address) {
+  if (address.ai_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(address.ai_addr)->sin_addr.s_addr == INADDR_ANY;
+  }
+  if (address.ai_family != AF_INET6) return false;
+  const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr;
+  constexpr in6_addr kMapped = {{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}}};
+  return IN6_IS_ADDR_UNSPECIFIED(&ip) || IN6_ARE_ADDR_EQUAL(&ip, &kMapped);
+}
+
 int PortOf(int listener) {
   sockaddr_storage local{};
   socklen_t bytes = sizeof(local);
@@ -80,6 +92,12 @@ std::string RootHost(const Job& job, const std::vector<Host>& hosts) {
 RootListener ListenAt(const std::string& host, int port) {
   const AddressInfo found = LookUp(host, port);
   const addrinfo& address = Choose(*found);
+  if (IsWildcard(address)) {
+    throw InvalidArgument(fmt::format(
+        "root_host {} (--root-host): expected one address of this machine, to which the "
+        "processes of the job connect, given that of all interfaces",
+        host));
+  }
   FileDescriptor listener(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   if (!listener || setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||

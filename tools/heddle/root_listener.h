@@ -17,7 +17,7 @@ struct RootListener {
 };
 
 // At a name or address of this machine; port 0: a free one. Throws IoError naming both, and
-// InvalidArgument for a name that has no address.
+// InvalidArgument for a name that has no address, and for the address of all interfaces.
 RootListener ListenAt(const std::string& host, int port);
 
 // As the job says; else at the address of this machine that the hosts reach, loopback if all of
