@@ -17,6 +17,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/tools/child_process.h"
 #include "tests/tools/marked_processes.h"
@@ -369,6 +370,17 @@ TEST(MpiLaunch, TheWorkersStartAlsoWhereMpirunChangesTheLines) {
                  {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
                   "OMPI_MCA_orte_tmpdir_base=" + folder.path()});
   EXPECT_EQ(result.status, 0) << result.output;
+}
+
+// Linux has no longer variables, nor words of a command line.
+TEST(MpiLaunch, AJobThatIsTooLongForAVariableIsRefusedWithTheBound) {
+  const std::string half(static_cast<std::size_t>(16 * sysconf(_SC_PAGESIZE)), 'x');
+  const ProgramResult result = RunProgram(
+      {kHeddle, "launch", "-n", "1", "-s", "1", "--launcher", "mpi", "--", "echo", half, half});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr(std::to_string(2 * half.size()) + " bytes"),
+                    HasSubstr("arguments of the program, --env"), Not(HasSubstr("[launch]"))));
 }
 
 TEST(BatchLaunch, OutsideOfTheBatchSystemItSaysHowToGetIn) {

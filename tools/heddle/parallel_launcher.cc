@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include "base/env.h"
 #include "tools/heddle/hosts.h"
@@ -59,6 +60,20 @@ class MpiLauncher final : public ParallelLauncher {
     return hosts;
   }
 
+  // No program can be run with a longer one.
+  static std::string PartVariable(const JobPart& part) {
+    std::string variable = fmt::format("{}={}", kVariable, ToText(part));
+    constexpr long kPagesMax = 32;  // of a string, its end included: MAX_ARG_STRLEN of the kernel
+    const auto bytes_max = static_cast<std::size_t>(kPagesMax * sysconf(_SC_PAGESIZE));
+    if (variable.size() < bytes_max) return variable;
+    throw InvalidArgument(fmt::format(
+        "launcher mpi hands the job to mpirun in one variable of the environment, which "
+        "the system bounds to {} bytes, and it would have {}: expected shorter "
+        "arguments of the program, --env, HEDDLE_* and the like, or PATH, or fewer "
+        "hosts and processes; launcher ssh has no such bound",
+        bytes_max, variable.size() + 1));
+  }
+
   Task PartTask(const Job& job, const std::vector<Host>& hosts,
                 const JobPart& part) const override {
     // Processes use all CPUs of their host.
@@ -77,7 +92,7 @@ class MpiLauncher final : public ParallelLauncher {
       }
     }
     std::vector<std::string> environment = InheritedEnvironment();
-    environment.push_back(fmt::format("{}={}", kVariable, ToText(part)));
+    environment.push_back(PartVariable(part));
     return {.name = {},
             .command = {.arguments = std::move(command), .environment = std::move(environment)},
             .parts_first = num_parts,
