@@ -231,6 +231,17 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
   EXPECT_THAT(name.output, HasSubstr("no such variable"));
 }
 
+TEST(DoctorCommand, LooksForTheFolderThatACaptureOfThisProcessGoesTo) {
+  const TempFolder folder;
+  const std::vector<std::string> setting = {"HEDDLE_WIRE_CAPTURE=" + (folder / "%r/job.wire")};
+  const ProgramResult missing = RunProgram({kHeddle, "doctor"}, setting);
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.output, HasSubstr("no file can be made in " + (folder / "process") + ":"));
+  std::filesystem::create_directory(folder / "process");
+  const ProgramResult there = RunProgram({kHeddle, "doctor"}, setting);
+  EXPECT_EQ(there.status, 0) << there.output;
+}
+
 TEST(DoctorCommand, ChecksTheSettingsOfAJobAndKeepsItsSecret) {
   const ProgramResult good =
       RunProgram({kHeddle, "doctor"}, {"DMLC_NUM_WORKER=5", "HEDDLE_TOKEN=hush", "HEDDLE_RANK=2"});

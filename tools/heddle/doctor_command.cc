@@ -26,6 +26,7 @@
 #include "base/cpu_count.h"
 #include "base/env.h"
 #include "base/gpus.h"
+#include "base/job_file.h"
 #include "base/log.h"
 #include "kvstore/dist/config.h"
 #include "kvstore/nccl/device_group.h"
@@ -232,7 +233,8 @@ void CheckDist(int& problems) {
     if (options.sources.empty()) Line("no setting of a job is there", "");
     // Who has a role is to join a job, for which some settings have to be there.
     if (options.sources.contains("role")) Checked(problems, [&] { options.Validate(); });
-    Checked(problems, [] { CheckFolderOf("capture", EnvString("HEDDLE_WIRE_CAPTURE", "")); });
+    Checked(problems,
+            [] { CheckFolderOf("capture", JobFileName(EnvString("HEDDLE_WIRE_CAPTURE", ""))); });
     problems += CheckJobSetUp(options, Line);
   });
 }
