@@ -171,10 +171,13 @@ std::pair<StatesBody, Payload> ArrayParts::SaveStates(std::uint32_t store,
         rule->optimizer->name()));
   }
   std::vector<PartId> ids;
+  // What an earlier optimizer has left is none of this one's states.
+  const auto has_state = [&](const Part& part) {
+    return is_own ||
+           (rule != nullptr && part.state != nullptr && part.generation == rule->generation);
+  };
   for (const auto& [id, part] : parts_) {
-    if (id.store == store && (is_own || part->state != nullptr) && (!after || *after < id)) {
-      ids.push_back(id);
-    }
+    if (id.store == store && has_state(*part) && (!after || *after < id)) ids.push_back(id);
   }
   std::ranges::sort(ids);
   Saved saved(engine_);

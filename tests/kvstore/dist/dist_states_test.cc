@@ -203,5 +203,35 @@ TEST(DistStates, ADensePushOntoCompressedRowsIsToldOfTheValue) {
   });
 }
 
+TEST(DistStates, ThoseOfAnEarlierOptimizerAreNotSaved) {
+  const tools::TempFolder folder;
+  const std::vector<std::function<OptimizerPtr()>> later = {
+      [] { return MakeOptimizer("sgd", {}); },  // has no arrays
+      [] {
+        return MakeOptimizer("sgd", {{"momentum", 0.5}});
+      },  // one
+      [] {
+        return MakeOptimizer("adam", {{"beta1", 0.5}});
+      },  // the same
+  };
+  for (const auto& make : later) {
+    ExpectAsLocal([&](KVStore& store, Engine& engine) {
+      std::vector<float> pulled;
+      const std::string file = folder / "states.safetensors";
+      store.SetOptimizer(MakeOptimizer("adam", {}));
+      store.Init("w", Array(engine, {3}, 0));
+      store.Push("w", Array(engine, {3}, 2));
+      store.SetOptimizer(make());
+      store.SaveOptimizerStates(file, /*with_optimizer=*/false);
+      store.LoadOptimizerStates(file);
+      for (int i = 0; i < 2; ++i) {
+        store.Push("w", Array(engine, {3}, 1));
+        PullTo(&pulled, store, engine, "w", {3});
+      }
+      return pulled;
+    });
+  }
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist
