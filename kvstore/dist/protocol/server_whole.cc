@@ -2,9 +2,14 @@
 // here go through each pass together, and what a pass has summed goes to the other servers, each of
 // which adds all sums in the order of the array. Nothing here depends on what comes first: sums and
 // failures name the round and the pass that they are of.
+//
+// The first pass changes the optimizer's states, so it waits until all servers have said that their
+// parts have the sum of the round: pass 0 of what they tell one another, without sums. A round that
+// fails before that is one of a failed input, in all parts, and leaves no trace.
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -19,6 +24,9 @@ namespace {
 // Of an array, that others may be ahead: rounds that fail wait for nobody. More than any worker
 // keeps in flight.
 constexpr std::size_t kRoundsMax = 1 << 16;
+
+// Of an input: no pass of the round has begun anywhere.
+bool IsOfInput(const ErrorBody& error) { return error.code == ErrorBody::Code::kInputFailed; }
 
 }  // namespace
 
@@ -50,7 +58,8 @@ void ServerMachine::SkipWhole(Time now, Part& part, Outputs& out) {
   Whole& whole = WholeOf(part.id);
   Whole::Round& round = whole.rounds[part.rounds + 1];
   ++round.come;
-  const ErrorBody& error = part.input_error ? *part.input_error : *part.update_error;
+  ErrorBody error = part.input_error ? *part.input_error : *part.update_error;
+  if (!part.input_error) error.code = ErrorBody::Code::kUpdateFailed;
   if (!whole.array) {
     if (!round.error) round.error = std::make_unique<ErrorBody>(error);
     return;
@@ -72,7 +81,7 @@ void ServerMachine::ContinueWhole(Time now, Whole& whole, std::uint64_t number, 
       if (!std::ranges::all_of(whole.array->others, is_here)) return;
     }
     PassResult result;
-    if (!RunWholePass(whole, number, &result)) return;
+    if (round.pass > 0 && !RunWholePass(whole, number, &result)) return;
     if (!TakeWholePass(now, whole, number, std::move(result), out)) return;
   }
 }
@@ -82,12 +91,13 @@ bool ServerMachine::RunWholePass(Whole& whole, std::uint64_t number, PassResult*
   Whole::Round& round = whole.rounds.at(number);
   std::vector<PartId> ids;
   for (const Part* part : round.parts) ids.push_back(part->id);
-  OthersSums sums;
-  if (round.pass > 0) sums = std::move(round.received.extract(round.pass - 1).mapped());
+  OthersSums sums = std::move(round.received.extract(round.pass - 1).mapped());
+  if (round.pass == 1) sums.clear();            // none have been summed
   round.running = true;
   bool done = true;
   const std::exception_ptr thrown = ErrorOf([&] {
-    done = values_.RunPass(ids, round.by, static_cast<int>(round.pass), std::move(sums), result);
+    done =
+        values_.RunPass(ids, round.by, static_cast<int>(round.pass) - 1, std::move(sums), result);
   });
   if (thrown) result->error = thrown;
   return done || thrown;
@@ -107,7 +117,9 @@ bool ServerMachine::TakeWholePass(Time now, Whole& whole, std::uint64_t number, 
   Whole::Round& round = whole.rounds.at(number);
   round.running = false;
   if (result.error) {
-    FailWhole(whole, number, ToErrorBody(result.error), out);
+    ErrorBody error = ToErrorBody(result.error);
+    error.code = ErrorBody::Code::kUpdateFailed;
+    FailWhole(whole, number, error, out);
     return true;
   }
   if (result.last) {
@@ -131,13 +143,19 @@ bool ServerMachine::TakeWholePass(Time now, Whole& whole, std::uint64_t number, 
 void ServerMachine::EndWhole(Time now, Whole& whole, std::uint64_t number, Outputs& out) {
   Whole::Round& round = whole.rounds.at(number);
   const std::vector<Part*> parts = std::exchange(round.parts, {});
-  const std::exception_ptr error = round.error ? ToException(*round.error) : nullptr;
+  std::optional<ErrorBody> error;
+  if (round.error) error = *round.error;
   if (error && parts.size() == whole.array->parts_here) values_.DropPasses(whole.id);
   if (round.come == whole.array->parts_here) {
     whole.ended = number;
     whole.rounds.erase(whole.rounds.begin(), whole.rounds.upper_bound(number));
   }
-  for (const Part* part : parts) OnUpdated(now, part->id, error, out);
+  const bool of_input = error && IsOfInput(*error);
+  for (Part* part : parts) {
+    if (error) values_.DropSum(part->id);
+    if (of_input) part->input_error = std::make_unique<ErrorBody>(*error);
+    OnUpdated(now, part->id, error && !of_input ? ToException(*error) : nullptr, out);
+  }
   StartStates(out);
 }
 

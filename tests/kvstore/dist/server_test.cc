@@ -1189,7 +1189,7 @@ TEST_F(WholeArrays, AreUpdatedOnceAllServersHaveTheirSums) {
 
 // What is saved is of one step, and what is loaded frees no state that an update works with.
 TEST_F(WholeArrays, StatesAreLeftAloneBetweenThePasses) {
-  PushAll();  // the first pass has ended, and its sums cannot be sent yet
+  PushAll();  // the update has begun, and the other server cannot be told yet
   const auto pull = Pull(0, 0);
   std::vector<std::uint64_t> requests;
   for (const Kind kind : {Kind::kSaveStates, Kind::kLoadStates}) {
@@ -1242,6 +1242,50 @@ TEST_F(WholeArrays, FailIfTheRoundOfOnePartFails) {
   const auto pull = Pull(0, 0);
   job.Run();
   EXPECT_THAT(job.ErrorOf(pull), AllOf(HasSubstr("server 1"), HasSubstr("expected 8 bytes")));
+}
+
+// Pushes of which one does not fit fail their round on all servers, and no other.
+TEST_F(WholeArrays, AFailedInputOfOnePartLeavesNoTrace) {
+  Link();
+  for (const std::int32_t server : {0, 1}) {
+    for (const std::int32_t rank : {0, 1}) Push(rank, server, {1 + server});
+  }
+  job.Run();
+  for (const std::int32_t bad : {1, 0}) {
+    for (const std::int32_t rank : {0, 1}) Push(rank, 1 - bad, {1});
+    job.Run();
+    Push(0, bad, {1, 2, 3});
+    Push(1, bad, {1});
+    const std::vector<std::uint64_t> failed = {Pull(0, 0), Pull(1, 1)};
+    job.Run();
+    for (const std::uint64_t pull : failed) {
+      EXPECT_THAT(job.ErrorOf(pull), HasSubstr("the push of worker 0"));
+    }
+    for (const std::int32_t server : {0, 1}) {
+      EXPECT_EQ(job.parts(server).At(PartOf(server)).updates, 1);
+    }
+  }
+  PushAll();
+  const std::vector<std::uint64_t> pulls = {Pull(0, 0), Pull(0, 1)};
+  job.Run();
+  EXPECT_EQ(job.ValueOf(pulls[0]), Values({2 * (2 + 6)}));
+  EXPECT_EQ(job.ValueOf(pulls[1]), Values({2 * (4 + 6)}));
+}
+
+// A pass changes the states of its parts: none begins while a round may still fail elsewhere.
+TEST_F(WholeArrays, NoPassBeginsBeforeAllServersHaveTheirSums) {
+  Link();
+  bool has_begun = false;
+  job.parts(0).defer_pass = [&](const PartId&) {
+    has_begun = true;
+    return false;
+  };
+  for (const std::int32_t rank : {0, 1}) Push(rank, 0, {1});
+  job.Run();
+  EXPECT_FALSE(has_begun);
+  for (const std::int32_t rank : {0, 1}) Push(rank, 1, {2});
+  job.Run();
+  EXPECT_TRUE(has_begun);
 }
 
 // One part fails by the push of a rank that does not know the optimizer yet, the other does not.
