@@ -93,6 +93,9 @@ bool ServerMachine::RunWholePass(Whole& whole, std::uint64_t number, PassResult*
   for (const Part* part : round.parts) ids.push_back(part->id);
   OthersSums sums = std::move(round.received.extract(round.pass - 1).mapped());
   if (round.pass == 1) sums.clear();            // none have been summed
+  std::erase_if(sums, [&](const auto& entry) {  // that came before it was known who has parts
+    return !std::ranges::binary_search(whole.array->others, entry.first);
+  });
   round.running = true;
   bool done = true;
   const std::exception_ptr thrown = ErrorOf([&] {
@@ -219,6 +222,13 @@ void ServerMachine::OnBlockSums(Time now, std::int32_t from, const Message& mess
                          fmt::format("server {} sends sums of round {} of key {:016x}, of which "
                                      "round {} has ended here",
                                      from, at.round, message.part.key, whole.ended));
+    return;
+  }
+  if (whole.array && !std::ranges::binary_search(whole.array->others, from)) {
+    out.log.emplace_back(
+        LogLevel::kWarning,
+        fmt::format("server {} sends sums of key {:016x}, of which it has no parts", from,
+                    message.part.key));
     return;
   }
   Whole::Round& round = whole.rounds[at.round];

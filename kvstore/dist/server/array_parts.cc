@@ -6,6 +6,8 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -16,6 +18,15 @@
 #include "storage/row_sparse_kernels.h"
 
 namespace heddle::kvstore::dist {
+
+namespace {
+
+bool AreOfOneArray(const PartInfo& a, const PartInfo& b) {
+  return a.key == b.key && a.shape == b.shape && a.dtype == b.dtype &&
+         a.row_sparse == b.row_sparse && a.num_parts == b.num_parts;
+}
+
+}  // namespace
 
 const std::shared_ptr<ArrayParts::Part>& ArrayParts::FindShared(const PartId& id) {
   if (found_ == nullptr || (*found_)->id != id) {
@@ -33,6 +44,7 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
         "shape {}",
         ToString(KeyRef(info.key)), Name(info.dtype), ToString(info.shape)));
   }
+  if (self_) CheckPlace(id, info);
   auto part = std::make_shared<Part>(id, info, engine_);
   Message whole{.kind = Kind::kReset, .dtype = info.dtype, .part = id};
   if (info.row_sparse) whole.flags = kFlagRowSparse;
@@ -46,12 +58,46 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
   found_ = nullptr;  // it may move
   if (HasOtherLife(*part)) ForgetState(*part);
   parts_.emplace(id, std::move(part));
+  if (self_ && info.num_parts > 1) ++cut_arrays_.at({id.store, id.key}).parts;
+}
+
+// Workers may say anything of a part, but updates of whole arrays need parts that fit together.
+void ArrayParts::CheckPlace(const PartId& id, const PartInfo& info) {
+  const auto refuse = [&](std::string_view expected) {
+    throw InvalidArgument(
+        fmt::format("key {}: expected {}, got part {} of {} over [{}, {}) of {} {}",
+                    ToString(KeyRef(info.key)), expected, id.part, info.num_parts, info.begin,
+                    info.end, Name(info.dtype), ToString(info.shape)));
+  };
+  constexpr std::string_view kOfTheSameArray = "a part of the array that the others are of";
+  CutArray array{.info = info};
+  const auto known = cut_arrays_.find({id.store, id.key});
+  const bool is_known = known != cut_arrays_.end() && known->second.parts > 0;
+  if (is_known && !AreOfOneArray(known->second.info, info)) refuse(kOfTheSameArray);
+  if (!is_known) {
+    const auto first = parts_.find({.store = id.store, .part = 0, .key = id.key});
+    if (first != parts_.end()) refuse(kOfTheSameArray);  // which is not cut
+    PlacementOptions placement = placement_;
+    placement.whole_keys = info.num_parts == 1;
+    array.here = PlaceKey(id.key, info.shape, info.dtype, info.row_sparse, placement);
+    if (array.here.size() != info.num_parts) refuse("an array that is cut as the job's are");
+    std::erase_if(array.here, [&](const PlacedPart& part) { return part.server != self_; });
+  }
+  const std::vector<PlacedPart>& here = is_known ? known->second.here : array.here;
+  const auto place = std::ranges::lower_bound(here, id.part, {}, &PlacedPart::part);
+  if (place == here.end() || place->part != id.part || place->begin != info.begin ||
+      place->end != info.end) {
+    refuse(fmt::format("a part of server {}", *self_));
+  }
+  if (!is_known && info.num_parts > 1) cut_arrays_[{id.store, id.key}] = std::move(array);
 }
 
 void ArrayParts::Remove(const PartId& id) {
   if (const Part& part = Find(id); !HasOtherLife(part)) ForgetState(part);
   found_ = nullptr;
   parts_.erase(id);
+  const auto array = cut_arrays_.find({id.store, id.key});
+  if (array != cut_arrays_.end() && --array->second.parts == 0) cut_arrays_.erase(array);
   DropPasses(id);  // those of the array are over, of all its parts
 }
 

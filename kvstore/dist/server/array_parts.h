@@ -79,8 +79,12 @@ class ArrayParts final : public PartStore {
   void DropPasses(const PartId& id) override { wholes_.erase({id.store, id.key}); }
   Payload Read(const PartId& id, const Message& pull) override;
 
-  // How keys are cut, and which stores are asynchronous.
-  void SetPlacement(const PlacementOptions& placement) { placement_ = placement; }
+  // How keys are cut; `self`: this server. From then on parts that lie elsewhere are refused.
+  void SetPlacement(const PlacementOptions& placement, std::int32_t self) {
+    placement_ = placement;
+    self_ = self;
+  }
+  // Which stores are asynchronous.
   void SetAsync(std::uint32_t store) { stores_[store].async = true; }
   // How pushes of that version and later ones update the parts of a store. Parts keep their state
   // where `keeps_states`: the optimizer is the one before with other parameters. `updater`: what
@@ -119,12 +123,19 @@ class ArrayParts final : public PartStore {
     std::shared_ptr<const Compressor> compressor;
     bool async = false;
   };
+  // One that is cut into parts.
+  struct CutArray {
+    PartInfo info{};                 // as the first part has it
+    std::vector<PlacedPart> here{};  // those that this server is to have
+    std::size_t parts = 0;           // those that it has
+  };
   struct Begun;  // an update that has its gradient
   struct Whole;  // an update of all parts of an array
 
   Part& Find(const PartId& id) { return *FindShared(id); }
   const std::shared_ptr<Part>& FindShared(const PartId& id);
   void Check(const Part& part, const Message& message) const;
+  void CheckPlace(const PartId& id, const PartInfo& info);
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
   // Queues it: of what an updater of the server's own keeps of the part's key, of whose lives it
@@ -155,6 +166,8 @@ class ArrayParts final : public PartStore {
   // Those under way, by store and key.
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<Whole>> wholes_;
   PlacementOptions placement_;
+  std::optional<std::int32_t> self_;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, CutArray> cut_arrays_;  // by store and key
 };
 
 }  // namespace heddle::kvstore::dist

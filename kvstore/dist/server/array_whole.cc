@@ -27,10 +27,11 @@ struct Blocks {
   std::size_t count;
 };
 
-// Those of a server, whose parts follow one another.
+// Those of a server, whose parts follow one another; it may have none.
 Blocks BlocksOf(std::span<const PlacedPart> placed, std::int32_t server) {
   const auto is_its = [&](const PlacedPart& part) { return part.server == server; };
   const auto first = std::ranges::find_if(placed, is_its);
+  if (first == placed.end()) return {.first = 0, .count = 0};
   const auto end = std::find_if_not(first, placed.end(), is_its);
   const auto begin = static_cast<std::size_t>(first->begin / kBlock);
   return {begin, ops::ReductionBlocks(static_cast<std::size_t>(std::prev(end)->end)) - begin};
@@ -129,7 +130,7 @@ void ArrayParts::TakeSums(Whole& whole, int pass, const OthersSums& sums) const 
   for (const auto& [server, payload] : sums) {
     const Blocks theirs = BlocksOf(whole.placed, server);
     const std::size_t bytes = theirs.count * sizeof(double);
-    if (payload.bytes() != internal::kUpdateSumsMax * bytes) {
+    if (theirs.count == 0 || payload.bytes() != internal::kUpdateSumsMax * bytes) {
       throw NetworkError(fmt::format("key {}: expected {} bytes of sums from server {}, got {}",
                                      ToString(KeyRef(whole.parts[0]->info.key)),
                                      internal::kUpdateSumsMax * bytes, server, payload.bytes()));

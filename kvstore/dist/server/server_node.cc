@@ -162,7 +162,8 @@ void ServerNode::OnMemberChanged(Time now, Outputs& out) {
   const RosterBody& roster = *member_->roster();
   parts_.SetPlacement({.num_servers = roster.num_servers,
                        .cut_bytes = roster.cut_bytes,
-                       .slice_bytes = roster.slice_bytes});
+                       .slice_bytes = roster.slice_bytes},
+                      roster.rank);
   machine_.OnRoster(now, roster, out);
 }
 

@@ -746,5 +746,90 @@ TEST_F(ArrayPartsTest, AnArrayWhoseBytesCannotBeCountedIsRefused) {
             "float64 of shape (2305843009213693952,)");
 }
 
+TEST_F(ArrayPartsTest, PartsThatLieElsewhereOrContradictOthersAreRefused) {
+  const PlacementOptions placement{.num_servers = 2, .cut_bytes = 1000, .slice_bytes = 1 << 14};
+  parts_.SetPlacement(placement, /*self=*/1);
+  const Key key("w");
+  const std::uint64_t id = KeyId(KeyRef(key));
+  const Shape shape{20'000};
+  const std::vector<PlacedPart> placed = PlaceKey(id, shape, DType::kFloat32, false, placement);
+  const auto num_parts = static_cast<std::uint32_t>(placed.size());
+  std::vector<PlacedPart> here;
+  std::vector<PlacedPart> elsewhere;
+  for (const PlacedPart& part : placed) (part.server == 1 ? here : elsewhere).push_back(part);
+  ASSERT_GT(here.size(), 1u);
+  const auto create = [&](std::uint32_t part, const Shape& whole, std::uint32_t parts,
+                          std::int64_t begin, std::int64_t end) -> std::string {
+    try {
+      parts_.Create({0, part, id}, {key, whole, DType::kFloat32, false, parts, begin, end},
+                    Received(std::vector<std::byte>(static_cast<std::size_t>(end - begin) * 4)));
+    } catch (const InvalidArgument& refused) {
+      return refused.what();
+    }
+    return "";
+  };
+  const PlacedPart& away = elsewhere[0];
+  EXPECT_TRUE(create(away.part, shape, num_parts, away.begin, away.end)
+                  .starts_with("key 'w': expected a part of server 1, got part "));
+  EXPECT_TRUE(create(num_parts, shape, num_parts, here[0].begin, here[0].end)
+                  .starts_with("key 'w': expected a part of server 1"));
+  EXPECT_TRUE(create(here[0].part, shape, num_parts, here[0].begin, here[0].end - 4)
+                  .starts_with("key 'w': expected a part of server 1"));
+  EXPECT_TRUE(create(here[0].part, shape, num_parts + 1, here[0].begin, here[0].end)
+                  .starts_with("key 'w': expected an array that is cut as the job's are"));
+  EXPECT_EQ(create(here[0].part, shape, num_parts, here[0].begin, here[0].end), "");
+  const std::string other = "key 'w': expected a part of the array that the others are of";
+  const std::int64_t far = std::int64_t{1} << 39;
+  EXPECT_TRUE(
+      create(here[1].part, {std::int64_t{1} << 40}, num_parts, far, far + 4096).starts_with(other));
+  EXPECT_TRUE(create(here[1].part, shape, 1, 0, 20'000).starts_with(other));
+  EXPECT_EQ(create(here[1].part, shape, num_parts, here[1].begin, here[1].end), "");
+  // Once they are gone the key may be another array, that is not cut.
+  for (std::size_t i = 0; i < 2; ++i) parts_.Remove({0, here[i].part, id});
+  const bool is_first = id % 2 == 1;  // that is where such an array lies
+  EXPECT_EQ(create(0, {5}, 1, 0, 5) == "", is_first);
+  EXPECT_EQ(create(here[0].part, shape, num_parts, here[0].begin, here[0].end) == "", !is_first);
+}
+
+TEST(ArrayPasses, SumsOfAServerThatHasNoPartsAreRefused) {
+  Engine engine(EngineOptions::FromEnvironment());
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<PassResult> ended;
+  ArrayParts parts(engine, /*updated=*/nullptr, [&](const PartId&, PassResult result) {
+    const std::lock_guard lock(mutex);
+    ended = std::move(result);
+    changed.notify_all();
+  });
+  const PlacementOptions placement{.num_servers = 3, .cut_bytes = 1000, .slice_bytes = 1 << 20};
+  const std::uint64_t key = KeyId(KeyRef("a"));
+  const Shape shape{8192};
+  const auto placed = PlaceKey(key, shape, DType::kFloat32, false, placement);
+  ASSERT_EQ(placed.size(), 2u);
+  parts.SetPlacement(placement, placed[0].server);
+  const PartId id{0, 0, key};
+  const Payload value = Received(std::vector<std::byte>(4096 * 4));
+  parts.Create(id, {Key("a"), shape, DType::kFloat32, false, 2, 0, 4096}, value);
+  const std::uint64_t version = std::uint64_t{1} << 32;
+  parts.SetOptimizer(0, version, MakeOptimizer("lamb", {}), false);
+  Message push{.kind = Kind::kPush, .part = id};
+  push.payload = value;
+  parts.Add(id, push, true);
+  const auto pass = [&](int number, OthersSums sums) -> std::string {
+    PassResult result;
+    EXPECT_FALSE(parts.RunPass({&id, 1}, {version, {}}, number, std::move(sums), &result));
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return ended.has_value(); });
+    result = std::move(*ended);
+    ended.reset();
+    return result.error ? MessageOf<NetworkError>([&] { std::rethrow_exception(result.error); })
+                        : "";
+  };
+  EXPECT_EQ(pass(0, {}), "");
+  const std::int32_t none = 3 - placed[0].server - placed[1].server;
+  EXPECT_EQ(pass(1, {{none, Received(std::vector<std::byte>(3 * 8))}}),
+            "key 'a': expected 0 bytes of sums from server " + std::to_string(none) + ", got 24");
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist

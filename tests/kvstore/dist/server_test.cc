@@ -1288,6 +1288,27 @@ TEST_F(WholeArrays, NoPassBeginsBeforeAllServersHaveTheirSums) {
   EXPECT_TRUE(has_begun);
 }
 
+TEST_F(WholeArrays, SumsOfAServerThatHasNoPartsAreRefused) {
+  Link();
+  job.parts(0).whole = [](const PartId&) { return WholeArray{.parts_here = 1, .others = {}}; };
+  const auto send = [&](std::uint64_t round) {
+    Message sums{.kind = Kind::kBlockSums, .rank = 1, .incarnation = 1001, .part = PartOf(0)};
+    sums.sequence = round;
+    sums.version = 1;
+    sums.payload = PayloadOf({1000});
+    job.Deliver({ServerNodeOf(1), ServerNodeOf(0), sums});
+  };
+  send(1);  // before it is known who has parts
+  for (int round = 1; round <= 2; ++round) {
+    for (const std::int32_t rank : {0, 1}) Push(rank, 0, {1});
+    const auto pull = Pull(0, 0);
+    job.Run();
+    EXPECT_EQ(job.ValueOf(pull), Values({2 * round}));
+    send(2);
+  }
+  EXPECT_THAT(job.log, Contains(HasSubstr("of which it has no parts")));
+}
+
 // One part fails by the push of a rank that does not know the optimizer yet, the other does not.
 TEST_F(WholeArrays, FailTogetherWhateverThePushKnewThatFailed) {
   Link();
