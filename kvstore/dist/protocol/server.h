@@ -208,7 +208,7 @@ class ServerMachine {
   void FinishAsync(Time now, Part& part, const std::exception_ptr& error, Outputs& out);
   void Advance(Time now, Part& part, Outputs& out);
   void AddContribution(Part& part, std::int32_t rank, Contribution&& contribution);
-  static std::optional<UpdateRates> RatesOf(const Part& part);
+  static std::optional<UpdateRates> RatesOf(const Part& part, std::uint64_t version);
   bool Update(Part& part, const UpdateBy& by, std::exception_ptr* error);
   bool StartUpdate(Time now, Part& part, Outputs& out);
   void FinishRound(Time now, Part& part, Outputs& out);

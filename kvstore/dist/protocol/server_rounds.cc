@@ -27,8 +27,9 @@ std::unique_ptr<ErrorBody> ServerMachine::TakePush(Part& part, Message& message,
       return std::make_unique<ErrorBody>(std::move(error));
     }
     state.Extra().rates = body.rates;
+    state.Extra().rates_generation = GenerationOf(message.version);
   }
-  if (state.extra) *rates = state.extra->rates;
+  *rates = state.RatesFor(GenerationOf(message.version));
   if (const std::uint64_t generation = GenerationOf(message.version); generation > 0) {
     const auto& known = FindStore(part.id.store)->generations[generation - 1];
     if (known.error) return std::make_unique<ErrorBody>(*known.error);
@@ -133,9 +134,9 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
 }
 
 // For pushes of workers that have no optimizer: those that the first of the others has sent.
-std::optional<UpdateRates> ServerMachine::RatesOf(const Part& part) {
+std::optional<UpdateRates> ServerMachine::RatesOf(const Part& part, std::uint64_t version) {
   for (const RankState& state : part.ranks) {
-    if (state.extra && state.extra->rates) return state.extra->rates;
+    if (const auto rates = state.RatesFor(GenerationOf(version))) return rates;
   }
   return std::nullopt;
 }
@@ -163,7 +164,7 @@ bool ServerMachine::StartUpdate(Time now, Part& part, Outputs& out) {
     return true;
   }
   part.by.version = version;
-  if (!part.by.rates) part.by.rates = RatesOf(part);
+  if (!part.by.rates) part.by.rates = RatesOf(part, version);
   if (whole) {
     part.updating = true;
     JoinWhole(now, part, out);
@@ -232,17 +233,18 @@ void ServerMachine::PushAsync(Time now, Part& part, Message&& message, Outputs& 
     }
     return;
   }
-  // The first worker's schedule, if it has one.
-  if (const RankState& first = part.Of(0); first.extra && first.extra->rates) {
-    rates = first.extra->rates;
-  }
-  if (!rates) rates = RatesOf(part);
   part.version = std::max(part.version, message.version);
   // A worker that has set no optimizer goes by what the others have set.
   const Store& store = *FindStore(part.id.store);
   if (!store.set_by.contains(message.rank)) {
     part.version = std::max(part.version, store.LastVersion());
   }
+  // The first worker's schedule, if it is here and has one for this optimizer.
+  const std::uint64_t generation = GenerationOf(part.version);
+  if (GenerationOf(message.version) != generation) rates.reset();
+  const std::optional<UpdateRates> first = part.Of(0).RatesFor(generation);
+  if (first && !IsGone(part, 0)) rates = first;
+  if (!rates) rates = RatesOf(part, part.version);
   std::exception_ptr error =
       part.update_error ? nullptr : ErrorOf([&] { values_.Add(part.id, message, /*first=*/true); });
   part.applying = std::make_unique<Message>(std::move(message));

@@ -41,7 +41,8 @@ struct ServerMachine::Contribution {
 // What few ranks of few parts need.
 struct ServerMachine::RankExtra {
   std::map<std::uint64_t, Message> early;  // by sequence; the first may be the next, blocked
-  std::optional<UpdateRates> rates;        // that the rank sent last
+  std::optional<UpdateRates> rates;        // that the rank sent last,
+  std::uint64_t rates_generation = 0;      // for that optimizer
   std::vector<Message> answers;            // for requests that come again
   std::optional<std::uint64_t> ask;        // a push that waits for kGrant
   std::uint64_t ask_bytes = 0;
@@ -72,6 +73,10 @@ struct ServerMachine::RankState {
   RankExtra& Extra() {
     if (!extra) extra = std::make_unique<RankExtra>();
     return *extra;
+  }
+  // That the rank sent last, if it was for that optimizer.
+  std::optional<UpdateRates> RatesFor(std::uint64_t generation) const {
+    return extra && extra->rates_generation == generation ? extra->rates : std::nullopt;
   }
 };
 

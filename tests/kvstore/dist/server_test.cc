@@ -917,6 +917,33 @@ TEST(ServerMachine, AsyncRatesAreRankZerosOnceItHasSentSome) {
   job.Submit(1, PushWithRates(0.3, Version(1, 0), 1));
   job.Run();
   EXPECT_EQ(rate(), 0.1);
+  const std::string other = Encode(OptimizerBody{.name = "adam"});
+  for (const int rank : {0, 1}) job.Control(rank, Kind::kSetOptimizer, other, Version(2, 0));
+  job.Submit(1, PushWithRates(0.4, Version(2, 0), 1));
+  job.Run();
+  EXPECT_EQ(rate(), 0.4) << "rank 0 has sent none for this optimizer";
+  job.Submit(0, PushWithRates(0.5, Version(2, 0), 1));
+  job.Submit(1, PushWithRates(0.6, Version(2, 0), 1));
+  job.Run();
+  EXPECT_EQ(rate(), 0.5);
+  job.Leave(0);
+  job.Run();
+  job.Submit(1, PushWithRates(0.7, Version(2, 0), 1));
+  job.Run();
+  EXPECT_EQ(rate(), 0.7) << "rank 0 has left";
+}
+
+TEST(ServerMachine, AsyncRatesOfAnotherOptimizerDoNotCount) {
+  SmallJob job(2, 1, {}, {}, "dist_async");
+  for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+  job.Control(1, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Submit(1, PushWithRates(0.2, Version(1, 0), 1));
+  job.Control(1, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "adam"}), Version(2, 0));
+  job.Run();
+  job.Push(0, 0, {1});  // has set none
+  job.Run();
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(2, 0));
+  EXPECT_FALSE(job.parts().At(SmallJob::IdOf(0)).by.rates);
 }
 
 // Published scripts set the optimizer from every worker, or from rank 0 alone.
