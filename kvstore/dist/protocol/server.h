@@ -20,8 +20,9 @@
 //   (S7) Parts of an array whose update needs sums over all of it are updated together: a pass
 //        begins when all parts that are here have the sum of the same round, and all other servers'
 //        sums of the pass before are here; the first one, when they have said that their parts have
-//        the sum of that round, so that a round that fails has changed nothing. Sums count for the round and pass that they name.
-//        States are neither saved nor loaded between the passes of an update.
+//        the sum of that round, so that a round that fails has changed nothing. Sums count for the
+//        round and pass that they name. States are neither saved nor loaded between the passes of
+//        an update.
 //
 //   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. The
 //        value goes when all have removed it that have not left, and the identities stay: what is
