@@ -386,20 +386,20 @@ void ServerMachine::ApplyRemove(Time now, Part& part, const Message& message, Ou
   part.Of(message.rank).removed = true;
   SendDone(part, message, out);
   if (FindStore(part.id.store)->async) {
-    DropIfRemoved(part);
+    DropIfUnwanted(part);
   } else {
     Advance(now, part, out);
   }
 }
 
-void ServerMachine::DropIfRemoved(Part& part) {
+void ServerMachine::DropIfUnwanted(Part& part) {
   if (!part.created || part.updating) return;
-  bool removed = false;
+  bool unwanted = false;  // else the job ends
   for (std::int32_t rank = 0; rank < std::ssize(part.ranks); ++rank) {
-    if (!HasLeftPart(part, rank)) return;
-    removed = removed || part.Of(rank).removed;
+    if (!IsGone(part, rank)) return;
+    unwanted = unwanted || part.Of(rank).removed || WorkerOf(rank).closed.contains(part.id.store);
   }
-  if (!removed) return;
+  if (!unwanted) return;
   values_.Remove(part.id);
   part.created = false;
 }

@@ -29,6 +29,7 @@
 //        late or comes again finds its place taken. A key that is initialised anew is another part.
 //   (S9) A rank that has closed a store takes no part in rounds of a part once it has made all the
 //        requests about it that it has announced; their answers are what they would be otherwise.
+//        The value goes when all ranks have closed the store, or removed the part, or left.
 //
 // Failure cases: a contribution that failed, or that does not fit the part, takes its place in the
 // round; the round then ends without an update, every pull of it answers the error of the lowest
@@ -193,7 +194,7 @@ class ServerMachine {
   void ApplyRead(Time now, Part& part, Message&& message, Outputs& out);
   void ApplyReset(Part& part, const Message& message, Outputs& out);
   void ApplyRemove(Time now, Part& part, const Message& message, Outputs& out);
-  void DropIfRemoved(Part& part);
+  void DropIfUnwanted(Part& part);
   bool HasLeftPart(const Part& part, std::int32_t rank) const;  // has left, or removed the part
   std::optional<std::uint64_t> RequestsInAll(const Part& part, std::int32_t rank) const;
   bool IsGone(const Part& part, std::int32_t rank) const;  // or closed the store, and asked for all

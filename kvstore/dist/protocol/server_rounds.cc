@@ -127,7 +127,7 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
       if (missing.extra && missing.extra->ask) Grant(part, part.next_rank, out);
       return;
     }
-    if (part.contributions == 0) return DropIfRemoved(part);  // nobody is left
+    if (part.contributions == 0) return DropIfUnwanted(part);  // nobody is left
     if (!StartUpdate(now, part, out)) return;
     FinishRound(now, part, out);
   }
@@ -185,7 +185,7 @@ void ServerMachine::OnUpdated(Time now, const PartId& id, const std::exception_p
   if (FindStore(id.store)->async) {
     FinishAsync(now, part, error, out);
     DrainBlocked(now, part, out);
-    DropIfRemoved(part);
+    DropIfUnwanted(part);
     return;
   }
   if (error) part.update_error = std::make_unique<ErrorBody>(ToErrorBody(error));

@@ -294,7 +294,7 @@ void ServerMachine::GoOnWithout(Time now, Part& part, std::int32_t rank, Outputs
   if (!part.created) {
     DrainBlocked(now, part, out);
   } else if (FindStore(part.id.store)->async) {
-    DropIfRemoved(part);
+    DropIfUnwanted(part);
   } else {
     Advance(now, part, out);
   }

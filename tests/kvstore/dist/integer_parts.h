@@ -72,8 +72,11 @@ class IntegerParts : public PartStore {
   }
   void Remove(const PartId& id) override {
     if (Idle(id).sum_begun) throw InvalidState("removed within a round");
+    removed_.insert_or_assign(id, std::move(parts_.at(id)));
     parts_.erase(id);
   }
+  // As it is, or was when it was removed.
+  const Part& Last(const PartId& id) const { return (Has(id) ? parts_ : removed_).at(id); }
   bool Has(const PartId& id) const { return parts_.contains(id); }
   void Reset(const PartId& id, const Payload& value) override {
     Part& part = Idle(id);
@@ -186,6 +189,7 @@ class IntegerParts : public PartStore {
   };
 
   std::unordered_map<PartId, Part, PartIdHash> parts_;
+  std::unordered_map<PartId, Part, PartIdHash> removed_;
   std::unordered_map<PartId, Passing, PartIdHash> passing_;  // by the first of the parts
 };
 

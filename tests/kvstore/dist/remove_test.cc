@@ -163,5 +163,33 @@ TEST(RemoveMachine, AnInitAfterTheRemovalIsRefusedThoughTheValueIsGone) {
   EXPECT_NE(job.ErrorOf(again).find("was removed before"), std::string::npos) << job.ErrorOf(again);
 }
 
+TEST(RemoveMachine, TheValuesOfAStoreGoWhenAllHaveClosedIt) {
+  for (const char* const type : {"dist_sync", "dist_async"}) {
+    SmallJob job(3, 1, {}, {}, type);
+    for (int rank = 0; rank < 3; ++rank) job.Init(rank, 0, {7});
+    job.Run();
+    for (int rank = 0; rank < 2; ++rank) job.Push(rank, 0, {1});
+    const auto pull = job.Pull(0, 0);
+    job.CloseStore(0);
+    job.CloseStore(1);
+    job.Run();
+    EXPECT_TRUE(job.parts().Has(SmallJob::IdOf(0))) << "worker 2 still has the store";
+    job.CloseStore(2);
+    job.Run();
+    EXPECT_FALSE(job.parts().Has(SmallJob::IdOf(0)));
+    EXPECT_NE(job.ValueOf(pull), Values({-500}));
+  }
+}
+
+// Servers end with their job; what they have until then may be looked at.
+TEST(RemoveMachine, TheValuesOfAJobThatEndsStay) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {7});
+  job.Run();
+  for (int rank = 0; rank < 2; ++rank) job.Leave(rank);
+  job.Run();
+  EXPECT_TRUE(job.parts().Has(SmallJob::IdOf(0)));
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist

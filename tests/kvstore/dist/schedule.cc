@@ -958,7 +958,7 @@ class Schedule {
         if (plan_.async) CheckMonotone(key);
         continue;
       }
-      const auto& part = parts.At(IdOf(key));
+      const auto& part = parts.Last(IdOf(key));
       Value expected{key, 0, 0};
       if (plan_.async) {
         CheckMonotone(key);
