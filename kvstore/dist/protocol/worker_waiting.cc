@@ -72,7 +72,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     const AskTimes ask(open.submitted, deadline);
     if (now >= deadline) {
       const bool keeps_round =
-          IsPush(open.request.kind) && (!part.async || held_up || open.request.one_of_several);
+          IsPush(open.request.kind) && (held_up || open.request.one_of_several);
       open.stays = i >= part.sent && (keeps_round || GoesAllTheSame(open.request.kind));
       kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
@@ -90,10 +90,9 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
 
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
 // should it have to go once more, it goes without them: a push as one that failed, another request
-// as one that changes nothing. A push that belongs to a round keeps its place unsent, too: the next
-// one is not of the same round. So does a push of one part of several, as other parts of the array
-// may have gone, one whose value has not come, and those that it holds up; a removal and the
-// optimizer's parameters, as they are (GoesAllTheSame).
+// as one that changes nothing. A push of one part of several keeps its place unsent, too, as does
+// one whose value has not come, and those that it holds up: other parts of the array may have gone.
+// So do a removal and the optimizer's parameters, as they are (GoesAllTheSame).
 void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;

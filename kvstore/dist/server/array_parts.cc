@@ -93,11 +93,14 @@ void ArrayParts::CheckPlace(const PartId& id, const PartInfo& info) {
 }
 
 void ArrayParts::Remove(const PartId& id) {
-  if (const Part& part = Find(id); !HasOtherLife(part)) ForgetState(part);
+  const Part& part = Find(id);
+  if (!HasOtherLife(part)) ForgetState(part);
+  if (self_ && part.info.num_parts > 1) {
+    const auto array = cut_arrays_.find({id.store, id.key});
+    if (--array->second.parts == 0) cut_arrays_.erase(array);
+  }
   found_ = nullptr;
   parts_.erase(id);
-  const auto array = cut_arrays_.find({id.store, id.key});
-  if (array != cut_arrays_.end() && --array->second.parts == 0) cut_arrays_.erase(array);
   DropPasses(id);  // those of the array are over, of all its parts
 }
 

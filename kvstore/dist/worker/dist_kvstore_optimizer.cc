@@ -96,8 +96,7 @@ std::shared_ptr<Optimizer> DistKVStore::OptimizerFor(std::string_view call) cons
   throw InvalidState(fmt::format("{}: expected a store with an optimizer, got one without", call));
 }
 
-// A pull is answered when what this worker pushed before has taken effect. A round that has failed
-// has left states and value as they were.
+// A pull is answered when what this worker pushed before has taken effect.
 void DistKVStore::WaitForOwnPushes(std::string_view call) {
   engine::CheckMayWait(call);
   std::vector<KeyPtr> keys;
@@ -116,14 +115,8 @@ void DistKVStore::WaitForOwnPushes(std::string_view call) {
       QueuePull(key, {&dense.back(), 1}, 0);
     }
   }
-  const auto wait = [](const auto& array) {
-    try {
-      array.WaitToRead();
-    } catch (const OpError&) {
-    }
-  };
-  std::ranges::for_each(dense, wait);
-  std::ranges::for_each(row_sparse, wait);
+  for (const NDArray& array : dense) array.WaitToRead();
+  for (const RowSparseNDArray& array : row_sparse) array.WaitToRead();
 }
 
 // What all servers have, asked for until there is no more.

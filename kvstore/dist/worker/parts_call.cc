@@ -384,6 +384,7 @@ void PartsCall::AssembleRows() {
     }
     bytes.resize(rows_[i].bytes());
     CopyOut(rows_[i], bytes.data());
+    rows_[i] = {};
     const std::size_t before = ids.size();
     const std::size_t count = bytes.size() / (kIdBytes + row_bytes);
     ids.resize(before + count);

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -166,27 +165,6 @@ TEST(DistStates, IntegersThatAnotherRanksOptimizerCannotTakeAreRefused) {
                   out.WaitToRead();
                 }),
                 ::testing::HasSubstr("expected a floating dtype"));
-  });
-}
-
-// A gradient that has failed leaves the states as they were, so they can be saved and loaded.
-TEST(DistStates, AFailedRoundKeepsNobodyFromSavingAndLoading) {
-  const tools::TempFolder folder;
-  ExpectAsLocal([&](KVStore& store, Engine& engine) {
-    const std::string file = folder / "states.safetensors";
-    std::vector<float> pulled;
-    store.SetOptimizer(Sgd({.learning_rate = 1, .momentum = 0.5}));
-    store.Init("w", Array(engine, {3}, 0));
-    store.Push("w", Array(engine, {3}, 1));
-    const NDArray failed = Array(engine, {3}, 0);
-    engine.Push({.name = "backward", .writes = {failed.var()}},
-                [] { throw std::runtime_error("no gradient"); });
-    store.Push("w", failed);
-    store.SaveOptimizerStates(file);
-    store.LoadOptimizerStates(file);
-    store.Push("w", Array(engine, {3}, 1));
-    PullTo(&pulled, store, engine, "w", {3});
-    return pulled;
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -86,7 +87,7 @@ TEST(RemoveMachine, ARemovalThatTimesOutBeforeItIsSentIsSentAllTheSame) {
   }
   EXPECT_EQ(job.ValueOf(rounds[0]), Values({11}));
   EXPECT_EQ(job.ValueOf(rounds[1]), Values({11}));
-  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(rounds[2])), OpError);  // of the third push
+  EXPECT_EQ(job.ValueOf(rounds[2]), Values({10}));
   EXPECT_EQ(job.ValueOf(rounds[3]), Values({10}));
   Remove(job, 1);
   job.Run();
@@ -177,7 +178,7 @@ TEST(RemoveMachine, TheValuesOfAStoreGoWhenAllHaveClosedIt) {
     job.CloseStore(2);
     job.Run();
     EXPECT_FALSE(job.parts().Has(SmallJob::IdOf(0)));
-    EXPECT_NE(job.ValueOf(pull), Values({-500}));
+    EXPECT_EQ(job.ValueOf(pull), Values({std::string_view(type) == "dist_sync" ? 2 : 1}));
   }
 }
 

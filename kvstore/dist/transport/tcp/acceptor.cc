@@ -138,6 +138,9 @@ void Acceptor::Listen(const TcpOptions& options) {
   fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
   acceptor_.non_blocking(true, error);
   check(error, "listen on");
+  // Else accept waits for the next connection where one has gone again.
+  acceptor_.set_option(boost::asio::socket_base::enable_connection_aborted(true), error);
+  check(error, "listen on");
   const tcp::endpoint local = acceptor_.local_endpoint(error);
   check(error, "listen on");
   address_ =
