@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/clock.h"
+#include "base/place_table.h"
 #include "engine/core.h"
 #include "engine/fork.h"
 #include "engine/wait_checks.h"
@@ -48,39 +49,27 @@ std::size_t MergeFew(const OpOptions& options, Access* out) {
   return count;
 }
 
-// The same for long lists, in n log n.
+// The same for long lists, in n.
 std::size_t MergeMany(const OpOptions& options, std::vector<Access>* merged) {
-  struct Named {
-    VarState* var;
-    bool write;
-    std::size_t order;
+  merged->reserve(options.reads.size() + options.writes.size());
+  PlaceTable places(merged->capacity());
+  const auto find = [&](const VarState* var) {
+    return places.Find(reinterpret_cast<std::uintptr_t>(var), merged->size(),
+                       [&](std::size_t place) { return (*merged)[place].var() == var; });
   };
-  std::vector<Named> named;
-  named.reserve(options.reads.size() + options.writes.size());
-  for (const VarRef read : options.reads) named.push_back({read.state(), false, named.size()});
-  for (const VarRef write : options.writes) named.push_back({write.state(), true, named.size()});
-  std::sort(named.begin(), named.end(), [](const Named& a, const Named& b) {
-    return a.var != b.var ? a.var < b.var : a.order < b.order;
-  });
-  std::vector<std::pair<std::size_t, Access>> ordered;
-  for (std::size_t i = 0; i < named.size();) {
-    const std::size_t first = i;
-    bool read = false;
-    bool write = false;
-    for (; i < named.size() && named[i].var == named[first].var; ++i) {
-      (named[i].write ? write : read) = true;
-    }
-    const AccessMode mode = !write ? AccessMode::kRead
-                            : read ? AccessMode::kReadWrite
-                                   : AccessMode::kWrite;
-    ordered.emplace_back(named[first].order, Access(named[first].var, mode));
+  for (const VarRef read : options.reads) {
+    if (find(read.state()).second) merged->emplace_back(read.state(), AccessMode::kRead);
   }
-  std::sort(ordered.begin(), ordered.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [order, access] : ordered) {
-    merged->push_back(access);
-    const bool first = !options.writes.empty() && access.var() == options.writes.begin()->state();
-    if (first) merged->back().set_names_failure();
+  for (const VarRef& write : options.writes) {
+    const auto [place, is_new] = find(write.state());
+    if (is_new) {
+      merged->emplace_back(write.state(), AccessMode::kWrite);
+    } else if ((*merged)[place].is_write()) {
+      continue;  // again
+    } else {
+      (*merged)[place] = Access(write.state(), AccessMode::kReadWrite);
+    }
+    if (&write == options.writes.begin()) (*merged)[place].set_names_failure();
   }
   return merged->size();
 }

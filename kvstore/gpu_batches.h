@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,12 +18,12 @@
 
 namespace heddle::kvstore {
 
-// Collects items, one a key, and calls queue(items) for those of each device that wait for the
-// same, as soon as there are as many as go into one op, and in Flush for the rest.
+// Collects the places of keys in a list, and calls queue(places) for those of each device that wait
+// for the same, as soon as there are as many as go into one op, and in Flush for the rest.
 //
 // An op takes so many bytes that its launches cost little beside them, and so few that copies, and
 // ops of other streams, that wait for it need not wait for all keys of a large model.
-template <class Item, class Queue>
+template <class Queue>
 class GpuBatches {
  public:
   static constexpr std::int64_t kBytesMax = std::int64_t{64} << 20;
@@ -30,17 +31,17 @@ class GpuBatches {
 
   explicit GpuBatches(Queue queue) : queue_(std::move(queue)) {}
 
-  // `held_up_by`: of the ops that the item would have alone, see engine/held_up.h.
+  // `held_up_by`: of the ops that the key would have alone, see engine/held_up.h.
   // `bytes` and `arrays`: of the key.
-  void Add(Device device, std::uint64_t held_up_by, Item item, std::int64_t bytes,
+  void Add(Device device, std::uint64_t held_up_by, std::size_t place, std::int64_t bytes,
            std::size_t arrays) {
     if (held_up_by == engine::kUnknownOps) {
-      queue_({std::move(item)});
+      queue_(std::span<const std::size_t>(&place, 1));
       return;
     }
     Batch& batch = batches_[{device.id, held_up_by}];
     if (batch.bytes + bytes > kBytesMax || batch.arrays + arrays > kArraysMax) Flush(batch);
-    batch.items.push_back(std::move(item));
+    batch.places.push_back(place);
     batch.bytes += bytes;
     batch.arrays += arrays;
   }
@@ -50,13 +51,13 @@ class GpuBatches {
 
  private:
   struct Batch {
-    std::vector<Item> items;
+    std::vector<std::size_t> places;
     std::int64_t bytes = 0;
     std::size_t arrays = 0;
   };
 
   void Flush(Batch& batch) {
-    if (!batch.items.empty()) queue_(batch.items);
+    if (!batch.places.empty()) queue_(std::span<const std::size_t>(batch.places));
     batch = {};
   }
 

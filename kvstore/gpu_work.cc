@@ -54,11 +54,13 @@ void* GpuWork::CarryFor(std::size_t inputs, const NDArray& out) const {
 
 void GpuWork::CopyOut(const NDArray& from, std::span<const NDArray> out) const {
   if (from.size() == 0) return;
+  if (pending_.copies.empty()) pending_.copies.reserve(pending_.keys);
   for (const NDArray& to : out) pending_.copies.push_back(CopyOf(from, to));
 }
 
 void GpuWork::Update(const ArrayUpdate& update, const NDArray& gradient) const {
   if (gradient.size() == 0) return;
+  if (pending_.updates.empty()) pending_.updates.reserve(pending_.keys);
   pending_.updates.push_back({update, gradient.const_data(), Count(gradient)});
 }
 
@@ -71,6 +73,7 @@ void GpuWork::Issue() const {
 void GpuWork::IssueCopies(std::span<const Pending::Copy> copies) const {
   Gpus& gpus = Gpus::Of(engine_);
   std::vector<ops::CopyTask> same;
+  same.reserve(copies.size());
   std::map<std::pair<DType, DType>, std::vector<ops::CastTask>> casts;
   for (const Pending::Copy& copy : copies) {
     if (copy.from != copy.to) {
@@ -106,7 +109,9 @@ void GpuWork::IssueUpdates() const {
     run.update = &pending.update.key;
     run.gradient = pending.gradient;
     run.count = pending.count;
-    alike[{pending.update.rule, pending.update.passes}].push_back(run);
+    auto& runs = alike[{pending.update.rule, pending.update.passes}];
+    if (runs.empty()) runs.reserve(pending_.updates.size());
+    runs.push_back(run);
   }
   for (const auto& [what, runs] : alike) {
     const auto& [rule, passes] = what;

@@ -52,6 +52,7 @@ class GpuWork {
       const void* gradient;
       std::size_t count;
     };
+    std::size_t keys = 1;  // that they may be of
     std::vector<Sum> sums;
     std::vector<Copy> copies;
     std::vector<Update> updates;
@@ -61,6 +62,9 @@ class GpuWork {
   GpuWork(Engine& engine, GpuStream stream, std::vector<std::shared_ptr<void>>* kept,
           Pending* pending)
       : engine_(engine), stream_(stream), kept_(*kept), pending_(*pending) {}
+
+  // There may be something to put off of so many keys.
+  void Expect(std::size_t keys) const { pending_.keys = keys; }
 
   // --- Put off until Issue.
 

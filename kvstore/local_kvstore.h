@@ -23,6 +23,7 @@
 #include "kvstore/checks.h"
 #include "kvstore/compression/compressor.h"
 #include "kvstore/gpu_sums.h"
+#include "kvstore/gpu_work.h"
 #include "kvstore/key_table.h"
 #include "kvstore/merge_placement.h"
 #include "kvstore/near_arrays.h"
@@ -40,7 +41,8 @@ class LocalKVStore final : public KVStore {
       : KVStore(engine),
         strict_init_(options.strict_init),
         merge_on_(merge_on),
-        gpu_sums_(merge_on == MergeOn::kCpu ? GpuSums::kDirect : GpuSumsOf(options)) {}
+        gpu_sums_(merge_on == MergeOn::kCpu ? GpuSums::kDirect : GpuSumsOf(options)),
+        gpu_updates_(GpuUpdatesOf(engine)) {}
 
   std::vector<Key> Keys() const override EXCLUDES(mutex_);
   std::vector<KeyForm> Forms() const EXCLUDES(mutex_);  // of all keys, in no order
@@ -171,6 +173,7 @@ class LocalKVStore final : public KVStore {
   const bool strict_init_;
   const MergeOn merge_on_;
   const GpuSums gpu_sums_;
+  const GpuUpdates& gpu_updates_;
   std::atomic<std::int64_t> pushed_bytes_{0};
   std::atomic<std::int64_t> pulled_bytes_{0};
 

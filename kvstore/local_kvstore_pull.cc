@@ -44,6 +44,7 @@ void LocalKVStore::QueuePulls(std::span<const ValuePtr> values, std::span<const 
     const ValuePtr& value = values[i];
     for (const NDArray& array : arrays) pulled_bytes += internal::StateOf(array).bytes;
     if (!arrays.empty() && together && IsOnGpu(value->device()) && !value->is_row_sparse()) {
+      if (on_gpus.empty()) on_gpus.reserve(pairs.size());
       on_gpus.push_back({value, arrays});
     } else if (!arrays.empty()) {
       value->NotePull(pulled_before);
@@ -66,9 +67,8 @@ void LocalKVStore::DoPull(std::span<const KeyArrays> pairs, int priority, bool i
     return QueuePulls({&value, 1}, pairs, priority, ignore_sparse);
   }
   std::vector<ValuePtr> values;
-  for (const KeyArrays& pair : pairs) {
-    values.push_back(FindForPull(pair));
-  }
+  values.reserve(pairs.size());
+  for (const KeyArrays& pair : pairs) values.push_back(FindForPull(pair));
   QueuePulls(values, pairs, priority, ignore_sparse);
 }
 

@@ -1,14 +1,14 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
-#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/place_table.h"
 #include "engine/fork.h"
-#include "kvstore/gpu_work.h"
 #include "kvstore/local_kvstore.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "storage/array_state.h"
@@ -25,15 +25,17 @@ std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
   };
   std::vector<KeyPush> pushes;
   pushes.reserve(pairs.size());
-  std::unordered_map<KeyRef, std::size_t, KeyHash, KeyEqual> places;
+  PlaceTable places(pairs.size());
   for (const KeyArrays& pair : pairs) {
-    const auto [place, is_new] = places.emplace(pair.key, pushes.size());
-    if (index_of != nullptr) index_of->push_back(place->second);
+    const auto [place, is_new] =
+        places.Find(KeyHash()(pair.key), pushes.size(),
+                    [&](std::size_t known) { return pushes[known].key == pair.key; });
+    if (index_of != nullptr) index_of->push_back(place);
     if (is_new) {
       pushes.emplace_back(pair);
       continue;
     }
-    KeyPush& push = pushes[place->second];
+    KeyPush& push = pushes[place];
     if (push.is_row_sparse() != !pair.row_sparse.empty()) {
       ThrowMixedKinds(call, pair.key);
     }
@@ -158,7 +160,7 @@ void LocalKVStore::CheckUpdateOnGpuLocked(std::string_view call, const KeyPush& 
                                           bool gpu_pushes, const internal::UpdatePlan& plan) const {
   if (merge_on_ == MergeOn::kCpu) return;
   if (!IsOnGpu(push.value->device()) && (push.slot->placed || !gpu_pushes)) return;
-  if (GpuUpdatesOf(engine()).Has(*plan.rule)) return;
+  if (gpu_updates_.Has(*plan.rule)) return;
   throw InvalidArgument(fmt::format(
       "{}: key {}, merged on a GPU: expected an optimizer with kernels for GPUs, got {}", call,
       ToString(push.key), optimizer_->name()));
@@ -247,7 +249,7 @@ LocalKVStore::UpdatersPtr LocalKVStore::PreparePush(std::string_view call,
         push.slot != nullptr ? *std::exchange(push.slot, nullptr) : slots_.find(push.key)->second;
     if (push.replaces) {
       slot.value = push.value;
-    } else {
+    } else if (push.value != slot.value) {
       push.value = slot.value;
     }
     push.compressor = compressor_;
@@ -278,6 +280,7 @@ void LocalKVStore::QueuePush(std::span<KeyPush> pushes, const UpdatersPtr& updat
     }
     const bool plain = updaters == nullptr && push.compressor == nullptr;
     if (plain && pushes.size() > 1 && !push.is_row_sparse() && IsOnGpu(push.value->device())) {
+      if (on_gpus.empty()) on_gpus.reserve(pushes.size());
       on_gpus.push_back({push.value, push.arrays, std::move(push.update)});
       continue;
     }

@@ -108,7 +108,8 @@ class StoredValue {
     pulls_stream_.store(long_ago, std::memory_order_relaxed);
   }
   // For values on GPUs: the same as QueuePush, without a compressor, or QueuePull for each, in few
-  // ops and launches (gpu_batches.h). No value twice, outputs are whole arrays, none twice.
+  // ops and launches (gpu_batches.h), which take what `keys` hold. No value twice, outputs are
+  // whole arrays, none twice.
   struct KeyGradients {
     std::shared_ptr<StoredValue> value;
     std::span<const NDArray> gradients;
@@ -118,8 +119,8 @@ class StoredValue {
     std::shared_ptr<StoredValue> value;
     std::span<const NDArray> out;
   };
-  static void QueuePushes(std::span<const KeyGradients> keys, int priority);
-  static void QueuePulls(std::span<const KeyOutputs> keys, int priority);
+  static void QueuePushes(std::span<KeyGradients> keys, int priority);
+  static void QueuePulls(std::span<KeyOutputs> keys, int priority);
   // Of a row-sparse value.
   static void QueueRowPull(const std::shared_ptr<StoredValue>& self,
                            std::span<const RowSparseNDArray> out, const NDArray& row_ids,
@@ -225,9 +226,11 @@ class StoredValue {
                                          const std::shared_ptr<const Compressor>& compressor,
                                          bool needs_value, int priority)
       REQUIRES(self->together_mutex_);
-  // One op for values on one GPU.
-  static void QueuePushOp(std::span<const KeyGradients> keys, int priority);
-  static void QueuePullOp(std::span<const KeyOutputs> keys, int priority);
+  // One op for the keys at these places, values on one GPU.
+  static void QueuePushOp(std::span<KeyGradients> keys, std::span<const std::size_t> places,
+                          int priority);
+  static void QueuePullOp(std::span<KeyOutputs> keys, std::span<const std::size_t> places,
+                          int priority);
   // The rows that are not zero of a dense value on a GPU. `readable`: with the error of what
   // cannot be pulled; else what is not there has none.
   static RowSparseNDArray QueueNonZeroRows(const std::shared_ptr<StoredValue>& self, bool readable,

@@ -112,6 +112,7 @@ struct StoredValue::PushesOp {
   std::vector<PushOp<HeldArrays<NDArray>>> pushes;
 
   void operator()(const GpuWork* gpu) const {
+    gpu->Expect(pushes.size());
     for (const auto& push : pushes) {
       try {
         push(gpu);
@@ -126,6 +127,7 @@ struct StoredValue::PullsOp {
   std::vector<PullOp<HeldArrays<NDArray>>> pulls;
 
   void operator()(const GpuWork* gpu) const {
+    gpu->Expect(pulls.size());
     for (const auto& pull : pulls) {
       try {
         pull.value->RethrowIfPoisoned();
@@ -407,39 +409,44 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
         PullOp<HeldArrays<Array>>{self, HeldArrays<Array>(out)});
 }
 
-void StoredValue::QueuePushes(std::span<const KeyGradients> keys, int priority) {
+void StoredValue::QueuePushes(std::span<KeyGradients> keys, int priority) {
   std::vector<engine::OpVars> vars;
+  vars.reserve(keys.size());
   for (const auto& [value, gradients, update] : keys) {
     vars.push_back({VarListOf(gradients), {value->var()}});
   }
   const std::vector<std::uint64_t> held_up_by = engine::HeldUpBy(vars);
-  const auto queue = [priority](const std::vector<KeyGradients>& batch) {
-    QueuePushOp(batch, priority);
-  };
-  GpuBatches<KeyGradients, decltype(queue)> batches(queue);
+  GpuBatches batches(
+      [&](std::span<const std::size_t> places) { QueuePushOp(keys, places, priority); });
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto& [value, gradients, update] = keys[i];
     if (value->planner_.Plan(gradients, value->device()) != nullptr) {
       QueuePush(value, gradients, nullptr, update, priority);  // its sum has several steps
       continue;
     }
-    batches.Add(value->device(), held_up_by[i], keys[i], value->bytes(), gradients.size());
+    batches.Add(value->device(), held_up_by[i], i, value->bytes(), gradients.size());
   }
   batches.Flush();
 }
 
-void StoredValue::QueuePushOp(std::span<const KeyGradients> keys, int priority) {
-  Engine& engine = keys[0].value->engine();
-  const Device device = keys[0].value->device();
+void StoredValue::QueuePushOp(std::span<KeyGradients> keys, std::span<const std::size_t> places,
+                              int priority) {
+  Engine& engine = keys[places[0]].value->engine();
+  const Device device = keys[places[0]].value->device();
   std::vector<VarRef> reads, writes;
+  reads.reserve(2 * places.size());
+  writes.reserve(places.size());
   PushesOp op;
-  for (const auto& [value, gradients, update] : keys) {
+  op.pushes.reserve(places.size());
+  for (const std::size_t place : places) {
+    auto& [value, gradients, update] = keys[place];
     QueueFirst(value);
     const NearInputs near(gradients, device, priority);
     for (const NDArray& array : near.view()) reads.emplace_back(array.var());
     reads.emplace_back(value->var());  // as ReadsOf
     writes.emplace_back(value->var());
-    op.pushes.push_back({value, HeldArrays<NDArray>(near.view()), nullptr, update});
+    op.pushes.push_back(
+        {std::move(value), HeldArrays<NDArray>(near.view()), nullptr, std::move(update)});
   }
   engine.PushGpu({.name = "kvstore.push",
                   .reads = reads,
@@ -450,35 +457,40 @@ void StoredValue::QueuePushOp(std::span<const KeyGradients> keys, int priority) 
                  OnGpu<PushesOp>{std::move(op), engine, {}});
 }
 
-void StoredValue::QueuePulls(std::span<const KeyOutputs> keys, int priority) {
+void StoredValue::QueuePulls(std::span<KeyOutputs> keys, int priority) {
   std::vector<engine::OpVars> vars;
+  vars.reserve(keys.size());
   for (const auto& [value, out] : keys) vars.push_back({{value->var()}, VarListOf(out)});
   const std::vector<std::uint64_t> held_up_by = engine::HeldUpBy(vars);
-  const auto queue = [priority](const std::vector<KeyOutputs>& batch) {
-    QueuePullOp(batch, priority);
-  };
-  GpuBatches<KeyOutputs, decltype(queue)> batches(queue);
+  GpuBatches batches(
+      [&](std::span<const std::size_t> places) { QueuePullOp(keys, places, priority); });
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const StoredValue& value = *keys[i].value;
     const std::size_t arrays = keys[i].out.size();
-    batches.Add(value.device(), held_up_by[i], keys[i],
-                value.bytes() * static_cast<std::int64_t>(arrays), arrays);
+    batches.Add(value.device(), held_up_by[i], i, value.bytes() * static_cast<std::int64_t>(arrays),
+                arrays);
   }
   batches.Flush();
 }
 
-void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
-  Engine& engine = keys[0].value->engine();
-  const Device device = keys[0].value->device();
+void StoredValue::QueuePullOp(std::span<KeyOutputs> keys, std::span<const std::size_t> places,
+                              int priority) {
+  Engine& engine = keys[places[0]].value->engine();
+  const Device device = keys[places[0]].value->device();
   std::vector<VarRef> reads, writes;
+  reads.reserve(places.size());
+  writes.reserve(places.size());
   PullsOp op;
-  std::vector<RelayedOutputs<NDArray>> outputs;
-  for (const auto& [value, out] : keys) {
+  op.pulls.reserve(places.size());
+  std::vector<RelayedOutputs<NDArray>> relayed;
+  for (const std::size_t place : places) {
+    auto& [value, out] = keys[place];
     QueueFirst(value);
-    const RelayedOutputs<NDArray>& relayed = outputs.emplace_back(out, device);
     reads.emplace_back(value->var());
-    for (const NDArray& array : relayed.near()) writes.emplace_back(array.var());
-    op.pulls.push_back({value, HeldArrays<NDArray>(relayed.near())});
+    std::span<const NDArray> near = out;
+    if (NeedRelays(out, device)) near = relayed.emplace_back(out, device).near();
+    for (const NDArray& array : near) writes.emplace_back(array.var());
+    op.pulls.push_back({std::move(value), HeldArrays<NDArray>(near)});
   }
   engine.PushGpu({.name = "kvstore.pull",
                   .reads = reads,
@@ -488,7 +500,7 @@ void StoredValue::QueuePullOp(std::span<const KeyOutputs> keys, int priority) {
                   .priority = priority,
                   .run_when_poisoned = true},
                  OnGpu<PullsOp>{std::move(op), engine, {}});
-  for (const RelayedOutputs<NDArray>& relayed : outputs) relayed.Forward(priority);
+  for (const RelayedOutputs<NDArray>& outputs : relayed) outputs.Forward(priority);
 }
 
 template <class Array>

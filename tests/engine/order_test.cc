@@ -179,6 +179,31 @@ TEST_P(OrderTest, AnOpMayNameHundredsOfVars) {
   for (const Var& var : even) EXPECT_EQ(engine.version(var), 2u);
 }
 
+TEST_P(OrderTest, ALongListMayNameAVarSeveralTimesAndInBothLists) {
+  Engine engine(GetParam().options);
+  std::vector<Var> all;
+  for (int i = 0; i < 40; ++i) all.push_back(engine.NewVar());
+  std::vector<Var> reads = all;
+  reads.insert(reads.end(), all.begin(), all.end());
+  std::vector<Var> writes(all.begin(), all.begin() + 20);
+  writes.insert(writes.end(), all.begin() + 10, all.begin() + 30);
+  int runs = 0;  // not atomic: all write the same variables
+  for (int i = 0; i < 100; ++i) {
+    engine.Push({.name = "both", .reads = reads, .writes = writes}, [&runs] { ++runs; });
+  }
+  engine.Push({.name = "fail", .reads = reads, .writes = writes},
+              [] { throw std::runtime_error("failed"); });
+  for (int i = 0; i < 40; ++i) {
+    if (i < 30) {
+      EXPECT_THROW(engine.WaitForVar(all[i]), std::runtime_error);
+    } else {
+      engine.WaitForVar(all[i]);
+    }
+    EXPECT_EQ(engine.version(all[i]), i < 30 ? 101U : 0U);
+  }
+  EXPECT_EQ(runs, 100);
+}
+
 TEST_P(OrderTest, DroppedHandlesDoNotDisturbPushedOps) {
   Engine engine(GetParam().options);
   int value = 0;

@@ -185,16 +185,21 @@ TEST_F(EmulatedUpdate, AStepOfResNet50TakesAtMostSixteenLaunches) {
     int ops = 0;
     const EmulatedUpdateLaunch count_only{{&launches}, /*runs=*/false};
     internal::KeyUpdate update = {};
-    const auto push = [&](const std::vector<internal::UpdateRun>& runs) {
-      ++ops;
-      Emulate(*rule, runs, rule->Begin(update), count_only);
+    std::vector<internal::UpdateRun> runs;
+    std::vector<ops::CopyTask> copies;
+    const auto at = [](const auto& all, std::span<const std::size_t> places) {
+      std::decay_t<decltype(all)> some;
+      for (const std::size_t place : places) some.push_back(all[place]);
+      return some;
     };
-    const auto pull = [&](const std::vector<ops::CopyTask>& copies) {
+    GpuBatches pushes([&](std::span<const std::size_t> places) {
       ++ops;
-      ops::cuda::PlanCopies(copies, count_only);
-    };
-    GpuBatches<internal::UpdateRun, decltype(push)> pushes(push);
-    GpuBatches<ops::CopyTask, decltype(pull)> pulls(pull);
+      Emulate(*rule, at(runs, places), rule->Begin(update), count_only);
+    });
+    GpuBatches pulls([&](std::span<const std::size_t> places) {
+      ++ops;
+      ops::cuda::PlanCopies(at(copies, places), count_only);
+    });
     const std::vector<std::int64_t> sizes = bench::ResNet50();
     ASSERT_EQ(sizes.size(), 161U);
     for (const std::int64_t size : sizes) {
@@ -205,8 +210,10 @@ TEST_F(EmulatedUpdate, AStepOfResNet50TakesAtMostSixteenLaunches) {
       run.gradient = address(size);
       for (std::size_t k = 0; k < rule->num_states(); ++k) run.states[k] = address(size);
       run.count = static_cast<std::size_t>(size);
-      pushes.Add(Gpu(0), engine::kNoOp, run, size * 4, 1);
-      pulls.Add(Gpu(0), engine::kNoOp, {run.weight, address(size), run.count * 4}, size * 4, 1);
+      runs.push_back(run);
+      copies.push_back({run.weight, address(size), run.count * 4});
+      pushes.Add(Gpu(0), engine::kNoOp, runs.size() - 1, size * 4, 1);
+      pulls.Add(Gpu(0), engine::kNoOp, copies.size() - 1, size * 4, 1);
     }
     pushes.Flush();
     pulls.Flush();
