@@ -15,7 +15,7 @@
 //           A thread that waits for an op asks, too. The driver could signal it, but by a stream of
 //           its own for each of ours, which would be parked behind an event: streams share a few
 //           hardware connections, so it would hold up others. A word in pinned memory, written by
-//           the stream, costs each op more than a microsecond.
+//           the stream, costs each op about a microsecond.
 //   finish: whoever issues on a stream finishes what has happened there: it has the ops, and their
 //           places, in its cache. What it does not get to, the reaper finishes.
 //   fail:   on a device that has failed nothing happens any more, and its ops end at once. Streams
