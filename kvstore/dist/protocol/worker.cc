@@ -295,6 +295,7 @@ void WorkerMachine::SendBarrier(Time now, std::uint64_t number, Outputs& out) {
 }
 
 void WorkerMachine::CloseBarriers(Time now) {
+  barriers_closed_ = true;
   if (!failure_) barriers_.push_back({.called = now, .ended = true, .last = true});
 }
 
@@ -368,7 +369,16 @@ void WorkerMachine::Leave(Time now, std::uint64_t token, Outputs& out) {
     out.answers.push_back({token, FailureError("leave"), {}});
     return;
   }
+  WakeAt(now);  // pushes that have ended are watched from now on
   SendLeaves(now, out);
+  if (late_pushes_ == 0) return;
+  // These wait for the others, who must not wait for this worker meanwhile.
+  for (const auto& [store, async] : async_) {
+    if (!closed_.contains(store)) CloseStore(now, store, out);
+  }
+  if (barriers_closed_) return;
+  CloseBarriers(now);
+  OpenBarrier(now, out);
 }
 
 void WorkerMachine::SendLeaves(Time now, Outputs& out) {
@@ -377,6 +387,8 @@ void WorkerMachine::SendLeaves(Time now, Outputs& out) {
                   [](std::uint64_t pushes) { return pushes != 0; })) {
     return;
   }
+  if (late_pushes_ > 0) DropLatePushes(now, out);
+  if (late_pushes_ > 0) return;
   leaves_open_ = servers_.size();
   for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
     Request leave{.kind = Kind::kLeave, .server = server, .part = ControlPart(0), .what = "leave"};
@@ -567,7 +579,7 @@ void WorkerMachine::Acknowledge(Part& part, Open& open, Outputs& out) {
   if (open.acked) return;
   open.acked = true;
   out.GiveBack(open.request.payload);  // sent again, it would be answered without
-  --unacknowledged_[open.barriers - barriers_sent_];
+  --(open.stays ? late_pushes_ : unacknowledged_[open.barriers - barriers_sent_]);
   if (part.async && open.counted) {
     open.counted = false;
     --part.pushes;

@@ -17,6 +17,8 @@
 //        failure, and everything later at once.
 //   (W6) A push that awaits its value has its place among the requests of its part, and holds up
 //        those behind it there, as one without credit does. It has no bytes until Supply.
+//   (W7) In dist_sync a push that times out unsent keeps its round, which fails when it comes to
+//        it. No barrier waits for it. Nor does Leave, unless the push is one of several parts.
 #pragma once
 
 #include <heddle/dtype.h>
@@ -122,8 +124,8 @@ class WorkerMachine {
   void Supply(Time now, std::int32_t server, const PartId& id, std::uint64_t token,
               PushValue&& value, Outputs& out);
   // Ends when all workers that have not left have come to their barrier of the same number; they do
-  // once it is open and all pushes that they submitted before that are acknowledged. False: it has
-  // ended with an error already, and is not to be opened.
+  // once it is open and all pushes that they submitted before that are acknowledged, or have timed
+  // out unsent. False: it has ended with an error already, and is not to be opened.
   [[nodiscard]] bool Barrier(Time now, std::uint64_t token, Time deadline, Outputs& out);
   // Of the barriers that are not open, the first: once for each.
   void OpenBarrier(Time now, Outputs& out);
@@ -140,8 +142,8 @@ class WorkerMachine {
   // The program calls no more barriers: those of others are done without this worker, once it has
   // come to this one, for which OpenBarrier is called as for others.
   void CloseBarriers(Time now);
-  // Ends when all pushes are acknowledged, all servers know that nothing more will come, and the
-  // scheduler has been told.
+  // Ends when all pushes are acknowledged or dropped (W7), all servers know that nothing more will
+  // come, and the scheduler has been told.
   void Leave(Time now, std::uint64_t token, Outputs& out);
 
   void OnMessage(Time now, NodeId from, Message&& message, Outputs& out);
@@ -280,7 +282,9 @@ class WorkerMachine {
   void CheckOpen(Time now, Part& part, Outputs& out);
   void CheckBarriers(Time now, Outputs& out);
   void OnFactsOfBarriers(Time now, const Message& message, Outputs& out);
+  static bool KeepsRound(const Part& part, const Open& open, bool held_up);
   void GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out);
+  void DropLatePushes(Time now, Outputs& out);
   bool DropTimedOut(Part& part, Outputs& out);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;
@@ -312,10 +316,12 @@ class WorkerMachine {
   std::uint64_t barriers_done_ = 0;
   std::uint64_t barriers_open_ = 0;
   std::uint64_t barriers_sent_ = 0;
+  bool barriers_closed_ = false;
   // Pushes that are not acknowledged, by how many barriers were called before them: the first
   // element is of barriers_sent_. So the next barrier may be sent when that element is 0.
   std::deque<std::uint64_t> unacknowledged_{0};
-  std::string barrier_facts_;  // what the first waits for, as the scheduler said last
+  std::uint64_t late_pushes_ = 0;  // those that stay, likewise not acknowledged: W7
+  std::string barrier_facts_;      // what the first waits for, as the scheduler said last
 
   std::optional<std::uint64_t> leave_token_;  // Leave was called
   std::optional<std::size_t> leaves_open_;    // kLeave was sent; servers that have not answered

@@ -61,19 +61,19 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
   for (std::size_t i = 0; i < part.open.size(); ++i) {
     Open& open = part.open[i];
     held_up |= open.request.awaits_value || (open.stays && i >= part.sent);
-    if (open.ended) continue;
+    const bool holds_up_leave = leave_token_ && IsPush(open.request.kind) && !open.acked;
+    if (open.ended && !holds_up_leave) continue;
     if (now >= open.warn_at) {
       open.warn_at = now + options_.warn_after;
       Warn(now, part, out);
     }
     WakeAt(open.warn_at);
     const Time deadline = open.request.deadline;
-    if (deadline == Time{0}) continue;
+    if (open.ended || deadline == Time{0}) continue;
     const AskTimes ask(open.submitted, deadline);
     if (now >= deadline) {
-      const bool keeps_round =
-          IsPush(open.request.kind) && (held_up || open.request.one_of_several);
-      open.stays = i >= part.sent && (keeps_round || GoesAllTheSame(open.request.kind));
+      open.stays =
+          i >= part.sent && (KeepsRound(part, open, held_up) || GoesAllTheSame(open.request.kind));
       kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
     } else {
@@ -88,19 +88,37 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
   if (held_up || kept || dropped) Pump(now, part, out);
 }
 
+// Whether a push that times out unsent takes its place all the same, as one that failed. In
+// dist_sync the next one is of another round. In dist_async the parts of an array keep together: of
+// one of several, one whose value has not come, and those that it holds up, other parts may have
+// gone; one that had failed has been counted on since its call has ended.
+bool WorkerMachine::KeepsRound(const Part& part, const Open& open, bool held_up) {
+  if (!IsPush(open.request.kind)) return false;
+  return !part.async || held_up || open.request.one_of_several ||
+         (open.request.flags & kFlagFailed) != 0;
+}
+
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
 // should it have to go once more, it goes without them: a push as one that failed, another request
-// as one that changes nothing. A push of one part of several keeps its place unsent, too, as does
-// one whose value has not come, and those that it holds up: other parts of the array may have gone.
-// So do a removal and the optimizer's parameters, as they are (GoesAllTheSame).
+// as one that changes nothing. So do pushes that keep their rounds unsent, and a removal and the
+// optimizer's parameters as they are (GoesAllTheSame).
+//
+// A push that keeps its round unsent waits for the other workers, and must not hold up what they
+// wait for (W7): a barrier of all, before which one of them has pushed less, would never be done.
 void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out) {
   const std::exception_ptr error = TimedOut(now, part, open);
   Request& request = open.request;
   if (open.stays || (sent && !open.acked && !request.payload.empty())) {
     out.GiveBack(request.payload);
     if (IsPush(request.kind)) {
-      SetValue({.failure = ToErrorBody(error)}, &request);
-      if (!sent) open.bytes = 0;
+      if ((request.flags & kFlagFailed) == 0) {  // else why it has failed is known
+        SetValue({.failure = ToErrorBody(error)}, &request);
+      }
+      if (!sent) {
+        open.bytes = 0;
+        --unacknowledged_[open.barriers - barriers_sent_];
+        ++late_pushes_;
+      }
     } else if (!GoesAllTheSame(request.kind)) {
       request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
       request.flags = 0;
@@ -116,6 +134,19 @@ void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64
   if (part == nullptr) return;
   const Open* const open = FindOpen(*part, sequence);
   if (open != nullptr && !open->answered) SendRequest(*part, *open, out);
+}
+
+// Those that no other part of their array counts on need not be waited for by a worker that leaves:
+// rounds go on without it.
+void WorkerMachine::DropLatePushes(Time now, Outputs& out) {
+  ForEachPart(*this, [&](Part& part) {
+    const std::size_t before = part.open.size();
+    part.open.RemoveFrom(part.sent, [&](const Open& open) {
+      return open.stays && IsPush(open.request.kind) && !open.request.one_of_several;
+    });
+    late_pushes_ -= before - part.open.size();
+    if (part.open.size() < before) Pump(now, part, out);
+  });
 }
 
 // What was never sent needs no answer, unless it stays; what was sent keeps its place until it is
@@ -228,7 +259,8 @@ std::string WorkerMachine::BarrierFacts(Time now, std::uint64_t number) const {
   ForEachPart(*this, [&](const Part& part) {
     for (std::size_t i = 0; i < part.open.size(); ++i) {
       const Open& open = part.open[i];
-      if (!IsPush(open.request.kind) || open.acked || open.barriers > number) continue;
+      if (!IsPush(open.request.kind) || open.acked || open.stays) continue;
+      if (open.barriers > number) continue;
       if (first != nullptr && first->submitted <= open.submitted) continue;
       first = &open;
       its_part = &part;

@@ -206,7 +206,6 @@ void DistKey::GiveUpLocked(const std::shared_ptr<PartsCall>& call, Time now, Uns
     found->answers.emplace_back(call, Answer{request.token, error, {}});
     found->given_back.push_back(std::exchange(request.payload, {}));
     request.token = kNoSink;
-    request.deadline = Time{0};  // a push keeps its round, whenever that comes
     if (IsPush(request.kind)) SetValue({.failure = ToErrorBody(error)}, &request);
   }
   call->given_up_ = true;

@@ -87,7 +87,7 @@ TEST(RemoveMachine, ARemovalThatTimesOutBeforeItIsSentIsSentAllTheSame) {
   }
   EXPECT_EQ(job.ValueOf(rounds[0]), Values({11}));
   EXPECT_EQ(job.ValueOf(rounds[1]), Values({11}));
-  EXPECT_EQ(job.ValueOf(rounds[2]), Values({10}));
+  EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(rounds[2])), OpError);  // of the third push
   EXPECT_EQ(job.ValueOf(rounds[3]), Values({10}));
   Remove(job, 1);
   job.Run();
