@@ -445,6 +445,7 @@ std::exception_ptr ToException(const ErrorBody& error) {
     case Code::kInvalidState:
       return std::make_exception_ptr(InvalidState(error.message));
     case Code::kInputFailed:
+      return std::make_exception_ptr(InputFailed(error.message));
     case Code::kUpdateFailed:
     case Code::kOp:
       return std::make_exception_ptr(OpError(error.message));
@@ -483,6 +484,8 @@ ErrorBody ToErrorBody(const std::exception_ptr& error) {
     return {Code::kOutOfMemory, e.what()};
   } catch (const IoError& e) {
     return {Code::kIo, e.what()};
+  } catch (const InputFailed& e) {  // an OpError, so it comes first
+    return {Code::kInputFailed, e.what()};
   } catch (const OpError& e) {
     return {Code::kOp, e.what()};
   } catch (const std::exception& e) {

@@ -5,6 +5,7 @@
 // multiple of it, and takes exactly all of it; false for anything else, and `body` is unspecified.
 #pragma once
 
+#include <heddle/error.h>
 #include <heddle/kvstore.h>
 
 #include <cstddef>
@@ -219,8 +220,14 @@ bool Decode(std::string_view meta, TextBody* body);
 bool Decode(std::string_view meta, SaveStatesBody* body);
 bool Decode(std::string_view meta, StatesBody* body);
 
-// The exception that an error becomes, with that message: UnknownKey of kUnknownKey, OpError of
-// kInputFailed, kUpdateFailed and kOp, and so on; Error of kOther.
+// What users know as an OpError, and calls of the store tell from others: nothing was updated.
+class InputFailed : public OpError {
+ public:
+  using OpError::OpError;
+};
+
+// The exception that an error becomes, with that message: UnknownKey of kUnknownKey, InputFailed of
+// kInputFailed, OpError of kUpdateFailed and kOp, and so on; Error of kOther.
 std::exception_ptr ToException(const ErrorBody& error);
 // The inverse, as far as types go; a foreign exception becomes kOther with its what().
 ErrorBody ToErrorBody(const std::exception_ptr& error);

@@ -464,13 +464,7 @@ void ServerMachine::AnswerWaiting(Part& part, Outputs& out) {
 
 void ServerMachine::AnswerRead(Part& part, const Message& message, Outputs& out) {
   if (part.update_error || part.input_error) {
-    ErrorBody error = part.update_error ? *part.update_error : *part.input_error;
-    if (part.update_error) {
-      error.code = ErrorBody::Code::kUpdateFailed;
-      error.message = fmt::format("an update of {} failed, which only a reset cures: {}",
-                                  NameOf(part), error.message);
-    }
-    SendError(part, message, error, out);
+    SendError(part, message, part.update_error ? UpdateFailure(part) : *part.input_error, out);
     return;
   }
   Message answer = AnswerTo(message, Kind::kValue);
@@ -480,6 +474,12 @@ void ServerMachine::AnswerRead(Part& part, const Message& message, Outputs& out)
     return;
   }
   SendAnswer(part, std::move(answer), out);
+}
+
+ErrorBody ServerMachine::UpdateFailure(const Part& part) const {
+  return {.code = ErrorBody::Code::kUpdateFailed,
+          .message = fmt::format("an update of {} failed, which only a reset cures: {}",
+                                 NameOf(part), part.update_error->message)};
 }
 
 void ServerMachine::Ack(const Message& message) {

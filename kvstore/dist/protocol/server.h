@@ -22,7 +22,7 @@
 //        sums of the pass before are here; the first one, when they have said that their parts have
 //        the sum of that round, so that a round that fails has changed nothing. Sums count for the
 //        round and pass that they name. States are neither saved nor loaded between the passes of
-//        an update.
+//        an update, nor while the update of a part that the rank has not removed has failed.
 //
 //   (S8) A rank that has removed the part takes no part in later rounds, as if it had left. The
 //        value goes when all have removed it that have not left, and the identities stay: what is
@@ -216,6 +216,7 @@ class ServerMachine {
   void FinishRound(Time now, Part& part, Outputs& out);
   void AnswerWaiting(Part& part, Outputs& out);
   void AnswerRead(Part& part, const Message& message, Outputs& out);
+  ErrorBody UpdateFailure(const Part& part) const;  // which has an update_error
   void NoteWaiting(Time now, Part& part);
   void NoteSlow(Time now, Part& part, Outputs& out);
 
@@ -249,6 +250,7 @@ class ServerMachine {
   void SetCompression(const Message& message);
   void StartControl(Part& part, const Message& message, Outputs& out);
   bool PassesAreUnderWay(std::uint32_t store) const;
+  std::exception_ptr WhyNoStates(std::uint32_t store, std::int32_t rank) const;
   void StartStates(Outputs& out);
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store, std::int32_t rank) const;

@@ -49,7 +49,7 @@ struct ServerMachine::RankExtra {
   // Bytes of a push that is granted, among Worker::unfinished_bytes, and its sequence number.
   std::uint64_t reserved = 0;
   std::uint64_t reserved_for = 0;
-  bool running = false;  // a control request
+  std::optional<Kind> running;  // the kind of the control request under way
   // As the rank has said when it closed the store, and which time it was.
   std::uint64_t requests_in_all = 0;
   std::uint32_t said_by_close = 0;

@@ -186,7 +186,7 @@ void ServerMachine::SetCompression(const Message& message) {
 void ServerMachine::StartControl(Part& part, const Message& message, Outputs& out) {
   const bool is_of_states = message.kind == Kind::kSaveStates || message.kind == Kind::kLoadStates;
   if (is_of_states && PassesAreUnderWay(message.part.store)) {  // S7
-    part.Of(message.rank).Extra().running = true;
+    part.Of(message.rank).Extra().running = message.kind;
     states_requests_.push_back(message);
     return;
   }
@@ -194,10 +194,22 @@ void ServerMachine::StartControl(Part& part, const Message& message, Outputs& ou
       .store = message.part.store, .rank = message.rank, .sequence = message.sequence};
   ControlResult result;
   bool done = true;
-  part.Of(message.rank).Extra().running = true;
-  const std::exception_ptr error = ErrorOf([&] { done = control_.Start(id, message, &result); });
+  part.Of(message.rank).Extra().running = message.kind;
+  std::exception_ptr error;
+  if (message.kind == Kind::kLoadStates) error = WhyNoStates(id.store, id.rank);
+  if (!error) error = ErrorOf([&] { done = control_.Start(id, message, &result); });
   if (error) result.error = error;
   if (done || error) EndControl(part, id, std::move(result), out);
+}
+
+// An update that has failed midway may have left some of the part's states, and of its value, a
+// step ahead of the others. A reset forgets them, and those that were loaded before it as well.
+std::exception_ptr ServerMachine::WhyNoStates(std::uint32_t store, std::int32_t rank) const {
+  for (const auto& [id, part] : parts_) {
+    if (id.store != store || !part->created || !part->update_error) continue;
+    if (!part->Of(rank).removed) return ToException(UpdateFailure(*part));
+  }
+  return nullptr;
 }
 
 void ServerMachine::StartStates(Outputs& out) {
@@ -213,7 +225,9 @@ void ServerMachine::OnControlDone(Time /*now*/, const ControlId& id, ControlResu
 
 void ServerMachine::EndControl(Part& part, const ControlId& id, ControlResult result,
                                Outputs& out) {
-  part.Of(id.rank).Extra().running = false;
+  const std::optional<Kind> kind = std::exchange(part.Of(id.rank).Extra().running, std::nullopt);
+  // By now: what was saved came behind the updates that were under way when it was asked for.
+  if (kind == Kind::kSaveStates && !result.error) result.error = WhyNoStates(id.store, id.rank);
   const Message request{.rank = id.rank,
                         .incarnation = WorkerOf(id.rank).incarnation,
                         .part = part.id,

@@ -14,6 +14,7 @@
 #include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/control_call.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "kvstore/dist/worker/dist_states.h"
@@ -96,7 +97,8 @@ std::shared_ptr<Optimizer> DistKVStore::OptimizerFor(std::string_view call) cons
   throw InvalidState(fmt::format("{}: expected a store with an optimizer, got one without", call));
 }
 
-// A pull is answered when what this worker pushed before has taken effect.
+// A pull is answered when what this worker pushed before has taken effect. A round whose input has
+// failed has left value and states as they were; not so one whose update has failed.
 void DistKVStore::WaitForOwnPushes(std::string_view call) {
   engine::CheckMayWait(call);
   std::vector<KeyPtr> keys;
@@ -104,19 +106,19 @@ void DistKVStore::WaitForOwnPushes(std::string_view call) {
     const engine::CallLock lock(mutex_, "a store");
     for (const auto& [name, key] : keys_) keys.push_back(key);
   }
-  std::vector<NDArray> dense;
-  std::vector<RowSparseNDArray> row_sparse;
-  for (const KeyPtr& key : keys) {
-    if (key->is_row_sparse()) {
-      row_sparse.emplace_back(key->shape(), key->dtype(), Cpu(), engine());
-      QueuePull(key, {&row_sparse.back(), 1}, 0);
-    } else {
-      dense.emplace_back(key->shape(), key->dtype(), Cpu(), engine());
-      QueuePull(key, {&dense.back(), 1}, 0);
+  std::vector<Var> pulled;
+  {
+    const CallBatch together(*link_, keys.size());
+    for (const KeyPtr& key : keys) {
+      const auto parts = PartsCall::Make(calls_, key, OptionsOf(Kind::kPull, *key, 0));
+      parts->PassOverFailedInputs();
+      PushOpOf(
+          parts, engine(),
+          {.name = "kvstore.pull", .writes = {pulled.emplace_back(engine().NewVar("dist.ended"))}},
+          [](PartsCall& call) { call.SendNothing(); });
     }
   }
-  for (const NDArray& array : dense) array.WaitToRead();
-  for (const RowSparseNDArray& array : row_sparse) array.WaitToRead();
+  for (const Var& ended : pulled) engine().WaitForVar(ended);
 }
 
 // What all servers have, asked for until there is no more.

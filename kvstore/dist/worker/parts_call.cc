@@ -318,6 +318,10 @@ void PartsCall::OnAnswer(Slot& slot, Answer&& answer) {
     MutexLock lock(mutex_);
     missing_parts_->insert(slot.part->part);
   }
+  if (error != nullptr && passes_over_failed_inputs_ &&
+      ToErrorBody(error).code == ErrorBody::Code::kInputFailed) {
+    error = nullptr;
+  }
   if (error != nullptr) {
     MutexLock lock(mutex_);
     ++failed_;

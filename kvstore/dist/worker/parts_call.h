@@ -118,6 +118,9 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   // `missing` the parts that are not there, and an init of these. Before its requests are there.
   void MakeWhole(std::shared_ptr<PartNumbers> missing) { missing_parts_ = std::move(missing); }
 
+  // A round that fails by its input is none of the call's concern. Before its requests are there.
+  void PassOverFailedInputs() { passes_over_failed_inputs_ = true; }
+
   // What the requests to the parts have with them; one of these is called, before Start. The arrays
   // are those that the running op may read.
   void SendNothing();
@@ -188,6 +191,7 @@ class PartsCall : public std::enable_shared_from_this<PartsCall> {
   std::byte* out_data_ = nullptr;
   std::shared_ptr<PartArrivals> arrivals_;
   std::shared_ptr<PartNumbers> missing_parts_;  // of a reset: written under mutex_
+  bool passes_over_failed_inputs_ = false;
   RowSparseNDArray rows_out_;
   std::vector<Payload> rows_;                          // received, by slot
   std::vector<std::span<const std::int64_t>> wanted_;  // rows, by slot; if some were asked for

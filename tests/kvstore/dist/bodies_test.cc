@@ -239,7 +239,7 @@ TEST(Errors, EveryCodeBecomesItsException) {
   ExpectBecomes<InvalidArgument>(Code::kInvalidArgument);
   ExpectBecomes<InvalidState>(Code::kInvalidState);
   ExpectBecomes<UnknownKey>(Code::kUnknownKey);
-  ExpectBecomes<OpError>(Code::kInputFailed);
+  ExpectBecomes<InputFailed>(Code::kInputFailed);
   ExpectBecomes<OpError>(Code::kUpdateFailed);
   ExpectBecomes<NetworkError>(Code::kNetwork);
   ExpectBecomes<TimeoutError>(Code::kTimeout);
@@ -264,6 +264,7 @@ TEST(Errors, ExceptionsKeepTypeAndTextOverTheWire) {
   EXPECT_EQ(BodyOf(std::bad_alloc()).code, Code::kOutOfMemory);
   EXPECT_EQ(BodyOf(IoError("a")).code, Code::kIo);
   EXPECT_EQ(BodyOf(OpError("a")).code, Code::kOp);
+  EXPECT_EQ(BodyOf(InputFailed("a")).code, Code::kInputFailed);
   EXPECT_EQ(BodyOf(std::domain_error("too big")).code, Code::kOther);
   EXPECT_EQ(BodyOf(std::domain_error("too big")).message, "too big");
   EXPECT_EQ(BodyOf(3).code, Code::kOther);

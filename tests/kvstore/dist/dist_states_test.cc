@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -165,6 +166,63 @@ TEST(DistStates, IntegersThatAnotherRanksOptimizerCannotTakeAreRefused) {
                   out.WaitToRead();
                 }),
                 ::testing::HasSubstr("expected a floating dtype"));
+  });
+}
+
+// A gradient that has failed leaves the states as they were.
+TEST(DistStates, AFailedInputKeepsNobodyFromSavingAndLoading) {
+  const tools::TempFolder folder;
+  ExpectAsLocal([&](KVStore& store, Engine& engine) {
+    const std::string file = folder / "states.safetensors";
+    std::vector<float> pulled;
+    store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}, {"momentum", 0.5}}));
+    store.Init("w", Array(engine, {3}, 0));
+    store.Push("w", Array(engine, {3}, 1));
+    const NDArray failed = Array(engine, {3}, 0);
+    engine.Push({.name = "backward", .writes = {failed.var()}},
+                [] { throw std::runtime_error("no gradient"); });
+    store.Push("w", failed);
+    store.SaveOptimizerStates(file, /*with_optimizer=*/false);
+    store.LoadOptimizerStates(file);
+    EXPECT_THROW(failed.WaitToRead(), std::runtime_error);
+    store.Push("w", Array(engine, {3}, 1));
+    PullTo(&pulled, store, engine, "w", {3});
+    return pulled;
+  });
+}
+
+// Rank 1 has not used the key, and so does not hear of its update.
+TEST(DistStates, WhatAnUpdateThatHasFailedHasLeftIsNeitherSavedNorLoaded) {
+  const tools::TempFolder folder;
+  const std::string none = folder / "none.safetensors";
+  const Shape shape = {40'000, 1};  // cut over both servers
+  Job job({.num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_async", [&](int rank, KVStore& store, Engine& engine) {
+    const std::string file = folder / ("states" + std::to_string(rank) + ".safetensors");
+    const auto save = [&] { store.SaveOptimizerStates(file, /*with_optimizer=*/false); };
+    const auto load = [&] { store.LoadOptimizerStates(none); };
+    const auto optimizer = MakeOptimizer("groupadagrad", {});  // works on whole rows
+    if (rank == 0) store.Init("w", Array(engine, shape, 0));
+    if (rank == 1) {
+      store.SetOptimizer(optimizer);
+      store.SaveOptimizerStates(none, /*with_optimizer=*/false);
+    }
+    store.Barrier();
+    if (rank == 0) store.Push("w", Array(engine, shape, 1));
+    store.Barrier();
+    if (rank == 0) store.SetOptimizer(optimizer);
+    const auto is_refused =
+        ::testing::AllOf(::testing::HasSubstr("an update of key 'w'"),
+                         ::testing::HasSubstr("failed, which only a reset cures"));
+    EXPECT_THAT(MessageOf<OpError>(save), is_refused);
+    if (rank == 0) {
+      EXPECT_THAT(MessageOf<OpError>(load), is_refused);
+    }
+    store.Barrier();
+    if (rank == 0) store.Reset("w", Array(engine, shape, 0));
+    store.Barrier();
+    save();
+    load();
   });
 }
 

@@ -1231,6 +1231,47 @@ TEST_F(WholeArrays, StatesAreLeftAloneBetweenThePasses) {
   for (const std::uint64_t request : requests) EXPECT_EQ(job.ErrorOf(request), "");
 }
 
+// They may be of no one step, and a reset would forget those that are loaded.
+TEST(ServerMachine, StatesOfAnUpdateThatHasFailedAreNeitherSavedNorLoaded) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  // The update under way fails while the states wait for its end.
+  job.control().deferred = true;
+  job.parts().defer = [](const PartId&) { return true; };
+  const auto early = job.Control(0, Kind::kSaveStates, "");
+  for (int rank = 0; rank < 2; ++rank) job.Push(rank, 0, {1});
+  job.Run();
+  EXPECT_EQ(std::ranges::count(job.control().calls, "states"), 1);
+  job.Do(ServerNodeOf(0), [&](Outputs& out) {
+    job.parts().EndUpdate(SmallJob::IdOf(0));
+    job.server().OnUpdated(job.now, SmallJob::IdOf(0),
+                           std::make_exception_ptr(InvalidState("out of luck")), out);
+    job.server().OnControlDone(job.now, job.control().last,
+                               {.error = nullptr, .meta = "half a step"}, out);
+  });
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(early), HasSubstr("an update of key 'a' failed"));
+  job.control().deferred = false;
+  const auto load = job.Control(1, Kind::kLoadStates, "");
+  const auto save = job.Control(0, Kind::kSaveStates, "");
+  job.Run();
+  for (const auto request : {load, save}) {
+    EXPECT_THROW(std::rethrow_exception(job.ExceptionOf(request)), OpError);
+    EXPECT_THAT(job.ErrorOf(request), HasSubstr("out of luck"));
+  }
+  EXPECT_EQ(std::ranges::count(job.control().calls, "states"), 2) << "none that is loaded";
+  // Who has removed the key has no part in it, and a reset cures it.
+  job.Submit(1, {.kind = Kind::kRemove, .part = SmallJob::IdOf(0)});
+  const auto without = job.Control(1, Kind::kSaveStates, "");
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(without), "");
+  job.Submit(0, {.kind = Kind::kReset, .part = SmallJob::IdOf(0), .payload = PayloadOf({0})});
+  const auto cured = job.Control(0, Kind::kLoadStates, "");
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(cured), "");
+}
+
 TEST_F(WholeArrays, WaitForTheLinkBetweenTheirServers) {
   PushAll();
   const auto pull = Pull(0, 0);
