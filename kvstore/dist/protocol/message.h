@@ -91,9 +91,10 @@ constexpr bool IsPush(Kind kind) { return kind == Kind::kPush || kind == Kind::k
 inline constexpr std::uint8_t kFlagRowSparse = 1;   // payload: int64 row ids, then the rows
 inline constexpr std::uint8_t kFlagCompressed = 2;  // payload: codes of the store's compression
 inline constexpr std::uint8_t kFlagRates = 4;       // meta begins with the rates of the update
-inline constexpr std::uint8_t kFlagFailed = 8;      // a push whose input failed; meta: the error
-inline constexpr std::uint8_t kFlagNoValue = 16;    // kInit of other ranks than 0
-inline constexpr std::uint8_t kFlagLast = 32;       // kBarrier: the worker calls no more
+// A push whose input failed; meta: the error. A kSetOptimizer that has failed, to be taken back.
+inline constexpr std::uint8_t kFlagFailed = 8;
+inline constexpr std::uint8_t kFlagNoValue = 16;  // kInit of other ranks than 0
+inline constexpr std::uint8_t kFlagLast = 32;     // kBarrier: the worker calls no more
 
 // Bytes of arrays, as runs in order, and who keeps them alive. The bytes do not change while any
 // copy of the payload lives. Cheap to copy.

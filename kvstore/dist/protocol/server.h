@@ -105,6 +105,8 @@ class ServerControl {
                              const OptimizerBody& optimizer) = 0;
   // Once a store; again only if it has thrown.
   virtual void SetCompression(std::uint32_t store, const CompressionOptions& options) = 0;
+  // The last generation is taken back: it is as if it had not been set. Once a SetOptimizer.
+  virtual void DropOptimizer(std::uint32_t store, std::uint64_t version) = 0;
   // kCommand, kSaveStates or kLoadStates. False: its end will be told by OnControlDone.
   virtual bool Start(const ControlId& id, const Message& request, ControlResult* result) = 0;
 };
@@ -246,6 +248,7 @@ class ServerMachine {
   void ApplyControl(Time now, Part& part, const Message& message, Outputs& out);
   void OpenStore(const Message& message);
   void SetOptimizer(const Message& message);
+  void TakeBackOptimizer(const Message& message);
   void SetParameters(const Message& message);
   void SetCompression(const Message& message);
   void StartControl(Part& part, const Message& message, Outputs& out);

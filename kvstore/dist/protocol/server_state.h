@@ -124,6 +124,7 @@ struct ServerMachine::Generation {
   std::int32_t rank;  // that came first
   std::uint64_t version;
   std::optional<ErrorBody> error = std::nullopt;  // why it cannot be used
+  std::set<std::int32_t> set_by = {};             // ranks; without an error
 };
 
 struct ServerMachine::Store {
@@ -136,7 +137,7 @@ struct ServerMachine::Store {
   bool async = false;
   std::int32_t opened_by = 0;
   std::vector<Generation> generations;
-  std::set<std::int32_t> set_by;  // ranks that have set an optimizer
+  std::set<std::int32_t> set_by;  // ranks that have set one of them
   std::optional<Compression> compression;
 
   bool Knows(std::uint64_t version) const {

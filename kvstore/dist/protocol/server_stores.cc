@@ -110,6 +110,7 @@ void ServerMachine::OpenStore(const Message& message) {
 }
 
 void ServerMachine::SetOptimizer(const Message& message) {
+  if ((message.flags & kFlagFailed) != 0) return TakeBackOptimizer(message);
   Store& store = OpenedStore(message.part.store);
   OptimizerBody body;
   const std::uint64_t generation = GenerationOf(message.version);
@@ -122,13 +123,14 @@ void ServerMachine::SetOptimizer(const Message& message) {
   const bool is_last = generation == store.generations.size();
   if (is_last && store.generations.back().error) store.generations.pop_back();
   if (generation <= store.generations.size()) {
-    const Generation& known = store.generations[generation - 1];
+    Generation& known = store.generations[generation - 1];
     if (!SameOptimizer(known.optimizer, body)) {
       throw InvalidArgument(
           fmt::format("optimizer {} of the store is {}, as worker {} has set it; worker {} sets {}",
                       generation, TextOf(known.optimizer), known.rank, message.rank, TextOf(body)));
     }
     if (known.error) std::rethrow_exception(ToException(*known.error));
+    known.set_by.insert(message.rank);
     store.set_by.insert(message.rank);
     return;
   }
@@ -137,12 +139,45 @@ void ServerMachine::SetOptimizer(const Message& message) {
   store.generations.push_back(
       {.optimizer = std::move(body), .rank = message.rank, .version = message.version});
   if (!error) {
+    store.generations.back().set_by.insert(message.rank);
     store.set_by.insert(message.rank);
     return;
   }
   // Pushes that count on it fail, rather than wait for ever.
   store.generations.back().error = ToErrorBody(error);
   std::rethrow_exception(error);
+}
+
+// The rank's call has failed, on another server perhaps. Those whose calls have not keep what they
+// have set; else it is nobody's, as one that could not be set here.
+void ServerMachine::TakeBackOptimizer(const Message& message) {
+  Store& store = OpenedStore(message.part.store);
+  OptimizerBody body;
+  const std::uint64_t generation = GenerationOf(message.version);
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the optimizer cannot be read");
+  if (generation == 0 || generation > store.generations.size()) return;
+  Generation& known = store.generations[generation - 1];
+  if (!SameOptimizer(known.optimizer, body) || known.set_by.erase(message.rank) == 0) return;
+  if (std::ranges::none_of(store.generations, [&](const Generation& other) {
+        return other.set_by.contains(message.rank);
+      })) {
+    store.set_by.erase(message.rank);
+  }
+  if (!known.set_by.empty()) {
+    if (known.rank == message.rank) known.rank = *known.set_by.begin();
+    return;
+  }
+  if (generation < store.generations.size()) return;  // on which the later one counts
+  known.error = ErrorBody{
+      .code = ErrorBody::Code::kInvalidState,
+      .message = fmt::format("worker {} has taken back {}, which could not be set on all servers",
+                             message.rank, TextOf(known.optimizer))};
+  control_.DropOptimizer(message.part.store, message.version);
+  // In dist_async those that have set no optimizer may have been updated by it.
+  const std::uint64_t before = generation == 1 ? 0 : store.generations[generation - 2].version;
+  for (const auto& [id, part] : parts_) {
+    if (id.store == message.part.store) part->version = std::min(part->version, before);
+  }
 }
 
 void ServerMachine::SetParameters(const Message& message) {

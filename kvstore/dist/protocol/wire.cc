@@ -50,6 +50,7 @@ std::uint8_t FlagsOf(Kind kind) {
     case Kind::kReset:
     case Kind::kValue:
       return kFlagRowSparse;
+    case Kind::kSetOptimizer:
     case Kind::kBlockSums:
       return kFlagFailed;
     default:

@@ -18,8 +18,12 @@ namespace {
 
 // Requests that stay when they time out before they are sent: the program counts on them. It has
 // forgotten a key that it removes, and the others would wait for its pushes; pushes that have gone
-// wait at the servers for the optimizer's parameters that they are of.
-bool GoesAllTheSame(Kind kind) { return kind == Kind::kRemove || kind == Kind::kSetParameters; }
+// wait at the servers for the optimizer's parameters that they are of; and an optimizer that is
+// taken back would be in the way of the next one.
+bool GoesAllTheSame(const Request& request) {
+  return request.kind == Kind::kRemove || request.kind == Kind::kSetParameters ||
+         (request.kind == Kind::kSetOptimizer && (request.flags & kFlagFailed) != 0);
+}
 
 // The facts of a TimeoutError are asked for twice: halfway, since an answer may take long, and
 // again close to the deadline, since they change.
@@ -73,7 +77,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
     const AskTimes ask(open.submitted, deadline);
     if (now >= deadline) {
       open.stays =
-          i >= part.sent && (KeepsRound(part, open, held_up) || GoesAllTheSame(open.request.kind));
+          i >= part.sent && (KeepsRound(part, open, held_up) || GoesAllTheSame(open.request));
       kept |= open.stays;
       GiveUp(now, part, open, i < part.sent, out);
     } else {
@@ -100,8 +104,8 @@ bool WorkerMachine::KeepsRound(const Part& part, const Open& open, bool held_up)
 
 // The program takes its arrays back. A request that was sent has its place in the sequence, so
 // should it have to go once more, it goes without them: a push as one that failed, another request
-// as one that changes nothing. So do pushes that keep their rounds unsent, and a removal and the
-// optimizer's parameters as they are (GoesAllTheSame).
+// as one that changes nothing. So do pushes that keep their rounds unsent, and what GoesAllTheSame
+// as it is.
 //
 // A push that keeps its round unsent waits for the other workers, and must not hold up what they
 // wait for (W7): a barrier of all, before which one of them has pushed less, would never be done.
@@ -119,7 +123,7 @@ void WorkerMachine::GiveUp(Time now, const Part& part, Open& open, bool sent, Ou
         --unacknowledged_[open.barriers - barriers_sent_];
         ++late_pushes_;
       }
-    } else if (!GoesAllTheSame(request.kind)) {
+    } else if (!GoesAllTheSame(request)) {
       request.kind = part.id.part == kControlPart ? Kind::kKeys : Kind::kDescribe;
       request.flags = 0;
       request.meta.clear();

@@ -91,6 +91,8 @@ class ArrayParts final : public PartStore {
   // updates in its place.
   void SetOptimizer(std::uint32_t store, std::uint64_t version, const OptimizerPtr& optimizer,
                     bool keeps_states, ServerUpdater updater = {});
+  // Pushes go by the optimizer before again; what the one of `version` has left is nobody's states.
+  void DropOptimizer(std::uint32_t store, std::uint64_t version);
   void SetCompression(std::uint32_t store, std::shared_ptr<const Compressor> compressor);
 
   // The optimizer's states of the parts of a store behind `after`, as many as fit a message; none:
@@ -163,6 +165,8 @@ class ArrayParts final : public PartStore {
   PartTable<std::shared_ptr<Part>> parts_;
   const std::shared_ptr<Part>* found_ = nullptr;  // last, among parts_: calls come in groups
   std::unordered_map<std::uint32_t, Store> stores_;
+  // Of states. A version may be another optimizer's again, see DropOptimizer.
+  std::uint64_t generations_ = 0;
   // Those under way, by store and key.
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<Whole>> wholes_;
   PlacementOptions placement_;

@@ -40,7 +40,7 @@ void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
   const bool same = keeps_states && last != nullptr;
   rules[version] = {.optimizer = optimizer,
                     .plan = optimizer->plan(),
-                    .generation = keeps_states ? generation : version,
+                    .generation = keeps_states ? generation : ++generations_,
                     .needs_norms = optimizer->plan()->NeedsNorms(),
                     .pace = same ? last->pace : std::make_shared<UpdatePace>(),
                     .updater = std::move(updater)};
@@ -50,6 +50,10 @@ void ArrayParts::SetOptimizer(std::uint32_t store, std::uint64_t version,
   of.dropped = oldest->first;
   rules.erase(oldest);
   --of.parameters;
+}
+
+void ArrayParts::DropOptimizer(std::uint32_t store, std::uint64_t version) {
+  stores_[store].rules.erase(version);
 }
 
 const ArrayParts::Rule* ArrayParts::RuleOf(std::uint32_t store, std::uint64_t version) const {

@@ -49,10 +49,10 @@ void ArrayControl::OpenStore(std::uint32_t store, const std::string& type) {
 
 void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
                                 const OptimizerBody& optimizer) {
-  const auto before = optimizers_.find(store);
-  const bool same = before != optimizers_.end() && before->second.name == optimizer.name &&
-                    before->second.parameters == optimizer.parameters;
-  ServerUpdater updater = same ? updaters_[store] : ServerUpdater();
+  const std::optional<Set>& before = optimizers_[store].latest;
+  const bool same = before && before->optimizer.name == optimizer.name &&
+                    before->optimizer.parameters == optimizer.parameters;
+  ServerUpdater updater = same ? before->updater : ServerUpdater();
   if (!same && IsForeignOptimizer(optimizer.name)) {
     if (!program_.optimizers) {
       throw InvalidState(fmt::format(
@@ -63,15 +63,22 @@ void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
     updater = program_.optimizers(optimizer.name);
   }
   parts_.SetOptimizer(store, version, Make(optimizer, updater), same, updater);
-  optimizers_[store] = optimizer;
-  updaters_[store] = std::move(updater);
+  Optimizers& of_store = optimizers_[store];
+  of_store.before = std::exchange(of_store.latest, Set{optimizer, std::move(updater)});
+}
+
+void ArrayControl::DropOptimizer(std::uint32_t store, std::uint64_t version) {
+  parts_.DropOptimizer(store, version);
+  Optimizers& of_store = optimizers_[store];
+  of_store.latest = std::exchange(of_store.before, std::nullopt);
 }
 
 void ArrayControl::SetParameters(std::uint32_t store, std::uint64_t version,
                                  const OptimizerBody& optimizer) {
-  const ServerUpdater& updater = updaters_[store];
-  parts_.SetOptimizer(store, version, Make(optimizer, updater), /*keeps_states=*/true, updater);
-  optimizers_[store] = optimizer;
+  Set& set = *optimizers_[store].latest;
+  parts_.SetOptimizer(store, version, Make(optimizer, set.updater), /*keeps_states=*/true,
+                      set.updater);
+  set.optimizer = optimizer;
 }
 
 void ArrayControl::SetCompression(std::uint32_t store, const CompressionOptions& options) {

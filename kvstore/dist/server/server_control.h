@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -28,12 +29,22 @@ class ArrayControl final : public ServerControl {
   void OpenStore(std::uint32_t store, const std::string& type) override;
   void SetOptimizer(std::uint32_t store, std::uint64_t version,
                     const OptimizerBody& optimizer) override;
+  void DropOptimizer(std::uint32_t store, std::uint64_t version) override;
   void SetParameters(std::uint32_t store, std::uint64_t version,
                      const OptimizerBody& optimizer) override;
   void SetCompression(std::uint32_t store, const CompressionOptions& options) override;
   bool Start(const ControlId& id, const Message& request, ControlResult* result) override;
 
  private:
+  struct Set {
+    OptimizerBody optimizer;
+    ServerUpdater updater;  // of one that is not heddle's
+  };
+  struct Optimizers {
+    std::optional<Set> latest;
+    std::optional<Set> before;  // should that be dropped
+  };
+
   void QueueCommand(const ControlId& id, const CommandBody& command);
   void QueueStates(const ControlId& id, const Message& request);
   void Trace(const std::string& file);
@@ -43,9 +54,8 @@ class ArrayControl final : public ServerControl {
   const ServerProgram program_;
   const UnderLock under_lock_;
   const Ended ended_;
-  const Var commands_;                                           // keeps them in order
-  std::unordered_map<std::uint32_t, OptimizerBody> optimizers_;  // the latest of each store
-  std::unordered_map<std::uint32_t, ServerUpdater> updaters_;    // of those that are not heddle's
+  const Var commands_;                                        // keeps them in order
+  std::unordered_map<std::uint32_t, Optimizers> optimizers_;  // by store
 };
 
 }  // namespace heddle::kvstore::dist

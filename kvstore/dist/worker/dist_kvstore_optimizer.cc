@@ -56,8 +56,14 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
     const engine::CallLock lock(mutex_, "a store");
     version = ((version_ >> 32) + 1) << 32;
   }
-  CallServersInTurn(fmt::format("set_optimizer {}", optimizer->name()), Kind::kSetOptimizer,
-                    Encode(OptimizerBody{std::string(optimizer->name()), parameters}), version);
+  const std::string what = fmt::format("set_optimizer {}", optimizer->name());
+  const std::string meta = Encode(OptimizerBody{std::string(optimizer->name()), parameters});
+  try {
+    CallServersInTurn(what, Kind::kSetOptimizer, meta, version);
+  } catch (...) {
+    TakeBackOptimizer(what, meta, version);
+    throw;
+  }
   const auto plan = optimizer->plan();
   const engine::CallLock lock(mutex_, "a store");
   // As on the servers, which keep the states for an equal one.
@@ -73,6 +79,18 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   told_ = parameters;
   whole_dense_ = NeedsWholeKey(*plan, /*row_sparse=*/false);
   whole_row_sparse_ = NeedsWholeKey(*plan, /*row_sparse=*/true);
+}
+
+// Some servers may have it, or get it yet if the deadline has passed. They hear this behind it, and
+// the worker's next call, which is of the same version, comes behind this.
+void DistKVStore::TakeBackOptimizer(std::string_view what, const std::string& meta,
+                                    std::uint64_t version) const {
+  std::vector<Request> requests = ControlRequests(what, Kind::kSetOptimizer, meta, version);
+  for (Request& request : requests) request.flags = kFlagFailed;
+  Outputs out;
+  StartCall(
+      *link_, std::move(requests), [](std::exception_ptr, std::vector<Message>) {}, &out);
+  link_->Carry(out);
 }
 
 // Pushes that come now are of the optimizer as it is now.

@@ -588,6 +588,30 @@ TEST_F(ArrayPartsTest, CodesOfAnotherLengthAreNotRead) {
             "key 'w', part 0 of 1: expected 16 bytes of codes, got 8");
 }
 
+TEST_F(ArrayPartsTest, StatesOfAnOptimizerThatIsDroppedAreNotThoseOfTheNextOne) {
+  const std::uint64_t version = std::uint64_t{1} << 32;
+  const PartId id{0, 0, 1};
+  const auto floats = [&](float value) {
+    return Received(BytesOf(NDArray::Full({3}, value, DType::kFloat32, Cpu(), engine_)));
+  };
+  const auto pushed = [&] {
+    const Message push{.kind = Kind::kPush, .part = id, .payload = floats(1)};
+    Push(id, {&push, 1}, {.version = version, .rates = UpdateRates{.learning_rate = 1}});
+    return BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id}));
+  };
+  const auto saved = [&] { return parts_.SaveStates(0, std::nullopt).first.parts.size(); };
+  parts_.Create(id, {Key("w"), Shape{3}, DType::kFloat32, false, 1, 0, 3}, floats(0));
+  parts_.SetOptimizer(0, version, Sgd({.momentum = 0.5}), false);
+  EXPECT_EQ(pushed(), BytesOf(floats(-1)));
+  EXPECT_EQ(saved(), 1U);
+  parts_.DropOptimizer(0, version);
+  EXPECT_EQ(saved(), 0U);
+  EXPECT_EQ(pushed(), BytesOf(floats(1))) << "the default updater's";
+  parts_.SetOptimizer(0, version, Sgd({.momentum = 0.25}), false);
+  EXPECT_EQ(saved(), 0U);
+  EXPECT_EQ(pushed(), BytesOf(floats(0)));
+}
+
 TEST_F(ArrayPartsTest, StatesThatDoNotFitAreRefusedAndChangeNothing) {
   const std::uint64_t version = std::uint64_t{1} << 32;
   parts_.SetOptimizer(0, version, Sgd({.momentum = 0.5}), false);

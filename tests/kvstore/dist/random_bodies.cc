@@ -176,7 +176,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kDescribe, 0, false, nullptr},
     {Kind::kRemove, 0, false, nullptr},
     {Kind::kOpenStore, 0, false, "OpenStoreBody"},
-    {Kind::kSetOptimizer, 0, false, "OptimizerBody"},
+    {Kind::kSetOptimizer, kFlagFailed, false, "OptimizerBody"},
     {Kind::kSetCompression, 0, false, "CompressionBody"},
     {Kind::kCommand, 0, false, "CommandBody"},
     {Kind::kLoadStates, 0, true, "StatesBody"},

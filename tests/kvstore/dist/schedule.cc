@@ -227,6 +227,7 @@ class NoControl : public ServerControl {
   void OpenStore(std::uint32_t /*store*/, const std::string& /*type*/) override {}
   void SetOptimizer(std::uint32_t /*store*/, std::uint64_t /*version*/,
                     const OptimizerBody& /*optimizer*/) override {}
+  void DropOptimizer(std::uint32_t /*store*/, std::uint64_t /*version*/) override {}
   void SetParameters(std::uint32_t /*store*/, std::uint64_t /*version*/,
                      const OptimizerBody& /*optimizer*/) override {}
   void SetCompression(std::uint32_t /*store*/, const CompressionOptions& /*options*/) override {}

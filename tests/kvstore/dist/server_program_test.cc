@@ -455,6 +455,65 @@ TEST(ServerProgram, AnOptimizerThatNobodyHasIsRefused) {
   MessageOrNone([] { Engine::Default().WaitForAll(); });
 }
 
+// Of the servers, which are asked in turn, the first takes it.
+TEST(ServerProgram, AnOptimizerThatALaterServerRefusesMakesRoomForAnother) {
+  constexpr std::int64_t kCount = 50'000;  // over all servers
+  const auto sgd = [](double momentum) {
+    return MakeOptimizer("sgd", {{"learning_rate", 1}, {"momentum", momentum}});
+  };
+  // Begins with an optimizer, perhaps, whose states must come through.
+  const auto train = [&](KVStore& store, Engine& engine, OptimizerPtr before,
+                         const std::function<void()>& refused) {
+    const NDArray ones = NDArray::Ones({kCount}, DType::kFloat32, Cpu(), engine);
+    const NDArray out({kCount}, DType::kFloat32, Cpu(), engine);
+    std::vector<float> pulled;
+    const auto push = [&] {
+      store.Push("w", ones);
+      store.Pull("w", out);
+      pulled.push_back(out.ToVector<float>().back());
+      EXPECT_EQ(out.ToVector<float>(), std::vector<float>(kCount, pulled.back()));
+    };
+    store.Init("w", ones);
+    if (before != nullptr) {
+      store.SetOptimizer(before);
+      push();
+    }
+    refused();
+    if (before != nullptr) {
+      push();
+      refused();
+    }
+    store.SetOptimizer(sgd(0.5));
+    for (int i = 0; i < 3; ++i) push();
+    return pulled;
+  };
+  for (const std::string type : {"dist_sync", "dist_async"}) {
+    for (const std::optional<double> before :
+         {std::optional<double>(), std::optional(0.25), std::optional(0.5)}) {
+      const auto first = [&] { return before ? sgd(*before) : OptimizerPtr(); };
+      std::atomic<int> asked{0};
+      const ServerOptimizers optimizers = [&](std::string_view) -> ServerUpdater {
+        if (++asked % 3 == 2) throw InvalidArgument("there is none here");
+        return {.update = [](const ServerUpdate&) { ADD_FAILURE() << "it was refused"; }};
+      };
+      std::vector<std::vector<float>> pulled;
+      for (const bool refuses : {false, true}) {
+        Job job({.num_servers = 3, .program = {.optimizers = optimizers}});
+        job.RunWorkers(type, [&](int, KVStore& store, Engine& engine) {
+          pulled.push_back(train(store, engine, first(), [&] {
+            if (!refuses) return;
+            const std::string error =
+                MessageOrNone([&] { store.SetOptimizer(MakeForeignOptimizer("some", {})); });
+            EXPECT_NE(error.find("there is none here"), std::string::npos) << error;
+          }));
+        });
+      }
+      ASSERT_EQ(pulled.size(), 2U);
+      EXPECT_EQ(pulled[1], pulled[0]) << type;
+    }
+  }
+}
+
 TEST(ServerProgram, AServerRecordsATraceWhenAWorkerAsks) {
   const tools::TempFolder folder;
   const std::string file = folder / "run.trace";

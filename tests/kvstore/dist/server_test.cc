@@ -711,6 +711,76 @@ TEST(ServerMachine, EqualOptimizersAreOneAndDifferentOnesAnError) {
   EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "optimizer 1 sgd"));
 }
 
+namespace {
+
+std::uint64_t TakeBack(SmallJob& job, std::int32_t rank, const OptimizerBody& optimizer,
+                       std::uint64_t generation) {
+  return job.Submit(rank, {.kind = Kind::kSetOptimizer,
+                           .part = ControlPart(0),
+                           .flags = kFlagFailed,
+                           .version = Version(generation, 0),
+                           .meta = Encode(optimizer)});
+}
+
+}  // namespace
+
+// Another server has refused it.
+TEST(ServerMachine, AnOptimizerThatIsTakenBackMakesRoomForAnother) {
+  for (const std::string type : {"dist_sync", "dist_async"}) {
+    SmallJob job(2, 1, {}, {}, type);
+    const OptimizerBody first{.name = "sgd"};
+    const OptimizerBody refused{.name = "adam"};
+    const OptimizerBody other{.name = "lamb"};
+    for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+    job.Control(0, Kind::kSetOptimizer, Encode(first), Version(1, 0));
+    job.Control(0, Kind::kSetOptimizer, Encode(refused), Version(2, 0));
+    job.Run();
+    job.Push(1, 0, {1});  // has set none
+    job.Run();
+    TakeBack(job, 0, refused, 2);
+    job.Push(0, 0, {1}, Version(1, 0));
+    job.Run();
+    job.Push(1, 0, {1});
+    job.Push(0, 0, {1}, Version(1, 0));
+    job.Run();
+    EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 0)) << type;
+    const auto again = job.Control(0, Kind::kSetOptimizer, Encode(other), Version(2, 0));
+    const auto by_another = job.Control(1, Kind::kSetOptimizer, Encode(first), Version(1, 0));
+    job.Push(0, 0, {1}, Version(2, 0));
+    job.Push(1, 0, {1}, Version(1, 0));
+    const auto pull = job.Pull(0, 0);
+    job.Run();
+    EXPECT_EQ(job.ErrorOf(again), "") << type;
+    EXPECT_EQ(job.ErrorOf(by_another), "") << type;
+    EXPECT_EQ(job.ErrorOf(pull), "") << type;
+    EXPECT_THAT(job.control().calls,
+                ElementsAre("open 0 " + type, "optimizer 1 sgd", "optimizer 2 adam",
+                            "drop optimizer 2", "optimizer 2 lamb"));
+  }
+}
+
+TEST(ServerMachine, AnOptimizerIsTakenBackForTheRankAlone) {
+  SmallJob job(2);
+  const OptimizerBody sgd{.name = "sgd"};
+  const OptimizerBody adam{.name = "adam"};
+  std::vector<std::uint64_t> requests = {TakeBack(job, 0, sgd, 1)};  // it has never come here
+  for (const int rank : {0, 1}) {
+    requests.push_back(job.Control(rank, Kind::kSetOptimizer, Encode(sgd), Version(1, 0)));
+  }
+  requests.push_back(TakeBack(job, 1, adam, 1));  // which was refused
+  requests.push_back(TakeBack(job, 0, sgd, 1));
+  requests.push_back(TakeBack(job, 0, sgd, 1));  // once more
+  requests.push_back(job.Control(1, Kind::kSetOptimizer, Encode(adam), Version(2, 0)));
+  requests.push_back(TakeBack(job, 1, sgd, 1));  // a later one counts on it
+  job.Run();
+  for (const auto request : requests) EXPECT_EQ(job.ErrorOf(request), "");
+  const auto different = job.Control(0, Kind::kSetOptimizer, Encode(adam), Version(1, 0));
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(different), HasSubstr("optimizer 1 of the store is sgd"));
+  EXPECT_THAT(job.control().calls,
+              ElementsAre("open 0 dist_sync", "optimizer 1 sgd", "optimizer 2 adam"));
+}
+
 TEST(ServerMachine, EqualCompressionsAreOneAndDifferentOnesAnError) {
   SmallJob job(3);
   const auto set = [&](int rank, const std::string& type, double threshold) {

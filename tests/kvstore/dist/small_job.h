@@ -39,6 +39,9 @@ class RecordedControl : public ServerControl {
                     const OptimizerBody& optimizer) override {
     Note("optimizer " + std::to_string(version >> 32) + " " + optimizer.name);
   }
+  void DropOptimizer(std::uint32_t /*store*/, std::uint64_t version) override {
+    calls.push_back("drop optimizer " + std::to_string(version >> 32));
+  }
   void SetParameters(std::uint32_t /*store*/, std::uint64_t version,
                      const OptimizerBody& /*optimizer*/) override {
     Note("parameters " + std::to_string(version >> 32) + "." +

@@ -536,6 +536,31 @@ TEST(WorkerMachine, ParametersThatTimeOutBeforeTheyAreSentAreSentAllTheSame) {
   EXPECT_EQ(job.ValueOf(push), Values({8}));
 }
 
+// It may be set yet, if the deadline is over, and would be in the way of the next one.
+TEST(WorkerMachine, AnOptimizerIsTakenBackThoughTheDeadlineHasPassed) {
+  SmallJob job(1);
+  constexpr std::uint64_t kOptimizer = std::uint64_t{1} << 32;
+  job.control().deferred = true;
+  job.Control(0, Kind::kCommand, Encode(CommandBody{.body = "long"}));
+  job.Run();
+  for (const std::uint8_t flags : {std::uint8_t{0}, kFlagFailed}) {
+    job.Submit(0, {.kind = Kind::kSetOptimizer,
+                   .part = ControlPart(0),
+                   .flags = flags,
+                   .version = kOptimizer,
+                   .meta = Encode(OptimizerBody{.name = "sum"}),
+                   .deadline = job.now + seconds(1)});
+  }
+  job.Advance(seconds(2));
+  job.Do(ServerNodeOf(0),
+         [&](Outputs& out) { job.server(0).OnControlDone(job.now, job.control().last, {}, out); });
+  EXPECT_EQ(job.queue.size(), 1u);
+  job.Run();
+  const auto& taken = job.control().calls;
+  EXPECT_THAT(taken, testing::ElementsAre("open 0 dist_sync", "command long"));
+  EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("0 open requests"));
+}
+
 // Otherwise the rounds of its array's parts would be out of step from then on.
 TEST(WorkerMachine, APartOfSeveralThatTimesOutBeforeItIsSentKeepsItsRound) {
   SmallJob job(2);
