@@ -128,7 +128,8 @@ struct ServerUpdater {
   // Takes such bytes in place of what is kept of the key. Throws, changing nothing, if they do not
   // fit.
   std::function<void(KeyRef key, std::string_view state)> load_state{};
-  // The key is gone, or begins anew. None: nothing is kept.
+  // The key is gone, as all workers have removed it, dropped the store or left the job, or begins
+  // anew, as it is reset or initialised again. None: nothing is kept.
   std::function<void(KeyRef key)> forget{};
 };
 // Makes the updater of a store when a worker sets an optimizer of that name, which heddle does not

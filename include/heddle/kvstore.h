@@ -305,7 +305,8 @@ class KVStore {
 
   // Overwrites the value of a key that is there, cures it if it is poisoned, and forgets its
   // optimizer state and residuals. `value` may be of either kind, dense or row-sparse, which the
-  // key has from then on. Waits for it; throws its error, changing nothing, if it is poisoned.
+  // key has from then on; in a job it is of the key's, as Init made it. Waits for it; throws its
+  // error, changing nothing, if it is poisoned.
   template <KeyLike K>
   void Reset(const K& key, ArrayList value) {
     DoReset(KeyArrays(KeyRef(key), value));
