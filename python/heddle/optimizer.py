@@ -87,22 +87,35 @@ def _check_schedule_of_servers(call: str, scheduler) -> None:
                            f"heddle.lr_scheduler, got {type(scheduler).__name__}")
 
 
+# Held while a table of any optimizer changes, is checked and told of. One for all, since copies, pickles and forked children
+# need none of their own then; again by the same thread, whose signal handlers and finalizers may change tables too.
+_changes = threading.RLock()
+
+
+def _renew_changes() -> None:
+    global _changes
+    _changes = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_changes)  # another thread may have held it, and is not there
+
+
 def _telling(name: str) -> "Callable":
     """A method of dict's that tells the owner of what it has changed."""
     method = getattr(dict, name)
 
     @functools.wraps(method)
     def change(self, *arguments, **named):
-        former = dict(self)
-        try:
-            result = method(self, *arguments, **named)
-            self._tell(former)
-        except BaseException:
-            dict.clear(self)
-            dict.update(self, former)
-            self._tell_again()
-            raise
-        return result
+        with _changes:
+            former = dict(self)
+            try:
+                result = method(self, *arguments, **named)
+                self._tell(former)
+            except BaseException:
+                self._take_back(former)
+                self._tell_again()
+                raise
+            return result
 
     return change
 
@@ -130,14 +143,24 @@ class _Table(dict):
                     raise InvalidType("param_dict: expected objects with numbers as lr_mult and wd_mult, got "
                                       f"{type(one).__name__}")
 
+    def _changed(self, former: dict) -> set:
+        """The keys that are, or were, of another value."""
+        missing = object()
+        return {key for key in {**former, **self} if former.get(key, missing) is not self.get(key, missing)}
+
     def _tell(self, former: dict) -> None:
         self._check()
         owner = self._owner()
-        if owner is None or vars(owner).get(self._name) is not self:
-            return
-        missing = object()
-        owner._send_multipliers({key for key in {**former, **self}
-                                 if former.get(key, missing) is not self.get(key, missing)})
+        if owner is not None and vars(owner).get(self._name) is self:
+            owner._send_multipliers(self._changed(former))
+
+    def _take_back(self, former: dict) -> None:
+        """Only what has changed: other threads may read the rest meanwhile."""
+        for key in self._changed(former):
+            if key in former:
+                dict.__setitem__(self, key, former[key])
+            else:
+                dict.__delitem__(self, key)
 
     def _tell_again(self) -> None:
         owner = self._owner()
@@ -244,18 +267,19 @@ class Optimizer:
 
     def _set_table(self, name: str, items) -> None:
         """One of _OF_MULTIPLIERS."""
-        former = vars(self).get(name)
-        object.__setattr__(self, name, _Table(self, name, items))
-        try:
-            self._send_multipliers()
-        except BaseException:  # of what is no key, or no multiplier
-            object.__setattr__(self, name, former)
-            self._send_multipliers()
-            raise
+        with _changes:
+            former = vars(self).get(name)
+            object.__setattr__(self, name, _Table(self, name, items))
+            try:
+                self._send_multipliers()
+            except BaseException:  # of what is no key, or no multiplier
+                object.__setattr__(self, name, former)
+                self._send_multipliers()
+                raise
 
     def _send_multipliers(self, changed: "set | None" = None) -> None:
         """Those of all keys that have, or have had, one of their own, to the native half; only of those that are, or whose
-        name is, among `changed`."""
+        name is, among `changed`. With _changes held, or before other threads know the optimizer."""
         if self._native is None:
             return
         names, keys = self.idx2name, self._multiplied_keys()
@@ -271,7 +295,7 @@ class Optimizer:
     def _multiplied_keys(self) -> set:
         """Those that have a multiplier of their own, or by their name."""
         named = {*self.lr_mult, *self.wd_mult}
-        return {*self.param_dict, *named, *(index for index, name in self.idx2name.items() if name in named)}
+        return {*self.param_dict, *named, *(index for index, name in list(self.idx2name.items()) if name in named)}
 
     def _native_multiplier(self, attribute: str, key) -> float:
         return float(self._multiplier(getattr(self, attribute), attribute, key))
@@ -327,11 +351,10 @@ class Optimizer:
             counts.pop(index, None)
 
     def _multiplier(self, table: dict, attribute: str, index) -> float:
-        if index in self.param_dict:
-            return getattr(self.param_dict[index], attribute)
-        if index in table:
-            return table[index]
-        return table.get(self.idx2name.get(index), 1.0)
+        one = self.param_dict.get(index)
+        if one is not None:
+            return getattr(one, attribute)
+        return table.get(index, table.get(self.idx2name.get(index), 1.0))
 
     def _get_lr(self, index) -> float:
         return self.learning_rate * self._multiplier(self.lr_mult, "lr_mult", index)
@@ -370,7 +393,8 @@ class Optimizer:
         self._native = _core.make_foreign_optimizer(name, values)
         if self.lr_scheduler is not None:
             self.lr_scheduler = self.lr_scheduler
-        self._send_multipliers()
+        with _changes:
+            self._send_multipliers()
         return self._native
 
     @contextlib.contextmanager
@@ -387,7 +411,9 @@ class Optimizer:
         schedule, multipliers = native.schedule(), _multipliers_of(native)
         if _described(schedule) != former[0]:
             self.lr_scheduler = None if schedule is None else _schedulers._of_native(schedule)
-        if multipliers != former[1]:
+        if multipliers == former[1]:
+            return
+        with _changes:
             for attribute, place in (("lr_mult", 0), ("wd_mult", 1)):
                 # What an index has by its name follows the name.
                 table = {key: both[place] for key, both in multipliers.items()

@@ -7,6 +7,7 @@ import copy
 import json
 import pathlib
 import pickle
+import sys
 import threading
 import types
 import typing
@@ -486,6 +487,72 @@ def test_tables_that_are_refused_change_nothing(make):
             change()
         assert (optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name) == ({"a": 2.0}, {}, {})
         assert [one for one in native.multipliers() if one[1:] != (1, 1)] == [("a", 2, 1)]
+
+
+def test_tables_may_be_changed_by_several_threads():
+    """One that iterated over a table met the change of another, and what it took back was that of the other too."""
+    optimizer = mx.optimizer.SGD()
+    errors, count = [], 60
+
+    def change(number):
+        try:
+            for i in range(count):
+                optimizer.lr_mult[f"{number} {i}"] = 2.0
+                optimizer.wd_mult[f"{number} {i}"] = 0.5
+                optimizer.idx2name[number * count + i] = f"{number} {i}"
+                with pytest.raises(mx.InvalidArgument):
+                    optimizer.lr_mult[f"{number} {i}"] = -1.0
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=change, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    names = {f"{number} {i}" for number in range(4) for i in range(count)}
+    assert optimizer.lr_mult.keys() == optimizer.wd_mult.keys() == names
+    assert sorted(optimizer.idx2name) == list(range(4 * count))
+    assert sorted(optimizer._native.multipliers(), key=repr) == sorted(
+        ((key, 2.0, 0.5) for key in {*names, *range(4 * count)}), key=repr)
+
+
+def test_a_forked_child_changes_tables_whatever_other_threads_were_doing(run_python):
+    """A thread that was changing one is not in the child."""
+    done = run_python("""
+import os, signal, threading
+import heddle as mx
+inside, leave = threading.Event(), threading.Event()
+class Slow:
+    wd_mult = 1.0
+    @property
+    def lr_mult(self):
+        inside.set()
+        leave.wait()
+        return 1.0
+class Own(mx.optimizer.Optimizer):
+    pass
+optimizer, other = Own(), Own()
+thread = threading.Thread(target=optimizer.param_dict.update, args=({'w': Slow()},))
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    other.lr_mult['w'] = 2.0
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+leave.set()
+thread.join()
+""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "0"
 
 
 class _Doubled:
