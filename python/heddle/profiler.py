@@ -8,6 +8,9 @@
 `heddle trace profile.trace -o profile.json` turns the file into JSON for the viewers. `pause` and `resume` leave a part
 out; what follows it is in a file of its own, profile-2.trace, which the command joins: `heddle trace profile*.trace`.
 
+What ends a file, 'stop', `pause` or `dump`, waits for what has been pushed, as `waitall` does, and raises the error of an op
+that no `waitall` has raised yet, once the file is complete and, with `dump(False)`, the next one has begun.
+
 With profile_process='server' each call is about the servers of a job in place of this process: each writes a file of
 its own where it runs, with its place in the name (profile.server-4711.trace), and `heddle trace` joins them all. One
 worker makes the calls, once it has a dist store.
@@ -25,6 +28,7 @@ _files = {"worker": "profile.trace", "server": "profile.trace"}
 _running: "set[str]" = set()  # whom a recording is about
 _paused: "set[str]" = set()
 _pauses = {"worker": 0, "server": 0}  # of the present run
+_names = dict(_files)  # of the present run
 _since: "dict[str, int]" = {}  # what was counted at the last dumps(reset=True)
 
 
@@ -40,13 +44,15 @@ def set_config(filename: "str | os.PathLike" = "profile.trace", profile_process:
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
-    """'run' starts recording, if nothing is recorded; 'stop' ends it and completes the file."""
+    """'run' starts recording, if nothing is recorded, and in a pause is `resume`; 'stop' ends it and completes the file."""
     _check("set_state", profile_process)
     if state not in ("run", "stop"):
         raise InvalidArgument(f"set_state: expected 'run' or 'stop', got {state!r}")
-    if state == "run" and profile_process in _running:
+    if state == "run" and profile_process in _running | _paused:
+        resume(profile_process)
         return
     _record(state == "run", _files[profile_process], profile_process)  # which may refuse: the run goes on then
+    _names[profile_process] = _files[profile_process]
     _pauses[profile_process] = 0
     _paused.discard(profile_process)
 
@@ -79,18 +85,26 @@ def pause(profile_process: str = "worker") -> None:
     """Records nothing until `resume`, and completes the file. Nothing happens if nothing is recorded."""
     _check("pause", profile_process)
     if profile_process in _running:
-        _paused.add(profile_process)
-        _record(False, "", profile_process)
+        try:
+            _record(False, "", profile_process)
+        finally:  # an error of what ran does not keep it from being one
+            if profile_process not in _running:
+                _paused.add(profile_process)
 
 
 def resume(profile_process: str = "worker") -> None:
     """Goes on after `pause`, in a further file: profile-2.trace after profile.trace. Nothing happens without a pause."""
     _check("resume", profile_process)
     if profile_process in _paused:
-        name, ending = os.path.splitext(_files[profile_process])
-        _record(True, f"{name}-{_pauses[profile_process] + 2}{ending}", profile_process)
+        _record(True, _further(_names[profile_process], _pauses[profile_process] + 2), profile_process)
         _pauses[profile_process] += 1
         _paused.remove(profile_process)
+
+
+def _further(file: str, number: int) -> str:
+    """The name of a further file."""
+    name, ending = os.path.splitext(file)
+    return f"{name}-{number}{ending}"
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
@@ -101,8 +115,10 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
         return
     _check("dump", profile_process)
     if profile_process in _running:  # not in a pause
-        pause(profile_process)
-        resume(profile_process)
+        try:
+            pause(profile_process)
+        finally:  # an error of what ran is no reason to record no more
+            resume(profile_process)
 
 
 def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:

@@ -476,6 +476,21 @@ def test_a_run_of_the_profiler_that_runs_overwrites_no_file(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["profile-2.trace", "profile-3.trace", "profile.trace"]
 
 
+def test_run_in_a_pause_goes_on(tmp_path):
+    """It began the first file again."""
+    mx.profiler.set_config(filename=tmp_path / "profile.trace")
+    mx.profiler.set_state("run")
+    (mx.nd.ones((10,)) + 1).wait_to_read()
+    mx.profiler.pause()
+    mx.profiler.set_config(filename=tmp_path / "next.trace")  # of the next run
+    mx.profiler.set_state("run")
+    (mx.nd.ones((10,)) * 2).wait_to_read()
+    mx.profiler.set_state("stop")
+    parts = [(tmp_path / name).read_bytes() for name in ("profile.trace", "profile-2.trace")]
+    assert [[name for name in (b"Add", b"Multiply") if name in part] for part in parts] == [[b"Add"], [b"Multiply"]]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_profiler_counts_ops():
     def counts():
         return {name: int(count) for name, count in (line.split() for line in mx.profiler.dumps().splitlines()[1:])}
@@ -502,6 +517,23 @@ def test_a_failed_op_does_not_keep_the_profiler_running(tmp_path):
         with pytest.raises(ValueError, match="no"):
             mx.profiler.set_state("stop")
         assert b"failing" in (tmp_path / "trace").read_bytes()
+
+
+def test_a_dump_after_a_failed_op_goes_on(tmp_path):
+    """Nothing was recorded any more."""
+    def fail():
+        raise ValueError("no")
+
+    mx.profiler.set_config(filename=tmp_path / "profile.trace")
+    mx.profiler.set_state("run")
+    mx.engine.push(fail, name="failing")
+    with pytest.raises(ValueError, match="no"):
+        mx.profiler.dump(finished=False)
+    mx.nd.waitall()  # the error has been raised
+    (mx.nd.ones((10,)) * 2).wait_to_read()
+    mx.profiler.dump()
+    assert b"failing" in (tmp_path / "profile.trace").read_bytes()
+    assert b"Multiply" in (tmp_path / "profile-2.trace").read_bytes()
 
 
 def test_an_engine_that_is_refused_leaves_the_environment_alone(run_python):
