@@ -88,6 +88,8 @@ class LbSgdRule final : public internal::UpdateRule {
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
   std::size_t num_states() const override { return numbers_.momentum != 0 ? 2 : 1; }
+  // The rows of a batch of several pushes are those of all of them.
+  bool lazy(bool /*row_sparse_weight*/) const override { return numbers_.batch_scale == 1; }
 
   int Begin(internal::KeyUpdate& update) const override {
     return numbers_.Steps(update) && numbers_.strategy == LbSgdNumbers::kLars ? 2 : 1;

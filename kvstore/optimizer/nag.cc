@@ -53,6 +53,8 @@ class NagRule final : public internal::UpdateRule {
 
   std::span<const internal::UpdateStateType> states() const override { return kStates; }
   std::size_t num_states() const override { return numbers_.momentum != 0 ? 1 : 0; }
+  // As with MXNet, where it is SGD then.
+  bool lazy(bool /*row_sparse_weight*/) const override { return numbers_.momentum == 0; }
   void Update(const internal::UpdateRun& run) const override {
     HWY_DYNAMIC_DISPATCH(UpdateNag)(numbers_, run);
   }
