@@ -7,6 +7,7 @@
 
 `heddle trace profile.trace -o profile.json` turns the file into JSON for the viewers. `pause` and `resume` leave a part
 out; what follows it is in a file of its own, profile-2.trace, which the command joins: `heddle trace profile*.trace`.
+A run under the same name removes such files of the one before, but not those of servers.
 
 What ends a file, 'stop', `pause` or `dump`, waits for what has been pushed, as `waitall` does, and raises the error of an op
 that no `waitall` has raised yet, once the file is complete and, with `dump(False)`, the next one has begun.
@@ -18,12 +19,14 @@ worker makes the calls, once it has a dist store.
 
 from __future__ import annotations
 
+import itertools
 import os
 
 from . import _core
 from . import kvstore as _kvstore
 from .error import InvalidArgument, InvalidState
 
+_MAGIC = b"HEDDLTRC"  # with which traces begin
 _files = {"worker": "profile.trace", "server": "profile.trace"}
 _running: "set[str]" = set()  # whom a recording is about
 _paused: "set[str]" = set()
@@ -52,6 +55,8 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         resume(profile_process)
         return
     _record(state == "run", _files[profile_process], profile_process)  # which may refuse: the run goes on then
+    if state == "run" and profile_process == "worker":
+        _remove_further(_files[profile_process])
     _names[profile_process] = _files[profile_process]
     _pauses[profile_process] = 0
     _paused.discard(profile_process)
@@ -105,6 +110,19 @@ def _further(file: str, number: int) -> str:
     """The name of a further file."""
     name, ending = os.path.splitext(file)
     return f"{name}-{number}{ending}"
+
+
+def _remove_further(file: str) -> None:
+    """Those of a former run of the name, which `heddle trace profile*.trace` would take for parts of the present one."""
+    for number in itertools.count(2):
+        name = _further(file, number)
+        try:
+            with open(name, "rb") as opened:
+                if opened.read(len(_MAGIC)) != _MAGIC:
+                    return
+            os.remove(name)
+        except OSError:  # it is not there, or not ours
+            return
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:

@@ -476,6 +476,19 @@ def test_a_run_of_the_profiler_that_runs_overwrites_no_file(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["profile-2.trace", "profile-3.trace", "profile.trace"]
 
 
+def test_a_run_leaves_no_further_files_of_a_former_one(tmp_path):
+    """`heddle trace profile*.trace` took them for parts of the new one."""
+    mx.profiler.set_config(filename=tmp_path / "profile.trace")
+    mx.profiler.set_state("run")
+    for _ in range(4):
+        mx.profiler.dump(finished=False)
+    mx.profiler.set_state("stop")
+    (tmp_path / "profile-4.trace").write_bytes(b"of something else")
+    mx.profiler.set_state("run")
+    mx.profiler.set_state("stop")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["profile-4.trace", "profile-5.trace", "profile.trace"]
+
+
 def test_run_in_a_pause_goes_on(tmp_path):
     """It began the first file again."""
     mx.profiler.set_config(filename=tmp_path / "profile.trace")
