@@ -12,7 +12,7 @@ from .error import Error, InvalidArgument, InvalidType, MXNetError
 # The engine that existing launchers and scripts ask for.
 _ENGINES = {"naiveengine": "serial", "threadedengine": "threaded", "threadedengineperdevice": "threaded"}
 _asked = os.environ.get("MXNET_ENGINE_TYPE")
-if _asked and "HEDDLE_ENGINE" not in os.environ:
+if _asked and not os.environ.get("HEDDLE_ENGINE"):  # empty is unset
     _name = _asked.lower().removesuffix("async")
     if _name not in _ENGINES:
         raise InvalidArgument(f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}")

@@ -570,7 +570,8 @@ def test_the_engine_can_be_looked_at():
 def test_naive_engine_runs_ops_at_once(run_python):
     text = ("import heddle as mx\nlog = []\nmx.engine.push(lambda: log.append(1))\nassert log == [1]\n"
             "a = mx.nd.ones((2,)) + 1\nprint(mx.engine.engine_type(), a.asnumpy())")
-    for environment in ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, {"HEDDLE_ENGINE": "serial"}):
+    for environment in ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, {"HEDDLE_ENGINE": "serial"},
+                        {"MXNET_ENGINE_TYPE": "NaiveEngine", "HEDDLE_ENGINE": ""}):
         result = run_python(text, **environment)
         assert (result.returncode, result.stdout.strip()) == (0, "serial [2. 2.]"), result.stderr
     chosen = run_python("import heddle as mx\nmx.engine.set_type('NaiveEngine')\n" + text)
