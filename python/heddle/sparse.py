@@ -198,6 +198,8 @@ class RowSparseNDArray(_core.RowSparse):
 
 
 def _restore(rows, ids, shape, device_type, device_id):
+    if _core.in_forked_child():
+        return _nd._unusable(RowSparseNDArray)
     return row_sparse_array((rows, ids), shape, Context(device_type, device_id), rows.dtype)
 
 

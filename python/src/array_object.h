@@ -14,10 +14,12 @@
 namespace heddle::python {
 
 // What the object holds. InvalidType for one whose class has made it without any: an __init__ of
-// its own is no way to make an array.
+// its own is no way to make an array. In a forked child, where unpickled arrays are such,
+// InvalidState, as for all others.
 template <class Array>
 const Holder<Array>& HolderOf(nb::handle_t<Holder<Array>> self) {
   if (!nb::inst_ready(self)) [[unlikely]] {
+    engine::CheckNotForked("heddle");
     const nb::gil_scoped_acquire held;  // not all callers hold it
     throw InvalidType(fmt::format(
         "{}: expected an array that one of heddle's functions has made, got one that was never "

@@ -133,6 +133,9 @@ void BindEngine(nb::module_& m) {
     const Unlocked unlocked;
     TheEngine().StopTrace();
   });
+  m.def(
+      "in_forked_child", [] { return engine::InForkedChild(); },
+      "Whether every call of heddle is refused, as in a child of fork().");
   m.def("set_log_level", [](const std::string& level) { SetLogLevel(ParseLogLevel(level)); });
   m.def("memory_stats", [] {
     const MemoryStats stats = GetMemoryStats(DeviceType::kCpu);

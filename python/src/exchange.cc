@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/gpus.h"
+#include "python/src/array_object.h"
 #include "python/src/bindings.h"
 #include "storage/dlpack.h"
 
@@ -17,6 +18,7 @@ namespace heddle::python {
 
 namespace {
 
+using Self = nb::handle_t<PyArray>;
 using storage::DLManagedTensor;
 using storage::DLManagedTensorVersioned;
 
@@ -58,10 +60,11 @@ nb::object ToCapsule(Managed* managed) {
 }
 
 // self.__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)
-nb::object ToDLPack(const PyArray& self, nb::handle /*stream*/,
+nb::object ToDLPack(Self a, nb::handle /*stream*/,
                     std::optional<std::pair<std::int64_t, std::int64_t>> max_version,
                     std::optional<std::pair<std::int64_t, std::int64_t>> device,
                     std::optional<Flag> copy) {
+  const PyArray& self = HolderOf(a);
   const storage::DLDevice own = storage::ToDLDevice(self.array.device());
   if (device && (device->first != own.type || device->second != own.id)) {
     PyErr_Format(PyExc_BufferError, "__dlpack__: expected device (%d, %d), got (%lld, %lld)",
@@ -213,11 +216,19 @@ nb::any CopyBuffer(nb::handle type, nb::handle object, const std::vector<std::in
 // Up to here the values go through memory of heddle's: cheaper than a variable of their own.
 constexpr std::int64_t kDirectBytesMin = 64 << 10;
 
-Numpy ToNumpy(const PyArray& self) {
-  const NDArray& array = self.array;
+nb::object EmptyNumpy(const Shape& shape, DType dtype) {
+  try {
+    return registered->empty(FromShape(shape), registered->dtypes[static_cast<std::size_t>(dtype)]);
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_MemoryError)) throw;
+    throw OutOfMemory(fmt::format("asnumpy: {}", nb::str(error.value()).c_str()));
+  }
+}
+
+Numpy ToNumpy(Self self) {
+  const NDArray& array = Held(self);
   const DType dtype = array.dtype() == DType::kBFloat16 ? DType::kFloat32 : array.dtype();
-  nb::object numpy = registered->empty(FromShape(array.shape()),
-                                       registered->dtypes[static_cast<std::size_t>(dtype)]);
+  nb::object numpy = EmptyNumpy(array.shape(), dtype);
   if (array.size() == 0) {
     const Blocking blocking;
     array.WaitToRead();
@@ -258,8 +269,8 @@ void BindExchange(nb::class_<PyArray>& type, nb::module_& m) {
            nb::arg("copy") = nb::none(),
            "The array's memory for another library, without a copy. Waits for pending reads and\n"
            "writes; later ones are not ordered with what the other library does.")
-      .def("__dlpack_device__", [](const PyArray& self) {
-        const storage::DLDevice device = storage::ToDLDevice(self.array.device());
+      .def("__dlpack_device__", [](Self self) {
+        const storage::DLDevice device = storage::ToDLDevice(Held(self).device());
         return nb::make_tuple(device.type, device.id);
       });
   m.def("from_dlpack", &FromDLPack, nb::arg("type"), nb::arg("capsule").none(), nb::arg("context"),

@@ -555,6 +555,31 @@ with multiprocessing.get_context('spawn').Pool(1) as pool:
 """), "2500\n8.0")
 
 
+def test_a_pool_reports_arrays_that_its_forked_children_cannot_use(run_python):
+    """They could not even be unpickled there, and so the pool waited for ever."""
+    check(run_python("""
+import multiprocessing, operator
+import numpy
+import heddle as mx
+def shape_of(array):
+    return array.shape
+def count(array):
+    return 1
+dense = mx.nd.ones((4,))
+arrays = [dense, dense.astype('bfloat16'), mx.np.ones(()), mx.nd.ones((2, 2)).tostype('row_sparse')]
+with multiprocessing.get_context('fork').Pool(1) as pool:
+    for array in arrays:
+        for function in (shape_of, numpy.asarray, operator.neg, mx.nd.array, str):
+            try:
+                pool.apply_async(function, (array,)).get(60)
+            except mx.InvalidState as error:
+                assert 'fork' in str(error), error
+            else:
+                print(function)
+    print(pool.map(count, arrays))
+""", timeout=100), "[1, 1, 1, 1]")
+
+
 def test_threads_that_do_not_end_leave_the_exit_alone(run_python):
     """Daemon threads in the middle of calls: Python ended them there, and so the process aborted."""
     program = textwrap.dedent("""

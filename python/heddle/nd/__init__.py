@@ -468,7 +468,15 @@ def _norm(array: NDArray, axis: "int | None") -> NDArray:
 
 
 def _restore(kind, values, dtype, device_type, device_id):
+    if _core.in_forked_child():
+        return _unusable(kind)
     return array(values, ctx=Context(device_type, device_id), dtype=dtype, _type=kind)
+
+
+def _unusable(kind: type):
+    """An array of a forked child, whose every use is refused. A pool would lose the task, and wait for its result for ever,
+    if it were not even unpickled."""
+    return kind.__new__(kind)
 
 
 def _numpy_key(key):
