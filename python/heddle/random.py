@@ -11,6 +11,7 @@ from . import dtype as _dtype
 from . import nd as _nd
 from .error import InvalidArgument, InvalidType
 
+_WHOLE = (int, numpy.integer)
 _lock = threading.Lock()
 _generator: "numpy.random.Generator | None" = None
 
@@ -47,25 +48,33 @@ def _filled(values: numpy.ndarray, ctx, code: int, out):
 
 
 def _code_for(call: str, dtype, out, default: str = "float32") -> int:
-    """The dtype of the numbers: that of `out`, if there is one."""
-    if out is None:
-        return _dtype._code_of(default if dtype is None else dtype)
-    if not isinstance(out, _nd.NDArray):
-        raise InvalidType(f"{call}: expected an NDArray as out, got {type(out).__name__}")
-    if dtype is not None and _dtype._code_of(dtype) != out._dtype:
-        raise InvalidArgument(f"{call}: expected dtype {_dtype._NAMES[out._dtype]}, that of out, got "
-                              f"{_dtype._NAMES[_dtype._code_of(dtype)]}")
-    return out._dtype
+    """The dtype of the numbers, which is of the kind of the default: that of `out`, if there is one."""
+    code = _dtype._code_of(default if dtype is None else dtype)
+    if out is not None:
+        if not isinstance(out, _nd.NDArray):
+            raise InvalidType(f"{call}: expected an NDArray as out, got {type(out).__name__}")
+        if dtype is not None and code != out._dtype:
+            raise InvalidArgument(f"{call}: expected dtype {_dtype._NAMES[out._dtype]}, that of out, got {_dtype._NAMES[code]}")
+        code = out._dtype
+    whole = default == "int32"
+    if _dtype._NUMPY[code].kind not in ("iu" if whole else "f"):
+        raise InvalidArgument(f"{call}: expected a dtype of {'integers' if whole else 'floats'}, got {_dtype._NAMES[code]}")
+    return code
 
 
-def _drawn(call: str, draw, first, second, shape, out) -> numpy.ndarray:
+def _drawn(call: str, draw, first, second, shape, out, kinds: tuple = _nd._NUMBERS) -> numpy.ndarray:
     """draw(first, second, shape), of the generator; its errors as ours."""
-    extents = out.shape if out is not None else () if shape is None else tuple(_nd._dims(shape))
+    if not (isinstance(first, kinds) and isinstance(second, kinds)):
+        what = "whole numbers" if kinds is _WHOLE else "numbers"
+        raise InvalidType(f"{call}: expected two {what}, got {first!r} and {second!r}")
+    extents = (1,) if shape is None else tuple(_nd._dims(shape))
+    if out is not None:
+        if shape is not None and extents != out.shape:
+            raise InvalidArgument(f"{call}: expected shape {out.shape}, that of out, got {extents}")
+        extents = out.shape
     try:
         with _lock:
             return draw(_stream(), first, second, extents)
-    except TypeError as error:
-        raise InvalidType(f"{call}: expected two numbers, got {first!r} and {second!r}: {error}") from error
     except (ValueError, OverflowError) as error:
         raise InvalidArgument(f"{call}: {first!r} and {second!r}, shape {extents}: {error}") from error
 
@@ -83,8 +92,9 @@ def _below(high: numpy.ndarray, code: int) -> numpy.ndarray:
     return found.astype("float64")
 
 
-def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
-    """Numbers that are equally likely in [low, high), of float32 or of the dtype of `out`."""
+def uniform(low=0.0, high=1.0, shape=None, dtype=None, ctx=None, out=None):
+    """Numbers that are equally likely in [low, high), of float32 or of the dtype of `out`; one, or as many as `shape` or
+    `out` has."""
     code = _code_for("uniform", dtype, out)
     values = _drawn("uniform", numpy.random.Generator.uniform, low, high, shape, out)
     if _dtype._NUMPY[code].kind == "f":  # the cast must not round up to `high`
@@ -93,7 +103,7 @@ def uniform(low=0.0, high=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     return _filled(values, ctx, code, out)
 
 
-def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
+def normal(loc=0.0, scale=1.0, shape=None, dtype=None, ctx=None, out=None):
     """Numbers of the normal distribution with mean `loc` and standard deviation `scale`, of float32 or of the dtype of
     `out`."""
     code = _code_for("normal", dtype, out)
@@ -101,16 +111,11 @@ def normal(loc=0.0, scale=1.0, shape=(1,), dtype=None, ctx=None, out=None):
     return _filled(values, ctx, code, out)
 
 
-def _fits(low, high, kind: numpy.dtype) -> bool:
-    low, high = numpy.asarray(low), numpy.asarray(high)
-    return not (low.size and high.size) or (
-        numpy.iinfo(kind).min <= low.min() and high.max() - 1 <= numpy.iinfo(kind).max)
-
-
-def randint(low, high, shape=(1,), dtype=None, ctx=None, out=None):
+def randint(low, high, shape=None, dtype=None, ctx=None, out=None):
     """Whole numbers that are equally likely in [low, high), of int32 or of the dtype of `out`."""
     code = _code_for("randint", dtype, out, "int32")
-    values = _drawn("randint", numpy.random.Generator.integers, low, high, shape, out)
-    if _dtype._NUMPY[code].kind in "iu" and not _fits(low, high, _dtype._NUMPY[code]):
+    values = _drawn("randint", numpy.random.Generator.integers, low, high, shape, out, _WHOLE)
+    limits = numpy.iinfo(_dtype._NUMPY[code])
+    if not limits.min <= low <= high - 1 <= limits.max:
         raise InvalidArgument(f"randint: expected a range of {_dtype._NAMES[code]}, got {low!r} to {high!r}")
     return _filled(values, ctx, code, out)
