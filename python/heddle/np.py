@@ -62,6 +62,8 @@ def _made(array: "_nd.NDArray") -> ndarray:
 
 def array(object, dtype=None, ctx=None) -> ndarray:  # noqa: A002
     """An array with a copy of values; float32 unless `dtype` or an array's own says otherwise."""
+    if isinstance(object, _core.RowSparse):
+        object = object._to_dense()  # noqa: A001
     if isinstance(object, _core.Array):
         return _made(_nd.array(object, ctx, dtype))
     return cast(ndarray, _nd.array(object, ctx, dtype, _type=ndarray))

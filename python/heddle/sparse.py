@@ -261,7 +261,7 @@ def row_sparse_array(arg1, shape=None, ctx: "Context | None" = None, dtype=None)
     if dtype is None:
         dtype = rows.dtype if isinstance(rows, (_nd.NDArray, numpy.ndarray)) else None
     ids = _row_ids(ids)
-    rows = _nd.array(rows, dtype=dtype)
+    rows = _nd.array(rows._to_dense() if isinstance(rows, _core.RowSparse) else rows, dtype=dtype)
     if shape is None:
         last = int(ids.asnumpy().max()) + 1 if ids.size else 0
         shape = (last, *rows.shape[1:])

@@ -260,3 +260,22 @@ def test_the_dtype_of_rows_is_that_of_their_numpy_array():
     assert make((numpy.ones((1, 2)), [1]), shape=(3, 2)).dtype == numpy.float64
     assert make(([[1, 1]], [1]), shape=(3, 2)).dtype == numpy.float32
     assert make(numpy.ones((3, 2))).dtype == numpy.float32
+
+
+def test_copies_and_zeros_of_row_sparse_arrays_are_row_sparse():
+    """They were dense."""
+    rows = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(3, 2), dtype="float64")
+    for made, values in ((mx.nd.array(rows), [[0, 0], [1, 2], [0, 0]]), (mx.nd.zeros_like(rows), [[0, 0]] * 3)):
+        assert (made.stype, made.shape, made.dtype) == ("row_sparse", (3, 2), numpy.float64)
+        assert made.asnumpy().tolist() == values
+    made = mx.nd.array(rows, mx.cpu(1), "float32")
+    assert (made.stype, made.context, made.dtype) == ("row_sparse", mx.cpu(1), numpy.float32)
+    assert mx.nd.sparse.row_sparse_array((rows, [0, 2, 4])).asnumpy()[2].tolist() == [1, 2]
+    out = mx.nd.ones((3, 2))
+    assert mx.nd.zeros_like(rows, out=out) is out and not out.asnumpy().any()
+    assert mx.nd.ones_like(rows).stype == "default"
+    assert type(mx.np.array(rows)) is mx.np.ndarray and mx.np.array(rows).tolist() == rows.asnumpy().tolist()
+    for key, shown in ((slice(None), [[0, 0], [1, 2], [0, 0]]), ([1, 1, 0], [[0, 0], [1, 2], [1, 1]])):
+        dense = mx.nd.ones((3, 2))
+        dense[key] = rows
+        assert dense.asnumpy().tolist() == shown

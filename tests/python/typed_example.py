@@ -35,6 +35,9 @@ def sparse() -> None:
     assert_type(rows / 2, mx.sparse.RowSparseNDArray)
     assert_type(rows.indices, mx.nd.NDArray)
     assert_type(mx.nd.sparse.retain(rows, [0]), mx.sparse.RowSparseNDArray)
+    assert_type(mx.nd.array(rows), mx.sparse.RowSparseNDArray)
+    assert_type(mx.nd.zeros_like(rows), mx.sparse.RowSparseNDArray)
+    assert_type(mx.nd.zeros_like(mx.nd.array(numpy.ones(2))), mx.nd.NDArray)
 
 
 def names_of_mxnet() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import Any, Iterable, Self, Sequence, Union
+from typing import Any, Iterable, Self, Sequence, Union, overload
 
 import numpy
 
@@ -41,7 +41,7 @@ def _dims(shape: "int | Sequence[int]") -> list[int]:
 
 
 _Axes = Union[int, Sequence[int], None]
-_NUMBERS = (int, float, numpy.integer, numpy.floating, numpy.bool_)
+_NUMBERS: tuple = (int, float, numpy.integer, numpy.floating, numpy.bool_)
 
 
 class NDArray(_core.Array):
@@ -377,7 +377,9 @@ class NDArray(_core.Array):
                 part._fill(value)
                 return
             value = full((), value, self.context, self.dtype)
-        if not isinstance(value, _core.Array):
+        if isinstance(value, _core.RowSparse):
+            value = value._to_dense()
+        elif not isinstance(value, _core.Array):
             value = array(value, ctx=self.context, dtype=self.dtype)
         if value.context != self.context:
             value = value.as_in_context(self.context)
@@ -473,7 +475,7 @@ def _restore(kind, values, dtype, device_type, device_id):
     return array(values, ctx=Context(device_type, device_id), dtype=dtype, _type=kind)
 
 
-def _unusable(kind: type):
+def _unusable(kind: Any):
     """An array of a forked child, whose every use is refused. A pool would lose the task, and wait for its result for ever,
     if it were not even unpickled."""
     return kind.__new__(kind)
@@ -542,14 +544,20 @@ def _view(of: NDArray, ranges: list) -> "NDArray | None":
 
 # Making arrays.
 
-def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray:
-    """An array with a copy of values: of an NDArray, a NumPy array, (nested) lists or a number.
+@overload
+def array(source_array: "sparse.RowSparseNDArray", ctx: "Context | None" = None,
+          dtype=None) -> "sparse.RowSparseNDArray": ...
+@overload
+def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray: ...
+def array(source_array, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> Any:
+    """An array with a copy of values: of an NDArray, a NumPy array, (nested) lists or a number. That of a row-sparse array is
+    row-sparse.
 
-    The dtype is float32 unless `dtype` or an NDArray's own says otherwise.
+    The dtype is float32 unless `dtype` or an array's own says otherwise.
     """
     source = source_array
     if isinstance(source, _core.RowSparse):
-        source = source._to_dense()
+        return sparse.array(source, ctx, dtype)
     if isinstance(source, NDArray):
         code = source._dtype if dtype is None else _dtype._code_of(dtype)
         copied = source._astype(code) if code != source._dtype else source
@@ -635,10 +643,14 @@ def _evenly_spaced(start, stop, step, repeat: int = 1) -> numpy.ndarray:
         raise OutOfMemory(f"{call}: {error}") from error
 
 
-def zeros_like(data: NDArray, out: "NDArray | None" = None) -> NDArray:
-    """Zeros in the shape, dtype and context of another array."""
+@overload
+def zeros_like(data: "sparse.RowSparseNDArray", out: None = None) -> "sparse.RowSparseNDArray": ...
+@overload
+def zeros_like(data, out: "NDArray | None" = None) -> NDArray: ...
+def zeros_like(data, out: "NDArray | None" = None) -> Any:
+    """Zeros in the shape, dtype and context of another array, without rows if that is row-sparse."""
     _require_array("zeros_like", data)
-    return _into(out, full(data.shape, 0, data.context, data.dtype))
+    return _into(out, zeros(data.shape, data.context, data.dtype, data.stype))
 
 
 def ones_like(data: NDArray, out: "NDArray | None" = None) -> NDArray:
@@ -722,7 +734,7 @@ def _require_array(call: str, data) -> None:
         raise InvalidType(f"{call}: expected an array, got {type(data).__name__}")
 
 
-def _into(out: "NDArray | None", result: NDArray) -> NDArray:
+def _into(out: "NDArray | None", result: Any) -> NDArray:
     """The result, or `out` once it has its values."""
     return result if out is None else result.copyto(out)
 
