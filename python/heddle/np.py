@@ -35,17 +35,25 @@ class ndarray(_nd.NDArray):
     _has_scalars = True
 
     def __repr__(self) -> str:
-        text = repr(self.asnumpy())
-        if self._dtype == 0:  # the default; a line may end before it
+        text, name = repr(self.asnumpy()), _dtype._NAMES[self._dtype]
+        if self.size:  # NumPy 2 names the shape of what it cuts short
+            text = re.sub(r",\s*shape=\([\d, ]+\)(?=(,\s*dtype=\w+)?\)$)", "", text)
+        if name == "float32":  # the default; a line may end before it
             text = re.sub(r",\s*dtype=float32\)$", ")", text)
-        elif self._dtype == _dtype._BFLOAT16:
+        elif name == "bfloat16":
             text = re.sub(r"dtype=float32\)$", "dtype=bfloat16)", text)
-        if self.context.device_type != "cpu" or self.context.device_id:
+        elif "dtype=" not in text and name != "bool":  # one of NumPy's defaults
+            text = f"{text[:-1]}, dtype={name})"
+        if self.context.device_type != "cpu":
             text = f"{text[:-1]}, ctx={self.context})"
         return text
 
     def __str__(self) -> str:
         return str(self.asnumpy())
+
+    def flatten(self) -> "ndarray":
+        """A copy with one axis."""
+        return _made(self._reshape([self.size]).copy())
 
     def as_nd_ndarray(self) -> "_nd.NDArray":
         """The same values as an NDArray."""
@@ -80,7 +88,9 @@ def ones(shape, dtype=None, order="C", ctx=None) -> ndarray:
 
 
 def full(shape, fill_value, dtype=None, order="C", ctx=None) -> ndarray:
-    """An array of which each element is `fill_value`."""
+    """An array of which each element is `fill_value`: of float32, or of bool if that is one, unless `dtype` says otherwise."""
+    if dtype is None and isinstance(fill_value, (bool, numpy.bool_)):
+        dtype = bool_
     return cast(ndarray, _nd.full(shape, fill_value, ctx, dtype, _type=ndarray))
 
 

@@ -645,9 +645,11 @@ def test_flatten_makes_a_matrix_of_any_shape():
     for shape, flat in (((2, 3, 4), (2, 12)), ((2, 3), (2, 3)), ((5,), (5, 1)), ((0, 3), (0, 3)), ((0, 3, 4), (0, 12)),
                         ((3, 0, 2), (3, 0)), ((0,), (0, 1))):
         assert mx.nd.zeros(shape).flatten().shape == mx.nd.flatten(mx.nd.zeros(shape)).shape == flat
-    for make in (mx.nd.array, mx.np.array):  # without axes these were an IndexError
-        flat = make(3).flatten()
-        assert type(flat) is type(make(3)) and flat.shape == mx.nd.flatten(make(3)).shape == (1, 1) and flat.asscalar() == 3
+    flat = mx.nd.array(3).flatten()  # without axes it was an IndexError
+    assert flat.shape == mx.nd.flatten(mx.nd.array(3)).shape == (1, 1) and flat.asscalar() == 3
+    for source in (mx.np.array(3), mx.np.ones((2, 3)), mx.np.ones((0, 3))):  # NumPy's have one axis then
+        flat = source.flatten()
+        assert type(flat) is mx.np.ndarray and flat.tolist() == source.asnumpy().flatten().tolist()
     none = mx.nd.zeros((0, 3))
     assert none.reshape((-1, 3)).shape == (0, 3) and none.reshape(-1).shape == (0,)
     with pytest.raises(mx.InvalidArgument, match="do not fit"):
@@ -718,11 +720,20 @@ def test_printing():
     assert str(a) == "\n[[1. 1. 1.]\n [1. 1. 1.]]\n<NDArray 2x3 @cpu(1)>"
     assert str(mx.nd.sparse.zeros("row_sparse", (2, 3))) == "<RowSparseNDArray 2x3 @cpu(0)>"
     b = mx.np.ones((2,), dtype="int32", ctx=mx.cpu(1))
-    assert repr(b) == "array([1, 1], dtype=int32, ctx=cpu(1))" and str(b) == "[1 1]"
+    assert repr(b) == "array([1, 1], dtype=int32)" and str(b) == "[1 1]"
+    for dtype in ("float16", "float64", "int8", "uint8", "int64"):
+        shown = "1., 1." if dtype.startswith("float") else "1, 1"
+        assert repr(b.astype(dtype)) == f"array([{shown}], dtype={dtype})"
+    assert repr(b.astype("bool")) == "array([ True,  True])"
+    assert repr(mx.np.zeros(1001)) == "array([0., 0., 0., ..., 0., 0., 0.])"
+    assert repr(mx.np.zeros((2, 600), dtype="float16")) == (
+        "array([[0., 0., 0., ..., 0., 0., 0.],\n       [0., 0., 0., ..., 0., 0., 0.]], dtype=float16)")
+    assert repr(mx.np.zeros((0, 3))) == "array([], shape=(0, 3))"
     assert repr(mx.np.arange(50)) == repr(numpy.arange(50.0))  # over several lines
     assert "dtype" not in repr(mx.np.arange(17) / 7)
     assert repr(mx.np.zeros((0,))) == "array([])"
-    assert repr(mx.np.ones(2, dtype="bfloat16", ctx=mx.cpu(1))) == "array([1., 1.], dtype=bfloat16, ctx=cpu(1))"
+    assert repr(mx.np.ones(2, dtype="bfloat16", ctx=mx.cpu(1))) == "array([1., 1.], dtype=bfloat16)"
+    assert repr(mx.np.full((1,), True)) == "array([ True])" and mx.np.full((1,), True, "int8").dtype == numpy.int8
     assert (mx.np.ones(2) < 2).asnumpy().dtype == numpy.bool_
     assert type(b + 1) is mx.np.ndarray and type(b[0:1]) is mx.np.ndarray
 
