@@ -73,6 +73,9 @@ class _Native(LRScheduler):
         return self._warmup_lr(num_update, self.base_lr)
 
     def __call__(self, num_update: int) -> float:
+        num_update = _whole("num_update", num_update)
+        if num_update < 0:
+            raise InvalidArgument(f"expected num_update of at least 0, got {num_update}")
         if num_update < self.warmup_steps and type(self).get_warmup_lr is not _Native.get_warmup_lr:
             return self.get_warmup_lr(num_update)
         return self._schedule()(num_update)

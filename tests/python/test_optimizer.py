@@ -314,6 +314,16 @@ def test_golden_schedules_of_mxnet():
         numpy.testing.assert_allclose([scheduler(n) for n in range(1, 31)], case["rates"], rtol=1e-12)
 
 
+def test_schedules_are_asked_for_whole_numbers_of_updates():
+    """Floats were refused in words of the binding's, and -1 gave -inf."""
+    schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)
+    assert schedule(5.0) == schedule(numpy.float32(5)) == schedule(numpy.int8(5)) == 0.25 and schedule(0) == 1
+    for number in (4.5, -1, "5", None, float("nan")):
+        for schedule in (schedule, mx.lr_scheduler.CosineScheduler(10, warmup_steps=3)):
+            with pytest.raises(mx.InvalidArgument, match=f"expected num_update .*, got {number!r}"):
+                schedule(number)
+
+
 def test_every_optimizer_of_the_library_has_a_class():
     for name in mx._core.optimizer_names():
         optimizer = mx.optimizer.create(name)
