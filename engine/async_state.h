@@ -33,6 +33,7 @@ struct alignas(engine::kBlockAlign) AsyncState {
   std::unique_ptr<engine::Thrown> thrown;  // null: success
   AsyncState* next_completed = nullptr;    // in EngineCore::completed_
   bool of_gpu = false;                     // constant
+  std::uint32_t children = 0;  // of a GPU op: ops pushed by what took its body down; see `thrown`
   engine::GpuQueue* gpu_queue = nullptr;  // of a GPU op that is ready; guarded by the engine's lock
 };
 

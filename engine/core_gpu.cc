@@ -248,6 +248,7 @@ void EngineCore::FinishGpuLocked(Op* op) {
   gpu_in_flight_[index]->extension()->in_flight_index = index;
   gpu_in_flight_.pop_back();
   GpuQueue& queue = *async->gpu_queue;
+  EpochLocked(op->epoch).children += async->children;
   // What it read may have failed after it was issued. That came first, even if its own launch has
   // failed: those behind it, which know of the launch, must hear of the other.
   FailureRecord* failure = tracker_.PoisonSinceIssue(op);
@@ -270,7 +271,7 @@ void EngineCore::FinishGpuLocked(Op* op) {
 namespace heddle::engine {
 
 void KeepFailure() {
-  CHECK(tls_context.op != nullptr, "KeepFailure outside of an op");
+  CHECK(tls_context.op != nullptr && !tls_context.after_body, "KeepFailure outside of a body");
   tls_context.core->KeepFailure(tls_context.op);
 }
 
@@ -285,7 +286,8 @@ std::vector<std::uint64_t> HeldUpBy(std::span<const OpVars> ops) {
 
 void FailWrite(const Var& var, const std::exception_ptr& error) {
   Op* const op = tls_context.op;
-  if (op == nullptr || !op->on_gpu()) {
+  // What is behind the op has been told of its failures when it was issued.
+  if (op == nullptr || tls_context.after_body || !op->on_gpu()) {
     throw InvalidState(fmt::format("FailWrite of {}: expected the body of a GPU op",
                                    internal::VarName(*var.state())));
   }

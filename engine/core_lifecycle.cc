@@ -321,7 +321,8 @@ std::uint64_t EngineCore::version(const Var& var) const {
 
 // To the body of a GPU op, all issued before it has happened.
 const engine::FailureRecord* EngineCore::FailureRecordOfLocked(const VarState* var) {
-  const Op* const op = tls_context.core == this ? tls_context.op : nullptr;
+  const bool in_body = tls_context.core == this && !tls_context.after_body;
+  const Op* const op = in_body ? tls_context.op : nullptr;
   return op != nullptr && op->on_gpu() ? engine::Tracker::FailureAtIssue(var) : var->failure;
 }
 

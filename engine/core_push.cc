@@ -342,7 +342,8 @@ void EngineCore::WakeFromPublish(Mode mode) noexcept {
   // One pusher wins and wakes; the worker that comes looks at all that was published.
   if (!mode_.compare_exchange_strong(mode, Mode::kAwake, std::memory_order_seq_cst)) return;
   // What the lone body pushes is for the thread that runs it, unless the body takes long.
-  const bool by_lone_body = mode == Mode::kAlone && tls_context.core == this;
+  const bool by_lone_body =
+      mode == Mode::kAlone && tls_context.core == this && !tls_context.after_body;
   if (!by_lone_body && host_->IsComing()) return;  // others have run its ops and left meanwhile
   if (!by_lone_body && ReserveWorker()) {
     host_->RequestWorker(When::kSoon);

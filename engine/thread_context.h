@@ -20,6 +20,7 @@ struct ThreadContext {
   EngineCore* core = nullptr;
   Op* op = nullptr;
   std::int64_t children = 0;      // ops that body has pushed into its own engine
+  bool after_body = false;        // its body has returned: this is what takes it down, of a GPU op
   int no_wait_depth = 0;          // > 0: see NoWaitScope
   int unchecked_depth = 0;        // > 0: what this thread touches is not checked
   EngineCore* polling = nullptr;  // whose poller this thread is running

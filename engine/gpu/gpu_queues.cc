@@ -383,7 +383,7 @@ bool GpuQueues::LookAtAll(bool closely, std::uint64_t* issued) {
       const bool is_busy = is_issued && queue.last_now_ != queue.last_seen_;
       const bool was_told = queue.happened_seen_ > queue.finished_.load(std::memory_order_relaxed);
       if (is_busy && !was_told && !closely) return;
-      more = Finish(queue, Looker::kReaper, closely) || more;
+      more = Finish(queue, closely) || more;
     });
     any = any || more;
   }
@@ -517,9 +517,32 @@ bool GpuQueues::IsOver(GpuQueue& queue, std::uint64_t number, bool closely) {
          NeverHappens(queue) || (closely && Loses(queue, number));
 }
 
+// Takes down what the body of an op captured: memory that the device may have been using until now.
+// As a part of the op, whatever thread this is (G6): what it pushes are the op's children, which
+// keeps Stop and WaitForAll, and waits for no room, which the ops behind this one may have taken;
+// nor does it run here. Waits throw.
+void GpuQueues::TakeDown(AsyncState* async, void* body, std::exception_ptr* error) {
+  internal::Op* const op = async->op;
+  ThreadContext& context = tls_context;
+  const ThreadContext outer = context;
+  context.core = async->core;
+  context.op = op;
+  context.children = 0;
+  context.after_body = true;
+  const bool finishes = *error == nullptr;
+  try {
+    op->function(body, finishes ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
+                 async);
+  } catch (...) {
+    *error = std::current_exception();
+  }
+  async->children = static_cast<std::uint32_t>(context.children);
+  context = outer;
+}
+
 // Finishes the ops of `queue` that are over, from the oldest on. False: there is none, or another
 // thread is at it.
-bool GpuQueues::Finish(GpuQueue& queue, Looker looker, bool closely) {
+bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
   DeviceQueues& device = DeviceOf(queue);
   bool any = false;
   while (true) {
@@ -546,17 +569,7 @@ bool GpuQueues::Finish(GpuQueue& queue, Looker looker, bool closely) {
     }
     any = true;
     unfinished_.fetch_sub(1, std::memory_order_relaxed);
-    // Takes down what the body captured: memory that the device may have been using until now. What
-    // that pushes may wait for room, and run, on the reaper only.
-    tls_context.no_wait_depth += looker != Looker::kReaper;
-    try {
-      async->op->function(
-          body, error == nullptr ? internal::BodyAction::kFinish : internal::BodyAction::kDrop,
-          async);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    tls_context.no_wait_depth -= looker != Looker::kReaper;
+    TakeDown(async, body, &error);
     internal::CompleteAsync(async, std::move(error));
     queue.finished_.store(number, std::memory_order_release);
   }

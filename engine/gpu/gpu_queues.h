@@ -37,6 +37,10 @@
 //   that
 //        call the driver for one stream only wait for each other, which takes them a multiple of
 //        the calls' own time, and in what order they come is chance.
+//   (G6) Who finishes a stream's ops waits for nothing meanwhile, since nobody else does: what an
+//   op
+//        captured, and its Finish(), run in the context of the op, where pushes do not wait for
+//        room and waits throw.
 #pragma once
 
 #include <heddle/engine.h>
@@ -209,7 +213,7 @@ class GpuQueues {
   void FinishHappened(GpuQueue& queue) {
     if (queue.happened_.load(std::memory_order_acquire) >
         queue.taken_.load(std::memory_order_relaxed)) {
-      Finish(queue, Looker::kOther, /*closely=*/false);
+      Finish(queue, /*closely=*/false);
     }
   }
   // Looks how far `queue` has come, and finishes what has happened. False: nothing. For threads
@@ -258,7 +262,8 @@ class GpuQueues {
   void FindFailed(GpuQueue& queue);
   static void NoteHappened(GpuQueue& queue, std::uint64_t number);
   static void RaiseTo(std::uint64_t number, std::atomic<std::uint64_t>* happened) noexcept;
-  bool Finish(GpuQueue& queue, Looker looker, bool closely);
+  static void TakeDown(internal::AsyncState* async, void* body, std::exception_ptr* error);
+  bool Finish(GpuQueue& queue, bool closely);
   bool IsOver(GpuQueue& queue, std::uint64_t number, bool closely) REQUIRES(queue.mutex_);
   bool NeverHappens(const GpuQueue& queue) {
     return DeviceOf(queue).dead.load(std::memory_order_relaxed) ||
