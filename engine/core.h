@@ -284,6 +284,9 @@ class EngineCore {
                      bool async, PushMode mode);
   bool EnterBound(const OpOptions& options, PushMode mode);
   bool HasRoomLocked(std::int64_t bytes) REQUIRES(lock_);
+  bool AnyInFlightLocked() const REQUIRES(lock_) {
+    return !in_flight_.empty() || !gpu_in_flight_.empty();
+  }
   bool OnlyCompletionsHelpLocked() REQUIRES(lock_);
   NewOp NewOpBlock(const OpOptions& options, std::size_t body_bytes, BodyFunction function,
                    bool async);

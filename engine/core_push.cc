@@ -27,6 +27,8 @@ constexpr std::size_t kPairwiseMax = 16;
 // else can make room, and while other ops come and go.
 constexpr std::chrono::milliseconds kStuckPatience{5};
 constexpr std::chrono::milliseconds kBusyPatience{1000};
+// Instead of the first, while these are all of GPUs: most end by themselves, but take longer.
+constexpr std::chrono::milliseconds kGpuPatience{100};
 
 // Writes the accesses of an op, each variable once, and returns how many: pure reads first, in list
 // order, then writes, so that the first failed input in list order is the one passed on.
@@ -385,10 +387,11 @@ void EngineCore::AwaitRoom(const OpOptions& options) {
   EnsureWorkerLocked();  // as in LeaveBound: it may be long until the push comes
 }
 
-// Everything pending waits for completions: perhaps only a push from outside can bring them.
+// Everything pending waits for completions, of GPUs or others: perhaps only a push from outside can
+// bring them.
 bool EngineCore::OnlyCompletionsHelpLocked() {
   return executing_ == 0 && ready_.empty() && seeded_count_ == 0 && inbox_.tail() == inbox_head_ &&
-         !CompletionsAreVisibleLocked() && !in_flight_.empty();
+         !CompletionsAreVisibleLocked() && AnyInFlightLocked();
 }
 
 void EngineCore::AwaitRoomLocked(const OpOptions& options) {
@@ -402,6 +405,7 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
   auto stuck_since = Clock::now();
   auto in_flight_since = stuck_since;  // something has been waiting for its completion
   std::uint64_t released = released_;
+  std::uint64_t done = done_;
   while (!HasRoomLocked(bytes)) {
     if (closed_.load(std::memory_order_relaxed)) {
       EnsureWorkerLocked();  // as after a push that was abandoned: Stop may be asleep
@@ -437,22 +441,26 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
       if (HasRoomLocked(bytes)) break;  // what was picked may have been a completion
     }
     const auto now = Clock::now();
-    if (!OnlyCompletionsHelpLocked() || released != released_) stuck_since = now;
+    const bool of_gpus = in_flight_.empty();
+    const bool moves = released != released_ || (of_gpus && done != done_);
+    if (!OnlyCompletionsHelpLocked() || moves) stuck_since = now;
     released = released_;
-    if (in_flight_.empty()) in_flight_since = now;
+    done = done_;
+    if (!AnyInFlightLocked()) in_flight_since = now;
+    const Clock::duration patience = of_gpus ? kGpuPatience : kStuckPatience;
     // One op past the bound each time: it never deadlocks, and still bounds how fast the pending
     // ops grow.
-    if (now - stuck_since >= kStuckPatience || now - in_flight_since >= kBusyPatience) break;
+    if (now - stuck_since >= patience || now - in_flight_since >= kBusyPatience) break;
     // Whatever gives room wakes this thread, but nobody does when the last op that could run has
     // become a blocked one: so it looks again from time to time.
     Waiter waiter{.kind = WaitKind::kRoom};
     ++room_waiters_;
     try {
-      const Deadline look_again = kStuckPatience;
+      const Deadline look_again = now + patience;
       const bool sooner = !deadline || look_again.time() < deadline->time();
       LeaveGpuLocked(executor);
       SleepLocked(waiter,
-                  !in_flight_.empty() && sooner ? std::optional<Deadline>(look_again) : deadline);
+                  AnyInFlightLocked() && sooner ? std::optional<Deadline>(look_again) : deadline);
     } catch (...) {
       WaitChecks::Keep(std::current_exception());
     }

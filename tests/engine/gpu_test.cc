@@ -143,6 +143,64 @@ TEST_F(GpuTest, APushWithADeadlineGivesUpAtTheBound) {
   EXPECT_EQ(runs, 1);
 }
 
+// All that is pending waits for a kernel, and that for what is pushed last.
+TEST_F(GpuTest, APusherEntersWhenAllThatIsPendingWaitsForAGpu) {
+  for (const std::string type : {"threaded", "serial", "seeded"}) {
+    EngineOptions options = Options();
+    options.type = type;
+    options.max_pending_ops = 2;
+    Engine engine(options);
+    const Var x = engine.NewVar("x");
+    std::latch end{1};
+    engine.PushGpu({.name = "collective", .writes = {x}, .device = Gpu(0)},
+                   [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+    std::atomic<int> reads = 0;
+    const auto enters = [&](const char* name, const std::function<void()>& body, VarList reads) {
+      try {
+        engine.Push({.name = name, .reads = reads}, body, std::chrono::seconds(20));
+      } catch (const TimeoutError& error) {
+        ADD_FAILURE() << type << ": " << error.what();
+        end.count_down();
+      }
+    };
+    for (int i = 0; i < 2; ++i) enters("reader", [&] { ++reads; }, {x});
+    bool ended = false;
+    enters("lets_it_end",
+           [&] {
+             end.count_down();
+             ended = true;
+           },
+           {});
+    engine.WaitForAll(kSoon);
+    EXPECT_TRUE(ended) << type;
+    EXPECT_EQ(reads, 2) << type;
+  }
+}
+
+// While kernels end one after another it waits for its place among those that the bound allows.
+TEST_F(GpuTest, APusherWaitsWhileAGpuGetsOn) {
+  EngineOptions options = Options();
+  options.max_pending_ops = 4;
+  options.gpu.issued_ahead = 1;
+  Engine engine(options);
+  std::atomic<int> pushed = 0, ended = 0, most = 0;
+  for (int i = 0; i < 40; ++i) {
+    engine.PushGpu({.name = "kernel", .device = Gpu(0)}, [&](GpuStream stream) {
+      SimGpu::Launch(stream, [&] {
+        // Longer than a pusher waits for completions of ops that are not of GPUs.
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        most = std::max(most.load(), pushed - ended);
+        ++ended;
+      });
+    });
+    ++pushed;
+  }
+  engine.WaitForAll(kSoon);
+  // Those pending, the one that is issued, and the one that has ended and is not yet seen to have;
+  // and some where the machine is so busy that nothing moved for long.
+  EXPECT_LE(most, 4 + 2 + 4);
+}
+
 TEST_F(GpuTest, ADependentIsIssuedWhileItsPredecessorStillRuns) {
   Engine engine(Options());
   const Var x = engine.NewVar("x"), y = engine.NewVar("y");
