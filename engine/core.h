@@ -423,6 +423,7 @@ class EngineCore {
   bool ReserveWorker() noexcept;
   void EnsureWorkerLocked() REQUIRES(lock_);
   bool LowerGuardLocked(bool* request_worker) REQUIRES(lock_);
+  bool FindsWorkLocked(std::uint32_t epoch) const REQUIRES(lock_);
   bool GoAloneLocked(const Executor& executor) REQUIRES(lock_);
   bool GoesFirstLocked(const Job& job) REQUIRES(lock_);
   Job* JoinableJobLocked() REQUIRES(lock_);

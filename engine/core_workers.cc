@@ -228,14 +228,25 @@ void EngineCore::YieldCpu(std::int64_t* not_before_ns) {
   if (took_ns > kLongYieldNs) *not_before_ns = ended_ns + kLongYieldShare * took_ns;
 }
 
+// Would a WaitForAll for `epoch` run what is taken next, from the ready queue or from the inbox?
+// See StreamLocked and PopReadyLocked.
+bool EngineCore::FindsWorkLocked(std::uint32_t epoch) const {
+  const auto is_later = [epoch](std::uint32_t of) {
+    return static_cast<std::int32_t>(of - epoch) > 0;
+  };
+  if (!ready_.empty() && !is_later(ready_.top()->epoch)) return true;
+  return inbox_head_ != seen_tail_ && !is_later(current_epoch_);
+}
+
 // About to run a body that is probably long: may pushers still count on somebody to look at the
 // inbox? If not, lowers the mode, so that the next pusher requests a worker; true: raise it
 // afterwards. If work is visible already, *request_worker says to request one now.
 bool EngineCore::LowerGuardLocked(bool* request_worker) {
   if (NeedsHelpLocked()) {
-    // A passive WaitForAll is nearer than a new worker.
+    // A passive WaitForAll is nearer than a new worker, if there is anything that it may run.
     for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
       if (!waiter->may_help || waiter == leader_ || waiter->woken()) continue;
+      if (!FindsWorkLocked(waiter->target)) continue;
       WakeLocked(*waiter);
       help_skips_ = kWakesApart;
       return false;

@@ -53,9 +53,17 @@ void ReadyQueue::Push(Op* op) {
   }
 }
 
+bool ReadyQueue::OldestIsLate(const Level& level) {
+  return !level.late.empty() &&
+         (level.entries.empty() || level.late.front().ticket < level.entries.front().ticket);
+}
+
+Op* ReadyQueue::OldestOf(const Level& level) {
+  return OldestIsLate(level) ? level.late.front().op : level.entries.front().op;
+}
+
 Op* ReadyQueue::PopOldest(Level& level) {
-  if (level.late.empty() ||
-      (!level.entries.empty() && level.entries.front().ticket < level.late.front().ticket)) {
+  if (!OldestIsLate(level)) {
     Op* op = level.entries.front().op;
     do {
       level.entries.pop_front();

@@ -27,6 +27,8 @@ class ReadyQueue {
   std::size_t size() const { return size_; }
   // The highest priority that is ready. Requires !empty().
   int top_priority() const { return top_->first; }
+  // What Pop gives unless an aged op's turn has come. Requires !empty().
+  Op* top() const { return OldestOf(top_->second); }
 
   void Push(Op* op);
   // The op to run next. Requires !empty().
@@ -64,6 +66,7 @@ class ReadyQueue {
       return entries_[(head_ + i) & (entries_.size() - 1)];
     }
     Entry& front() { return (*this)[0]; }
+    const Entry& front() const { return (*this)[0]; }
     Entry& back() { return (*this)[size() - 1]; }
     void pop_front() { ++head_; }
     void push_back(Entry entry);
@@ -84,6 +87,8 @@ class ReadyQueue {
   Levels::iterator LevelOf(int priority);
   void Taken(Levels::iterator level);
   Levels::iterator LongestWaiting();
+  static bool OldestIsLate(const Level& level);
+  static Op* OldestOf(const Level& level);
   static Op* PopOldest(Level& level);
 
   const std::uint64_t ageing_;

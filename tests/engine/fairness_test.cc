@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <ctime>
 #include <functional>
 #include <latch>
@@ -15,6 +16,7 @@
 #include <gtest/gtest.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
+#include <sys/resource.h>
 
 #include "tests/engine/support.h"
 
@@ -198,6 +200,48 @@ TEST_P(IdleTest, AWaitingThreadUsesNoCpu) {
   const double before = ProcessCpuSeconds();
   EXPECT_THROW(engine.WaitForVar(x, std::chrono::milliseconds(400)), TimeoutError);
   EXPECT_LT(ProcessCpuSeconds() - before, 0.1);
+}
+
+std::int64_t Switches(int who) {
+  rusage usage;
+  getrusage(who, &usage);
+  return usage.ru_nvcsw;
+}
+
+// A thread in WaitForAll is called to help, but not with what was pushed after its wait began.
+TEST(WaitingTest, AWaitForAllSleepsOnWhileOnlyLaterOpsRun) {
+  EngineOptions options;
+  options.num_workers = 8;
+  options.worker_host = WorkerHost::kThreads;
+  Engine engine(options);
+  Hold hold(engine, {.name = "hold"});
+  std::latch begins(1);
+  std::atomic<std::int64_t> switches = -1;
+  std::thread waiter([&] {
+    const std::int64_t before = Switches(RUSAGE_THREAD);
+    begins.count_down();
+    engine.WaitForAll();
+    switches = Switches(RUSAGE_THREAD) - before;
+  });
+  begins.wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it sleeps
+  // They come from the inbox, and from the ready queue.
+  constexpr int kOps = 2000;
+  const Var gate = engine.NewVar("gate");
+  std::atomic<int> runs = 0;
+  const auto work = [&] {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    ++runs;
+  };
+  for (int i = 0; i < kOps; ++i) engine.Push({.name = "work"}, work);
+  Hold closed(engine, {.name = "closed", .writes = {gate}});
+  for (int i = 0; i < kOps; ++i) engine.Push({.name = "work", .reads = {gate}}, work);
+  closed.Release();
+  while (runs < 2 * kOps) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(switches, -1);
+  hold.Release();
+  waiter.join();
+  EXPECT_LT(switches, 30);
 }
 
 }  // namespace
