@@ -503,8 +503,10 @@ void EngineCore::Lookout() {
       if (watched && executors_ == 0) RaiseModeLocked();
       const std::uint64_t ran = last_ran_;
       deep = LookOutLocked(now_ns, &quiet_since_ns, &request_worker);
+      // What lies there has to wait for the bodies of threads that help, which run as any executor.
+      const bool no_place = !deep && !HasPlaceLocked() && WorkIsVisibleLocked();
       // Whoever woke it may count on it while the executors are in bodies.
-      if (executors_ > 0 && !woken) {
+      if ((executors_ > 0 || no_place) && !woken) {
         const bool worker_works = executors_ > waits_joined_ && watched && last_ran_ != ran;
         watch_nap = worker_works ? std::min(2 * watch_nap, kWatchNapMost) : kWatchNap;
         lookout_watches_ = true;
@@ -564,7 +566,9 @@ bool EngineCore::LookOutLocked(std::int64_t now_ns, std::int64_t* quiet_since_ns
       TakeCompletionsLocked();
       if (!WorkIsVisibleLocked()) return false;
     }
-    if ((left_lying || stuck) && ReserveWorker()) {
+    // Where helping threads have all places, a worker would come for nothing. Whoever leaves one
+    // looks for work under the lock before it sleeps, or requests a worker (EnsureWorkerLocked).
+    if ((left_lying || stuck) && HasPlaceLocked() && ReserveWorker()) {
       admit_ = stuck;
       if (executors_ == 0) mode_.store(Mode::kAwake, std::memory_order_relaxed);
       *request_worker = true;

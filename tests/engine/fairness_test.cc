@@ -244,5 +244,39 @@ TEST(WaitingTest, AWaitForAllSleepsOnWhileOnlyLaterOpsRun) {
   EXPECT_LT(switches, 30);
 }
 
+// A thread that waits for a variable runs the op in the place of the only worker. What is pushed
+// meanwhile is for that one, afterwards.
+TEST(WaitingTest, NobodyComesForAnOpWhileAWaitHasTheOnlyPlace) {
+  EngineOptions options;
+  options.num_workers = 1;
+  options.watchdog = std::chrono::milliseconds(0);
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  const std::thread::id self = std::this_thread::get_id();
+  std::atomic<bool> later_ran = false;
+  bool by_the_wait = false;
+  for (int tries = 0; tries < 100 && !by_the_wait; ++tries) {
+    std::int64_t switches = 0;
+    // The lookout is awake.
+    const auto warm_until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (std::chrono::steady_clock::now() < warm_until) {
+      for (int i = 0; i < 50; ++i) engine.Push({.name = "short"}, [] {});
+      engine.WaitForAll();
+    }
+    engine.Push({.name = "long", .writes = {x}}, [&] {
+      by_the_wait = std::this_thread::get_id() == self;
+      if (!by_the_wait) return;
+      std::thread([&] { engine.Push({.name = "later"}, [&] { later_ran = true; }); }).join();
+      const std::int64_t before = Switches(RUSAGE_SELF);
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      switches = Switches(RUSAGE_SELF) - before;
+    });
+    engine.WaitForVar(x);
+    EXPECT_LT(switches, 1000);  // 20 a millisecond when a worker comes at each look
+  }
+  ASSERT_TRUE(by_the_wait);
+  while (!later_ran) std::this_thread::yield();
+}
+
 }  // namespace
 }  // namespace heddle::engine_test
