@@ -46,6 +46,8 @@ constexpr std::chrono::microseconds kNap{50};  // nobody executes: a pusher reli
 // 10 us, and where it takes an executor's CPU several times that.
 constexpr std::chrono::microseconds kWatchNap{1000};
 constexpr std::chrono::microseconds kWatchNapMost{2000};
+// On behalf of the watchdog alone. An idle engine is to use no CPU, whatever that is set to.
+constexpr std::chrono::milliseconds kDeepNapMin{5};
 constexpr std::int64_t kDeepAfterNs = 1'500'000;  // without a push
 
 }  // namespace
@@ -515,8 +517,9 @@ void EngineCore::Lookout() {
       woken = false;
       if (deep) {
         constexpr std::chrono::milliseconds kLongest = std::chrono::hours(96);
-        nap =
-            (options_.watchdog.count() > 0 ? std::min(options_.watchdog, kLongest) : kLongest) / 4;
+        const std::chrono::nanoseconds longest =
+            options_.watchdog.count() > 0 ? std::min(options_.watchdog, kLongest) : kLongest;
+        nap = std::max<std::chrono::nanoseconds>(longest / 4, kDeepNapMin);
       }
     }
     if (!alarm.empty()) Log(LogLevel::kWarning, "{}", alarm);

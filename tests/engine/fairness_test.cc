@@ -192,6 +192,19 @@ TEST_P(IdleTest, AnIdleEngineUsesNoCpu) {
   EXPECT_LT(ProcessCpuSeconds() - before, 0.1);
 }
 
+TEST_P(IdleTest, AnIdleEngineWithAShortWatchdogUsesNoCpu) {
+  for (const int watchdog_ms : {1, 3}) {
+    EngineOptions options = GetParam().options;
+    options.watchdog = std::chrono::milliseconds(watchdog_ms);
+    Engine engine(options);
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(50));  // longer than it takes to fall asleep
+    const double before = ProcessCpuSeconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the idle time that is judged
+    EXPECT_LT(ProcessCpuSeconds() - before, 0.05) << watchdog_ms;
+  }
+}
+
 TEST_P(IdleTest, AWaitingThreadUsesNoCpu) {
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
