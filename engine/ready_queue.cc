@@ -31,7 +31,7 @@ ReadyQueue::Levels::iterator ReadyQueue::LevelOf(int priority) {
     const auto below = std::next(recent_);
     if (below != levels_.end() && below->first == priority) return below;
   }
-  return levels_.try_emplace(priority).first;
+  return levels_.try_emplace(priority, priority).first;
 }
 
 void ReadyQueue::Push(Op* op) {
@@ -40,7 +40,7 @@ void ReadyQueue::Push(Op* op) {
   if (level->second.count++ == 0) {
     ++levels_in_use_;
     level->second.served = takes_;
-    check_at_ = std::min(check_at_, takes_ + ageing_);
+    Append(level->second);
     if (top_ == levels_.end() || size_ == 0 || op->priority > top_->first) top_ = level;
   }
   ++size_;
@@ -78,32 +78,38 @@ Op* ReadyQueue::PopOldest(Level& level) {
 
 Op* ReadyQueue::Pop() {
   DCHECK(size_ > 0);
-  Levels::iterator level = top_;
-  // check_at_ is never later than the moment at which some level's turn comes, so most calls skip
-  // the search.
-  if (ageing_due()) {
-    const Levels::iterator waiting = LongestWaiting();
-    if (takes_ - waiting->second.served >= ageing_) level = waiting;
-    check_at_ = waiting->second.served + ageing_;
-  }
+  const Levels::iterator level = ageing_due() ? levels_.find(first_->priority) : top_;
   Op* op = PopOldest(level->second);
-  level->second.served = ++takes_;
+  ++takes_;
+  if (level->second.count > 1) Serve(level->second);
   Taken(level);
   return op;
-}
-
-ReadyQueue::Levels::iterator ReadyQueue::LongestWaiting() {
-  Levels::iterator longest = top_;
-  for (auto level = levels_.begin(); level != levels_.end(); ++level) {
-    if (level->second.count > 0 && level->second.served < longest->second.served) longest = level;
-  }
-  return longest;
 }
 
 void ReadyQueue::CountOvertake(int priority) {
   if (size_ == 0) return;
   ++takes_;
-  if (top_->first == priority) top_->second.served = takes_;
+  if (top_->first == priority) Serve(top_->second);
+}
+
+void ReadyQueue::Append(Level& level) {
+  level.previous = last_;
+  level.next = nullptr;
+  (last_ != nullptr ? last_->next : first_) = &level;
+  last_ = &level;
+}
+
+void ReadyQueue::Unlink(Level& level) {
+  (level.previous != nullptr ? level.previous->next : first_) = level.next;
+  (level.next != nullptr ? level.next->previous : last_) = level.previous;
+}
+
+// Nobody has been served later than now: `level` goes to the end.
+void ReadyQueue::Serve(Level& level) {
+  level.served = takes_;
+  if (&level == last_) return;
+  Unlink(level);
+  Append(level);
 }
 
 void ReadyQueue::Remove(Op* op) {
@@ -138,6 +144,7 @@ void ReadyQueue::Remove(Op* op) {
 void ReadyQueue::Taken(Levels::iterator level) {
   --size_;
   if (--level->second.count > 0) return;
+  Unlink(level->second);
   --levels_in_use_;
   if (level == top_ && size_ > 0) {
     std::size_t passed = 0;
@@ -148,7 +155,7 @@ void ReadyQueue::Taken(Levels::iterator level) {
       recent_ = levels_.end();
     }
   }
-  if (levels_.size() - levels_in_use_ > kEmptyLevelsMax) {
+  if (levels_.size() - levels_in_use_ > std::max(kEmptyLevelsMax, levels_in_use_)) {
     std::erase_if(levels_, [](const auto& entry) { return entry.second.count == 0; });
     recent_ = levels_.end();
     if (size_ == 0) top_ = levels_.end();

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <vector>
 
@@ -22,6 +21,8 @@ namespace heddle::engine {
 class ReadyQueue {
  public:
   explicit ReadyQueue(int ageing) : ageing_(static_cast<std::uint64_t>(ageing)) {}
+  ReadyQueue(const ReadyQueue&) = delete;
+  ReadyQueue& operator=(const ReadyQueue&) = delete;
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
@@ -36,7 +37,9 @@ class ReadyQueue {
   // Takes out an op that is in the queue.
   void Remove(Op* op);
   // True: Pop might serve an aged op rather than the most urgent one.
-  bool ageing_due() const { return ageing_ != 0 && levels_in_use_ > 1 && takes_ >= check_at_; }
+  bool ageing_due() const {
+    return ageing_ != 0 && levels_in_use_ > 1 && takes_ - first_->served >= ageing_;
+  }
   // Says that an op of `priority`, at least top_priority(), was taken past the queue.
   void CountOvertake(int priority);
 
@@ -77,16 +80,24 @@ class ReadyQueue {
   };
 
   struct Level {
+    explicit Level(int its_priority) : priority(its_priority) {}
+
+    const int priority;
     Ring entries;             // rising tickets; the front is never a removed one
     std::vector<Entry> late;  // a min-heap by ticket of ops that became ready out of push order
     std::size_t count = 0;
     std::uint64_t served = 0;  // takes_ when this level was last served, or became non-empty
+    // The non-empty ones are listed in the order of `served`: the first has waited longest.
+    Level* previous = nullptr;
+    Level* next = nullptr;
   };
   using Levels = std::map<int, Level, std::greater<>>;
 
   Levels::iterator LevelOf(int priority);
   void Taken(Levels::iterator level);
-  Levels::iterator LongestWaiting();
+  void Append(Level& level);
+  void Unlink(Level& level);
+  void Serve(Level& level);
   static bool OldestIsLate(const Level& level);
   static Op* OldestOf(const Level& level);
   static Op* PopOldest(Level& level);
@@ -95,13 +106,15 @@ class ReadyQueue {
   std::size_t size_ = 0;
   std::size_t levels_in_use_ = 0;
   std::uint64_t takes_ = 0;
-  std::uint64_t check_at_ = std::numeric_limits<std::uint64_t>::max();  // see Pop
-  Levels levels_;                         // emptied ones are kept, up to kEmptyLevelsMax
+  Level* first_ = nullptr;  // see Level::next
+  Level* last_ = nullptr;
+  Levels levels_;                         // emptied ones are kept, see kEmptyLevelsMax
   Levels::iterator top_ = levels_.end();  // the highest non-empty one
   // The one of the last Push: layers of a network are pushed one after another, in the order of
   // their priorities.
   Levels::iterator recent_ = levels_.end();
-  // More than the layers of most networks, each with a priority of its own.
+  // More than the layers of most networks, each with a priority of its own. Beyond that many, as
+  // many as are not empty: to look for them all costs no more, an op, than a few steps.
   static constexpr std::size_t kEmptyLevelsMax = 512;
   static constexpr std::size_t kPassedMax = 16;  // empty levels that one call walks past and keeps
 };

@@ -3,6 +3,7 @@
 #include "engine/ready_queue.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -90,6 +91,68 @@ TEST(ReadyQueue, GivesTheMostUrgentAndOldestWhateverTheOrderOfPushes) {
       }
     }
   }
+}
+
+// What the header promises of ageing, with levels that come, go and are passed over.
+TEST(ReadyQueue, NoOpIsOvertakenMoreOftenThanAgeingAllows) {
+  constexpr std::size_t kOps = 20'000;
+  constexpr std::uint64_t kAgeing = 7, kPriorities = 12;
+  std::mt19937_64 random(BaseSeed());
+  SCOPED_TRACE("HEDDLE_TEST_SEED=" + std::to_string(BaseSeed()));
+  ReadyQueue queue(static_cast<int>(kAgeing));
+  ReadyOps ops(kOps);
+  struct Waiting {
+    Op* op;
+    std::uint64_t takes_before;
+    std::uint64_t older;
+  };
+  std::vector<Waiting> waiting;
+  std::uint64_t takes = 0;
+  while (ops.any_left() || !queue.empty()) {
+    const std::size_t burst = ops.any_left() ? random() % 30 : 0;
+    for (std::size_t i = 0; i < burst && ops.any_left(); ++i) {
+      Op* op = ops.Next(static_cast<int>(random() % kPriorities));
+      const auto older = std::count_if(waiting.begin(), waiting.end(), [op](const Waiting& other) {
+        return other.op->priority == op->priority;
+      });
+      waiting.push_back({op, takes, static_cast<std::uint64_t>(older)});
+      queue.Push(op);
+    }
+    for (std::size_t i = random() % 30; i > 0 && !queue.empty(); --i) {
+      if (random() % 4 == 0 && !queue.ageing_due()) {
+        queue.CountOvertake(queue.top_priority() + static_cast<int>(random() % 2));
+        ++takes;
+        continue;
+      }
+      auto taken = waiting.begin() + static_cast<std::ptrdiff_t>(random() % waiting.size());
+      if (random() % 8 == 0) {
+        queue.Remove(taken->op);
+      } else {
+        ++takes;
+        const Op* op = queue.Pop();
+        taken = std::find_if(waiting.begin(), waiting.end(),
+                             [op](const Waiting& of) { return of.op == op; });
+        ASSERT_NE(taken, waiting.end());
+      }
+      waiting.erase(taken);
+    }
+    for (const Waiting& of : waiting) {
+      ASSERT_LE(takes - of.takes_before, (of.older + 1) * (kAgeing + kPriorities));
+    }
+  }
+  EXPECT_TRUE(waiting.empty());
+}
+
+// Each take looked at every priority once ageing had begun: a minute. The bound is generous.
+TEST(ReadyQueue, ATakeCostsNoMoreWithManyPriorities) {
+  constexpr std::size_t kOps = 100'000;
+  ReadyQueue queue(/*ageing=*/100);
+  ReadyOps ops(kOps);
+  for (int priority = 0; ops.any_left(); ++priority) queue.Push(ops.Next(priority));
+  const auto before = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < kOps; ++i) queue.Pop();
+  EXPECT_TRUE(queue.empty());
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
 }
 
 }  // namespace
