@@ -502,6 +502,8 @@ class EngineCore {
   void TraceWaitFor(engine::TraceWait kind, std::uint64_t var_id, std::int64_t started_ns);
 
   // core_dump.cc
+  template <class Visit, class VisitReady>
+  void ForEachGrantedLocked(Visit&& visit, VisitReady&& visit_ready) REQUIRES(lock_);
   template <class Visit>
   void ForEachOpLocked(Visit&& visit) REQUIRES(lock_);
   Op* AnyReaderLocked(VarState* var) REQUIRES(lock_);

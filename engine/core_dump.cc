@@ -1,6 +1,6 @@
 // DumpState, and the sentences about what blocks what in errors and alarms.
 #include <algorithm>
-#include <unordered_set>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -14,26 +14,27 @@ using engine::Access;
 using engine::AccessMode;
 using engine::AccessRef;
 
-// Visits every registered op once.
+// Visits every registered op whose accesses are all granted, perhaps several times.
+template <class Visit, class VisitReady>
+void EngineCore::ForEachGrantedLocked(Visit&& visit, VisitReady&& visit_ready) {
+  for (const Executor* executor = executor_list_; executor != nullptr; executor = executor->next) {
+    if (executor->current != nullptr) visit(executor->current);
+  }
+  for (Op* op : in_flight_) visit(op);
+  for (Op* op : gpu_in_flight_) visit(op);
+  gpu_->ForEach([&](engine::GpuQueue& queue) { visit_ready(queue.held); });
+  for (Op* op : seeded_completions_) visit(op);
+  for (const SeededEpoch& epoch : seeded_ready_)
+    std::for_each(epoch.ops.begin(), epoch.ops.end(), visit);
+  visit_ready(ready_);
+}
+
+// Visits every registered op, those that wait for several variables as often.
 template <class Visit>
 void EngineCore::ForEachOpLocked(Visit&& visit) {
-  std::unordered_set<Op*> seen;
-  const auto once = [&](Op* op) {
-    if (op != nullptr && seen.insert(op).second) visit(op);
-  };
-  for (const Executor* executor = executor_list_; executor != nullptr; executor = executor->next) {
-    once(executor->current);
-  }
-  for (Op* op : in_flight_) once(op);
-  for (Op* op : gpu_in_flight_) once(op);
-  gpu_->ForEach([&](engine::GpuQueue& queue) { queue.held.ForEach(once); });
-  for (Op* op : seeded_completions_) once(op);
-  for (const SeededEpoch& epoch : seeded_ready_)
-    std::for_each(epoch.ops.begin(), epoch.ops.end(), once);
-  ready_.ForEach(once);
+  ForEachGrantedLocked(visit, [&](const engine::ReadyQueue& queue) { queue.ForEach(visit); });
   for (VarState* var = vars_; var != nullptr; var = var->next) {
-    once(var->writer);
-    for (AccessRef ref = var->head; ref; ref = ref.op()->access(ref.index()).next) once(ref.op());
+    for (AccessRef ref = var->head; ref; ref = ref.op()->access(ref.index()).next) visit(ref.op());
   }
 }
 
@@ -102,6 +103,7 @@ std::string EngineCore::DumpState() {
   std::vector<Op*> ops;
   ForEachOpLocked([&](Op* op) { ops.push_back(op); });
   std::sort(ops.begin(), ops.end(), [](Op* a, Op* b) { return a->ticket < b->ticket; });
+  ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
   std::string text =
       fmt::format("{} engine, {} workers: {} pushed, {} done, {} pending\n", options_.type,
                   options_.num_workers, pushed_, done_, pushed_ - done_);
@@ -109,19 +111,29 @@ std::string EngineCore::DumpState() {
   return text;
 }
 
+// Waits that are late ask for it, perhaps often, while very many ops are pending. A blocked one
+// waits behind an older one (V2), unless a long run of reads is being granted (V3); and of the
+// ready ones the queues know the oldest of each priority.
 Op* EngineCore::OldestPendingLocked() {
   Op* oldest = nullptr;
-  ForEachOpLocked([&](Op* op) {
+  const auto look = [&oldest](Op* op) {
     if (oldest == nullptr || op->ticket < oldest->ticket) oldest = op;
-  });
+  };
+  ForEachGrantedLocked(look, [&](const engine::ReadyQueue& queue) { queue.ForEachOldest(look); });
+  if (!tracker_.has_more_to_grant()) return oldest;
+  Op* const blocked = OldestBlockedLocked();
+  if (blocked != nullptr) look(blocked);
   return oldest;
 }
 
+// Those before it in a variable's queue are older, and blocked as well.
 Op* EngineCore::OldestBlockedLocked() {
   Op* oldest = nullptr;
-  ForEachOpLocked([&](Op* op) {
-    if (op->blocked > 0 && (oldest == nullptr || op->ticket < oldest->ticket)) oldest = op;
-  });
+  for (VarState* var = vars_; var != nullptr; var = var->next) {
+    if (!var->head) continue;
+    Op* const op = var->head.op();
+    if (oldest == nullptr || op->ticket < oldest->ticket) oldest = op;
+  }
   return oldest;
 }
 

@@ -52,6 +52,13 @@ class ReadyQueue {
       for (const Entry& entry : level.late) visit(entry.op);
     }
   }
+  // Of each priority.
+  template <class Visit>
+  void ForEachOldest(Visit&& visit) const {
+    for (const Level* level = first_; level != nullptr; level = level->next) {
+      visit(OldestOf(*level));
+    }
+  }
 
  private:
   struct Entry {
