@@ -224,8 +224,9 @@ std::exception_ptr GpuQueues::ErrorOf(DeviceQueues& device) {
   return device.error;
 }
 
-// `dead`: the device itself has failed; else a stream of it is lost.
-void GpuQueues::Fail(DeviceQueues& device, int id, std::exception_ptr error, bool dead) {
+// `dead`: the device itself has failed; else a stream of it is lost. True: it is the first failure
+// of the device, for LogFailure.
+bool GpuQueues::Fail(DeviceQueues& device, std::exception_ptr error, bool dead) {
   bool first = false;
   {
     const MutexLock lock(device.mutex);
@@ -235,7 +236,11 @@ void GpuQueues::Fail(DeviceQueues& device, int id, std::exception_ptr error, boo
   // Stored before anybody sees that an op of it has failed.
   if (dead) device.dead.store(true, std::memory_order_release);
   device.failed.store(true, std::memory_order_release);
-  if (!first) return;
+  return first;
+}
+
+// Without any lock: a log sink may take its time, and wait for others.
+void GpuQueues::LogFailure(int id, bool dead) {
   if (dead) {
     Log(LogLevel::kError, "gpu({}) has failed; all its ops fail from now on", id);
   } else {
@@ -248,7 +253,7 @@ void GpuQueues::Die(DeviceQueues& device, int id, std::exception_ptr error) {
   for (const auto& queue : device.queues) {
     queue->happened_alive_ = queue->happened_.load(std::memory_order_relaxed);
   }
-  Fail(device, id, std::move(error), /*dead=*/true);
+  if (Fail(device, std::move(error), /*dead=*/true)) LogFailure(id, /*dead=*/true);
 }
 
 // Why the op `number` of `queue`, the oldest, may never end; null: it does.
@@ -272,8 +277,8 @@ std::exception_ptr GpuQueues::DoubtOf(GpuQueue& queue, std::uint64_t number, boo
 }
 
 // The oldest op of `queue`, whose event has not happened, is not going to end: the stream is lost.
-// False: it may end.
-bool GpuQueues::Loses(GpuQueue& queue, std::uint64_t number) {
+// False: it may end. *fails: that is the first failure of its device.
+bool GpuQueues::Loses(GpuQueue& queue, std::uint64_t number, bool* fails) {
   bool certain = false;
   const std::exception_ptr doubt = DoubtOf(queue, number, &certain);
   if (doubt == nullptr) {
@@ -287,7 +292,7 @@ bool GpuQueues::Loses(GpuQueue& queue, std::uint64_t number) {
   }
   if (!certain && now - queue.doubtful_since_ < driver_->patience()) return false;
   queue.lost_from_.store(number, std::memory_order_relaxed);
-  Fail(DeviceOf(queue), queue.device_, ErrorOfWaiter(queue.device_, doubt), /*dead=*/false);
+  *fails = Fail(DeviceOf(queue), ErrorOfWaiter(queue.device_, doubt), /*dead=*/false);
   return true;
 }
 
@@ -507,14 +512,14 @@ void GpuQueues::RaiseTo(std::uint64_t number, std::atomic<std::uint64_t>* happen
 
 // --- finishing -----------------------------------------------------------------------------------
 
-// Is the oldest op of `queue` over? `closely`, the reaper alone: or can it never be?
-bool GpuQueues::IsOver(GpuQueue& queue, std::uint64_t number, bool closely) {
+// Is the oldest op of `queue` over? `closely`, the reaper alone: or can it never be, see Loses?
+bool GpuQueues::IsOver(GpuQueue& queue, std::uint64_t number, bool closely, bool* fails) {
   GpuQueue::Issued& front = queue.At(number);
   for (const GpuMark& mark : front.waits) {
     if (!mark.queue->HasFinished(mark.number)) return false;  // G2
   }
   return !front.has_event || queue.happened_.load(std::memory_order_acquire) >= number ||
-         NeverHappens(queue) || (closely && Loses(queue, number));
+         NeverHappens(queue) || (closely && Loses(queue, number, fails));
 }
 
 // Takes down what the body of an op captured: memory that the device may have been using until now.
@@ -543,6 +548,13 @@ void GpuQueues::TakeDown(AsyncState* async, void* body, std::exception_ptr* erro
 // Finishes the ops of `queue` that are over, from the oldest on. False: there is none, or another
 // thread is at it.
 bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
+  bool fails = false;
+  const bool any = FinishThoseOver(queue, closely, &fails);
+  if (fails) LogFailure(queue.device_, /*dead=*/false);
+  return any;
+}
+
+bool GpuQueues::FinishThoseOver(GpuQueue& queue, bool closely, bool* fails) {
   DeviceQueues& device = DeviceOf(queue);
   bool any = false;
   while (true) {
@@ -555,7 +567,7 @@ bool GpuQueues::Finish(GpuQueue& queue, bool closely) {
       const MutexLock lock(queue.mutex_);
       if (queue.finishing_ && !any) return false;
       number = queue.taken_.load(std::memory_order_relaxed) + 1;
-      queue.finishing_ = number <= queue.last_ && IsOver(queue, number, closely);
+      queue.finishing_ = number <= queue.last_ && IsOver(queue, number, closely, fails);
       if (!queue.finishing_) return any;
       GpuQueue::Issued& front = queue.At(number);
       error = std::exchange(front.error, nullptr);

@@ -249,11 +249,12 @@ class GpuQueues {
     return *devices_[static_cast<std::size_t>(queue.device_)];
   }
   std::exception_ptr ErrorOf(DeviceQueues& device);
-  void Fail(DeviceQueues& device, int id, std::exception_ptr error, bool dead);
+  static bool Fail(DeviceQueues& device, std::exception_ptr error, bool dead);
+  static void LogFailure(int id, bool dead);
   void Die(DeviceQueues& device, int id, std::exception_ptr error);
   std::exception_ptr DoubtOf(GpuQueue& queue, std::uint64_t number, bool* certain)
       REQUIRES(queue.mutex_);
-  bool Loses(GpuQueue& queue, std::uint64_t number) REQUIRES(queue.mutex_);
+  bool Loses(GpuQueue& queue, std::uint64_t number, bool* fails) REQUIRES(queue.mutex_);
 
   void Reap(int device);
   bool LookAtAll(bool closely, std::uint64_t* issued);
@@ -264,7 +265,9 @@ class GpuQueues {
   static void RaiseTo(std::uint64_t number, std::atomic<std::uint64_t>* happened) noexcept;
   static void TakeDown(internal::AsyncState* async, void* body, std::exception_ptr* error);
   bool Finish(GpuQueue& queue, bool closely);
-  bool IsOver(GpuQueue& queue, std::uint64_t number, bool closely) REQUIRES(queue.mutex_);
+  bool FinishThoseOver(GpuQueue& queue, bool closely, bool* fails);
+  bool IsOver(GpuQueue& queue, std::uint64_t number, bool closely, bool* fails)
+      REQUIRES(queue.mutex_);
   bool NeverHappens(const GpuQueue& queue) {
     return DeviceOf(queue).dead.load(std::memory_order_relaxed) ||
            queue.lost_from_.load(std::memory_order_relaxed) != 0;

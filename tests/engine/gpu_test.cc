@@ -690,6 +690,41 @@ TEST_F(GpuTest, WhatReadsTheOutputOfALostDevicesOpWaitsForNothingThere) {
   engine.WaitForVar(late, kSoon);
 }
 
+// The line says that a stream is lost, which its lock guards.
+TEST_F(GpuTest, ALogSinkMayWaitForAnOpOfTheStreamThatIsLost) {
+  gpu_->set_patience(std::chrono::milliseconds(1));
+  Engine engine(Options());
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y");
+  std::promise<void> promise;
+  std::shared_future<void> waited = promise.get_future().share();
+  std::atomic<bool> logged = false, in_time = false;
+  SetLogSink([&](LogLevel, std::string_view line) {
+    if (line.find("takes no more ops") == std::string_view::npos || logged.exchange(true)) return;
+    in_time = waited.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  });
+  std::latch end{1}, issued{1};
+  engine.PushGpu({.name = "fails", .writes = {x}, .device = Gpu(1)}, [&](GpuStream stream) {
+    SimGpu::Launch(stream, [&] {
+      end.wait();
+      throw std::runtime_error("illegal address");
+    });
+  });
+  engine.PushGpu({.name = "waits", .reads = {x}, .writes = {y}, .device = Gpu(0)},
+                 [&](GpuStream stream) {
+                   SimGpu::Launch(stream, [] {});
+                   issued.count_down();
+                 });
+  issued.wait();
+  end.count_down();
+  while (!logged) std::this_thread::yield();
+  EXPECT_THROW(engine.WaitForVar(y, kSoon), CudaError);
+  promise.set_value();
+  EXPECT_THROW(engine.WaitForAll(kSoon), CudaError);
+  engine.Stop();
+  SetLogSink({});
+  EXPECT_TRUE(in_time);
+}
+
 // Had an op been issued before the other one ended, that was held against it when the other's
 // device failed later.
 TEST_F(GpuTest, WhatEndedBeforeItsDeviceFailedRaisesNoDoubt) {
