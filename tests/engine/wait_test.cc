@@ -526,10 +526,13 @@ TEST_P(WaitTest, ExpiredWaitsBehindAWriteLeaveNothingBehind) {
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
   std::optional<Completion> write;
-  engine.PushAsync({.name = "writes", .writes = {x}},
-                   [&](Completion done) { write.emplace(std::move(done)); });
+  std::atomic<bool> started = false;
+  engine.PushAsync({.name = "writes", .writes = {x}}, [&](Completion done) {
+    write.emplace(std::move(done));
+    started = true;
+  });
   engine.Push({.name = "reads", .reads = {x}}, [] {});
-  EXPECT_THROW(engine.WaitForVar(x, milliseconds(1)), TimeoutError);  // the body has run
+  while (!started) EXPECT_THROW(engine.WaitForVar(x, milliseconds(1)), TimeoutError);
   const EngineStats before = engine.stats();
   for (int i = 0; i < 20; ++i) {
     EXPECT_THROW(engine.WaitForReadsAndWrites(x, milliseconds(0)), TimeoutError);
