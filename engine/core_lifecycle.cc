@@ -218,7 +218,13 @@ void EngineCore::StopOnce(std::optional<Deadline> deadline) {
     none = 0;
     const int revoked = host_->Revoke();
     workers_.fetch_sub(revoked, std::memory_order_relaxed);
-    if (revoked == 0) std::this_thread::sleep_for(kLateLook);
+    if (revoked > 0) continue;
+    if (HasPassed(deadline)) {
+      throw TimeoutError(
+          "stopping the engine: the deadline has passed; workers help with a ParallelFor, or have "
+          "yet to look for the last time");
+    }
+    std::this_thread::sleep_for(kLateLook);
   }
   // Both go with the engine: a late pusher may look at them.
   if (host_ != nullptr) host_->End();

@@ -151,6 +151,35 @@ TEST_P(LifecycleTest, AStopThatIsLateSaysSoAndMayBeCalledAgain) {
   EXPECT_EQ(engine.version(x), 1u);
 }
 
+// Blocks of a ParallelFor outside of ops are no ops, but workers run them.
+TEST_P(LifecycleTest, AStopKeepsItsDeadlineWhileWorkersAreInBlocks) {
+  if (GetParam().options.type != "threaded" || GetParam().options.num_workers < 2) {
+    GTEST_SKIP() << "no worker helps";
+  }
+  Engine engine(GetParam().options);
+  std::atomic<bool> ends = false;
+  std::atomic<int> inside = 0;
+  std::thread caller([&] {
+    engine.ParallelFor(2, 1, [&](std::int64_t, std::int64_t) {
+      ++inside;
+      while (!ends) std::this_thread::yield();
+    });
+  });
+  while (inside < 2) std::this_thread::yield();
+  std::thread ender([&] {  // for the test to fail where it would hang
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!ends && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+    ends = true;
+  });
+  const std::string message = MessageOf<TimeoutError>([&] { engine.Stop(milliseconds(30)); });
+  EXPECT_TRUE(Contains(message, "ParallelFor")) << message;
+  EXPECT_FALSE(ends);
+  ends = true;
+  engine.Stop();
+  caller.join();
+  ender.join();
+}
+
 TEST_P(LifecycleTest, AStopKeepsItsDeadlineWhileAnotherThreadStopsTheEngine) {
   Engine engine(GetParam().options);
   Hold hold(engine, {.name = "late_op"});
