@@ -40,9 +40,11 @@ void EngineCore::CheckGpu(const OpOptions& options) const {
     throw InvalidArgument(fmt::format("push of GPU op '{}': device {}, expected gpu(i) with i >= 0",
                                       options.name.c_str(), ToString(device)));
   }
-  if (device.id < gpu_->device_count()) return;
-  throw InvalidArgument(
-      fmt::format("push of GPU op '{}': {}", options.name.c_str(), gpu_->WhyNoGpu(device.id)));
+  if (device.id >= gpu_->device_count()) {
+    throw InvalidArgument(
+        fmt::format("push of GPU op '{}': {}", options.name.c_str(), gpu_->WhyNoGpu(device.id)));
+  }
+  gpu_->StartReaper(device.id);
 }
 
 void EngineCore::RegisterGpuLocked(Op* op) {

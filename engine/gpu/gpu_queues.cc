@@ -98,7 +98,15 @@ void GpuQueues::Open(int id) {
   }
   device.first[kLanes] = device.queues.size();
   device.opened.store(true, std::memory_order_release);  // pairs with the acquire in ForEach
-  if (!reaper_.joinable()) reaper_ = std::thread([this, id] { Reap(id); });
+}
+
+void GpuQueues::StartReaper(int device) {
+  // acquire; pairs with the release below
+  if (reaper_started_.load(std::memory_order_acquire)) return;
+  const MutexLock lock(reaper_mutex_);
+  if (reaper_started_.load(std::memory_order_relaxed)) return;
+  reaper_ = std::thread([this, device] { Reap(device); });
+  reaper_started_.store(true, std::memory_order_release);
 }
 
 GpuQueue& GpuQueues::QueueOf(const internal::Op& op) {

@@ -166,6 +166,10 @@ class GpuQueues {
   std::string WhyNoGpu(int id) const { return driver_->WhyNoGpu(id); }
   const std::shared_ptr<GpuDriver>& driver() const { return driver_; }
 
+  // Before an op of `device` is pushed, on the thread that pushes it: where there is no thread to
+  // be had, that push throws std::system_error, and nothing has changed. Threads: any, before End.
+  void StartReaper(int device);
+
   // Nothing is issued any more: gives back what it has of the driver. device_count and WhyNoGpu go
   // on, for those who push too late. QueueOf ends the process.
   void End();
@@ -291,7 +295,8 @@ class GpuQueues {
   CondVar reaper_wake_;
   bool woken_ GUARDED_BY(reaper_mutex_) = false;
   bool stop_ GUARDED_BY(reaper_mutex_) = false;
-  std::thread reaper_;  // started by the first Open
+  std::atomic<bool> reaper_started_{false};
+  std::thread reaper_;  // written once, under reaper_mutex_, before reaper_started_
 };
 
 }  // namespace heddle::engine

@@ -315,11 +315,11 @@ class Engine {
   // exception of the body, or a launch that failed, fails it; an error that the device reports
   // later fails it, all that comes after it and all other ops of that device, for good.
   // A body with a method Finish() has it called when all is done and nothing has failed, on a
-  // thread of the engine or one in a call of it, and must not block. Like destructors of captures
-  // it is a part of the op: what it pushes is pushed by an op, waits throw. What it throws fails
-  // the op, and what has been issued behind it, what runs when poisoned included: its body could
-  // not look at that. start_inline has no effect. Errors: as Push; InvalidArgument for a device
-  // that is not a GPU or not there.
+  // thread of the engine or one in a call of it. Like destructors of captures it is a part of the
+  // op: it pushes as a body does, waits throw. What it throws fails the op, and what has been
+  // issued behind it, what runs when poisoned included: its body could not look at that.
+  // start_inline has no effect. Errors: as Push; InvalidArgument for a device that is not a GPU or
+  // not there; std::system_error where there is no thread to be had for the first such push.
   template <class F>
   std::uint64_t PushGpu(const OpOptions& options, F&& body) {
     return Enqueue<F, kGpu>(options, std::forward<F>(body), internal::PushMode::kWaitForRoom);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <latch>
@@ -14,11 +15,14 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "engine/fail_write.h"
 #include "engine/gpu/given_up.h"
@@ -933,6 +937,42 @@ TEST_F(GpuTest, AnEngineIsDestroyedWithWorkPending) {
     }
   }
   EXPECT_EQ(ran, 100);
+}
+
+TEST(GpuChild, ThreadsRunOut) {
+  if (!InChild()) GTEST_SKIP() << "runs in a child process";
+  EngineOptions options;
+  options.num_workers = 2;
+  options.worker_host = WorkerHost::kThreads;
+  options.gpu_driver = std::make_shared<SimGpu>(1, BaseSeed());
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  for (int i = 0; i < 100; ++i) engine.Push({.name = "warm", .writes = {x}}, [] {});
+  engine.WaitForAll();
+  const auto push = [&] {
+    engine.PushGpu({.name = "kernel", .writes = {x}, .device = Gpu(0)}, [](GpuStream) {});
+  };
+  std::ifstream statm("/proc/self/statm");
+  std::size_t pages = 0;
+  statm >> pages;
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &limit), 0);
+  // Memory for all but a stack, of 8 MiB usually.
+  const rlimit low{pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + (1 << 20),
+                   limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &low), 0);
+  EXPECT_THROW(push(), std::system_error);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  EXPECT_EQ(engine.stats().pushed, 100u);
+  push();
+  engine.WaitForVar(x, kSoon);
+  EXPECT_EQ(engine.version(x), 101u);
+}
+
+// The op used to stay ready for ever; on a worker it would have ended the process.
+TEST(GpuThreadLimitTest, APushThatCannotHaveTheThreadThatFinishesOpsIsRefused) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need more address space than may be given here";
+  EXPECT_EQ(RunInChild("GpuChild.ThreadsRunOut", {}, /*one_cpu=*/false), 0);
 }
 
 TEST_F(GpuTest, WhatCannotWorkIsRefusedWithExpectedAndGiven) {
