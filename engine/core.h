@@ -168,9 +168,10 @@ class EngineCore {
   // `signal`: others change it under lock_ and `mutex`, its own thread to and from kPolling.
   struct Waiter {
     WaitKind kind;
-    VarState* var = nullptr;      // kVar
-    std::uint32_t target = 0;     // kVar: writes_finished to reach; kAll: the epoch to end
-    bool may_help = false;        // kAll: would run ops if woken
+    VarState* var = nullptr;   // kVar
+    std::uint32_t target = 0;  // kVar: writes_finished to reach; kAll: the epoch to end
+    const engine::WaitFence* fence = nullptr;  // kVar: to pass, in place of the target
+    bool may_help = false;                     // kAll: would run ops if woken
     bool may_run = true;          // kVar, kAll: would run what holds it up, or blocks of it
     bool may_lead = false;        // may run the poller
     bool for_completion = false;  // what it waits for is, as far as it sees, an op in flight
@@ -302,10 +303,16 @@ class EngineCore {
   }
   void WakeFromPublish(Mode mode) noexcept;
   void AwaitRoomLocked(const OpOptions& options) REQUIRES(lock_);
-  std::uint64_t PushFence(const Var& var, const char* name, bool clears_error);  // its ticket
 
   // core_execute.cc
   void PrefetchAsyncLocked() REQUIRES(lock_);
+  void CountRegisteredLocked(Op* op) REQUIRES(lock_) {
+    if (!op->child) op->epoch = current_epoch_;
+    Epoch& epoch = EpochLocked(op->epoch);
+    ++epoch.pending;
+    epoch.children -= op->child;
+    ++pushed_;
+  }
   Dequeued DequeueLocked() REQUIRES(lock_);
   void DrainLocked() REQUIRES(lock_);
   void DrainToTailLocked() REQUIRES(lock_);
@@ -350,6 +357,8 @@ class EngineCore {
   void FreeUnusedFailures() EXCLUDES(lock_);
   static void FreeFailures(FailureRecord* latest) noexcept;
   void ReleaseFromBoundLocked(std::int64_t bytes) REQUIRES(lock_);
+  void FinishFenceLocked(Op* op) REQUIRES(lock_);
+  void RetireLocked(Op* op) REQUIRES(lock_);
   void WakeForWritesLocked(VarState* var) REQUIRES(lock_);
   void GrantMoreLocked() REQUIRES(lock_);
   Epoch& EpochLocked(std::uint32_t epoch) REQUIRES(lock_) {
@@ -473,8 +482,10 @@ class EngineCore {
   }
   void WaitForWrites(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind);
   Op* DrainButLastLocked() REQUIRES(lock_);
-  void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind)
-      REQUIRES(lock_);
+  void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline,
+                        engine::WaitFence* fence = nullptr) REQUIRES(lock_);
+  void WaitForReadsLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);
+  void WithdrawLocked(engine::WaitFence& fence) REQUIRES(lock_);
   [[noreturn]] void ThrowLateLocked(VarState* var) REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
   template <class Needs>

@@ -74,11 +74,7 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
         PrefetchForWrite(reinterpret_cast<std::byte*>(op) + line * engine::kBlockAlign);
       }
       if (op->async) PrefetchAsyncLocked();
-      if (!op->child) op->epoch = current_epoch_;
-      Epoch& epoch = EpochLocked(op->epoch);
-      ++epoch.pending;
-      epoch.children -= op->child;
-      ++pushed_;
+      CountRegisteredLocked(op);
       if (tracker_.Register(op)) ready = op;
       break;
     }
@@ -86,6 +82,12 @@ EngineCore::Dequeued EngineCore::DequeueLocked() {
       PrefetchAsyncLocked();
       RegisterGpuLocked(static_cast<Op*>(message.address));
       break;
+    case MessageKind::kFence: {
+      Op* op = static_cast<Op*>(message.address);
+      CountRegisteredLocked(op);
+      if (tracker_.RegisterFence(op)) FinishFenceLocked(op);
+      break;
+    }
     case MessageKind::kDropped: {
       ReleaseFromBoundLocked(/*bytes=*/0);
       auto* var = static_cast<VarState*>(message.address);
@@ -428,6 +430,16 @@ void EngineCore::FinishInFlightLocked(Op* op) {
   if (in_flight_.empty() && std::exchange(late_in_flight_, false)) Unref();
 }
 
+// `op` is done, and in no queue any more.
+[[gnu::always_inline]] inline void EngineCore::RetireLocked(Op* op) {
+  ++done_;
+  const std::uint32_t epoch = op->epoch;
+  engine::FreeBlock(op, op->block_class);
+  if (--EpochLocked(epoch).pending == 0 && epoch == base_epoch_ && base_epoch_ != current_epoch_) {
+    AdvanceEpochsLocked();
+  }
+}
+
 // Takes `op`, run or skipped, out of all queues, and frees it.
 void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure) {
   if (failure != nullptr) {
@@ -450,18 +462,20 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
     lock_.AssertHeld();
     WakeForWritesLocked(var);
   };
+  const auto on_fence = [this](Op* fence) {
+    lock_.AssertHeld();
+    FinishFenceLocked(fence);
+  };
   const auto on_idle = [&](VarState* var) {
     lock_.AssertHeld();
     FreeVarLocked(var);
   };
   if (op->on_gpu()) [[unlikely]] {
-    tracker_.FinishGpu(op, failure, on_ready, on_write, on_idle);
+    tracker_.FinishGpu(op, failure, on_ready, on_write, on_fence, on_idle);
   } else {
-    tracker_.Finish(op, failure, on_ready, on_write, on_idle);
+    tracker_.Finish(op, failure, on_ready, on_write, on_fence, on_idle);
   }
   if (failure != nullptr) tracker_.Unref(failure);
-  ++done_;
-  const std::uint32_t epoch = op->epoch;
   if (op->async) {
     if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
       trace->OnComplete(
@@ -474,17 +488,26 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
       ReleaseAsync(async);
     }
   }
-  engine::FreeBlock(op, op->block_class);
-  if (--EpochLocked(epoch).pending == 0 && epoch == base_epoch_ && base_epoch_ != current_epoch_) {
-    AdvanceEpochsLocked();
+  RetireLocked(op);
+}
+
+// That of a ClearError has passed. Inside calls of the tracker: it uses none itself.
+void EngineCore::FinishFenceLocked(Op* op) {
+  if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
+    const auto now_ns = static_cast<std::uint64_t>(SteadyNowNs());
+    trace->OnRun(op->ticket, now_ns, now_ns, engine::TraceOutcome::kOk);
   }
+  ReleaseFromBoundLocked(/*bytes=*/0);
+  RetireLocked(op);
 }
 
 // Those whose wait for writes of `var` is over.
 void EngineCore::WakeForWritesLocked(VarState* var) {
   WakeWaitersLocked([var](const Waiter& waiter) {
-    return waiter.kind == WaitKind::kVar && waiter.var == var &&
-           static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
+    if (waiter.kind != WaitKind::kVar || waiter.var != var) return false;
+    return waiter.fence != nullptr
+               ? waiter.fence->passed()
+               : static_cast<std::int32_t>(var->writes_finished - waiter.target) >= 0;
   });
 }
 
@@ -497,6 +520,14 @@ void EngineCore::GrantMoreLocked() {
       [this](VarState* var) {
         lock_.AssertHeld();
         WakeForWritesLocked(var);
+      },
+      [this](Op* fence) {
+        lock_.AssertHeld();
+        FinishFenceLocked(fence);
+      },
+      [this](VarState* var) {
+        lock_.AssertHeld();
+        FreeVarLocked(var);
       });
 }
 

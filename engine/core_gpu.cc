@@ -48,11 +48,7 @@ void EngineCore::CheckGpu(const OpOptions& options) const {
 }
 
 void EngineCore::RegisterGpuLocked(Op* op) {
-  if (!op->child) op->epoch = current_epoch_;
-  Epoch& epoch = EpochLocked(op->epoch);
-  ++epoch.pending;
-  epoch.children -= op->child;
-  ++pushed_;
+  CountRegisteredLocked(op);
   const auto on_ready = [this](Op* ready) {
     lock_.AssertHeld();
     PushReadyGpuLocked(ready);

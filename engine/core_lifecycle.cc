@@ -24,6 +24,9 @@
 
 namespace heddle::internal {
 
+using engine::Access;
+using engine::AccessMode;
+using engine::MessageKind;
 using engine::tls_context;
 
 namespace {
@@ -354,7 +357,18 @@ void EngineCore::ClearError(const Var& var) {
   CheckOwn(var.state(), "ClearError");
   engine::CheckNotForked("ClearError");
   if (tls_context.core != this) CheckOpen("ClearError");
-  PushFence(var, "clear_error", /*clears_error=*/true);
+  OpOptions options;
+  options.name = "clear_error";
+  options.writes = {var};
+  Op* const fence = NewOpBlock(options, 0, /*function=*/nullptr, /*async=*/false).op;
+  fence->marked = true;
+  new (&fence->access(0)) Access(var.state(), AccessMode::kFence);
+  if (kind_ != Kind::kThreaded) {
+    CommitWithoutWorkers(fence, MessageKind::kFence);
+    return;
+  }
+  PublishOp(fence, MessageKind::kFence);
+  AfterPublish();
 }
 
 EngineStats EngineCore::stats() {

@@ -471,15 +471,4 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
   TraceWaitFor(engine::TraceWait::kRoom, 0, started_ns);
 }
 
-std::uint64_t EngineCore::PushFence(const Var& var, const char* name, bool clears_error) {
-  OpOptions options;
-  options.writes = {var};
-  const NewOp fresh = NewOpBlock(
-      options, 0, [](void*, BodyAction, AsyncState*) {}, /*async=*/false);
-  fresh.op->name = name;
-  fresh.op->marked = clears_error;
-  new (&fresh.op->access(0)) Access(var.state(), AccessMode::kFence);
-  return CommitPush(fresh.op);
-}
-
 }  // namespace heddle::internal

@@ -21,11 +21,6 @@ namespace {
 constexpr int kSpinMicroseconds = 10;
 constexpr int kHelpDepthMax = 64;
 
-// Whether a wait runs an op that it needs. With a deadline only a fence, which has no body.
-bool RunsItself(Op* op, const std::optional<Deadline>& deadline) {
-  return !deadline || (op->access_count == 1 && op->access(0).mode() == engine::AccessMode::kFence);
-}
-
 }  // namespace
 
 void EngineCore::CheckNotInOp(const char* wait, const VarState* var) const {
@@ -156,32 +151,7 @@ void EngineCore::WaitForReadsAndWrites(const Var& var, std::optional<Deadline> d
   CheckOwn(var.state(), "WaitForReadsAndWrites");
   CheckNotInOp("WaitForReadsAndWrites", var.state());
   CheckOpen("WaitForReadsAndWrites");
-  // For writes it needs no fence, which would stay behind a write when the deadline has passed: who
-  // polls would leave many. What has failed is thrown below, when the reads have ended.
-  {
-    const engine::TrackerGuard guard(lock_);
-    WaitForVarLocked(var.state(), deadline, engine::TraceWait::kVar);
-  }
-  // A fence is ordered as a write, so it comes after all reads pushed so far.
-  const std::uint64_t fence = PushFence(var, "wait_for_reads", /*clears_error=*/false);
-  try {
-    WaitForWrites(var.state(), deadline, engine::TraceWait::kVarReads);
-  } catch (...) {
-    const engine::TrackerGuard guard(lock_);
-    tracker_.Withdraw(
-        var.state(), fence,
-        [this](Op* op) {
-          lock_.AssertHeld();
-          PushGrantedLocked(op);
-        },
-        [this](VarState* written) {
-          lock_.AssertHeld();
-          WakeForWritesLocked(written);
-        });
-    if (kind_ != Kind::kThreaded) WakeForPushLocked();
-    EnsureWorkerLocked();
-    throw;
-  }
+  WaitForWrites(var.state(), deadline, engine::TraceWait::kVarReads);
 }
 
 void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
@@ -192,7 +162,11 @@ void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
   FailureRecord* unused = nullptr;
   {
     const engine::TrackerGuard guard(lock_);
-    WaitForVarLocked(var, deadline, kind);
+    if (kind == engine::TraceWait::kVarReads) {
+      WaitForReadsLocked(var, deadline);
+    } else {
+      WaitForVarLocked(var, deadline);
+    }
     if (var->failure != nullptr) {
       unreported_.See(var->failure);
       error = var->failure->error;
@@ -202,6 +176,37 @@ void EngineCore::WaitForWrites(VarState* var, std::optional<Deadline> deadline,
   FreeFailures(unused);
   if (traced) TraceWaitFor(kind, var->id, started_ns);
   if (error != nullptr) std::rethrow_exception(error);
+}
+
+// A fence is ordered as a write, so it comes after all accesses so far and before all later ones. A
+// wait that ends by an exception takes its fence back, which holds up nobody then.
+void EngineCore::WaitForReadsLocked(VarState* var, std::optional<Deadline> deadline) {
+  engine::WaitFence fence(var);
+  try {
+    WaitForVarLocked(var, deadline, &fence);
+  } catch (...) {
+    WithdrawLocked(fence);
+    throw;
+  }
+}
+
+void EngineCore::WithdrawLocked(engine::WaitFence& fence) {
+  tracker_.Withdraw(
+      fence,
+      [this](Op* op) {
+        lock_.AssertHeld();
+        PushGrantedLocked(op);
+      },
+      [this](VarState* written) {
+        lock_.AssertHeld();
+        WakeForWritesLocked(written);
+      },
+      [this](Op* passed) {
+        lock_.AssertHeld();
+        FinishFenceLocked(passed);
+      });
+  if (kind_ != Kind::kThreaded) WakeForPushLocked();
+  EnsureWorkerLocked();
 }
 
 // Registers what lies in the inbox. If its very last op is ready, returns that instead of queueing
@@ -215,23 +220,26 @@ Op* EngineCore::DrainButLastLocked() {
   return nullptr;
 }
 
+// For the writes of `var` pushed so far; if there is a `fence`, for that, which enters here.
 void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadline,
-                                  engine::TraceWait kind) {
+                                  engine::WaitFence* fence) {
   Op* last = kind_ == Kind::kThreaded ? DrainButLastLocked() : nullptr;
   if (last == nullptr) DrainToTailLocked();
-  // What waits for reads is nothing that others wait for.
-  const std::uint32_t fences = kind == engine::TraceWait::kVarReads ? 0 : var->last_fences;
-  const std::uint32_t target = var->writes_registered - fences;
-  const auto reached = [var, target] {
-    return static_cast<std::int32_t>(var->writes_finished - target) >= 0;
+  const std::uint32_t target = var->writes_registered;
+  const auto reached = [var, target, fence] {
+    return fence != nullptr ? fence->passed()
+                            : static_cast<std::int32_t>(var->writes_finished - target) >= 0;
   };
+  if (fence != nullptr) {
+    fence->op()->ticket = inbox_head_;  // of what comes behind it
+    tracker_.RegisterFence(fence->op());
+  }
   std::optional<Deadline::Clock::time_point> ask_until;  // of a GPU, by itself
   Executor executor;
   const ExecutorLink link(*this, executor);
   if (last != nullptr) {
     // A wait right after its push: the op need not go through the ready queue.
-    const bool needed =
-        RunsItself(last, deadline) && HasPlaceLocked() && !reached() && HolderOf(var) == last;
+    const bool needed = !deadline && HasPlaceLocked() && !reached() && HolderOf(var) == last;
     if (needed) {
       ExecuteLocked(executor, last);
     } else {
@@ -257,7 +265,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
         Op* const before = op->async_state()->gpu_queue->next;
         if (before != nullptr) op = before;
       }
-      if (op != nullptr && !op->started && !IsHeld(op) && RunsItself(op, deadline)) {
+      if (op != nullptr && !op->started && !IsHeld(op) && !deadline) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
         continue;
@@ -281,6 +289,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     Waiter waiter{.kind = WaitKind::kVar,
                   .var = var,
                   .target = target,
+                  .fence = fence,
                   .may_run = kind_ != Kind::kThreaded || !deadline,
                   .for_completion = holder != nullptr && holder->in_flight()};
     ++var->waiters;

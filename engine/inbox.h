@@ -32,6 +32,7 @@ enum class MessageKind : std::uint8_t {
   kOp = 0,       // an Op to register
   kDropped = 1,  // a VarState whose last handle is gone
   kGpuOp = 2,    // an Op of a GPU to register
+  kFence = 3,    // the Op of a ClearError to register
 };
 
 class Inbox {

@@ -17,15 +17,8 @@
 
 namespace heddle::internal {
 
-using engine::AccessMode;
 using engine::MessageKind;
 using engine::tls_context;
-
-namespace {
-
-bool IsFence(Op* op) { return op->access_count == 1 && op->access(0).mode() == AccessMode::kFence; }
-
-}  // namespace
 
 // True: this thread runs ops now. False: look again, somebody else has run some, or the deadline
 // has passed (*late). Throws what the check of a WaitCheckScope throws.
@@ -162,8 +155,8 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   }
   bool runs = !nested && tls_context.no_wait_depth == 0;
   const engine::TrackerGuard guard(lock_);
-  // A wait's fence has no body to run here, and the wait may have a deadline.
-  if (runs && inline_busy_ && IsFence(op) && !op->clears_error()) runs = false;
+  // It has no body that would have to wait for its turn.
+  if (runs && inline_busy_ && kind == MessageKind::kFence) runs = false;
   if (runs) runs = AcquireForPushLocked();
   const std::uint64_t ticket = inbox_.TakeTicket(op->priority);
   op->ticket = ticket;
@@ -177,6 +170,7 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   if (op->priority > 0) urgent_.store(true, std::memory_order_relaxed);
   inbox_.Publish(ticket, op, kind, op->priority);
   if (!runs) {
+    if (kind == MessageKind::kFence) DrainLocked();
     WakeForPushLocked();
     return ticket;
   }

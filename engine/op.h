@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "engine/block_pool.h"
@@ -28,7 +29,7 @@ enum class AccessMode : std::uint8_t {
   kRead = 0,
   kWrite = 1,      // overwrites the variable whole, so cures it
   kReadWrite = 2,  // ordered as a write, needs the old value
-  kFence = 3,      // ordered as a write, changes nothing: neither version nor failure
+  kFence = 3,      // ordered as a write, by the only access of an op without a body; see Tracker
 };
 
 // One access of one op, packed into a word: the op's address and the access' index.
@@ -76,10 +77,6 @@ class Access {
   void set_follows_write(bool does = true) {
     word_ = does ? word_ | kFollowsWrite : word_ & ~kFollowsWrite;
   }
-  bool holds_up_reads() const { return is_write() && !withdrawn(); }
-  // Of a fence: it is a read from now on, see Tracker::Withdraw.
-  bool withdrawn() const { return mode() == AccessMode::kFence && (word_ & kWithdrawn) != 0; }
-  void set_withdrawn() { word_ |= kWithdrawn; }
 
   AccessRef next;  // in the variable's queue, while waiting
 
@@ -89,7 +86,6 @@ class Access {
   static constexpr std::uintptr_t kFailsAlone = 16;
   static constexpr std::uintptr_t kFollowsWrite = kFailsAlone;  // reads fail nothing
   static constexpr std::uintptr_t kPoisonKnown = 32;
-  static constexpr std::uintptr_t kWithdrawn = kPoisonKnown;  // fences are not of GPUs
   std::uintptr_t word_;
 };
 
@@ -131,7 +127,7 @@ struct OpHeader {
   bool issued : 1;  // of a GPU op: its body has returned
   std::uint8_t block_class : 4;
 
-  // Of a fence.
+  // Of a fence. Others are of waits for reads, see WaitFence.
   bool clears_error() const { return marked; }
   // Of another op: its body has called KeepFailure.
   bool keeps_failure() const { return marked; }
@@ -187,9 +183,9 @@ struct alignas(engine::kNoSharing) VarState {
   engine::AccessRef head;     // waiting accesses, oldest first
   engine::AccessRef tail;
   std::uint32_t readers = 0;            // granted
-  std::uint32_t writes_registered = 0;  // fences included; wraps
+  std::uint32_t writes_registered = 0;  // with fences that clear errors; wraps
   std::uint32_t writes_finished = 0;
-  std::uint32_t last_fences = 0;  // registered behind the last write, and that cure nothing
+  std::uint32_t wait_fences = 0;  // in the queue
   bool granting = false;
   bool dropped : 1 = false;        // no handle is left: freed when idle
   bool gpu_holds : 1 = false;      // issued GPU ops hold the variable
@@ -214,3 +210,32 @@ struct alignas(engine::kNoSharing) VarState {
 static_assert(sizeof(VarState) == 2 * engine::kNoSharing);
 
 }  // namespace heddle::internal
+
+namespace heddle::engine {
+
+// The place of a wait for reads in the order of a variable: a fence that lies on the stack of the
+// thread that waits. It is nobody's op: no count, epoch or trace has it.
+class WaitFence {
+ public:
+  explicit WaitFence(VarState* var) : op_(new (memory_) Op{}) {
+    op_->name = "wait_for_reads";
+    op_->access_count = 1;
+    new (&op_->access(0)) Access(var, AccessMode::kFence);
+    new (op_->body()) AccessRef;
+  }
+  WaitFence(const WaitFence&) = delete;
+  WaitFence& operator=(const WaitFence&) = delete;
+
+  Op* op() { return op_; }
+  bool passed() const { return op_->access(0).granted(); }
+  // What was before it in the queue when it entered, or when that was withdrawn: still is, unless
+  // the fence is in front.
+  static AccessRef& Before(Op* op) { return *static_cast<AccessRef*>(op->body()); }
+
+ private:
+  alignas(kBlockAlign) std::byte memory_[Op::Bytes(1, false, sizeof(AccessRef))];
+  Op* const op_;
+};
+static_assert(sizeof(Op) <= Op::Bytes(1, false, sizeof(AccessRef)));
+
+}  // namespace heddle::engine

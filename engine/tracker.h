@@ -5,6 +5,11 @@
 // an op joins all its variables at once, so no two ops can wait for each other, whatever the order
 // of their lists.
 //
+// A fence takes its place among the accesses of its variable as a write does, but has nothing to
+// run: it passes, under the lock, as soon as all before it have finished, and holds nothing then.
+// on_fence(op) gets each that clears errors, once it has; that of a wait lies on its thread's
+// stack. on_write(var) tells of both.
+//
 // The invariants (V1) to (V3) of VarState hold after each method.
 #pragma once
 
@@ -30,6 +35,21 @@ class Tracker {
     }
     op->blocked = static_cast<std::uint16_t>(blocked);
     return blocked == 0;
+  }
+
+  // Register for a fence. True: it has passed, and on_fence is not told.
+  bool RegisterFence(Op* op) {
+    Access& access = op->access(0);
+    VarState* var = access.var();
+    (op->clears_error() ? var->writes_registered : var->wait_fences) += 1;
+    if (var->writer == nullptr && var->readers == 0 && !var->head) {
+      Pass(op);
+      return true;
+    }
+    if (var->head && !op->clears_error()) WaitFence::Before(op) = var->tail;
+    op->blocked = 1;
+    Enqueue(op, 0);
+    return false;
   }
 
   // Why `op`, all of whose accesses are granted, must not run; null: it may.
@@ -126,9 +146,9 @@ class Tracker {
   }
 
   // Finish for an issued GPU op.
-  template <class OnReady, class OnWrite, class OnIdle>
+  template <class OnReady, class OnWrite, class OnFence, class OnIdle>
   void FinishGpu(Op* op, FailureRecord* failure, OnReady&& on_ready, OnWrite&& on_write,
-                 OnIdle&& on_idle) {
+                 OnFence&& on_fence, OnIdle&& on_idle) {
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
       VarState* var = access.var();
@@ -150,7 +170,9 @@ class Tracker {
         if (own != nullptr || var->failure != nullptr) SetFailure(var, own, op->keeps_failure());
       }
       UnmarkIssued(access);
-      if (var->writer == nullptr && var->head && !var->granting) Grant(var, on_ready, on_write);
+      if (var->writer == nullptr && var->head && !var->granting) {
+        Grant(var, on_ready, on_write, on_fence);
+      }
       if (access.is_write() && var->waiters > 0) on_write(var);
       if (var->dropped && var->Idle()) on_idle(var);
     }
@@ -163,19 +185,19 @@ class Tracker {
   // Leaves the queues. What it wrote becomes poisoned by `failure`, or cured if that is null.
   // on_ready(op) gets each op that may run now, on_write(var) each variable with waiters that had a
   // write finished, on_idle(var) each dropped variable whose last access this was.
-  template <class OnReady, class OnWrite, class OnIdle>
+  template <class OnReady, class OnWrite, class OnFence, class OnIdle>
   void Finish(Op* op, FailureRecord* failure, OnReady&& on_ready, OnWrite&& on_write,
-              OnIdle&& on_idle) {
+              OnFence&& on_fence, OnIdle&& on_idle) {
     const std::uint32_t count = op->access_count;
     for (std::uint32_t i = 0; i < count; ++i) {
       Access& access = op->access(i);
       VarState* var = access.var();
-      if (access.mode() == AccessMode::kRead || access.withdrawn()) {
+      if (access.mode() == AccessMode::kRead) {
         DCHECK(var->readers > 0 && var->writer == nullptr);  // V1
         --var->readers;
         if (var->reader_hint == op) var->reader_hint = nullptr;
         if (var->readers == 0) {
-          if (var->head && !var->granting) Grant(var, on_ready, on_write);
+          if (var->head && !var->granting) Grant(var, on_ready, on_write, on_fence);
         } else if (var->gpu_holds) [[unlikely]] {
           GrantEarly(var, on_ready);
         }
@@ -183,48 +205,58 @@ class Tracker {
         DCHECK(var->writer == op && var->readers == 0);  // V1
         var->writer = nullptr;
         ++var->writes_finished;
-        if (access.mode() != AccessMode::kFence) {
-          // release; pairs with the acquire in Engine::version
-          var->version.store(var->version.load(std::memory_order_relaxed) + 1,
-                             std::memory_order_release);
-          if (failure != nullptr || var->failure != nullptr) {
-            SetFailure(var, failure, op->keeps_failure());
-          }
-        } else if (op->clears_error()) {
-          SetFailure(var, nullptr);
+        // release; pairs with the acquire in Engine::version
+        var->version.store(var->version.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_release);
+        if (failure != nullptr || var->failure != nullptr) {
+          SetFailure(var, failure, op->keeps_failure());
         }
-        if (var->head) Grant(var, on_ready, on_write);
+        if (var->head) Grant(var, on_ready, on_write, on_fence);
         if (var->waiters > 0) on_write(var);
       }
       if (var->dropped && var->Idle()) on_idle(var);
     }
   }
 
-  // The fence of that ticket, if it waits, becomes a read: its thread waits no more, so it must
-  // hold up no reads behind it. It keeps its number among the writes.
-  template <class OnReady, class OnWrite>
-  void Withdraw(VarState* var, std::uint64_t ticket, OnReady&& on_ready, OnWrite&& on_write) {
-    for (AccessRef ref = var->head; ref; ref = ref.op()->access(ref.index()).next) {
-      if (ref.op()->ticket != ticket) continue;
-      Access& fence = ref.op()->access(ref.index());
-      fence.set_withdrawn();
-      if (fence.next) {
-        Access& behind = fence.next.op()->access(fence.next.index());
-        if (!behind.is_write()) behind.set_follows_write(false);
+  // The fence of a wait, registered, that waits no longer: it leaves the queue, unless it has
+  // passed. Takes the same time however long the queue is: who polls does it often.
+  template <class OnReady, class OnWrite, class OnFence>
+  void Withdraw(WaitFence& wait, OnReady&& on_ready, OnWrite&& on_write, OnFence&& on_fence) {
+    if (wait.passed()) return;
+    const Access& fence = wait.op()->access(0);
+    VarState* var = fence.var();
+    AccessRef before;
+    if (var->head.op() != wait.op()) before = WaitFence::Before(wait.op());
+    Access* const previous = before ? &before.op()->access(before.index()) : nullptr;
+    DCHECK(previous == nullptr || previous->next.op() == wait.op());
+    (previous != nullptr ? previous->next : var->head) = fence.next;
+    --var->wait_fences;
+    if (!fence.next) {
+      var->tail = before;
+    } else {
+      Op* const next = fence.next.op();
+      Access& behind = next->access(fence.next.index());
+      if (behind.mode() == AccessMode::kFence) {
+        if (!next->clears_error()) WaitFence::Before(next) = before;
+      } else if (!behind.is_write()) {
+        behind.set_follows_write(previous != nullptr && previous->is_write());
       }
-      if (var->writer == nullptr && !var->granting) Grant(var, on_ready, on_write);
-      return;
     }
+    if (var->granting) return;
+    if (var->writer == nullptr) Grant(var, on_ready, on_write, on_fence);
+    GrantEarly(var, on_ready);
   }
 
-  // True: a run of waiting reads was too long for one hold of the lock; call GrantMore.
+  // True: a run of waiting reads or fences was too long for one hold of the lock; call GrantMore.
   bool has_more_to_grant() const { return !granting_.empty(); }
-  template <class OnReady, class OnWrite>
-  void GrantMore(OnReady&& on_ready, OnWrite&& on_write) {
+  template <class OnReady, class OnWrite, class OnFence, class OnIdle>
+  void GrantMore(OnReady&& on_ready, OnWrite&& on_write, OnFence&& on_fence, OnIdle&& on_idle) {
     VarState* var = granting_.back();
     granting_.pop_back();
     var->granting = false;
-    Grant(var, on_ready, on_write);
+    // A writer: a withdrawal has emptied the queue, and the next access was granted at once.
+    if (var->writer == nullptr) Grant(var, on_ready, on_write, on_fence);
+    if (var->dropped && var->Idle()) on_idle(var);
   }
 
   // `keeps`: of an op that has called KeepFailure. What only passes a failure on leaves that as it
@@ -274,8 +306,6 @@ class Tracker {
     VarState* var = access.var();
     if (access.is_write()) {
       ++var->writes_registered;
-      const bool only_waits = access.mode() == AccessMode::kFence && !op->clears_error();
-      var->last_fences = only_waits ? var->last_fences + 1 : 0;
       if (var->writer == nullptr && var->readers == 0 && !var->head) {
         var->writer = op;
         access.set_granted();
@@ -287,12 +317,19 @@ class Tracker {
       access.set_granted();
       return true;
     }
+    Enqueue(op, index);
+    return false;
+  }
+
+  static void Enqueue(Op* op, std::uint32_t index) {
+    Access& access = op->access(index);
+    VarState* var = access.var();
     const AccessRef ref(op, index);
     bool behind_write = false;
     if (var->head) {
       Access& before = var->tail.op()->access(var->tail.index());
       before.next = ref;
-      behind_write = before.holds_up_reads();
+      behind_write = before.is_write();
     } else {
       // For the writer, unless it is there for reads, too, that have still to be issued. GpuVar
       // lies on a line that ops of CPUs do not need.
@@ -301,37 +338,51 @@ class Tracker {
     }
     if (behind_write && !access.is_write()) access.set_follows_write();
     var->tail = ref;
-    return false;
+  }
+
+  // Nothing before the fence `op` is left.
+  void Pass(Op* op) {
+    Access& access = op->access(0);
+    VarState* var = access.var();
+    access.set_granted();
+    if (!op->clears_error()) {
+      --var->wait_fences;
+      return;
+    }
+    ++var->writes_finished;
+    SetFailure(var, nullptr);
   }
 
   // Restores V3 after the last granted access of `var` has left.
-  template <class OnReady, class OnWrite>
-  void Grant(VarState* var, OnReady&& on_ready, OnWrite&& on_write) {
+  template <class OnReady, class OnWrite, class OnFence>
+  void Grant(VarState* var, OnReady&& on_ready, OnWrite&& on_write, OnFence&& on_fence) {
     int granted = 0;
     while (var->head) {
       const AccessRef ref = var->head;
       Op* op = ref.op();
       Access& access = op->access(ref.index());
-      if (access.is_write() && !access.withdrawn()) {
-        if (var->readers > 0) return;
+      const bool is_fence = access.mode() == AccessMode::kFence;
+      if (access.is_write() && var->readers > 0) return;
+      if (access.is_write() && !is_fence) {
         var->writer = op;
-      } else {
-        if (granted == kGrantsAtOnce) {
-          var->granting = true;
-          granting_.push_back(var);
-          return;
-        }
-        if (access.withdrawn()) {
-          ++var->writes_finished;  // all before it have finished
-          if (var->waiters > 0) on_write(var);
-        }
+      } else if (granted == kGrantsAtOnce) {
+        var->granting = true;
+        granting_.push_back(var);
+        return;
+      } else if (!is_fence) {
         ++var->readers;
         var->reader_hint = op;
       }
       var->head = access.next;
       if (var->head) __builtin_prefetch(var->head.op());
-      access.set_granted();
       ++granted;
+      if (is_fence) [[unlikely]] {
+        Pass(op);
+        if (op->clears_error()) on_fence(op);
+        if (var->waiters > 0) on_write(var);
+        continue;
+      }
+      access.set_granted();
       if (--op->blocked == 0) on_ready(op);
       if (var->writer != nullptr) return;
     }

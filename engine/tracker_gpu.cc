@@ -40,11 +40,13 @@ bool IsUnissued(const Op* writer) { return writer != nullptr && !writer->issued;
 
 // Of an access behind others in the queue of `var`.
 std::uint64_t LastInQueue(const VarState* var, bool write) {
+  // Those of waits have no number of their own.
+  if (var->wait_fences > 0) return kUnknownOps;
   Op* const last = var->tail.op();
   const Access& tail = last->access(var->tail.index());
   // A write waits for all that is before it: for a write, which has waited for what comes before
   // itself, or for the reads since the last one.
-  if (tail.holds_up_reads() || (write && tail.follows_write())) return NumberOf(last);
+  if (tail.is_write() || (write && tail.follows_write())) return NumberOf(last);
   if (write) return kUnknownOps;
   // Where none is queued, it is the one that holds the variable.
   if (var->writes_registered - var->writes_finished == 1 && IsUnissued(var->writer)) {
@@ -58,7 +60,7 @@ std::uint64_t LastInQueue(const VarState* var, bool write) {
     if (looks == kLooks) return kUnknownOps;
     Op* const op = next.op();
     const Access& access = op->access(next.index());
-    if (access.holds_up_reads()) writer = op;
+    if (access.is_write()) writer = op;
     next = access.next;
   }
   return writer != nullptr ? NumberOf(writer) : kUnknownOps;

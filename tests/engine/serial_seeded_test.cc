@@ -197,6 +197,22 @@ TEST_P(WithoutWorkersTest, ADeadlineHoldsWhileAnotherThreadIsInABody) {
   EXPECT_EQ(engine.version(x), 1u);
 }
 
+// They have no bodies, so they need not take turns with those.
+TEST_P(WithoutWorkersTest, WaitsForReadsAndClearedErrorsDoNotWaitForBodies) {
+  constexpr std::chrono::seconds kPatience(20);
+  Engine engine(Bounded());
+  const Var x = engine.NewVar("x"), failed = engine.NewVar("failed");
+  engine.Push({.name = "fails", .writes = {failed}}, [] { throw std::runtime_error("failed"); });
+  EXPECT_THROW(engine.WaitForVar(failed), std::runtime_error);
+  {
+    const BusyThread busy(engine);
+    EXPECT_NO_THROW(engine.WaitForReadsAndWrites(x, kPatience));
+    engine.ClearError(failed);
+    EXPECT_NO_THROW(engine.WaitForVar(failed, kPatience));
+  }
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
 TEST_P(WithoutWorkersTest, ACheckMayLeaveAWaitWhileAnotherThreadIsInABody) {
   struct Left : std::exception {};
   Engine engine(Bounded());

@@ -6,8 +6,11 @@
 #include <cmath>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -236,6 +239,67 @@ TEST_P(WaitTest, ASleepingWaitSeesWhatOtherThreadsPush) {
       engine.WaitForAll(kPatience);
     }
   }
+}
+
+// All that the other thread pushes comes after the wait has begun.
+TEST_P(WaitTest, WaitForReadsAndWritesLeavesOutWhatIsPushedLater) {
+  constexpr std::chrono::seconds kPatience(20);
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  for (const bool first_reads : {false, true}) {
+    for (const bool later_reads : {false, true}) {
+      SCOPED_TRACE(testing::Message() << first_reads << later_reads);
+      const auto options = [&](const char* name, bool reads) {
+        OpOptions of{.name = std::string_view(name)};
+        (reads ? of.reads : of.writes) = {x};
+        return of;
+      };
+      Hold first(engine, options("first", first_reads));
+      std::optional<Hold> later;
+      WhileAsleep([&] { engine.WaitForReadsAndWrites(x, kPatience); },
+                  [&] {
+                    later.emplace(engine, options("later", later_reads));
+                    first.Release();
+                  });
+      later->Release();
+      engine.WaitForAll(kPatience);
+    }
+  }
+}
+
+// Several wait for reads of one variable, and some give up: the others keep their places.
+TEST_P(WaitTest, ThreadsThatWaitForReadsAndGiveUpLeaveTheOthersInOrder) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&, thread] {
+      while (!stop) {
+        try {
+          engine.WaitForReadsAndWrites(x, std::chrono::microseconds(20 * thread));
+        } catch (const TimeoutError&) {
+        }
+      }
+    });
+  }
+  const int kRounds = Scaled(300);
+  int value = 0;  // of x
+  for (int i = 1; i <= kRounds; ++i) {
+    Hold reader(engine, {.name = "reads", .reads = {x}});
+    engine.Push({.name = "writes", .reads = {x}, .writes = {x}}, [&] { ++value; });
+    const Var y = engine.NewVar("y");
+    bool seen = false;
+    engine.Push({.name = "looks", .reads = {x}, .writes = {y}}, [&, i] { seen = value == i; });
+    if (i % 2 == 0) std::this_thread::yield();
+    reader.Release();
+    engine.WaitForVar(y);
+    ASSERT_TRUE(seen);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  engine.WaitForReadsAndWrites(x, kSoon);
+  EXPECT_EQ(engine.version(x), static_cast<std::uint64_t>(kRounds));
 }
 
 // The engine cannot know for which op a thread pushes that is in the body of none.
@@ -571,6 +635,27 @@ TEST_P(ThreadedWaitTest, WaitForVarNeverRunsAnOpThatTheWaitDoesNotNeed) {
   const int judged = run_by_waiter;  // WaitForAll needs every op and may run those left over
   engine.WaitForAll();
   EXPECT_EQ(judged, 0);
+}
+
+// They have no bodies, so they need no worker's place.
+TEST_P(ThreadedWaitTest, WaitsForReadsAndClearedErrorsDoNotWaitForBusyWorkers) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), failed = engine.NewVar("failed");
+  engine.Push({.name = "fails", .writes = {failed}}, [] { throw std::runtime_error("failed"); });
+  EXPECT_THROW(engine.WaitForVar(failed), std::runtime_error);
+  Hold reader(engine, {.name = "reader", .reads = {x}});
+  std::vector<std::unique_ptr<Blocker>> blockers;
+  for (int i = 0; i < GetParam().options.num_workers; ++i) {
+    blockers.push_back(std::make_unique<Blocker>(engine));
+  }
+  constexpr std::chrono::seconds kPatience(20);
+  EXPECT_NO_THROW(engine.WaitForReadsAndWrites(engine.NewVar("idle"), kPatience));
+  engine.ClearError(failed);
+  EXPECT_NO_THROW(engine.WaitForVar(failed, kPatience));
+  EXPECT_NO_THROW(engine.WaitForReadsAndWrites(failed, kPatience));
+  WhileAsleep([&] { engine.WaitForReadsAndWrites(x, kPatience); }, [&] { reader.Release(); });
+  blockers.clear();
+  EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
 }
 
 }  // namespace

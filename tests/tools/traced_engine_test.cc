@@ -3,9 +3,12 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -167,6 +170,28 @@ TEST_P(TracedEngineTest, WaitsAreRecorded) {
     EXPECT_LE(wait->started_ns, wait->ended_ns);
     EXPECT_EQ(wait->var == 0 ? "" : trace.VarName(wait->var), kind == TraceWait::kAll ? "" : "x");
   }
+}
+
+// From the call on, though it waits for writes first.
+TEST_P(TracedEngineTest, AWaitForReadsIsRecordedWhole) {
+  std::int64_t took_ns = 0;
+  const TraceFile trace = TraceOf([&](Engine& engine) {
+    const Var x = engine.NewVar("x");
+    static std::optional<Completion> write;
+    engine.PushAsync({.name = "write", .writes = {x}},
+                     [](Completion done) { write.emplace(std::move(done)); });
+    const WaitCheckScope releases(std::chrono::milliseconds(50), [] {
+      if (write.has_value()) (*std::exchange(write, std::nullopt))();
+    });
+    const auto started = std::chrono::steady_clock::now();
+    engine.WaitForReadsAndWrites(x);
+    took_ns = (std::chrono::steady_clock::now() - started) / std::chrono::nanoseconds(1);
+  });
+  ASSERT_EQ(trace.waits.size(), 1u);
+  EXPECT_EQ(trace.waits[0].kind, TraceWait::kVarReads);
+  const auto recorded_ns =
+      static_cast<std::int64_t>(trace.waits[0].ended_ns - trace.waits[0].started_ns);
+  EXPECT_GE(2 * recorded_ns, took_ns);
 }
 
 // The arrows that the reader derives are the order that the engine kept.
