@@ -23,6 +23,7 @@ import itertools
 import os
 
 from . import _core
+from . import base as _base
 from . import kvstore as _kvstore
 from .error import InvalidArgument, InvalidState
 
@@ -43,7 +44,7 @@ def _check(call: str, profile_process: str) -> None:
 def set_config(filename: "str | os.PathLike" = "profile.trace", profile_process: str = "worker", **_) -> None:
     """The file that the next run records to. Other parameters of MXNet's profiler have no meaning here."""
     _check("set_config", profile_process)
-    _files[profile_process] = os.fspath(filename)
+    _files[profile_process] = _base._file_name("set_config", filename)
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:

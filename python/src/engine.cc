@@ -87,12 +87,16 @@ void BindEngine(nb::module_& m) {
         return PyVar{TheEngine().NewVar(name)};
       },
       nb::arg("name") = "");
-  m.def("push", &Push);
-  m.def("waitall", [](std::optional<double> timeout) {
-    const Blocking blocking;
-    const auto deadline = DeadlineIn(timeout);
-    deadline ? TheEngine().WaitForAll(*deadline) : TheEngine().WaitForAll();
-  });
+  m.def("push", &Push, nb::arg("function"), nb::arg("reads"), nb::arg("writes"),
+        nb::arg("priority"), nb::arg("name"));
+  m.def(
+      "waitall",
+      [](std::optional<double> timeout) {
+        const Blocking blocking;
+        const auto deadline = DeadlineIn(timeout);
+        deadline ? TheEngine().WaitForAll(*deadline) : TheEngine().WaitForAll();
+      },
+      nb::arg("timeout").none());
   // These may start the engine, or CUDA.
   m.def("num_gpus", [] {
     const Unlocked unlocked;

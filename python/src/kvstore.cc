@@ -269,14 +269,14 @@ void Pairs(const PyStore& self, const char* name, nb::handle key, nb::handle val
   Using(self, [&](KVStore& store) { f(store, one, arrays.list()); });
 }
 
-// The same for calls with two values, of which `second` is written or read: f(store, key, values,
-// out).
+// The same for calls with two values, of which `second` is written or read, and called
+// `second_name` in errors: f(store, key, values, out).
 template <class F>
 void Triples(const PyStore& self, const char* name, nb::handle key, nb::handle value,
-             nb::handle out, Use second, const F& f) {
+             nb::handle out, Use second, const char* second_name, const F& f) {
   if (IsList(key)) {
     Call from(name, Use::kRead);
-    Call to(name, second);
+    Call to(second_name, second);
     from.Add(key, value);
     to.Add(key, out);
     const KeyList keys = from.key_list();
@@ -287,7 +287,7 @@ void Triples(const PyStore& self, const char* name, nb::handle key, nb::handle v
   }
   const KeyRef one = ToKey(name, key);
   Arrays from(name, Use::kRead);
-  Arrays to(name, second);
+  Arrays to(second_name, second);
   from.Add(one, value);
   to.Add(one, out);
   Using(self, [&](KVStore& store) { f(store, one, from.list(), to.list()); });
@@ -314,7 +314,7 @@ void RowSparsePull(const PyStore& self, nb::handle key, nb::handle out, int prio
           });
     return;
   }
-  Triples(self, "row_sparse_pull", key, out, row_ids, Use::kRead,
+  Triples(self, "row_sparse_pull", key, out, row_ids, Use::kRead, "row_sparse_pull: row_ids",
           [&](KVStore& store, const auto& keys, const auto& outputs, const auto& ids) {
             store.RowSparsePull(keys, outputs, ids, priority);
           });
@@ -408,7 +408,7 @@ void BindData(nb::class_<PyStore>& type) {
                       store.PushPull(k, v, priority);
                     });
             } else {
-              Triples(self, "pushpull", key, value, out, Use::kWrite,
+              Triples(self, "pushpull", key, value, out, Use::kWrite, "pushpull: out",
                       [&](KVStore& store, const auto& k, const auto& v, const auto& o) {
                         store.PushPull(k, v, o, priority);
                       });
@@ -419,7 +419,7 @@ void BindData(nb::class_<PyStore>& type) {
       .def(
           "broadcast",
           [](const PyStore& self, nb::handle key, nb::handle value, nb::handle out, int priority) {
-            Triples(self, "broadcast", key, value, out, Use::kWrite,
+            Triples(self, "broadcast", key, value, out, Use::kWrite, "broadcast: out",
                     [&](KVStore& store, const auto& k, const auto& v, const auto& o) {
                       store.Broadcast(k, v, o, priority);
                     });

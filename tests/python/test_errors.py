@@ -68,7 +68,49 @@ def test_bad_values_are_errors_of_heddle(call, kind):
 
 def test_a_sum_of_two_numbers_is_a_number():
     """As with MXNet."""
-    assert (mx.nd.add(1, 2), mx.nd.power(2, 3)) == (3, 8)
+    assert (mx.nd.add(1, 2), mx.nd.power(2, 3), mx.nd.maximum(2, 3), mx.nd.minimum(2, 3.5)) == (3, 8, 3, 2)
+    with pytest.raises(mx.InvalidType, match="maximum: expected an NDArray, got int"):
+        mx.nd.maximum(2, 3, out=mx.nd.zeros((1,)))
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda: mx.engine.push(print, priority="high"), "priority: int"), (lambda: mx.engine.push(print, reads=None), "reads: "),
+    (lambda: mx.engine.push(3), "function: "), (lambda: mx.nd.waitall("a"), "timeout: float"),
+    (lambda: mx.nd.ones((1,)).clip(0, "x"), "clip: expected a number"),
+    (lambda: mx.np.ones((1,)).clip(None, None), "clip: expected a number"),
+    (lambda: iter(mx.np.ones(())), "iter: expected an array with at least one axis"),
+    (lambda: mx.profiler.set_config(filename=3), "set_config: expected the name of a file, got int")])
+def test_errors_name_what_the_caller_has_called(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_a_profile_may_have_a_name_of_bytes(tmp_path):
+    """It was found to be none when the profiler started."""
+    mx.profiler.set_config(filename=os.fsencode(tmp_path / "profile.trace"))
+    mx.profiler.set_state("run")
+    mx.profiler.set_state("stop")
+    assert (tmp_path / "profile.trace").exists()
+    with pytest.raises(mx.InvalidArgument, match="set_config: expected a file name that UTF-8 has"):
+        mx.profiler.set_config(filename="\udc80")
+
+
+def test_an_array_too_large_for_numpy_is_out_of_memory(run_python):
+    """It was Python's error alone."""
+    result = run_python("""
+import resource
+import heddle as mx
+array = mx.nd.zeros((60_000_000,), dtype='bfloat16')
+array.wait_to_read()
+mapped = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + 100_000_000, -1))
+try:
+    array.asnumpy()
+except mx.OutOfMemory as error:
+    print(error)
+""")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("asnumpy: ") and "60000000" in result.stdout
 
 
 class Gate:

@@ -321,6 +321,16 @@ def test_row_sparse_values(kv):
         out[0].asnumpy()
 
 
+def test_row_ids_that_are_none_are_named(kv):
+    kv.init(["a", "b"], [mx.nd.zeros((3, 2)).tostype("row_sparse")] * 2)
+    out = mx.nd.zeros((3, 2)).tostype("row_sparse")
+    for row_ids in ([0], 3, numpy.array([1])):
+        with pytest.raises(mx.InvalidType, match="row_sparse_pull: row_ids: key 'a': expected an NDArray"):
+            kv.row_sparse_pull("a", out=out, row_ids=row_ids)
+    with pytest.raises(mx.InvalidArgument, match="row_sparse_pull: row_ids: expected a list of 2 values for 2 keys, got 1"):
+        kv.row_sparse_pull(["a", "b"], out=[out, out.copy()], row_ids=[mx.nd.array([0])])
+
+
 def test_row_sparse_gradients_reach_an_updater(kv):
     kinds = []
 

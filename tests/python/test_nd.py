@@ -193,6 +193,8 @@ def test_functions_equal_numpys(seed):
     same(mx.nd.dot(a, a.T), x @ x.T, rtol=1e-5)
     same(a.transpose(), x.T)
     same(a.clip(1, 2), x.clip(1, 2))
+    for limits in ((1, None), (None, 2)):
+        same(mx.np.array(a).clip(*limits), x.clip(*limits))
     same(2 ** a, 2 ** x, rtol=1e-6)
     same(mx.nd.concat(a, a, dim=1), numpy.concatenate([x, x], axis=1))
 
@@ -472,6 +474,8 @@ def test_numbers_have_to_fit_wherever_they_are_assigned():
         for number in (0.5, numpy.float64(0.5), 2**40):
             with pytest.raises(ValueError, match="int32"):
                 a[key] = number
+    with pytest.raises(mx.InvalidArgument, match="shape"):
+        a[[0, 1]] = mx.nd.ones((3, 4))
     same(a, numpy.zeros((3, 4)))
     a[[0]] = 2.0
     same(a[0], numpy.full(4, 2))
@@ -533,7 +537,7 @@ def test_axes_are_checked():
 
 def test_what_is_no_array_is_named():
     a = mx.nd.zeros((2, 3))
-    for call in (lambda: mx.nd.sqrt(3), lambda: mx.nd.sum([1]), lambda: mx.nd.maximum(1, 2), lambda: mx.nd.concat(a, [1]),
+    for call in (lambda: mx.nd.sqrt(3), lambda: mx.nd.sum([1]), lambda: mx.nd.maximum(1, "x"), lambda: mx.nd.concat(a, [1]),
                  lambda: mx.nd.dot(3, a)):
         with pytest.raises(mx.InvalidType, match="expected an NDArray, got"):
             call()

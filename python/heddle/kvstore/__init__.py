@@ -138,6 +138,9 @@ class KVStore(_core.KVStore, KVStoreBase):
         stored value. What it raises leaves the push."""
         if not callable(updater):
             raise InvalidType(f"_set_updater: expected a function, got {type(updater).__name__}")
+        if self.type.startswith("dist"):
+            raise InvalidState(f"_set_updater: stores of type {self.type} update on their servers: expected set_optimizer, which "
+                               "names an optimizer for them")
         from .. import optimizer as _optimizer
 
         # An Updater sees to its states.

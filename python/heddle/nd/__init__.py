@@ -113,6 +113,8 @@ class NDArray(_core.Array):
         return int(value)
 
     def __iter__(self):
+        if self.ndim == 0:
+            raise InvalidType("iter: expected an array with at least one axis, got shape ()")
         return (self[i] for i in range(len(self)))
 
     __hash__ = object.__hash__
@@ -331,8 +333,10 @@ class NDArray(_core.Array):
         return product._reshape(dims if dims or self._has_scalars else [1])
 
     def clip(self, a_min, a_max) -> "NDArray":
-        """Each element, limited to [a_min, a_max]."""
-        return minimum(maximum(self, a_min), a_max)
+        """Each element, limited to [a_min, a_max]; of a heddle.np array one of them may be None, which is no limit."""
+        if self._has_scalars and (a_min is None) != (a_max is None):
+            return _of_pair("maximum", self, a_min, "clip") if a_max is None else _of_pair("minimum", self, a_max, "clip")
+        return _of_pair("minimum", _of_pair("maximum", self, a_min, "clip"), a_max, "clip")
 
     __div__ = _core.Array.__truediv__
 
@@ -367,7 +371,10 @@ class NDArray(_core.Array):
                 value = value._astype(self._dtype).asnumpy()
             elif not isinstance(value, _NUMBERS):
                 value = array(value, dtype=self.dtype).asnumpy()
-            values[_numpy_key(key)] = value
+            try:
+                values[_numpy_key(key)] = value
+            except ValueError as error:
+                raise InvalidArgument(f"expected values of the shape of the part, or that repeat to it: {error}") from error
             array(values, ctx=self.context, dtype=self.dtype).copyto(self)
             return
         dims = [count for _, _, count, keep in ranges if keep]
@@ -820,17 +827,23 @@ def power(base, exp, out: "NDArray | None" = None) -> NDArray:
 
 def maximum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
+    if out is None and isinstance(lhs, _NUMBERS) and isinstance(rhs, _NUMBERS):
+        return max(lhs, rhs)
     return _into(out, _of_pair("maximum", lhs, rhs))
 
 
 def minimum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
+    if out is None and isinstance(lhs, _NUMBERS) and isinstance(rhs, _NUMBERS):
+        return min(lhs, rhs)
     return _into(out, _of_pair("minimum", lhs, rhs))
 
 
-def _of_pair(call: str, a, b) -> NDArray:
+def _of_pair(operation: str, a, b, call: "str | None" = None) -> NDArray:
+    """operation(a, b), of which one is an array; for the errors of `call`, by default the same."""
+    call = call or operation
     array, other = (a, b) if isinstance(a, NDArray) else (b, a)
-    result = getattr(_required(call, array), f"_{call}")(other)
+    result = getattr(_required(call, array), f"_{operation}")(other)
     if result is NotImplemented:
         raise InvalidType(f"{call}: expected a number or an NDArray, got {type(other).__name__}")
     return result
