@@ -37,9 +37,12 @@ Communicators::~Communicators() { Abort(); }
 
 bool Communicators::Open(std::span<const int> devices, int stream_priority, const Nccl::Id& id,
                          int ranks, int first_rank) {
-  for (const int device : devices) members_->push_back({.device = device});
-  Keep(members_);  // NCCL writes to `comm` whenever the set-up ends
-  for (Member& member : *members_) {
+  for (const int device : devices) members_.push_back({.device = device});
+  // Where NCCL writes the communicators: once more when a set-up ends, also by an abort, when these
+  // here have been taken down.
+  const auto written = std::make_shared<std::vector<Nccl::Comm>>(devices.size());
+  Keep(written);
+  for (Member& member : members_) {
     const EnteredDevice entered(*driver_, member.device);
     member.stream = driver_->NewStream(/*urgent=*/false, stream_priority);
     held_->streams.push_back(member);
@@ -48,15 +51,15 @@ bool Communicators::Open(std::span<const int> devices, int stream_priority, cons
   const EnteredDevice first(*driver_, devices.front());
   nccl_->GroupStart();
   std::exception_ptr error;
-  int rank = first_rank;
-  for (Member& member : *members_) {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
     try {
-      const EnteredDevice entered(*driver_, member.device);
-      nccl_->Init(&member.comm, ranks, id, rank++);
+      const EnteredDevice entered(*driver_, members_[i].device);
+      nccl_->Init(&(*written)[i], ranks, id, first_rank + static_cast<int>(i));
     } catch (...) {
       error = std::current_exception();
-      break;
     }
+    members_[i].comm = (*written)[i];
+    if (error != nullptr) break;
   }
   const bool done = nccl_->GroupEnd();
   if (error != nullptr) std::rethrow_exception(error);
@@ -65,7 +68,7 @@ bool Communicators::Open(std::span<const int> devices, int stream_priority, cons
 
 Nccl::State Communicators::Ask() noexcept {
   Nccl::State all;
-  for (const Member& member : *members_) {
+  for (const Member& member : members_) {
     if (member.comm == nullptr) continue;
     Nccl::State state = nccl_->Ask(member.comm);
     if (state.error != nullptr) return state;
@@ -76,7 +79,7 @@ Nccl::State Communicators::Ask() noexcept {
 
 bool Communicators::Finalize() {
   bool done = true;
-  for (const Member& member : *members_) {
+  for (const Member& member : members_) {
     if (member.comm == nullptr) continue;
     const EnteredDevice entered(*driver_, member.device);
     done &= nccl_->Finalize(member.comm);
@@ -93,7 +96,7 @@ void Communicators::Keep(std::shared_ptr<void> what) {
 bool Communicators::TakeDown(void (Nccl::*how)(Nccl::Comm comm) noexcept,
                              std::optional<std::chrono::milliseconds> patience) noexcept {
   std::vector<std::thread> threads;
-  for (Member& member : *members_) {
+  for (Member& member : members_) {
     if (member.comm == nullptr) continue;
     {
       const MutexLock lock(held_->mutex);

@@ -67,7 +67,7 @@ class Communicators {
   // Lets go of the streams, and of what it keeps. After Destroy or Abort; nothing else comes then.
   void Drop() noexcept { held_ = nullptr; }
 
-  std::span<const Member> members() const { return *members_; }
+  std::span<const Member> members() const { return members_; }
 
  private:
   struct Held;  // shared with the threads that take communicators down
@@ -79,7 +79,7 @@ class Communicators {
   const std::shared_ptr<internal::GpuDriver> driver_;
   const std::chrono::milliseconds patience_;
   std::shared_ptr<Held> held_;
-  const std::shared_ptr<std::vector<Member>> members_ = std::make_shared<std::vector<Member>>();
+  std::vector<Member> members_;
 };
 
 }  // namespace heddle::kvstore

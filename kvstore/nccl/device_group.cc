@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/env.h"
 #include "base/log.h"
+#include "engine/fail_write.h"
 #include "storage/array_ops.h"
 
 namespace heddle::kvstore {
@@ -32,12 +33,34 @@ std::size_t PlaceOf(int device, const std::vector<int>& devices) {
   return static_cast<std::size_t>(std::ranges::find(devices, device) - devices.begin());
 }
 
+// Calls visit(array) for what it writes.
+template <class Visit>
+void ForEachOutput(const Collective& collective, const Visit& visit) {
+  if (!collective.sum.empty()) visit(collective.sum);
+  for (const NDArray& sum : collective.sums) visit(sum);
+  for (std::size_t i = 0; collective.is_broadcast() && i < collective.arrays.size(); ++i) {
+    if (i != collective.root) visit(collective.arrays[i]);
+  }
+}
+
+// Arrays take theirs when they are first used. Not between NCCL's calls of a group: what there is
+// none for must not reach it. Throws OutOfMemory.
+void TakeMemory(const Collective& collective) {
+  if (collective.arrays[0].size() == 0) return;
+  ForEachOutput(collective, [](const NDArray& out) { storage::At(out, 0); });
+  for (std::size_t i = 0; i < collective.arrays.size(); ++i) {
+    if (collective.is_broadcast() && i != collective.root) continue;
+    storage::ConstAt(collective.arrays[i], 0);
+  }
+}
+
 }  // namespace
 
 DeviceGroupOptions DeviceGroupOptions::FromEnvironment() {
   DeviceGroupOptions options;
+  constexpr std::int64_t kDayMs = 86'400'000;
   options.deadline =
-      milliseconds(EnvInt("HEDDLE_NCCL_DEADLINE_MS", options.deadline.count(), /*min=*/0));
+      milliseconds(EnvInt("HEDDLE_NCCL_DEADLINE_MS", options.deadline.count(), /*min=*/0, kDayMs));
   return options;
 }
 
@@ -291,67 +314,33 @@ struct DeviceGroup::CollectiveOp {
 
 void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                         std::vector<Collective> collectives, int priority) {
-  // What each of them reads and writes.
-  struct Accesses {
-    Device device = {};
-    std::vector<VarRef> reads = {}, writes = {};
-  };
-  std::vector<Accesses> each;
-  Accesses all;
+  std::vector<VarRef> reads, writes;
   for (const Collective& collective : collectives) {
     const NDArray& root = collective.arrays[collective.root];
-    Accesses own{.device = root.device()};
-    if (!collective.sums.empty()) {
-      for (const NDArray& array : collective.arrays) own.reads.emplace_back(array.var());
-      for (const NDArray& sum : collective.sums) own.writes.emplace_back(sum.var());
-    } else if (collective.is_broadcast()) {
-      own.reads.emplace_back(root.var());
-      for (std::size_t i = 0; i < collective.arrays.size(); ++i) {
-        if (i == collective.root) continue;
-        const NDArray& out = collective.arrays[i];
-        own.writes.emplace_back(out.var());
-        if (out.is_partial()) own.reads.emplace_back(out.var());
-      }
+    if (collective.is_broadcast()) {
+      reads.emplace_back(root.var());
     } else {
-      for (const NDArray& array : collective.arrays) own.reads.emplace_back(array.var());
-      own.writes.emplace_back(collective.sum.var());
+      for (const NDArray& array : collective.arrays) reads.emplace_back(array.var());
     }
-    all.reads.insert(all.reads.end(), own.reads.begin(), own.reads.end());
-    all.writes.insert(all.writes.end(), own.writes.begin(), own.writes.end());
-    each.push_back(std::move(own));
+    ForEachOutput(collective, [&](const NDArray& out) {
+      writes.emplace_back(out.var());
+      if (out.is_partial()) reads.emplace_back(out.var());
+    });
   }
   Engine& engine = collectives[0].arrays[0].engine();
   const bool between_processes = group->place_.has_value();
   const bool several = collectives.size() > 1;
   const std::shared_ptr<const NcclOrder> order = group->order_.lock();
   CHECK(order != nullptr);
-  if (between_processes) all.writes.emplace_back(order->var);
-  OpOptions options{.name = name,
-                    .reads = all.reads,
-                    .writes = all.writes,
-                    .device = each[0].device,
-                    .lane = Lane::kComm,
-                    .priority = priority,
-                    .run_when_poisoned = several || between_processes};
-  if (between_processes || !several) {
-    engine.PushGpu(options, CollectiveOp(group.get(), order, name, std::move(collectives)));
-    return;
-  }
-  // It may end, and let go of its arrays, at once: those of `collectives` keep the variables that
-  // `each` refers to.
-  engine.PushGpu(options, CollectiveOp(group.get(), order, name, collectives));
-  // The group has summed or copied whatever was there. These ops issue nothing: they tell those who
-  // wait for the output of a poisoned input.
-  for (Accesses& own : each) {
-    own.reads.insert(own.reads.end(), own.writes.begin(), own.writes.end());
-    engine.PushGpu({.name = name,
-                    .reads = own.reads,
-                    .writes = own.writes,
-                    .device = own.device,
-                    .lane = Lane::kComm,
-                    .priority = priority},
-                   [](GpuStream) {});
-  }
+  if (between_processes) writes.emplace_back(order->var);
+  const OpOptions options{.name = name,
+                          .reads = reads,
+                          .writes = writes,
+                          .device = collectives[0].arrays[collectives[0].root].device(),
+                          .lane = Lane::kComm,
+                          .priority = priority,
+                          .run_when_poisoned = several || between_processes};
+  engine.PushGpu(options, CollectiveOp(group.get(), order, name, std::move(collectives)));
 }
 
 std::unique_ptr<DeviceGroup::Call> DeviceGroup::NewCall(std::size_t carrier) {
@@ -421,7 +410,14 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
   const MutexLock issue_lock(issue_mutex_);
   if (std::exception_ptr error = doomed()) FailLocked(error);
   ThrowIfFailed();
-  if (place_) FailIfPoisonedLocked(name, collectives);
+  std::vector<const Collective*> able;
+  if (place_) {
+    FailIfPoisonedLocked(name, collectives);
+    for (const Collective& collective : collectives) able.push_back(&collective);
+  } else {
+    able = LeaveOutFailed(collectives);
+    if (able.empty()) return;
+  }
   *call = Begin(stream.device, name, collectives);
   engine::EndsOrIsGivenUp(given_up_);
   try {
@@ -441,7 +437,7 @@ void DeviceGroup::Issue(GpuStream stream, const char* name, std::span<const Coll
   try {
     RunGroupLocked(call->get(), [&] {
       issue_mutex_.AssertHeld();
-      for (const Collective& collective : collectives) IssueLocked(collective);
+      for (const Collective* collective : able) IssueLocked(*collective);
     });
   } catch (...) {
     error = std::current_exception();
@@ -640,6 +636,33 @@ void DeviceGroup::FailIfPoisonedLocked(const char* name, std::span<const Collect
       std::rethrow_exception(poison);
     }
   }
+}
+
+// Of one process: each of `collectives` that has its inputs and its memory. What the others write
+// fails, on all devices alike, and nothing else does.
+std::vector<const Collective*> DeviceGroup::LeaveOutFailed(
+    std::span<const Collective> collectives) {
+  std::vector<const Collective*> able;
+  for (const Collective& collective : collectives) {
+    std::exception_ptr error;
+    try {
+      TakeMemory(collective);
+      for (std::size_t i = 0; i < collective.arrays.size() && error == nullptr; ++i) {
+        if (collective.is_broadcast() && i != collective.root) continue;
+        error = collective.arrays[i].engine().ErrorOf(collective.arrays[i].var());
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (error == nullptr) able.push_back(&collective);
+    if (error != nullptr && collectives.size() == 1) std::rethrow_exception(error);
+    ForEachOutput(collective, [&](const NDArray& out) {
+      const std::exception_ptr why =
+          error == nullptr && out.is_partial() ? out.engine().ErrorOf(out.var()) : error;
+      if (why != nullptr) engine::FailWrite(out.var(), why);
+    });
+  }
+  return able;
 }
 
 void DeviceGroup::Watch() {

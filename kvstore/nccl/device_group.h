@@ -170,8 +170,8 @@ class DeviceGroup {
   const std::vector<int>& devices() const { return devices_; }
 
   // Queues all of `collectives` as one group of NCCL's. What one of them writes, no other touches.
-  // If an input of one is poisoned, what that one writes will be, and nothing else; of several
-  // processes, all of this group.
+  // If an input of one is poisoned, or there is no memory for it, what that one writes will be, and
+  // nothing else; of several processes, all of this group.
   // Errors, at the waits: NcclError; TimeoutError with the name of the op and its devices; of
   // several processes NetworkError, if one is gone or has failed.
   static void Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
@@ -246,6 +246,7 @@ class DeviceGroup {
   // A call, or one that was not even issued, has not come to its end: its device has failed. The
   // group is going to. Waits for nobody.
   void GiveUp(CallPtr call, std::vector<Collective> collectives) noexcept EXCLUDES(mutex_);
+  static std::vector<const Collective*> LeaveOutFailed(std::span<const Collective> collectives);
   void FailIfPoisonedLocked(const char* name, std::span<const Collective> collectives)
       REQUIRES(issue_mutex_) EXCLUDES(mutex_);
   void FailLocked(const std::exception_ptr& error) REQUIRES(issue_mutex_) EXCLUDES(mutex_);

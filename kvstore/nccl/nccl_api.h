@@ -40,7 +40,8 @@ class Nccl {
   // False: something goes on, and Ask says when it is over. Work of others on the streams of the
   // group comes after that.
   [[nodiscard]] virtual bool GroupEnd() = 0;
-  // One rank, on the current device. Writes *comm at once, and perhaps again until it is over.
+  // One rank, on the current device. Writes *comm at once, and perhaps the same again until it is
+  // over, also by Abort.
   virtual void Init(Comm* comm, int ranks, const Id& id, int rank) = 0;
   virtual State Ask(Comm comm) noexcept = 0;
 

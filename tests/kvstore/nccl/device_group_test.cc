@@ -235,6 +235,39 @@ TEST_P(DeviceGroupTest, OnlyTheOutputOfAPoisonedInputIsPoisoned) {
   EXPECT_EQ(nccl->aborts(), 0);
 }
 
+TEST_P(DeviceGroupTest, WhatThereIsNoMemoryForFailsAlone) {
+  const auto group = Group({0, 1});
+  constexpr std::int64_t kLarge = 1 << 20;
+  const Collective good = Sum({0, 1});
+  Collective large;
+  for (const int device : {0, 1}) {
+    large.arrays.push_back(Full(1, device, DType::kFloat32, kLarge));
+  }
+  large.sum = NDArray({kLarge}, DType::kFloat32, Gpu(0), *engine);
+  engine->WaitForAll();
+  gpu->set_device_bytes(gpu->bytes_used(Gpu(0)) + kLarge);
+  for (int round = 0; round < 2; ++round) {
+    DeviceGroup::Queue(group, "sums", {large, good}, 0);
+    EXPECT_THROW(large.sum.WaitToRead(), OutOfMemory);
+    EXPECT_EQ(good.sum.ToVector<float>(), std::vector<float>(5, 3));
+    DeviceGroup::Queue(group, "sum", {large}, 0);
+    EXPECT_THROW(large.sum.WaitToRead(), OutOfMemory);
+    EXPECT_EQ(nccl->reductions(), (round + 1) * 2);
+  }
+  EXPECT_EQ(nccl->aborts(), 0);
+}
+
+TEST_P(DeviceGroupTest, AListIsOneWriteOfEachOutput) {
+  const auto group = Group({0, 1});
+  const Collective sum = Sum({0, 1});
+  const Collective broadcast{.arrays = {Full(7, 0), Full(8, 1)}};
+  DeviceGroup::Queue(group, "both", {sum, broadcast}, 0);
+  engine->WaitForAll();
+  EXPECT_EQ(engine->version(sum.sum.var()), 2U);
+  EXPECT_EQ(engine->version(broadcast.arrays[1].var()), 2U);
+  EXPECT_EQ(broadcast.arrays[1].ToVector<float>(), std::vector<float>(5, 7));
+}
+
 TEST_P(DeviceGroupTest, DevicesThatAreNotThereOrNamedTwiceAreRefusedBeforeNcclIsCalled) {
   EXPECT_THAT(MessageOf<InvalidArgument>([&] { Group({0, 3, 0}); }), HasSubstr("gpu(0) twice"));
   EXPECT_THAT(MessageOf<InvalidArgument>([&] { Group({1, kDevices}); }), HasSubstr("gpu(4)"));

@@ -88,6 +88,7 @@ struct SimNccl::SimComm {
   std::size_t rank;
   int device;
   std::mutex* fills;  // null: its kernels leave room for others
+  Comm* written;      // where it is written once more when its set-up ends
   int collectives = 0;
   bool finalizing = false;
   std::atomic<int> asks_to_ready{2};  // it takes a while
@@ -172,7 +173,7 @@ void SimNccl::Init(Comm* comm, int ranks, const Id& id, int rank) {
   world->changed.notify_all();
   ++inits_;
   ++comms_left_;
-  *comm = new SimComm{world, process, static_cast<std::size_t>(rank), device, fills};
+  *comm = new SimComm{world, process, static_cast<std::size_t>(rank), device, fills, comm};
 }
 
 SimNccl::State SimNccl::Ask(Comm comm) noexcept {
@@ -291,6 +292,9 @@ void SimNccl::Abort(Comm comm) noexcept {
   if (in_aborts_ != nullptr) in_aborts_();
   {
     const std::lock_guard lock(sim->world->mutex);
+    const bool is_ready =
+        !never_ready_ && sim->world->joined == sim->world->ranks && sim->asks_to_ready <= 0;
+    if (!is_ready) *sim->written = comm;
     sim->process->aborted = true;
     sim->world->changed.notify_all();
   }
