@@ -23,6 +23,7 @@ struct alignas(engine::kBlockAlign) AsyncState {
     kCalled = 2,    // `thrown` is final
     kBodyDone = 4,  // the body has returned and its captures are gone
     kHeld = 8,      // a GPU op that waits for a place on its stream
+    kSkipped = 16,  // a GPU op that was poisoned when it was to be issued, and did not run
   };
 
   std::atomic<std::uint32_t> refs{1};

@@ -347,7 +347,8 @@ class EngineCore {
            completed_.load(std::memory_order_seq_cst) != nullptr;
   }
   void FinishInFlightLocked(Op* op) REQUIRES(lock_);
-  void FinishLocked(Executor* executor, Op* op, FailureRecord* failure) REQUIRES(lock_);
+  void FinishLocked(Executor* executor, Op* op, FailureRecord* failure, bool skipped)
+      REQUIRES(lock_);
   void FreeVarLocked(VarState* var) REQUIRES(lock_);
   const FailureRecord* FailureRecordOfLocked(const VarState* var) REQUIRES(lock_);
   FailureRecord* RecordFailureLocked(Op* op, const Thrown& thrown, const VarState* var = nullptr)

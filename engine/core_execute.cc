@@ -358,7 +358,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   ReleaseFromBoundLocked(op->temporary_bytes());
   if (async != nullptr && poison == nullptr && !FinishAsyncLocked(op, thrown)) return;
   FailureRecord* failure = thrown != nullptr ? RecordFailureLocked(op, *thrown) : poison;
-  FinishLocked(&executor, op, failure);
+  FinishLocked(&executor, op, failure, /*skipped=*/poison != nullptr);
   if (poison != nullptr) tracker_.Unref(poison);
 }
 
@@ -425,7 +425,8 @@ void EngineCore::FinishInFlightLocked(Op* op) {
   in_flight_.pop_back();
   const AsyncState* async = op->async_state();
   const bool failed = async != nullptr && async->thrown != nullptr;
-  FinishLocked(nullptr, op, failed ? RecordFailureLocked(op, *async->thrown) : nullptr);
+  FinishLocked(nullptr, op, failed ? RecordFailureLocked(op, *async->thrown) : nullptr,
+               /*skipped=*/false);
   // Never the last: who brings a completion to a stopped engine holds one.
   if (in_flight_.empty() && std::exchange(late_in_flight_, false)) Unref();
 }
@@ -441,7 +442,7 @@ void EngineCore::FinishInFlightLocked(Op* op) {
 }
 
 // Takes `op`, run or skipped, out of all queues, and frees it.
-void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure) {
+void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure, bool skipped) {
   if (failure != nullptr) {
     ++failed_;
     ++failure->refs;
@@ -471,9 +472,9 @@ void EngineCore::FinishLocked(Executor* executor, Op* op, FailureRecord* failure
     FreeVarLocked(var);
   };
   if (op->on_gpu()) [[unlikely]] {
-    tracker_.FinishGpu(op, failure, on_ready, on_write, on_fence, on_idle);
+    tracker_.FinishGpu(op, failure, skipped, on_ready, on_write, on_fence, on_idle);
   } else {
-    tracker_.Finish(op, failure, on_ready, on_write, on_fence, on_idle);
+    tracker_.Finish(op, failure, skipped, on_ready, on_write, on_fence, on_idle);
   }
   if (failure != nullptr) tracker_.Unref(failure);
   if (op->async) {

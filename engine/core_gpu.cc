@@ -171,7 +171,9 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   ReleaseFromBoundLocked(op->temporary_bytes());
   FailureRecord* failure = error == nullptr ? nullptr : poison;
   if (thrown != nullptr) failure = RecordFailureLocked(op, *thrown);
-  tracker_.Issued(op, mark, failure, [this](Op* ready) {
+  const bool did_not_run = skipped != nullptr && !failed;
+  if (did_not_run) async->flags.fetch_or(AsyncState::kSkipped, std::memory_order_relaxed);
+  tracker_.Issued(op, mark, failure, did_not_run, [this](Op* ready) {
     lock_.AssertHeld();
     PushReadyGpuLocked(ready);
   });
@@ -258,7 +260,8 @@ void EngineCore::FinishGpuLocked(Op* op) {
       tracker_.Discard(new FailureRecord{.error = thrown->error});
     }
   }
-  FinishLocked(nullptr, op, failure);
+  const bool skipped = (async->flags.load(std::memory_order_relaxed) & AsyncState::kSkipped) != 0;
+  FinishLocked(nullptr, op, failure, skipped);
   --queue.assigned;
   --queue.ahead;
   if (Op* const next = TakeHeldLocked(queue)) PushReadyLocked(next);

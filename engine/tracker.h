@@ -134,21 +134,23 @@ class Tracker {
   static std::uint64_t HeldUpBy(const VarState* var, bool write);
 
   // `op` has been issued, and ends at `mark`; `failure` says why its launch failed, null if it did
-  // not. on_ready(op) gets each GPU op that may be issued now.
+  // not, and `skipped` that it did not run, since it was poisoned. on_ready(op) gets each GPU op
+  // that may be issued now.
   template <class OnReady>
-  void Issued(Op* op, const GpuMark& mark, FailureRecord* failure, OnReady&& on_ready) {
+  void Issued(Op* op, const GpuMark& mark, FailureRecord* failure, bool skipped,
+              OnReady&& on_ready) {
     op->issued = true;
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
-      MarkIssued(access, mark, FailureFor(op, access, failure), op->keeps_failure());
+      MarkIssued(access, mark, FailureFor(op, access, failure), skipped, op->keeps_failure());
     }
     for (std::uint32_t i = 0; i < op->access_count; ++i) GrantEarly(op->access(i).var(), on_ready);
   }
 
   // Finish for an issued GPU op.
   template <class OnReady, class OnWrite, class OnFence, class OnIdle>
-  void FinishGpu(Op* op, FailureRecord* failure, OnReady&& on_ready, OnWrite&& on_write,
-                 OnFence&& on_fence, OnIdle&& on_idle) {
+  void FinishGpu(Op* op, FailureRecord* failure, bool skipped, OnReady&& on_ready,
+                 OnWrite&& on_write, OnFence&& on_fence, OnIdle&& on_idle) {
     for (std::uint32_t i = 0; i < op->access_count; ++i) {
       const Access& access = op->access(i);
       VarState* var = access.var();
@@ -167,7 +169,9 @@ class Tracker {
         var->version.store(var->version.load(std::memory_order_relaxed) + 1,
                            std::memory_order_release);
         FailureRecord* const own = FailureFor(op, access, failure);
-        if (own != nullptr || var->failure != nullptr) SetFailure(var, own, op->keeps_failure());
+        if (own != nullptr || var->failure != nullptr) {
+          SetWritten(var, own, skipped, op->keeps_failure());
+        }
       }
       UnmarkIssued(access);
       if (var->writer == nullptr && var->head && !var->granting) {
@@ -182,11 +186,13 @@ class Tracker {
   // Of a GPU op whose body runs: `failure` will poison one variable that it writes. Once for each.
   void FailAlone(const Op* op, Access& access, FailureRecord* failure);
 
-  // Leaves the queues. What it wrote becomes poisoned by `failure`, or cured if that is null.
-  // on_ready(op) gets each op that may run now, on_write(var) each variable with waiters that had a
-  // write finished, on_idle(var) each dropped variable whose last access this was.
+  // Leaves the queues. What it wrote becomes poisoned by `failure`, or cured if that is null. If it
+  // was `skipped`, it did not run since it was poisoned, and leaves a failure that is kept as it
+  // is: that of another input, which nobody keeps, must not take its place. on_ready(op) gets each
+  // op that may run now, on_write(var) each variable with waiters that had a write finished,
+  // on_idle(var) each dropped variable whose last access this was.
   template <class OnReady, class OnWrite, class OnFence, class OnIdle>
-  void Finish(Op* op, FailureRecord* failure, OnReady&& on_ready, OnWrite&& on_write,
+  void Finish(Op* op, FailureRecord* failure, bool skipped, OnReady&& on_ready, OnWrite&& on_write,
               OnFence&& on_fence, OnIdle&& on_idle) {
     const std::uint32_t count = op->access_count;
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -209,7 +215,7 @@ class Tracker {
         var->version.store(var->version.load(std::memory_order_relaxed) + 1,
                            std::memory_order_release);
         if (failure != nullptr || var->failure != nullptr) {
-          SetFailure(var, failure, op->keeps_failure());
+          SetWritten(var, failure, skipped, op->keeps_failure());
         }
         if (var->head) Grant(var, on_ready, on_write, on_fence);
         if (var->waiters > 0) on_write(var);
@@ -287,6 +293,11 @@ class Tracker {
     return access.mode() == AccessMode::kRead || access.mode() == AccessMode::kReadWrite;
   }
   static bool Overwrites(const Access& access) { return access.mode() == AccessMode::kWrite; }
+
+  // By an op: see Finish and SetFailure.
+  void SetWritten(VarState* var, FailureRecord* failure, bool skipped, bool keeps) {
+    if (!skipped || !var->keeps_failure) SetFailure(var, failure, keeps);
+  }
 
   // How many that were granted access to `var` have not been issued? Ops of CPUs never are.
   static std::int64_t UnissuedHolders(const VarState* var) {
@@ -416,7 +427,8 @@ class Tracker {
 
   // What `access` of a GPU op poisons; `failure`: what all do if the op as a whole has failed.
   FailureRecord* FailureFor(const Op* op, const Access& access, FailureRecord* failure) const;
-  void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure, bool keeps);
+  void MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure, bool skipped,
+                  bool keeps);
   void UnmarkIssued(const Access& access);
   void SetFrontier(GpuVar* gpu, FailureRecord* failure);
 

@@ -114,14 +114,15 @@ FailureRecord* Tracker::FailureFor(const Op* op, const Access& access,
 }
 
 void Tracker::MarkIssued(const Access& access, const GpuMark& mark, FailureRecord* failure,
-                         bool keeps) {
+                         bool skipped, bool keeps) {
   VarState* var = access.var();
   if (var->gpu == nullptr) var->gpu = std::make_unique<GpuVar>();
   GpuVar* gpu = var->gpu.get();
   ++gpu->issued;
   var->gpu_holds = true;
   if (access.is_write()) {
-    // As SetFailure has it.
+    // As Finish and SetFailure have it.
+    if (skipped && KeepsFailureAtIssue(var)) failure = FailureAtIssue(var);
     gpu->frontier_keeps = failure != nullptr &&
                           (keeps || (failure == FailureAtIssue(var) && KeepsFailureAtIssue(var)));
     ++gpu->issued_writes;

@@ -189,6 +189,39 @@ TEST_P(ErrorTest, AFailureThatIsKeptIsNotCuredByOverwrites) {
   EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
 }
 
+// What is skipped because of another input has not written the variable either.
+TEST_P(ErrorTest, AFailureThatIsKeptOutlivesOpsThatOtherFailuresSkip) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), other = engine.NewVar("other");
+  std::atomic<int> runs = 0;
+  engine.Push({.name = "fail", .writes = {other}}, [] { throw std::runtime_error("other"); });
+  engine.Push({.name = "merge", .writes = {x}, .run_when_poisoned = true}, [] {
+    engine::KeepFailure();
+    throw std::runtime_error("kept");
+  });
+  const auto expect_kept = [&] {
+    engine.Push({.name = "overwrite", .writes = {x}}, [&] { ++runs; });
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "kept");
+  };
+  engine.Push({.name = "copy", .reads = {other}, .writes = {x}}, [&] { ++runs; });
+  expect_kept();
+  engine.Push({.name = "add", .reads = {other, x}, .writes = {x}}, [&] { ++runs; });
+  expect_kept();
+  engine.PushAsync({.name = "receive", .reads = {other}, .writes = {x}},
+                   [&](const Completion& done) {
+                     ++runs;
+                     done();
+                   });
+  expect_kept();
+  EXPECT_EQ(runs, 0);
+  engine.Push({.name = "settle", .writes = {x}, .run_when_poisoned = true}, [] {});
+  engine.WaitForVar(x);
+  engine.Push({.name = "copy", .reads = {other}, .writes = {x}}, [&] { ++runs; });
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "other");
+  EXPECT_EQ(runs, 0);
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(engine.WaitForAll(), std::runtime_error);
+}
+
 // A skipped op did not overwrite anything: its pure outputs are poisoned, not cured.
 TEST_P(ErrorTest, ASkippedOverwritePoisonsItsVar) {
   Engine engine(GetParam().options);

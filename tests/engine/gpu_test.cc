@@ -452,6 +452,42 @@ TEST_F(GpuTest, AnOverwriteThatWasIssuedBeforeAFailureIsKeptCures) {
   EXPECT_THROW(engine.WaitForAll(kSoon), std::runtime_error);
 }
 
+// What is skipped because of another input leaves it, both while the ops are issued ahead and after
+// the first has finished.
+TEST_F(GpuTest, AFailureThatIsKeptOutlivesOpsThatOtherFailuresSkip) {
+  for (const bool ahead : {false, true}) {
+    Engine engine(Options());
+    const Var x = engine.NewVar("x"), other = engine.NewVar("other");
+    std::latch end{1};
+    std::atomic<int> runs = 0;
+    engine.Push({.name = "fail", .writes = {other}}, [] { throw std::runtime_error("other"); });
+    EXPECT_THROW(engine.WaitForVar(other, kSoon), std::runtime_error);
+    engine.PushGpu({.name = "busy", .writes = {x}, .device = Gpu(0)},
+                   [&](GpuStream stream) { SimGpu::Launch(stream, [&] { end.wait(); }); });
+    engine.PushGpu({.name = "merge", .writes = {x}, .device = Gpu(0), .run_when_poisoned = true},
+                   [&](GpuStream) {
+                     engine::KeepFailure();
+                     throw std::runtime_error("kept");
+                   });
+    if (!ahead) {
+      end.count_down();
+      EXPECT_THROW(engine.WaitForVar(x, kSoon), std::runtime_error);
+    }
+    for (int i = 0; i < 2; ++i) {
+      engine.PushGpu({.name = "copy", .reads = {other}, .writes = {x}, .device = Gpu(0)},
+                     [&](GpuStream) { ++runs; });
+      engine.PushGpu({.name = "overwrite", .writes = {x}, .device = Gpu(0)},
+                     [&](GpuStream) { ++runs; });
+    }
+    if (ahead) end.count_down();
+    engine.Push({.name = "overwrite on a CPU", .writes = {x}}, [&] { ++runs; });
+    EXPECT_THAT([&] { engine.WaitForVar(x, kSoon); },
+                testing::ThrowsMessage<std::runtime_error>("kept"));
+    EXPECT_EQ(runs, 0);
+    for (int i = 0; i < 2; ++i) EXPECT_THROW(engine.WaitForAll(kSoon), std::runtime_error);
+  }
+}
+
 // nor does it end with an earlier one.
 TEST_F(GpuTest, AFailureIsKeptWhileAnEarlierOneIsSettled) {
   Engine engine(Options());

@@ -47,7 +47,8 @@ class OneVar {
   OneVar() { x.waiters = 1; }
   bool Register(OneVarOp& op) { return tracker.Register(op.get()); }
   void Finish(OneVarOp& op) {
-    tracker.Finish(op.get(), nullptr, on_ready, on_write, on_fence, [](VarState*) {});
+    tracker.Finish(op.get(), nullptr, /*skipped=*/false, on_ready, on_write, on_fence,
+                   [](VarState*) {});
   }
   void Withdraw(WaitFence& fence) { tracker.Withdraw(fence, on_ready, on_write, on_fence); }
 

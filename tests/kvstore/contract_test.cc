@@ -273,6 +273,23 @@ TEST_P(ContractTest, AFailedInputLeavesTheValueAloneWhateverOverwritesIt) {
   }
 }
 
+// Nor what is skipped because another array has failed, before something overwrites it.
+TEST_P(ContractTest, AFailedInputLeavesTheValueAloneWhateverElseHasFailed) {
+  store->Init("k", Full(7));
+  const NDArray aux = Poisoned("bad array"), zero = Full(0);
+  store->SetUpdater([&](KeyRef, const NDArray&, const NDArray& stored) {
+    aux.CopyTo(stored);
+    zero.CopyTo(stored);
+  });
+  store->Push("k", Poisoned("bad gradient"));
+  NDArray out = Full(0);
+  store->Pull("k", out);
+  EXPECT_EQ(MessageOf<std::runtime_error>([&] { out.WaitToRead(); }), "bad gradient");
+  store->SetUpdater([](KeyRef, const NDArray&, const NDArray&) {});
+  store->Push("k", Full(1));
+  EXPECT_EQ(Pulled(*store, "k"), All(7));
+}
+
 TEST_P(ContractTest, AFailedFirstPushOfAKey) {
   store->Push("k", Poisoned("bad gradient"));
   NDArray out = Full(0);
