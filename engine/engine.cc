@@ -1,6 +1,7 @@
 // The public facade over EngineCore, and the process-wide parts of the API.
 #include <heddle/engine.h>
 
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -106,6 +107,8 @@ Engine::Engine(EngineOptions options) : core_(new internal::EngineCore(std::move
 Engine::~Engine() {
   if (engine::InForkedChild()) return;  // its threads are not there to be joined
   const auto end = [core = core_] {
+    // No exception may leave a destructor: this wait ends when all is done.
+    const WaitCheckScope unchecked(std::chrono::milliseconds(0), nullptr);
     core->Stop(std::nullopt, /*destroying=*/true);
     core->Unref();
   };

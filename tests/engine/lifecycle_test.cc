@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -49,6 +50,26 @@ TEST_P(LifecycleTest, StopRunsEverythingPending) {
   EXPECT_EQ(runs.load(), 1000);
   EXPECT_EQ(engine.version(x), 1000u);
   releaser.join();
+}
+
+// An exception that left the destructor would end the process.
+TEST_P(LifecycleTest, NoCheckLeavesADestructor) {
+  std::atomic<int> runs = 0;
+  const WaitCheckScope checked(std::chrono::milliseconds(0),
+                               [] { throw std::runtime_error("left"); });
+  {
+    Engine engine(GetParam().options);
+    const NoWaitScope no_wait;  // so that the serial engine has some left, too
+    for (int i = 0; i < 20; ++i) {
+      engine.Push({.name = "op"}, [&] {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+        while (std::chrono::steady_clock::now() < end) {
+        }
+        ++runs;
+      });
+    }
+  }
+  EXPECT_EQ(runs, 20);
 }
 
 TEST_P(LifecycleTest, DestructionRunsEverythingPending) {
