@@ -324,7 +324,7 @@ class EngineCore {
   // Registered, and not all of their accesses granted; about. Where nothing is ready.
   std::int64_t BlockedLocked() const REQUIRES(lock_) {
     return static_cast<std::int64_t>(pushed_ - done_ - in_flight_.size() - gpu_in_flight_.size()) -
-           executing_;  // helpers of a ParallelFor are none of these
+           (executing_ - helping_);
   }
   Op* PopReadyLocked(Executor& executor) REQUIRES(lock_);
   static bool IsLater(const Executor& executor, const Op* op);
@@ -581,7 +581,7 @@ class EngineCore {
 
   alignas(engine::kNoSharing) mutable engine::TrackerLock lock_;
   // On the lock's own line, what changes with every op: executors that alternate fetch it once.
-  int executing_ GUARDED_BY(lock_) = 0;                   // bodies running now
+  int executing_ GUARDED_BY(lock_) = 0;                   // bodies running now, and helping_
   std::uint64_t inbox_head_ GUARDED_BY(lock_) = 0;        // the next ticket to take from the inbox
   std::uint64_t completions_head_ GUARDED_BY(lock_) = 0;  // the same of completions_
   std::uint64_t released_ GUARDED_BY(lock_) = 0;
@@ -619,6 +619,7 @@ class EngineCore {
   // See NeedsHelpLocked: pushes by bodies that have returned, those by others at its last look, ops
   // since that has changed, and short ops until the next look.
   std::uint64_t pushed_by_bodies_ GUARDED_BY(lock_) = 0;
+  int helping_ GUARDED_BY(lock_) = 0;  // threads that help with a ParallelFor
   std::uint64_t pushed_at_look_ GUARDED_BY(lock_) = 0;
   int calm_ops_ GUARDED_BY(lock_) = 0;
   int until_tail_look_ GUARDED_BY(lock_) = 0;

@@ -267,16 +267,18 @@ Var EngineCore::NewVar(std::string_view name) {
   var->name = text.release();
   if (tls_context.core == this) var->made_by = tls_context.op->ticket;
   Ref();
-  if (var->name != nullptr) {
-    if (engine::TraceWriter* trace = trace_.load(std::memory_order_acquire)) {
-      trace->OnVar(var->id, *var->name);
-    }
+  Var made = Var::Adopt(var);
+  engine::TraceWriter* trace = nullptr;
+  {
+    const engine::TrackerGuard guard(lock_);
+    var->next = vars_;
+    if (vars_ != nullptr) vars_->previous = var;
+    vars_ = var;
+    // Under one hold, as in StartTrace: either that finds the variable, or this the trace.
+    trace = trace_.load(std::memory_order_acquire);
   }
-  const engine::TrackerGuard guard(lock_);
-  var->next = vars_;
-  if (vars_ != nullptr) vars_->previous = var;
-  vars_ = var;
-  return Var::Adopt(var);
+  if (var->name != nullptr && trace != nullptr) trace->OnVar(var->id, *var->name);
+  return made;
 }
 
 void RetainVar(VarState* var) noexcept { var->refs.fetch_add(1, std::memory_order_relaxed); }
@@ -379,7 +381,8 @@ EngineStats EngineCore::stats() {
       .pushed = pushed_,
       .done = done_,
       .failed = failed_,
-      .running = static_cast<std::uint64_t>(executing_) + in_flight_.size() + gpu_in_flight_.size(),
+      .running = static_cast<std::uint64_t>(executing_ - helping_) + in_flight_.size() +
+                 gpu_in_flight_.size(),
       .pending_bytes = static_cast<std::uint64_t>(pending_bytes_.load(std::memory_order_relaxed)),
       .late_completions = late_completions_.load(std::memory_order_relaxed)};
 }
@@ -583,8 +586,8 @@ void EngineCore::StartTrace(const std::string& file) {
     for (const VarState* var = vars_; var != nullptr; var = var->next) {
       if (var->name != nullptr) trace->OnVar(var->id, *var->name);
     }
+    trace_.store(trace, std::memory_order_release);
   }
-  trace_.store(trace, std::memory_order_release);
 }
 
 // The writer itself, without its file, stays until the engine goes: other threads may be in the

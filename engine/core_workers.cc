@@ -378,6 +378,7 @@ void EngineCore::HelpLocked(Job& job, std::optional<Deadline> until) {
   WakeLookout();
   job.helpers.fetch_add(1, std::memory_order_relaxed);
   ++executing_;
+  ++helping_;
   lock_.unlock();
   engine::ThreadContext& context = engine::tls_context;
   const engine::ThreadContext outer = context;
@@ -390,6 +391,7 @@ void EngineCore::HelpLocked(Job& job, std::optional<Deadline> until) {
   context = outer;
   lock_.lock();
   --executing_;
+  --helping_;
   // release; pairs with the acquire in ParallelFor: the blocks' effects. The job may be gone after
   // this.
   job.helpers.fetch_sub(1, std::memory_order_release);

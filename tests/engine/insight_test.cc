@@ -2,6 +2,8 @@
 #include <heddle/engine.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -91,6 +93,27 @@ TEST_P(InsightTest, StatisticsCountPushedAndDoneOps) {
   EXPECT_EQ(stats.running, 0u);
   EXPECT_EQ(stats.pending_bytes, 0u);
   EXPECT_EQ(stats.late_completions, 0u);
+}
+
+TEST_P(InsightTest, ABodyIsRunningOnceHoweverManyHelpIt) {
+  Engine engine(GetParam().options);
+  const int threads = engine.options().type == "threaded" ? engine.options().num_workers : 1;
+  std::uint64_t running = 0;
+  std::atomic<int> in = 0;
+  engine.Push({.name = "split"}, [&] {
+    engine.ParallelFor(threads, 1, [&](std::int64_t begin, std::int64_t /*end*/) {
+      ++in;
+      const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (in < threads && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+      if (begin == 0) running = engine.stats().running;
+      ++in;
+      while (in < 2 * threads && std::chrono::steady_clock::now() < patience) {
+        std::this_thread::yield();  // all are in their blocks until it has looked
+      }
+    });
+  });
+  engine.WaitForAll();
+  EXPECT_EQ(running, 1u);
 }
 
 TEST_P(InsightTest, AVersionCountsCompletedWritesOfAllKinds) {

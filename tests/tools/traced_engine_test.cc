@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -169,6 +170,35 @@ TEST_P(TracedEngineTest, WaitsAreRecorded) {
     ASSERT_NE(wait, trace.waits.end()) << static_cast<int>(kind);
     EXPECT_LE(wait->started_ns, wait->ended_ns);
     EXPECT_EQ(wait->var == 0 ? "" : trace.VarName(wait->var), kind == TraceWait::kAll ? "" : "x");
+  }
+}
+
+// The one that begins sees the variable, or whoever makes that sees the trace.
+TEST_P(TracedEngineTest, NamesOfVariablesMadeWhileATraceStartsAreRecorded) {
+  constexpr int kRounds = 100;
+  EngineOptions options;
+  options.type = GetParam();
+  options.num_workers = 2;
+  Engine engine(options);
+  for (int round = 0; round < kRounds; ++round) {
+    const std::string path = folder_ / "n.trace";
+    Var x;
+    std::atomic<bool> go = false;
+    std::thread maker([&] {
+      while (!go) {
+      }
+      x = engine.NewVar("named");
+    });
+    go = true;
+    engine.StartTrace(path);
+    maker.join();
+    engine.Push({.name = "op", .writes = {x}}, [] {});
+    engine.WaitForAll();
+    engine.StopTrace();
+    const TraceFile trace = ReadTraceFile(path);
+    const TracedOp* const op = Find(trace, "op");
+    ASSERT_NE(op, nullptr);
+    EXPECT_EQ(trace.VarName(trace.AccessesOf(*op)[0].var), "named");
   }
 }
 
