@@ -433,7 +433,7 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
       ReleaseInlineLocked();
       if (HasRoomLocked(bytes)) break;
       if (AwaitPublishedLocked()) continue;
-    } else if (HasPlaceLocked()) {
+    } else if (!deadline && HasPlaceLocked()) {
       if (Op* op = PickLocked(executor)) {
         ExecuteLocked(executor, op);
         continue;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -236,6 +237,42 @@ TEST_P(BoundTest, APushWithADeadlineRunsNoMoreOpsOnceItHasPassed) {
       {.name = "pushed"}, [&] { ++runs; }, std::chrono::hours::max());
   engine.WaitForAll();
   EXPECT_EQ(runs, 3);
+}
+
+// Nobody knows how long a body takes.
+TEST_P(BoundTest, APushWithADeadlineRunsNoOpItself) {
+  if (GetParam().options.type != "threaded") GTEST_SKIP() << "others have no workers";
+  constexpr int kBound = 4;
+  for (int round = 0; round < 10; ++round) {
+    Engine engine(Bounded(kBound));
+    std::latch over(1);
+    std::atomic<int> run_here = 0;
+    for (int i = 0; i < kBound; ++i) {
+      engine.Push({.name = "slow"}, [&, pusher = std::this_thread::get_id()] {
+        if (std::this_thread::get_id() == pusher) {
+          ++run_here;
+        } else {
+          over.wait();
+        }
+      });
+    }
+    std::string message;
+    if (round % 2 == 0) {
+      message = MessageOf<TimeoutError>([&] {
+        engine.Push(
+            {.name = "late"}, [] {}, std::chrono::milliseconds(5));
+      });
+      EXPECT_TRUE(Contains(message, "slow")) << message;
+    } else {
+      std::thread releaser([&] { over.count_down(); });
+      engine.Push(
+          {.name = "in_time"}, [] {}, kSoon);
+      releaser.join();
+    }
+    EXPECT_EQ(run_here, 0);
+    if (round % 2 == 0) over.count_down();
+    engine.WaitForAll();
+  }
 }
 
 // Nobody else would say why a program does not come out of its pushes.
