@@ -81,6 +81,7 @@
 #include "engine/trace.h"
 #include "engine/tracker.h"
 #include "engine/tracker_lock.h"
+#include "engine/wait_checks.h"
 #include "engine/worker_host.h"
 
 namespace heddle::internal {
@@ -236,6 +237,13 @@ class EngineCore {
    private:
     EngineCore& core_;
     Executor& executor_;
+  };
+
+  // When a thread that runs ops itself, in a wait or a push, calls the check of a WaitCheckScope
+  // next.
+  struct CheckTimer {
+    std::optional<Deadline> due = WaitChecks::SoonerOfNext(std::nullopt);  // none: never
+    int ops_to_look = 0;
   };
 
   class PollingScope;
@@ -457,6 +465,9 @@ class EngineCore {
   bool InlineWorkLocked() REQUIRES(lock_);
   bool AwaitPublishedLocked() REQUIRES(lock_);
   void RunReadyInlineLocked(Executor& executor, const std::function<bool()>& done) REQUIRES(lock_);
+  bool TakeTurnLocked(Executor& executor, CheckTimer* timer, const std::function<bool()>& done,
+                      std::exception_ptr* error) REQUIRES(lock_);
+  bool RanForPushLocked(Executor& executor, CheckTimer* timer) REQUIRES(lock_);
   std::vector<Op*>& SeededReadyLocked(std::uint32_t epoch) REQUIRES(lock_);
   Op* PickSeededLocked(Executor& executor) REQUIRES(lock_);
   std::uint64_t CommitWithoutWorkers(Op* op, engine::MessageKind kind) noexcept;
@@ -483,6 +494,8 @@ class EngineCore {
   }
   void WaitForWrites(VarState* var, std::optional<Deadline> deadline, engine::TraceWait kind);
   Op* DrainButLastLocked() REQUIRES(lock_);
+  bool CheckIsDueLocked(CheckTimer* timer) const REQUIRES(lock_);
+  std::exception_ptr CallCheckLocked(Executor& executor, CheckTimer* timer) REQUIRES(lock_);
   void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline,
                         engine::WaitFence* fence = nullptr) REQUIRES(lock_);
   void WaitForReadsLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);
@@ -606,6 +619,7 @@ class EngineCore {
   bool alone_ GUARDED_BY(lock_) = false;  // see DESIGN
   // The lookout is in a nap that pushers may not rely on, since somebody executed when it began.
   bool lookout_watches_ GUARDED_BY(lock_) = false;
+  int helping_ GUARDED_BY(lock_) = 0;  // threads that help with a ParallelFor
   int help_skips_ GUARDED_BY(lock_) = 0;
   int help_backoff_ GUARDED_BY(lock_) = 0;
   int pushers_executing_ GUARDED_BY(lock_) = 0;  // of executing_: bodies started inline
@@ -619,7 +633,6 @@ class EngineCore {
   // See NeedsHelpLocked: pushes by bodies that have returned, those by others at its last look, ops
   // since that has changed, and short ops until the next look.
   std::uint64_t pushed_by_bodies_ GUARDED_BY(lock_) = 0;
-  int helping_ GUARDED_BY(lock_) = 0;  // threads that help with a ParallelFor
   std::uint64_t pushed_at_look_ GUARDED_BY(lock_) = 0;
   int calm_ops_ GUARDED_BY(lock_) = 0;
   int until_tail_look_ GUARDED_BY(lock_) = 0;

@@ -399,6 +399,7 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
   const std::int64_t started_ns = SteadyNowNs();
   std::optional<Deadline> deadline;
   if (tls_context.room_deadline != nullptr) deadline = *tls_context.room_deadline;
+  CheckTimer timer;
   Executor executor;
   const ExecutorLink link(*this, executor);
   // Since when nothing but completions could make room, and none has.
@@ -426,16 +427,25 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
         WaitChecks::Keep(std::current_exception());
         break;
       }
-      RunReadyInlineLocked(executor, [&] {
-        lock_.AssertHeld();
-        return HasRoomLocked(bytes) || HasPassed(deadline);
-      });
-      ReleaseInlineLocked();
-      if (HasRoomLocked(bytes)) break;
-      if (AwaitPublishedLocked()) continue;
+      std::exception_ptr error;
+      const bool again = TakeTurnLocked(
+          executor, &timer,
+          [&] {
+            lock_.AssertHeld();
+            return HasRoomLocked(bytes) || HasPassed(deadline);
+          },
+          &error);
+      if (error != nullptr) WaitChecks::Keep(std::move(error));
+      if (HasRoomLocked(bytes) || WaitChecks::HasKept()) break;
+      if (again || AwaitPublishedLocked()) continue;
     } else if (!deadline && HasPlaceLocked()) {
       if (Op* op = PickLocked(executor)) {
         ExecuteLocked(executor, op);
+        if (HasRoomLocked(bytes) || !CheckIsDueLocked(&timer)) continue;
+        if (auto error = CallCheckLocked(executor, &timer)) {
+          WaitChecks::Keep(std::move(error));
+          break;
+        }
         continue;
       }
       if (HasRoomLocked(bytes)) break;  // what was picked may have been a completion

@@ -20,6 +20,8 @@ namespace {
 // A waiter looks on for so long before it sleeps: waking a thread costs more.
 constexpr int kSpinMicroseconds = 10;
 constexpr int kHelpDepthMax = 64;
+// Of short ops, so many are run between two looks at the clock for a check.
+constexpr int kOpsPerLook = 16;
 
 }  // namespace
 
@@ -129,6 +131,26 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   return !waiter.woken() && HasPassed(deadline);
 }
 
+// After an op that the thread has run itself.
+bool EngineCore::CheckIsDueLocked(CheckTimer* timer) const {
+  if (!timer->due || --timer->ops_to_look > 0) return false;
+  timer->ops_to_look = body_ns_ > kLongBodyNs ? 0 : kOpsPerLook;
+  return HasPassed(timer->due);
+}
+
+// Returns what it throws. The caller is no executor that others count on, nor is it its turn on an
+// engine without workers: the check may take long, and push.
+std::exception_ptr EngineCore::CallCheckLocked(Executor& executor, CheckTimer* timer) {
+  LeaveGpuLocked(executor);
+  EnsureWorkerLocked();
+  lock_.unlock();
+  std::exception_ptr error = WaitChecks::Call();
+  lock_.lock();
+  if (error != nullptr) EnsureWorkerLocked();  // as in ThrowLateLocked
+  *timer = CheckTimer();
+  return error;
+}
+
 void EngineCore::TraceWaitFor(engine::TraceWait kind, std::uint64_t var_id,
                               std::int64_t started_ns) {
   if (!kTracing) return;
@@ -235,6 +257,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     tracker_.RegisterFence(fence->op());
   }
   std::optional<Deadline::Clock::time_point> ask_until;  // of a GPU, by itself
+  CheckTimer timer;
   Executor executor;
   const ExecutorLink link(*this, executor);
   if (last != nullptr) {
@@ -253,11 +276,13 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
         if (late && !reached()) ThrowLateLocked(var);
         continue;
       }
-      RunReadyInlineLocked(executor,
-                           [&] { return reached() || (executor.ran > 0 && HasPassed(deadline)); });
-      ReleaseInlineLocked();
+      std::exception_ptr error;
+      const bool again = TakeTurnLocked(
+          executor, &timer, [&] { return reached() || (executor.ran > 0 && HasPassed(deadline)); },
+          &error);
+      if (error != nullptr) std::rethrow_exception(error);
       if (reached()) break;
-      if (AwaitPublishedLocked()) continue;
+      if (again || AwaitPublishedLocked()) continue;
     } else if (HasPlaceLocked()) {
       Op* op = HolderOf(var);
       // Of a GPU op that is held back: the one whose turn it is on its stream.
@@ -268,6 +293,8 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       if (op != nullptr && !op->started && !IsHeld(op) && !deadline) {
         ready_.Remove(op);
         ExecuteLocked(executor, op);
+        if (reached() || !CheckIsDueLocked(&timer)) continue;
+        if (const auto error = CallCheckLocked(executor, &timer)) std::rethrow_exception(error);
         continue;
       }
       if (op != nullptr) {
@@ -424,6 +451,14 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     --waits_joined_;
     if (--executors_ == 0) LowerModeLocked(/*after_work=*/false);
   };
+  // Before something else than an op, or a short look for one.
+  const auto step_aside = [&] {
+    lock_.AssertHeld();
+    if (!std::exchange(joined, false)) return;
+    leave();
+    if (helper) NoteHelpLocked(executor.ran - ran_before);
+  };
+  CheckTimer timer;
   const auto is_of_epoch = [&executor](const Op* op) { return !IsLater(executor, op); };
   bool late = false;
   std::exception_ptr error;  // of the check of a WaitCheckScope
@@ -434,13 +469,15 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
     }
     if (kind_ != Kind::kThreaded) {
       if (!AcquireInlineLocked(deadline, &late)) continue;
-      RunReadyInlineLocked(executor, [&] {
-        lock_.AssertHeld();
-        return EpochEndedLocked(epoch) || (executor.ran > 0 && HasPassed(deadline));
-      });
-      ReleaseInlineLocked();
+      const bool again = TakeTurnLocked(
+          executor, &timer,
+          [&] {
+            lock_.AssertHeld();
+            return EpochEndedLocked(epoch) || (executor.ran > 0 && HasPassed(deadline));
+          },
+          &error);
       if (EpochEndedLocked(epoch)) break;
-      if (AwaitPublishedLocked()) continue;
+      if (again || AwaitPublishedLocked()) continue;
     } else if (!deadline && HelpedLocked(executor, is_of_epoch, &error)) {
       continue;
     } else if (!deadline && (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
@@ -456,6 +493,12 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       if (op != nullptr) {
         ExecuteLocked(executor, op);
         polls = kLingerPolls;
+        if (!CheckIsDueLocked(&timer) || EpochEndedLocked(epoch)) continue;
+        if (executor.candidate != nullptr) {
+          PushReadyLocked(std::exchange(executor.candidate, nullptr));
+        }
+        step_aside();
+        error = CallCheckLocked(executor, &timer);
         continue;
       }
       if (executor.candidate != nullptr)
@@ -469,10 +512,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       }
     }
     // Only a worker may run what was pushed later; EnsureWorkerLocked counts on executors_.
-    if (std::exchange(joined, false)) {
-      leave();
-      if (helper) NoteHelpLocked(executor.ran - ran_before);
-    }
+    step_aside();
     Waiter waiter{.kind = WaitKind::kAll,
                   .target = epoch,
                   .may_help = !deadline,

@@ -79,6 +79,37 @@ void EngineCore::RunReadyInlineLocked(Executor& executor, const std::function<bo
   LeaveGpuLocked(executor);
 }
 
+// Of a thread that has acquired its turn: runs what is ready until it is `done`, or the check of a
+// WaitCheckScope is due, gives the turn back, and calls the check then (true), which may push.
+// *error: what that has thrown.
+bool EngineCore::TakeTurnLocked(Executor& executor, CheckTimer* timer,
+                                const std::function<bool()>& done, std::exception_ptr* error) {
+  const std::uint64_t ran = executor.ran;
+  bool due = false;
+  RunReadyInlineLocked(executor, [&] {
+    lock_.AssertHeld();
+    if (done()) return true;
+    due =
+        executor.ran > ran && CheckIsDueLocked(timer);  // each turn gets on, whatever the interval
+    return due;
+  });
+  ReleaseInlineLocked();
+  if (due) *error = CallCheckLocked(executor, timer);
+  return due;
+}
+
+// The same for a push, to the end. False: what the check has thrown is kept, and the rest is left
+// to the next push or wait.
+bool EngineCore::RanForPushLocked(Executor& executor, CheckTimer* timer) {
+  std::exception_ptr error;
+  while (TakeTurnLocked(
+      executor, timer, [] { return false; }, &error)) {
+    if (error != nullptr) WaitChecks::Keep(std::move(error));
+    if (WaitChecks::HasKept() || !AcquireForPushLocked()) return false;
+  }
+  return true;
+}
+
 std::vector<Op*>& EngineCore::SeededReadyLocked(std::uint32_t epoch) {
   for (SeededEpoch& ready : seeded_ready_) {
     if (ready.epoch == epoch) return ready.ops;
@@ -174,12 +205,13 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
     WakeForPushLocked();
     return ticket;
   }
+  CheckTimer timer;
+  if (WaitChecks::HasKept()) timer.due.reset();
   Executor executor;
   const ExecutorLink link(*this, executor);
-  do {
-    RunReadyInlineLocked(executor, [] { return false; });
-  } while (inbox_head_ <= ticket && AwaitPublishedLocked());
-  ReleaseInlineLocked();
+  while (RanForPushLocked(executor, &timer) && inbox_head_ <= ticket && AwaitPublishedLocked()) {
+    if (!AcquireForPushLocked()) break;
+  }
   return ticket;
 }
 
@@ -188,12 +220,11 @@ void EngineCore::RunPending() {
   if (kind_ != Kind::kSerial || tls_context.op != nullptr || tls_context.no_wait_depth > 0) return;
   const engine::TrackerGuard guard(lock_);
   if (!AcquireForPushLocked()) return;
-  {
-    Executor executor;
-    const ExecutorLink link(*this, executor);
-    RunReadyInlineLocked(executor, [] { return false; });
-  }
-  ReleaseInlineLocked();
+  CheckTimer timer;
+  if (WaitChecks::HasKept()) timer.due.reset();
+  Executor executor;
+  const ExecutorLink link(*this, executor);
+  RanForPushLocked(executor, &timer);
 }
 
 // A push or a drop that raced with Stop, or a drop after it: its message must not be lost.

@@ -275,6 +275,34 @@ TEST_P(BoundTest, APushWithADeadlineRunsNoOpItself) {
   }
 }
 
+// Nor does a push that runs ops, to make room, keep signals waiting.
+TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatRunsOpsForRoom) {
+  struct Left : std::exception {};
+  constexpr int kOps = 300;
+  EngineOptions options = GetParam().options;
+  options.max_pending_bytes = kOps;
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  {
+    const NoWaitScope no_wait;
+    for (int i = 0; i < kOps; ++i) {
+      engine.Push({.name = "busy", .reads = {x}, .writes = {x}, .temporary_bytes = 1}, [] {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+        while (std::chrono::steady_clock::now() < end) {
+        }
+      });
+    }
+  }
+  WaitCheckScope checked(std::chrono::milliseconds(2), [] { throw Left(); });
+  engine.Push({.name = "large", .temporary_bytes = kOps}, [] {});
+  const std::exception_ptr kept = checked.TakeError();
+  ASSERT_NE(kept, nullptr);
+  EXPECT_THROW(std::rethrow_exception(kept), Left);
+  const WaitCheckScope unchecked(std::chrono::milliseconds(1), nullptr);
+  engine.WaitForAll();
+  EXPECT_EQ(engine.version(x), static_cast<std::uint64_t>(kOps));
+}
+
 // Nobody else would say why a program does not come out of its pushes.
 TEST_P(BoundTest, TheWatchdogSpeaksWhileAPushWaitsForRoom) {
   if (GetParam().options.type != "threaded")

@@ -112,6 +112,61 @@ TEST_P(WaitTest, ACheckMayLeaveASleepingWait) {
   engine.WaitForAll();
 }
 
+// It need not sleep for that: whoever runs ops itself calls the check between two of them.
+TEST_P(WaitTest, ACheckMayLeaveAWaitThatRunsOpsItself) {
+  struct Left : std::exception {};
+  constexpr int kOps = 300;
+  for (int kind = 0; kind < 3; ++kind) {
+    Engine engine(GetParam().options);
+    const Var x = engine.NewVar("x");
+    {
+      const NoWaitScope no_wait;  // nor does the serial engine run them inside the pushes
+      for (int i = 0; i < kOps; ++i) {
+        engine.Push({.name = "busy", .reads = {x}, .writes = {x}}, [] {
+          const auto end = steady_clock::now() + milliseconds(1);
+          while (steady_clock::now() < end) {
+          }
+        });
+      }
+    }
+    const WaitCheckScope checked(milliseconds(2), [] { throw Left(); });
+    const auto wait = [&] {
+      if (kind == 0) engine.WaitForVar(x);
+      if (kind == 1) engine.WaitForReadsAndWrites(x);
+      if (kind == 2) engine.WaitForAll();
+    };
+    EXPECT_THROW(wait(), Left);
+    EXPECT_LT(engine.version(x), kOps) << kind;
+    const WaitCheckScope unchecked(milliseconds(1), nullptr);
+    engine.WaitForAll();
+    EXPECT_EQ(engine.version(x), kOps);
+  }
+}
+
+// However often it is to be called, the wait gets on.
+TEST_P(WaitTest, ACheckThatIsAlwaysDueMayPushAndHoldsUpNothing) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  static thread_local std::function<void()>* push;
+  static thread_local int calls;
+  std::function<void()> push_some = [&] {
+    if (++calls % 10 == 0) engine.Push({.name = "of_the_check", .writes = {x}}, [] {});
+  };
+  push = &push_some;
+  calls = 0;
+  constexpr std::uint64_t kOps = 100;
+  {
+    const NoWaitScope no_wait;
+    for (std::uint64_t i = 0; i < kOps; ++i) {
+      engine.Push({.name = "op", .reads = {x}, .writes = {x}}, [] {});
+    }
+  }
+  const WaitCheckScope checked(milliseconds(0), [] { (*push)(); });
+  engine.WaitForVar(x);
+  engine.WaitForAll();
+  EXPECT_GE(engine.version(x), kOps);
+}
+
 TEST_P(WaitTest, WaitForAllIncludesWhatPendingOpsPush) {
   Engine engine(GetParam().options);
   std::atomic<int> runs = 0;
