@@ -11,7 +11,7 @@ They are NDArrays in all else: their operations are queued. Comparisons give boo
 from __future__ import annotations
 
 import re
-from typing import cast
+from typing import Self, cast
 
 import numpy
 
@@ -51,9 +51,9 @@ class ndarray(_nd.NDArray):
     def __str__(self) -> str:
         return str(self.asnumpy())
 
-    def flatten(self) -> "ndarray":
+    def flatten(self) -> Self:
         """A copy with one axis."""
-        return _made(self._reshape([self.size]).copy())
+        return self._reshape([self.size]).copy()
 
     def as_nd_ndarray(self) -> "_nd.NDArray":
         """The same values as an NDArray."""

@@ -367,6 +367,9 @@ def test_axes_are_named_as_in_mxnet(seed):
     assert mx.np.ones((1, 1)).squeeze(axis=(0, 1)).shape == ()
     assert mx.nd.expand_dims(a, axis=1).shape == (2, 1, 3, 4) and mx.nd.flatten(a).shape == (2, 12)
     same(mx.nd.broadcast_to(mx.nd.array([[1], [2]]), shape=(2, 2)), numpy.array([[1, 1], [2, 2]], dtype="float32"))
+    same(mx.nd.array([[1], [2]]).broadcast_to((0, 3)), numpy.array([[1] * 3, [2] * 3], dtype="float32"))
+    assert mx.nd.ones((1, 3)).broadcast_to((0, 3)).shape == (1, 3)  # had no element
+    assert mx.nd.ones((3,)).broadcast_to((0, 3)).shape == mx.np.ones((1, 3)).broadcast_to((0, 3)).shape == (0, 3)
     same(mx.nd.add_n(a, a, a), x + x + x)
     assert mx.nd.power(2, mx.nd.array([3])).asscalar() == 8
 

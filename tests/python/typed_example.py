@@ -23,6 +23,8 @@ def dense() -> None:
     assert_type(a.context, mx.Context)
     assert_type(a.asnumpy(), numpy.ndarray)
     assert_type(mx.np.ones((2,)) + 1, mx.np.ndarray)
+    assert_type(mx.np.ones(2).reshape(-1)[:1].copy().astype("int32").T, mx.np.ndarray)
+    assert_type(mx.np.ones(2).as_in_context(mx.cpu()).mean().squeeze(), mx.np.ndarray)
     a.nothing  # type: ignore[attr-defined]
     a.astype()  # type: ignore[call-arg]
     mx.nd.ones((2,), ctx="cpu")  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ class NDArray(_core.Array):
         return "default"
 
     @property
-    def T(self) -> "NDArray":
+    def T(self) -> Self:
         """A copy with the axes in reverse order."""
         return self.transpose()
 
@@ -143,7 +143,7 @@ class NDArray(_core.Array):
         """The values as nested lists. Waits."""
         return self.asnumpy().tolist()
 
-    def copy(self) -> "NDArray":
+    def copy(self) -> Self:
         """A fresh array with the same values on the same device."""
         return self._copy(self._device)
 
@@ -159,13 +159,13 @@ class NDArray(_core.Array):
         self._copy_to(other)
         return other
 
-    def as_in_context(self, context: Context) -> "NDArray":
+    def as_in_context(self, context: Context) -> Self:
         """The array itself if it is on the device, else a copy there."""
         return self if context == self.context else self._copy(_context._code_of(context))
 
     as_in_ctx = to_device = as_in_context
 
-    def astype(self, dtype, copy: bool = True) -> "NDArray":
+    def astype(self, dtype, copy: bool = True) -> Self:
         """A copy as another dtype; the array itself if it has the dtype and copy is false."""
         code = _dtype._code_of(dtype)
         return self if not copy and code == self._dtype else self._astype(code)
@@ -180,7 +180,7 @@ class NDArray(_core.Array):
 
     # Shapes.
 
-    def reshape(self, *shape, **named) -> "NDArray":
+    def reshape(self, *shape, **named) -> Self:
         """A view with another shape; one extent may be -1, for what is left, and 0 keeps that of the axis in its place.
 
         Of an NDArray also -2: all axes that are left; -3: two axes as one; -4, a, b: one axis as two, of which one may
@@ -205,18 +205,18 @@ class NDArray(_core.Array):
             dims[dims.index(-1)] = self.size // known
         return self._reshape(dims)
 
-    def flatten(self) -> "NDArray":
+    def flatten(self) -> Self:
         """A copy as a matrix: the first axis, and all the others as one; without axes 1 x 1."""
         shape = self.shape or (1,)
         return self._reshape([shape[0], _product(shape[1:])]).copy()
 
-    def expand_dims(self, axis: int) -> "NDArray":
+    def expand_dims(self, axis: int) -> Self:
         """A copy with an axis of extent 1 more, before `axis`."""
         dims = list(self.shape)
         dims.insert(_axis_of("expand_dims", axis, len(dims) + 1), 1)
         return self._reshape(dims).copy()
 
-    def squeeze(self, axis: "_Axes" = None) -> "NDArray":
+    def squeeze(self, axis: "_Axes" = None) -> Self:
         """A copy without the axes of extent 1, or without those named; of one element, shape (1,)."""
         if axis is None:
             gone = [one for one, extent in enumerate(self.shape) if extent == 1]
@@ -228,7 +228,7 @@ class NDArray(_core.Array):
         dims = [extent for one, extent in enumerate(self.shape) if one not in gone]
         return self._reshape(dims if dims or self._has_scalars or not self.ndim else [1]).copy()
 
-    def transpose(self, *order, axes: "Sequence[int] | None" = None) -> "NDArray":
+    def transpose(self, *order, axes: "Sequence[int] | None" = None) -> Self:
         """A copy with the axes in another order, given as numbers or a sequence of them: by default reversed."""
         if order and axes is not None:
             raise InvalidType(f"transpose: expected the axes once, got {order!r} and {axes!r}")
@@ -240,11 +240,14 @@ class NDArray(_core.Array):
             raise InvalidType(f"transpose: expected the numbers of the axes, got {given!r}")
         return self._transpose([_axis_of("transpose", one, self.ndim) for one in given])
 
-    def broadcast_to(self, shape) -> "NDArray":
-        """A copy in which axes of extent 1 repeat."""
-        return self._broadcast_to(_dims(shape))
+    def broadcast_to(self, shape) -> Self:
+        """A copy in which axes of extent 1 repeat. 0 keeps the extent of an NDArray's axis."""
+        dims = _dims(shape)
+        if not self._has_scalars and len(dims) == self.ndim:
+            dims = [extent or own for extent, own in zip(dims, self.shape)]
+        return self._broadcast_to(dims)
 
-    def slice(self, begin, end, step=None) -> "NDArray":
+    def slice(self, begin, end, step=None) -> Self:
         """A copy of elements [begin, end) of the first axis; of tuples, an extent each, the part that lies between them.
         None stands for the beginning, or end, of an axis; negative numbers count from its end."""
         axes = [list(one) if isinstance(one, (tuple, list)) else [one] for one in (begin, end)]
@@ -264,16 +267,16 @@ class NDArray(_core.Array):
     # Reductions and functions beyond those of the base.
 
     def sum(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False,
-            out: "NDArray | None" = None) -> "NDArray":
+            out: "NDArray | None" = None) -> Any:
         """The sum of all elements, shape (1,), or along an axis or several; with `exclude` along all others. With
         `keepdims` these axes stay, with extent 1. In float64, rounded once."""
         return _into(out, self._reduced("sum", _core.Array._sum, axis, keepdims, exclude))
 
-    def mean(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False) -> "NDArray":
+    def mean(self, axis: "_Axes" = None, keepdims: bool = False, exclude: bool = False) -> Self:
         """The mean of all elements, or along axes; its arguments are those of `sum`."""
         return self._reduced("mean", _core.Array._mean, axis, keepdims, exclude)
 
-    def norm(self, ord: int = 2, axis: "_Axes" = None, keepdims: bool = False) -> "NDArray":  # noqa: A002
+    def norm(self, ord: int = 2, axis: "_Axes" = None, keepdims: bool = False) -> Self:  # noqa: A002
         """The square root of the sum of the squares, or with `ord` 1 the sum of the magnitudes, of all elements,
         shape (1,), or along axes as for `sum`. In float64, rounded once."""
         if ord not in (1, 2):
@@ -282,7 +285,7 @@ class NDArray(_core.Array):
             return self.abs()._reduced("norm", _core.Array._sum, axis, keepdims)
         return self._reduced("norm", _norm, axis, keepdims)
 
-    def _reduced(self, call: str, reduce, axis: "_Axes", keepdims: bool, exclude: bool = False) -> "NDArray":
+    def _reduced(self, call: str, reduce, axis: "_Axes", keepdims: bool, exclude: bool = False) -> Self:
         """reduce(array, axis), which knows one axis, or None for all, along any number of them."""
         kind = _dtype._NUMPY[self._dtype].kind
         if self._has_scalars and call == "sum" and kind == "b":  # as NumPy does, in place of one bool
@@ -309,7 +312,7 @@ class NDArray(_core.Array):
             return result._reshape([1 if one in axes else extent for one, extent in enumerate(self.shape)])
         return result if kept or not self._has_scalars else result._reshape([])
 
-    def dot(self, other: "NDArray", transpose_a: bool = False, transpose_b: bool = False) -> "NDArray":
+    def dot(self, other: "NDArray", transpose_a: bool = False, transpose_b: bool = False) -> Self:
         """The product along the last axis of this array, or with `transpose_a` its first one, and the first axis of
         the other, or with `transpose_b` its last one: of matrices their product. Two vectors give shape (1,)."""
         if not isinstance(other, _core.Array):
@@ -332,7 +335,7 @@ class NDArray(_core.Array):
         product = a._reshape([_product(dims[:len(rows)]), extent])._dot(b._reshape([extent, _product(dims[len(rows):])]))
         return product._reshape(dims if dims or self._has_scalars else [1])
 
-    def clip(self, a_min, a_max) -> "NDArray":
+    def clip(self, a_min, a_max) -> Self:
         """Each element, limited to [a_min, a_max]; of a heddle.np array one of them may be None, which is no limit."""
         if self._has_scalars and (a_min is None) != (a_max is None):
             return _of_pair("maximum", self, a_min, "clip") if a_max is None else _of_pair("minimum", self, a_max, "clip")
@@ -350,12 +353,13 @@ class NDArray(_core.Array):
 
     # Elements and parts.
 
-    def __getitem__(self, key) -> "NDArray":
+    def __getitem__(self, key) -> Self:
         """A view for integers and a slice of neighbours that lie in one piece, else a copy. An index of
         arrays, lists or booleans waits for the values."""
         ranges = _ranges(self.shape, key)
         if ranges is None:
-            return array(self.asnumpy()[_numpy_key(key)], ctx=self.context, dtype=self.dtype, _type=type(self))
+            made: Any = array(self.asnumpy()[_numpy_key(key)], ctx=self.context, dtype=self.dtype, _type=type(self))
+            return made
         view = _view(self, ranges)
         if view is not None:
             return view._reshape([1]) if self.ndim and not view.ndim and not self._has_scalars else view
@@ -527,7 +531,7 @@ def _ranges(shape: tuple, key) -> "list[tuple[int, int, int, int]] | None":
     return ranges
 
 
-def _view(of: NDArray, ranges: list) -> "NDArray | None":
+def _view(of: NDArray, ranges: list) -> Any:
     """The part as a view, if it lies in one piece: integers, then one slice, then whole axes."""
     axis = 0
     view = of
@@ -839,7 +843,7 @@ def minimum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     return _into(out, _of_pair("minimum", lhs, rhs))
 
 
-def _of_pair(operation: str, a, b, call: "str | None" = None) -> NDArray:
+def _of_pair(operation: str, a, b, call: "str | None" = None) -> Any:
     """operation(a, b), of which one is an array; for the errors of `call`, by default the same."""
     call = call or operation
     array, other = (a, b) if isinstance(a, NDArray) else (b, a)
