@@ -668,8 +668,9 @@ class _Native(Optimizer):
         for name, value in {**state, "_parameters": set(values)}.items():
             object.__setattr__(self, name, value)
         self._own_tables()
-        self.lr_scheduler = self.lr_scheduler
-        self._send_multipliers()
+        if not _core.in_forked_child():  # which refuses them; a pool would lose what cannot even be unpickled there
+            self.lr_scheduler = self.lr_scheduler
+            self._send_multipliers()
 
     def _updater(self) -> "_core.Updater":
         return _core.Updater(self._native)
@@ -816,7 +817,7 @@ class Updater:
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
         self._native = _updater_of(self._optimizer)
-        if self._native is not None:
+        if self._native is not None and not _core.in_forked_child():
             _load_bytes(self._native, state["_native"])
 
     def _update_stored(self, index, grad, weight) -> None:

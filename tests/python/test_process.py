@@ -555,7 +555,7 @@ with multiprocessing.get_context('spawn').Pool(1) as pool:
 """), "2500\n8.0")
 
 
-def test_a_pool_reports_arrays_that_its_forked_children_cannot_use(run_python):
+def test_a_pool_reports_arrays_and_optimizers_that_its_forked_children_cannot_use(run_python):
     """They could not even be unpickled there, and so the pool waited for ever."""
     check(run_python("""
 import multiprocessing, operator
@@ -576,8 +576,24 @@ with multiprocessing.get_context('fork').Pool(1) as pool:
                 assert 'fork' in str(error), error
             else:
                 print(function)
-    print(pool.map(count, arrays))
-""", timeout=100), "[1, 1, 1, 1]")
+    optimizer = mx.optimizer.SGD(momentum=0.5, lr_scheduler=mx.lr_scheduler.CosineScheduler(9))
+    optimizer.set_lr_mult({'w': 2.0})
+    for function in (operator.attrgetter('momentum'), operator.methodcaller('set_wd_mult', {'v': 0.0}),
+                     operator.methodcaller('__setattr__', 'lr', 1.0)):
+        try:
+            pool.apply_async(function, (optimizer,)).get(60)
+        except mx.InvalidState as error:
+            assert 'fork' in str(error), error
+        else:
+            print(function)
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.5))
+    updater('w', mx.nd.ones((2,)), mx.nd.ones((2,)))
+    try:
+        pool.apply_async(operator.methodcaller('get_states'), (updater,)).get(60)
+    except mx.InvalidState as error:
+        assert 'fork' in str(error), error
+    print(pool.map(count, [*arrays, optimizer, updater]))
+""", timeout=100), "[1, 1, 1, 1, 1, 1]")
 
 
 def test_threads_that_do_not_end_leave_the_exit_alone(run_python):
