@@ -474,6 +474,8 @@ class EngineCore {
   std::uint64_t CommitSerial(Op* op, engine::MessageKind kind) noexcept;
   void WakeForPushLocked() REQUIRES(lock_);
   void EmptyInboxAfterStop() noexcept;
+  void RunLateLocked() REQUIRES(lock_);
+  void RunLateAfterBody(EngineCore& stopped);
 
   // core_wait.cc
   static bool HasPassed(const std::optional<Deadline>& deadline) {

@@ -321,6 +321,10 @@ bool EngineCore::ReserveWorker() noexcept {
 
 // A thread is about to sleep or to leave: somebody else must do the work that there is.
 void EngineCore::EnsureWorkerLocked() {
+  if (mode_.load(std::memory_order_relaxed) == Mode::kStopped) [[unlikely]] {
+    if (tls_context.op == nullptr) RunLateLocked();  // there are no workers any more
+    return;
+  }
   if (kind_ != Kind::kThreaded || executors_ > 0) return;
   TakeCompletionsLocked();  // costs less than waking anybody for them
   if (!WorkIsVisibleLocked() || host_->IsComing()) return;

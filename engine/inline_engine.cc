@@ -10,6 +10,7 @@
 // or wait.
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "engine/core.h"
@@ -162,7 +163,11 @@ Op* EngineCore::PickSeededLocked(Executor& executor) {
 }
 
 std::uint64_t EngineCore::CommitWithoutWorkers(Op* op, MessageKind kind) noexcept {
-  if (kind_ == Kind::kSerial) return CommitSerial(op, kind);
+  if (kind_ == Kind::kSerial) {
+    const std::uint64_t ticket = CommitSerial(op, kind);
+    AfterPublish();  // inside a body of another engine it does not run
+    return ticket;
+  }
   const std::uint64_t ticket = PublishOp(op, kind);
   AfterPublish();
   const engine::TrackerGuard guard(lock_);
@@ -227,16 +232,49 @@ void EngineCore::RunPending() {
   RanForPushLocked(executor, &timer);
 }
 
-// A push or a drop that raced with Stop, or a drop after it: its message must not be lost.
+// A push or a drop that raced with Stop, or a drop after it: its message must not be lost. Inside a
+// body it is only registered, since no op runs on top of another one's body. If that is of this
+// engine, whoever runs it looks for more when it has ended: RunLateLocked, a worker, or a wait that
+// leaves (EnsureWorkerLocked). If it is of another one, an op of that does.
 void EngineCore::EmptyInboxAfterStop() noexcept {
   Ref();  // the last variable may go
+  bool left = false;
   {
     const engine::TrackerGuard guard(lock_);
-    Executor executor;
-    const ExecutorLink link(*this, executor);
-    RunReadyInlineLocked(executor, [] { return false; });
+    if (tls_context.op == nullptr) {
+      RunLateLocked();
+    } else {
+      DrainLocked();
+      left = tls_context.core != this && InlineWorkLocked();
+    }
   }
+  if (left) tls_context.core->RunLateAfterBody(*this);
   Unref();
+}
+
+// Of an engine that has been stopped, by a thread that is in no body of an op.
+void EngineCore::RunLateLocked() {
+  Executor executor;
+  const ExecutorLink link(*this, executor);
+  RunReadyInlineLocked(executor, [] { return false; });
+}
+
+// Pushes an op for what is left of `stopped`, in the body of an op of this engine.
+void EngineCore::RunLateAfterBody(EngineCore& stopped) {
+  OpOptions options;
+  options.name = "late_ops_of_a_stopped_engine";
+  const auto run = [](void* body, BodyAction /*action*/, AsyncState* /*async*/) {
+    EngineCore& core = **static_cast<EngineCore**>(body);
+    {
+      const engine::TrackerGuard guard(core.lock_);
+      core.RunLateLocked();
+    }
+    core.Unref();
+  };
+  stopped.Ref();
+  const NewOp fresh = NewOpBlock(options, sizeof(EngineCore*), run, /*async=*/false);
+  new (fresh.storage) EngineCore*(&stopped);
+  CommitPush(fresh.op);
 }
 
 }  // namespace heddle::internal

@@ -2,6 +2,7 @@
 // engines, and what bad input to Push and friends gives.
 #include <heddle/engine.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -225,7 +226,7 @@ struct StopsWhenCopied {
   StopsWhenCopied(Engine* engine, std::function<void(Completion)> body)
       : engine(engine), body(std::move(body)) {}
   StopsWhenCopied(const StopsWhenCopied& other) : engine(other.engine), body(other.body) {
-    engine->Stop();
+    std::thread([this] { engine->Stop(); }).join();  // this one may be in an op
   }
   void operator()(Completion done) const { body(std::move(done)); }
 
@@ -242,6 +243,46 @@ TEST_P(LifecycleTest, ACompletionOfAPushThatRacedWithStopMayOutliveItsEngine) {
   engine.reset();
   if (saved) (*saved)(std::make_exception_ptr(std::runtime_error("unheard")));
   log.WaitForLine({"late", "unheard"});
+}
+
+// No op runs on top of another one's body, after Stop either: a chain would overflow the stack.
+TEST_P(LifecycleTest, WhatAnOpThatRacedWithStopPushesRunsBehindIt) {
+  constexpr int kOps = 20'000;
+  Engine engine(GetParam().options);
+  int inside = 0, deepest = 0, runs = 0;
+  const std::function<void()> chain = [&] {
+    deepest = std::max(deepest, ++inside);
+    Var dropped = engine.NewVar("dropped");
+    if (++runs < kOps) engine.Push({.name = "next"}, [&] { chain(); });
+    dropped = Var();
+    --inside;
+  };
+  const StopsWhenCopied body(&engine, [&](const Completion& done) {
+    chain();
+    done();
+  });
+  engine.PushAsync({.name = "late"}, body);
+  EXPECT_EQ(runs, kOps);
+  EXPECT_EQ(deepest, 1);
+}
+
+TEST_P(LifecycleTest, AnOpThatRacedWithStopRunsOnNoBodyOfAnotherEngine) {
+  Engine other(GetParam().options), engine(GetParam().options);
+  static thread_local bool inside;
+  std::atomic<int> runs = 0, nested = 0;
+  const StopsWhenCopied body(&engine, [&](const Completion& done) {
+    if (inside) ++nested;
+    ++runs;
+    done();
+  });
+  other.Push({.name = "outer"}, [&] {
+    inside = true;
+    engine.PushAsync({.name = "late"}, body);
+    inside = false;
+  });
+  other.WaitForAll();
+  EXPECT_EQ(runs, 1);
+  EXPECT_EQ(nested, 0);
 }
 
 TEST_P(LifecycleTest, AnErrorOfAPushThatRacedWithStopIsLogged) {
