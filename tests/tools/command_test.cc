@@ -206,6 +206,7 @@ TEST(DoctorCommand, SettingsThatAreWrongAreProblems) {
   for (const char* const setting :
        {"HEDDLE_CPU_ALLOCATOR=steam", "HEDDLE_GPU_ALLOCATOR=steam", "HEDDLE_PINNED_MEMORY_MAX=-1",
         "HEDDLE_NCCL_DEADLINE_MS=steam", "HEDDLE_NCCL_RANK=1", "HEDDLE_TRACE=/nowhere/run.trace",
+        "HEDDLE_TRACE=/dev/full", "HEDDLE_GPU_SUMS=steam",
         "HEDDLE_WIRE_CAPTURE=/nowhere/job.wire"}) {
     const ProgramResult result = RunProgram({kHeddle, "doctor"}, {setting});
     EXPECT_EQ(result.status, 1) << setting;
@@ -488,6 +489,20 @@ TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
   EXPECT_EQ(store.status, 1);
   EXPECT_THAT(store.output, HasSubstr("cloud"));
   EXPECT_NE(RunProgram({kHeddle, "bench", "--devices", "0"}).status, 0);
+  // Of several workers each would wait for rounds that the others do not make.
+  const ProgramResult job = RunProgram({kHeddle, "bench", "--store", "dist_sync"});
+  EXPECT_EQ(job.status, 1);
+  EXPECT_THAT(job.output, HasSubstr("expected a type for one process"));
+}
+
+TEST(WireDumpCommand, BytesToShowAreAWholeNumber) {
+  for (const std::string payload : {"-1", "1k", "18446744073709551616"}) {
+    const ProgramResult result =
+        RunProgram({kHeddle, "wire-dump", "--payload", payload, "job.wire"});
+    EXPECT_NE(result.status, 0);
+    EXPECT_THAT(result.output, AllOf(HasSubstr("--payload"), HasSubstr(payload)));
+    EXPECT_LT(result.output.size(), 200U) << result.output;
+  }
 }
 
 }  // namespace

@@ -249,6 +249,31 @@ TEST_F(DamagedTraceTest, ChunkWithoutItsHeaderIsSkipped) {
   EXPECT_EQ(ReadTraceFile(path_).damaged_bytes, engine::kTraceChunkBytes);
 }
 
+TEST_F(DamagedTraceTest, NoMoreIsDamagedThanIsThere) {
+  std::string bytes = bytes_;
+  constexpr std::size_t kUsed = offsetof(engine::TraceChunkHeader, used);
+  std::fill_n(bytes.begin() + engine::kTraceHeaderBytes + kUsed, 4, static_cast<char>(0xff));
+  OpsIn(bytes);
+  const TraceFile trace = ReadTraceFile(path_);
+  EXPECT_GT(trace.damaged_bytes, 0U);
+  EXPECT_LT(trace.damaged_bytes, bytes.size());
+  std::ostringstream json;
+  WriteTraceJson(JoinTraces({trace}), {}, json);
+  EXPECT_NE(json.str().find("\"complete\":false"), std::string::npos);
+}
+
+TEST_F(DamagedTraceTest, WorkOfADeviceThatCannotBeIsDamaged) {
+  for (const int device : {-1, 70000}) {
+    {
+      TraceWriter writer(path_, kPlenty);
+      Push(writer, 1, {});
+      writer.OnWork({.op = 1, .device = device, .name = "kernel"});
+    }
+    EXPECT_EQ(OpsIn(ReadAll(path_)), 1U);
+    EXPECT_GT(ReadTraceFile(path_).damaged_bytes, 0U);
+  }
+}
+
 TEST_F(DamagedTraceTest, RandomBytesInTheFileNeverCrashTheReader) {
   for (unsigned seed = 1; seed <= Scaled(30U); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -115,6 +115,14 @@ std::vector<BenchResult> RunBench(const BenchOptions& options,
       throw InvalidArgument(fmt::format("devices: expected 1 or more, got {}", devices));
     }
   }
+  for (const std::string& type : options.stores) {
+    // Each size takes a store of its own, and as many rounds as fit into the time: workers of a job
+    // would wait for each other's.
+    if (type.starts_with("dist")) {
+      throw InvalidArgument(fmt::format(
+          "store: expected a type for one process, such as local, device or nccl, got {}", type));
+    }
+  }
   std::vector<BenchResult> results;
   for (const std::string& type : options.stores) {
     Engine engine(options.engine);

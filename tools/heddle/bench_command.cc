@@ -127,7 +127,7 @@ void AddBenchCommand(CLI::App& app) {
   CLI::App* const command =
       app.add_subcommand("bench", "Measure push and pull by array size and number of devices");
   command->footer(kAboutP99);
-  command->add_option("--store", options->stores, "Types of store")
+  command->add_option("--store", options->stores, "Types of store, of one process")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--devices", options->devices, "Numbers of logical devices")

@@ -20,6 +20,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/build_info.h"
@@ -29,6 +30,7 @@
 #include "base/job_file.h"
 #include "base/log.h"
 #include "kvstore/dist/config.h"
+#include "kvstore/gpu_sums.h"
 #include "kvstore/nccl/device_group.h"
 #include "kvstore/nccl/nccl_api.h"
 #include "kvstore/nccl/nccl_meeting.h"
@@ -183,6 +185,17 @@ void CheckFolderOf(const char* what, const std::string& file) {
                             std::strerror(errno)));
 }
 
+// A file that is there is written anew in its place.
+void CheckTraceFile(const std::string& file) {
+  struct stat found = {};
+  if (file.empty() || stat(file.c_str(), &found) != 0) return CheckFolderOf("trace file", file);
+  if (!S_ISREG(found.st_mode)) {
+    throw IoError(fmt::format("trace file {}: expected a file, or none yet", file));
+  }
+  if (access(file.c_str(), W_OK) == 0) return;
+  throw IoError(fmt::format("trace file {}: {}", file, std::strerror(errno)));
+}
+
 // Runs a chain of ops on an engine with these options.
 void TestEngine(EngineOptions options) {
   constexpr int kOps = 1000;
@@ -204,7 +217,7 @@ void CheckEngine(int& problems) {
   Checked(problems, [&] {
     const EngineOptions options = EngineOptions::FromEnvironment();
     PrintSettings(options);
-    Checked(problems, [&] { CheckFolderOf("trace file", options.trace_file); });
+    Checked(problems, [&] { CheckTraceFile(options.trace_file); });
     TestEngine(options);
   });
 }
@@ -223,6 +236,10 @@ void CheckMemory(int& problems) {
                        capped ? fmt::format("at most {} bytes", options.bytes_max) : "no cap"));
     });
   }
+}
+
+void CheckStores(int& problems) {
+  Checked(problems, [] { kvstore::GpuSumsOf({}); });
 }
 
 void CheckDist(int& problems) {
@@ -253,6 +270,7 @@ void Run() {
   PrintVariables(problems);
   CheckEngine(problems);
   CheckMemory(problems);
+  CheckStores(problems);
   CheckDist(problems);
   Conclude(problems);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <system_error>
 #include <tuple>
 
@@ -115,7 +116,8 @@ class Reader {
     const std::size_t present = std::min<std::size_t>(rest, chunk.bytes);
     trace_.threads[chunk.thread_id] = Text(chunk.thread_name);
     std::size_t at = offset + sizeof(TraceChunkHeader);
-    const std::size_t used_end = at + chunk.used;
+    const std::size_t used_end =
+        at + std::min<std::size_t>(chunk.used, chunk.bytes - sizeof(TraceChunkHeader));
     const std::size_t end = std::min(used_end, offset + present);
     while (end - at >= sizeof(std::uint64_t)) {
       const std::uint32_t head = At<std::uint32_t>(at);
@@ -185,6 +187,9 @@ class Reader {
       case TraceKind::kWork: {
         if (bytes != sizeof(TraceWorkRecord)) return false;
         const auto record = At<TraceWorkRecord>(at);
+        if (record.device < 0 || record.device > std::numeric_limits<std::int16_t>::max()) {
+          return false;
+        }
         trace_.works.push_back({{record.device, record.stream},
                                 record.ticket,
                                 record.started_ns,

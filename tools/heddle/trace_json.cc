@@ -174,8 +174,9 @@ class Writer {
   }
 
   void WriteHead() {
-    const bool complete = std::ranges::all_of(
-        joined_.files, [](const TraceFile& each) { return each.closed && each.dropped == 0; });
+    const bool complete = std::ranges::all_of(joined_.files, [](const TraceFile& each) {
+      return each.closed && each.dropped == 0 && each.damaged_bytes == 0;
+    });
     std::uint64_t dropped = 0;
     for (const TraceFile& each : joined_.files) dropped += each.dropped;
     Append(

@@ -23,6 +23,8 @@
 namespace heddle::tools {
 namespace {
 
+constexpr std::uint64_t kPayloadMax = std::uint64_t{1} << 40;
+
 struct DumpOptions {
   std::string input;
   std::uint64_t payload_bytes = 16;
@@ -74,7 +76,7 @@ void AddWireDumpCommand(CLI::App& app) {
                    "input")
       ->required();
   command->add_option("--payload", options->payload_bytes, "Bytes to show of each payload")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, kPayloadMax))
       ->capture_default_str();
   command->callback([options] { Run(*options); });
 }

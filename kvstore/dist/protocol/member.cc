@@ -16,6 +16,7 @@ Message Member::Say(Kind kind) const {
 }
 
 void Member::Join(Time now, Outputs& out, std::optional<Time> started) {
+  joined_ = true;
   started_ = started.value_or(now);
   heard_ = now;
   tick_at_ = now + options_.heartbeat_every;
@@ -152,13 +153,15 @@ void Member::Fail(const std::string& why, Outputs& out) {
 }
 
 std::string Member::DescribeState(Time now) const {
-  std::string text = fmt::format("{}, scheduler at {}, last heard {} ago\n", ToString(self()),
-                                 options_.scheduler_address, InSeconds(now - heard_));
+  std::string text = fmt::format(
+      "{}, scheduler at {}, {}\n", ToString(self()), options_.scheduler_address,
+      joined_ ? fmt::format("last heard {} ago", InSeconds(now - heard_)) : "not reached so far");
   if (failure_) {
     text += fmt::format("  the job has failed: {} at {}: {}\n", ToString(failure_->node),
                         failure_->address, failure_->why);
   } else if (!roster_) {
-    text += fmt::format("  has waited {} for the job to begin\n", InSeconds(now - started_));
+    if (joined_)
+      text += fmt::format("  has waited {} for the job to begin\n", InSeconds(now - started_));
   } else if (leaving_) {
     text += left_ ? "  has left\n" : "  leaves\n";
   } else if (shutdown_wanted_) {

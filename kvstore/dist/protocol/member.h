@@ -75,6 +75,7 @@ class Member {
   bool over() const { return failure_.has_value() || left_ || shut_down_; }
 
   const MemberOptions options_;
+  bool joined_ = false;  // there is a connection, and since then the times
   Time started_{0};
   Time heard_{0};
   Time tick_at_{0};

@@ -1043,6 +1043,10 @@ TEST_F(MemberTest, TellsOfABadEndAlsoWhenItHasLeft) {
 
 TEST_F(MemberTest, ItsStateIsPutInWords) {
   Make(Role::kWorker);
+  now_ += seconds(100);
+  EXPECT_THAT(member_->DescribeState(now_),
+              AllOf(HasSubstr("10.0.0.100:9, not reached so far"), Not(HasSubstr("last heard")),
+                    Not(HasSubstr("waited"))));
   Join();
   now_ += seconds(2);
   EXPECT_THAT(member_->DescribeState(now_),
