@@ -27,7 +27,7 @@ Violation FindViolation(const Var& var, Touch touch) {
 
 std::string RunningCpuOp() {
   const internal::Op* const op = tls_context.op;
-  if (op == nullptr || tls_context.after_body || op->on_gpu()) return {};
+  if (op == nullptr || op->on_gpu()) return {};
   return fmt::format("op '{}' on {}", op->name, ToString(op->device()));
 }
 

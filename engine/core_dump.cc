@@ -1,5 +1,6 @@
 // DumpState, and the sentences about what blocks what in errors and alarms.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -102,7 +103,8 @@ std::string EngineCore::DumpState() {
   DrainLocked();
   std::vector<Op*> ops;
   ForEachOpLocked([&](Op* op) { ops.push_back(op); });
-  std::sort(ops.begin(), ops.end(), [](Op* a, Op* b) { return a->ticket < b->ticket; });
+  // The fence of a wait has the ticket of what comes behind it.
+  std::ranges::sort(ops, {}, [](const Op* op) { return std::pair(op->ticket, op); });
   ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
   std::string text =
       fmt::format("{} engine, {} workers: {} pushed, {} done, {} pending\n", options_.type,

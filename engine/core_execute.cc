@@ -305,6 +305,7 @@ void EngineCore::ExecuteLocked(Executor& executor, Op* op) {
   context.core = this;
   context.op = op;
   context.children = 0;
+  context.after_body = false;  // what takes a GPU op down may stop another engine
   // Holds on, so that a body that throws fails with its exception and not with its dropped
   // completion.
   if (async != nullptr) RetainAsync(async);

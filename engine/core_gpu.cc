@@ -137,6 +137,7 @@ void EngineCore::ExecuteGpuLocked(Executor& executor, Op* op) {
   context.core = this;
   context.op = op;
   context.children = 0;
+  context.after_body = false;
   const auto [mark, error] =
       gpu_->Issue(queue, waits, async, skipped, &executor.gpu, [&](std::exception_ptr failed) {
         if (failed != nullptr) return failed;

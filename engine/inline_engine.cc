@@ -261,10 +261,13 @@ void EngineCore::RunLateLocked() {
 
 // Pushes an op for what is left of `stopped`, in the body of an op of this engine.
 void EngineCore::RunLateAfterBody(EngineCore& stopped) {
+  struct Body {
+    EngineCore* core;
+  };
   OpOptions options;
   options.name = "late_ops_of_a_stopped_engine";
   const auto run = [](void* body, BodyAction /*action*/, AsyncState* /*async*/) {
-    EngineCore& core = **static_cast<EngineCore**>(body);
+    EngineCore& core = *static_cast<Body*>(body)->core;
     {
       const engine::TrackerGuard guard(core.lock_);
       core.RunLateLocked();
@@ -272,8 +275,8 @@ void EngineCore::RunLateAfterBody(EngineCore& stopped) {
     core.Unref();
   };
   stopped.Ref();
-  const NewOp fresh = NewOpBlock(options, sizeof(EngineCore*), run, /*async=*/false);
-  new (fresh.storage) EngineCore*(&stopped);
+  const NewOp fresh = NewOpBlock(options, sizeof(Body), run, /*async=*/false);
+  new (fresh.storage) Body{&stopped};
   CommitPush(fresh.op);
 }
 

@@ -217,7 +217,7 @@ class Tracker {
         if (failure != nullptr || var->failure != nullptr) {
           SetWritten(var, failure, skipped, op->keeps_failure());
         }
-        if (var->head) Grant(var, on_ready, on_write, on_fence);
+        if (var->head && !var->granting) Grant(var, on_ready, on_write, on_fence);
         if (var->waiters > 0) on_write(var);
       }
       if (var->dropped && var->Idle()) on_idle(var);

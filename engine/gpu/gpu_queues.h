@@ -34,12 +34,10 @@
 //   (G4) Every op finishes if what runs on devices that have not failed ends: an op whose stream
 //        waits for events that may never happen says so by its marks, or by a GivenUp.
 //   (G5) On a threaded engine one op of a stream at a time is ready or being issued: two threads
-//   that
-//        call the driver for one stream only wait for each other, which takes them a multiple of
-//        the calls' own time, and in what order they come is chance.
+//        that call the driver for one stream only wait for each other, which takes them a multiple
+//        of the calls' own time, and in what order they come is chance.
 //   (G6) Who finishes a stream's ops waits for nothing meanwhile, since nobody else does: what an
-//   op
-//        captured, and its Finish(), run in the context of the op, where pushes do not wait for
+//        op captured, and its Finish(), run in the context of the op, where pushes do not wait for
 //        room and waits throw.
 #pragma once
 

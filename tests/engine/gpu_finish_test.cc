@@ -78,6 +78,23 @@ class GpuFinishTest : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(All, GpuFinishTest, testing::Values("threaded", "serial", "seeded"));
 
+// Each of its ops has a body of its own, in whatever that is stopped.
+TEST_P(GpuFinishTest, OpsOfAnEngineThatIsDroppedThereRunAsEver) {
+  bool ran = false;
+  EngineOptions options;
+  options.type = "seeded";
+  auto dropped = std::make_shared<Engine>(options);
+  dropped->Push({.name = "pending", .writes = {dropped->NewVar()}}, [&ran] {
+    engine::KeepFailure();
+    ran = true;
+  });
+  Engine engine(Options());
+  engine.PushGpu({.name = "drops", .writes = {engine.NewVar()}, .device = Gpu(0)},
+                 [last = std::move(dropped)](GpuStream stream) { SimGpu::Launch(stream, [] {}); });
+  engine.WaitForAll();
+  EXPECT_TRUE(ran);
+}
+
 TEST_P(GpuFinishTest, PushesDoNotWaitForRoom) {
   Engine engine(Bounded());
   const int kOps = Scaled(100);

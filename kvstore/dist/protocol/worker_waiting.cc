@@ -2,6 +2,8 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,14 +145,21 @@ void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64
 // Those that no other part of their array counts on need not be waited for by a worker that leaves:
 // rounds go on without it.
 void WorkerMachine::DropLatePushes(Time now, Outputs& out) {
+  std::set<std::uint32_t> stores;
   ForEachPart(*this, [&](Part& part) {
     const std::size_t before = part.open.size();
     part.open.RemoveFrom(part.sent, [&](const Open& open) {
       return open.stays && IsPush(open.request.kind) && !open.request.one_of_several;
     });
     late_pushes_ -= before - part.open.size();
-    if (part.open.size() < before) Pump(now, part, out);
+    if (part.open.size() == before) return;
+    stores.insert(part.id.store);
+    Pump(now, part, out);
   });
+  // The servers wait for those that a close has announced.
+  for (const std::uint32_t store : stores) {
+    if (closed_.contains(store)) CloseStore(now, store, out);
+  }
 }
 
 // What was never sent needs no answer, unless it stays; what was sent keeps its place until it is

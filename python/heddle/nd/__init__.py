@@ -832,14 +832,14 @@ def power(base, exp, out: "NDArray | None" = None) -> NDArray:
 def maximum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """The greater of each two elements; NaN if one of them is."""
     if out is None and isinstance(lhs, _NUMBERS) and isinstance(rhs, _NUMBERS):
-        return max(lhs, rhs)
+        return numpy.maximum(lhs, rhs).item()
     return _into(out, _of_pair("maximum", lhs, rhs))
 
 
 def minimum(lhs, rhs, out: "NDArray | None" = None) -> NDArray:
     """The less of each two elements; NaN if one of them is."""
     if out is None and isinstance(lhs, _NUMBERS) and isinstance(rhs, _NUMBERS):
-        return min(lhs, rhs)
+        return numpy.minimum(lhs, rhs).item()
     return _into(out, _of_pair("minimum", lhs, rhs))
 
 

@@ -462,6 +462,37 @@ TEST(WorkerMachine, OnlyOnePartOfSeveralThatHasTimedOutIsWaitedForByAWorkerThatL
   }
 }
 
+// It waits for the part of several; what it has dropped nobody waits for meanwhile.
+TEST(WorkerMachine, AWorkerThatLeavesTakesBackWhatItsCloseHasAnnounced) {
+  SmallJob job(2);
+  for (std::uint32_t part = 0; part < 2; ++part) {
+    for (int rank = 0; rank < 2; ++rank) job.Init(rank, part, {0});
+  }
+  job.Run();
+  for (std::uint32_t part = 0; part < 2; ++part) {
+    for (int i = 0; i < 3; ++i) {
+      job.Submit(0, {.kind = Kind::kPush,
+                     .part = SmallJob::IdOf(part),
+                     .payload = PayloadOf({1}),
+                     .deadline = i == 2 ? job.now + seconds(1) : Time{0},
+                     .one_of_several = part == 1});
+    }
+  }
+  job.Run();
+  job.Advance(seconds(2));
+  job.CloseStore(0);
+  const auto leave = job.Leave(0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(leave));
+  std::vector<std::uint64_t> rounds;
+  for (int round = 0; round < 3; ++round) {
+    rounds.push_back(job.PushPull(1, 0, {10}));
+    job.Run();
+  }
+  EXPECT_EQ(job.ValueOf(rounds[1]), Values({11}));
+  EXPECT_EQ(job.ValueOf(rounds[2]), Values({10}));
+}
+
 // Each waits for the other's rounds, and a third one for a barrier.
 TEST(WorkerMachine, WorkersThatLeaveWithPushesThatHaveTimedOutDoNotWaitForOneAnother) {
   SmallJob job(2);
