@@ -322,7 +322,7 @@ bool EngineCore::ReserveWorker() noexcept {
 // A thread is about to sleep or to leave: somebody else must do the work that there is.
 void EngineCore::EnsureWorkerLocked() {
   if (mode_.load(std::memory_order_relaxed) == Mode::kStopped) [[unlikely]] {
-    if (tls_context.op == nullptr) RunLateLocked();  // there are no workers any more
+    if (engine::tls_context.op == nullptr) RunLateLocked();  // there are no workers any more
     return;
   }
   if (kind_ != Kind::kThreaded || executors_ > 0) return;
