@@ -47,8 +47,9 @@ void Translate(const std::exception_ptr& caught, void*) {
   } catch (const IoError& error) {
     Raise(classes->io, error);
   } catch (const NetworkError& error) {
-    // What ends the others of a job, such as Ctrl-C, is often on its way to this process, too.
-    if (PyErr_CheckSignals() == 0) Raise(classes->network, error);
+    // What ends the others of a job, such as Ctrl-C, is often on its way to this process, too. Or
+    // it has come while the store was taken down, and leaves the call.
+    if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) Raise(classes->network, error);
   } catch (const Interrupted& error) {
     if (Py_MakePendingCalls() == 0) Raise(classes->op, error);  // or raises what leaves the call
   } catch (const OpError& error) {
