@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/fail_write.h"
+#include "tests/engine/gpu_types.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 #include "tests/message_of.h"
@@ -53,18 +54,8 @@ class Guard {
   std::function<void()> when_gone_;
 };
 
-class GpuFinishTest : public testing::TestWithParam<const char*> {
+class GpuFinishTest : public GpuTypesTest {
  protected:
-  GpuFinishTest() { gpu_->set_turns_max(1); }
-
-  EngineOptions Options() {
-    EngineOptions options;
-    options.type = GetParam();
-    options.num_workers = 2;
-    options.worker_host = WorkerHost::kThreads;
-    options.gpu_driver = gpu_;
-    return options;
-  }
   // Of an engine with room for few ops, on a stream that is ahead by fewer: others wait for room
   // while ops finish that push more.
   EngineOptions Bounded() {
@@ -73,8 +64,6 @@ class GpuFinishTest : public testing::TestWithParam<const char*> {
     options.gpu.issued_ahead = 2;
     return options;
   }
-
-  std::shared_ptr<SimGpu> gpu_ = std::make_shared<SimGpu>(1, BaseSeed());
 };
 INSTANTIATE_TEST_SUITE_P(All, GpuFinishTest, testing::Values("threaded", "serial", "seeded"));
 

@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/engine/gpu_types.h"
 #include "tests/engine/sim_gpu.h"
 #include "tests/engine/support.h"
 #include "tests/sanitized.h"
@@ -22,25 +23,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class GpuStopTest : public testing::TestWithParam<const char*> {
+class GpuStopTest : public GpuTypesTest {
  protected:
-  GpuStopTest() { gpu_->set_turns_max(1); }
-
-  EngineOptions Options() {
-    EngineOptions options;
-    options.type = GetParam();
-    options.num_workers = 2;
-    options.worker_host = WorkerHost::kThreads;
-    options.gpu_driver = gpu_;
-    return options;
-  }
   // The device has its streams.
   static void Begin(Engine& engine) {
     engine.PushGpu({.name = "first", .device = Gpu(0)}, [](GpuStream) {});
     engine.WaitForAll();
   }
-
-  std::shared_ptr<SimGpu> gpu_ = std::make_shared<SimGpu>(1, BaseSeed());
 };
 INSTANTIATE_TEST_SUITE_P(All, GpuStopTest, testing::Values("threaded", "serial", "seeded"));
 
