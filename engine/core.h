@@ -239,10 +239,10 @@ class EngineCore {
     Executor& executor_;
   };
 
-  // When a thread that runs ops itself, in a wait or a push, calls the check of a WaitCheckScope
-  // next.
+  // When a thread in a wait or a push calls the check of a WaitCheckScope next, however often it
+  // sleeps and runs ops until then.
   struct CheckTimer {
-    std::optional<Deadline> due = WaitChecks::SoonerOfNext(std::nullopt);  // none: never
+    std::optional<Deadline> due = WaitChecks::Next();  // none: never
     int ops_to_look = 0;
   };
 
@@ -459,8 +459,9 @@ class EngineCore {
   void RaiseModeLocked() REQUIRES(lock_);
 
   // inline_engine.cc
-  bool AcquireInlineLocked(std::optional<Deadline> deadline, bool* late) REQUIRES(lock_);
-  bool AcquireForPushLocked() REQUIRES(lock_);
+  bool AcquireInlineLocked(std::optional<Deadline> deadline, bool* late, CheckTimer* timer)
+      REQUIRES(lock_);
+  bool AcquireForPushLocked(CheckTimer* timer) REQUIRES(lock_);
   void ReleaseInlineLocked() REQUIRES(lock_);
   bool InlineWorkLocked() REQUIRES(lock_);
   bool AwaitPublishedLocked() REQUIRES(lock_);
@@ -484,7 +485,8 @@ class EngineCore {
   void CheckNotInOp(const char* wait, const VarState* var) const;
   void CheckOwn(const VarState* var, const char* call) const;
   void CheckOpen(const char* call) const;
-  bool SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) REQUIRES(lock_);
+  bool SleepLocked(Waiter& waiter, std::optional<Deadline> deadline, CheckTimer* timer)
+      REQUIRES(lock_);
   static void SpinForSignal(Waiter& waiter);
   static void AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline);
   void WakeLocked(Waiter& waiter, Signal signal = Signal::kWoken) REQUIRES(lock_);
@@ -505,7 +507,7 @@ class EngineCore {
   [[noreturn]] void ThrowLateLocked(VarState* var) REQUIRES(lock_);
   static Op* HolderOf(VarState* var);
   template <class Needs>
-  bool HelpedLocked(Executor& executor, Needs&& needs, std::exception_ptr* error) REQUIRES(lock_);
+  bool HelpedLocked(Executor& executor, CheckTimer* timer, Needs&& needs) REQUIRES(lock_);
   std::uint32_t CloseEpochLocked() REQUIRES(lock_);
   bool EpochEndedLocked(std::uint32_t epoch) const REQUIRES(lock_) {
     return static_cast<std::int32_t>(base_epoch_ - epoch) > 0;

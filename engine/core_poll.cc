@@ -58,7 +58,7 @@ void EngineCore::RemovePoller(WaitPoller& poller) {
   poller.Interrupt();
   while (poller_users_ > 0) {
     Waiter waiter{.kind = WaitKind::kPoller};
-    SleepLocked(waiter, std::nullopt);
+    SleepLocked(waiter, std::nullopt, /*timer=*/nullptr);
   }
 }
 

@@ -422,7 +422,7 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
     if (kind_ != Kind::kThreaded) {
       bool late = false;
       try {
-        if (!AcquireInlineLocked(deadline, &late)) continue;
+        if (!AcquireInlineLocked(deadline, &late, &timer)) continue;
       } catch (...) {
         WaitChecks::Keep(std::current_exception());
         break;
@@ -470,7 +470,8 @@ void EngineCore::AwaitRoomLocked(const OpOptions& options) {
       const bool sooner = !deadline || look_again.time() < deadline->time();
       LeaveGpuLocked(executor);
       SleepLocked(waiter,
-                  AnyInFlightLocked() && sooner ? std::optional<Deadline>(look_again) : deadline);
+                  AnyInFlightLocked() && sooner ? std::optional<Deadline>(look_again) : deadline,
+                  &timer);
     } catch (...) {
       WaitChecks::Keep(std::current_exception());
     }

@@ -86,10 +86,10 @@ void EngineCore::AwaitSignal(Waiter& waiter, std::optional<Deadline> deadline) {
 }
 
 // Releases the lock until `waiter` is woken or the deadline has passed (true). With a poller it may
-// return early: there may be something to run. Throws what the check of a WaitCheckScope throws.
-bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
-  // In the middle of a push the caller keeps the exception.
-  const bool checks = waiter.kind != WaitKind::kPoller && WaitChecks::Any();
+// return early: there may be something to run. Throws what the check of a WaitCheckScope throws, in
+// the middle of a push for the caller to keep. Without a `timer` there are no checks.
+bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline, CheckTimer* timer) {
+  const bool checks = timer != nullptr && WaitChecks::Any();
   const bool in_wait = waiter.kind == WaitKind::kVar || waiter.kind == WaitKind::kAll;
   waiter.may_lead = in_wait && tls_context.no_wait_depth == 0;
   waiter.next = waiters_;
@@ -100,7 +100,11 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
   EnsureWorkerLocked();
   std::exception_ptr error;
   while (!look && error == nullptr && !waiter.woken()) {
-    const std::optional<Deadline> until = checks ? WaitChecks::SoonerOfNext(deadline) : deadline;
+    std::optional<Deadline> until = deadline;
+    if (checks) {
+      const std::optional<Deadline> due = WaitChecks::HasKept() ? WaitChecks::Next() : timer->due;
+      if (due && (!until || due->time() < until->time())) until = due;
+    }
     if (waiter.may_lead && LeaderIsWantedLocked()) leader_ = &waiter;
     if (leader_ == &waiter) {
       LeadLocked(waiter, until);
@@ -116,6 +120,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline) {
       lock_.unlock();
       error = WaitChecks::Call();
       lock_.lock();
+      *timer = CheckTimer();
     }
   }
   (waiter.previous != nullptr ? waiter.previous->next : waiters_) = waiter.next;
@@ -272,7 +277,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
   while (!reached()) {
     if (kind_ != Kind::kThreaded) {
       bool late = false;
-      if (!AcquireInlineLocked(deadline, &late)) {
+      if (!AcquireInlineLocked(deadline, &late, &timer)) {
         if (late && !reached()) ThrowLateLocked(var);
         continue;
       }
@@ -299,11 +304,9 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
       }
       if (op != nullptr) {
         const auto is_it = [op](const Op* of) { return of == op; };
-        std::exception_ptr error;
-        const bool helped = !deadline && HelpedLocked(executor, is_it, &error);
-        if (error != nullptr) {
-          EnsureWorkerLocked();
-          std::rethrow_exception(error);
+        const bool helped = !deadline && HelpedLocked(executor, &timer, is_it);
+        if (helped && CheckIsDueLocked(&timer)) {
+          if (const auto error = CallCheckLocked(executor, &timer)) std::rethrow_exception(error);
         }
         // After help, which may have let go of the lock, the op may be gone.
         if (helped || (op->issued && AsksGpuLocked(op, &ask_until))) {
@@ -323,7 +326,7 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
     bool late = false;
     LeaveGpuLocked(executor);
     try {
-      late = SleepLocked(waiter, deadline);
+      late = SleepLocked(waiter, deadline, &timer);
     } catch (...) {
       --var->waiters;
       throw;
@@ -377,23 +380,18 @@ Op* EngineCore::HolderOf(VarState* var) {
   return nullptr;
 }
 
-// Runs blocks of a ParallelFor of an op that the wait `needs`; false: there are none to be had.
-// Between two blocks it calls the check of a WaitCheckScope: what that throws is *error.
+// Runs blocks of a ParallelFor of an op that the wait `needs`, until a check is due; false: there
+// are none to be had.
 template <class Needs>
-bool EngineCore::HelpedLocked(Executor& executor, Needs&& needs, std::exception_ptr* error) {
+bool EngineCore::HelpedLocked(Executor& executor, CheckTimer* timer, Needs&& needs) {
   if (jobs_.empty() || !HasPlaceLocked()) return false;
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job* job) {
     return job->context.core == this && job->blocks.AnyLeft() && needs(job->context.op);
   });
   if (found == jobs_.end() || !GoesFirstLocked(**found)) return false;
-  const std::optional<Deadline> until = WaitChecks::SoonerOfNext(std::nullopt);
   LeaveGpuLocked(executor);
-  HelpLocked(**found, until);
-  if (WaitChecks::Any() && HasPassed(until)) {
-    lock_.unlock();
-    *error = WaitChecks::Call();
-    lock_.lock();
-  }
+  HelpLocked(**found, timer->due);
+  timer->ops_to_look = 0;
   return true;
 }
 
@@ -462,13 +460,20 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
   const auto is_of_epoch = [&executor](const Op* op) { return !IsLater(executor, op); };
   bool late = false;
   std::exception_ptr error;  // of the check of a WaitCheckScope
+  const auto check_if_due = [&] {
+    lock_.AssertHeld();
+    if (!CheckIsDueLocked(&timer) || EpochEndedLocked(epoch)) return;
+    if (executor.candidate != nullptr) PushReadyLocked(std::exchange(executor.candidate, nullptr));
+    step_aside();
+    error = CallCheckLocked(executor, &timer);
+  };
   int polls = kLingerPolls;
   while (!EpochEndedLocked(epoch) && !late && error == nullptr) {
     if (executor.candidate != nullptr && !jobs_.empty()) {  // before it helps without the lock
       PushReadyLocked(std::exchange(executor.candidate, nullptr));
     }
     if (kind_ != Kind::kThreaded) {
-      if (!AcquireInlineLocked(deadline, &late)) continue;
+      if (!AcquireInlineLocked(deadline, &late, &timer)) continue;
       const bool again = TakeTurnLocked(
           executor, &timer,
           [&] {
@@ -478,7 +483,8 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
           &error);
       if (EpochEndedLocked(epoch)) break;
       if (again || AwaitPublishedLocked()) continue;
-    } else if (!deadline && HelpedLocked(executor, is_of_epoch, &error)) {
+    } else if (!deadline && HelpedLocked(executor, &timer, is_of_epoch)) {
+      check_if_due();
       continue;
     } else if (!deadline && (joined || executors_ == 0 || ParallelPaysLocked(executors_ + 1) ||
                              WaitTakesOverLocked())) {
@@ -493,12 +499,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
       if (op != nullptr) {
         ExecuteLocked(executor, op);
         polls = kLingerPolls;
-        if (!CheckIsDueLocked(&timer) || EpochEndedLocked(epoch)) continue;
-        if (executor.candidate != nullptr) {
-          PushReadyLocked(std::exchange(executor.candidate, nullptr));
-        }
-        step_aside();
-        error = CallCheckLocked(executor, &timer);
+        check_if_due();
         continue;
       }
       if (executor.candidate != nullptr)
@@ -519,7 +520,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
                   .may_run = kind_ != Kind::kThreaded || !deadline,
                   .for_completion = executing_ == 0};
     LeaveGpuLocked(executor);
-    late = SleepLocked(waiter, deadline);
+    late = SleepLocked(waiter, deadline, &timer);
   }
   const bool ended = EpochEndedLocked(epoch);
   // Before the lock is released, and so that EnsureWorkerLocked sees it.

@@ -23,22 +23,23 @@ using engine::tls_context;
 
 // True: this thread runs ops now. False: look again, somebody else has run some, or the deadline
 // has passed (*late). Throws what the check of a WaitCheckScope throws.
-bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline, bool* late) {
+bool EngineCore::AcquireInlineLocked(std::optional<Deadline> deadline, bool* late,
+                                     CheckTimer* timer) {
   if (!inline_busy_) {
     inline_busy_ = true;
     return true;
   }
   Waiter waiter{.kind = WaitKind::kInline};
-  *late = SleepLocked(waiter, deadline);
+  *late = SleepLocked(waiter, deadline, timer);
   return false;
 }
 
 // For a push, which no exception may leave: what the check throws is kept, and the thread that runs
 // ops now is to run those that are pushed, too (false).
-bool EngineCore::AcquireForPushLocked() {
+bool EngineCore::AcquireForPushLocked(CheckTimer* timer) {
   bool late = false;
   try {
-    while (!AcquireInlineLocked(std::nullopt, &late)) {
+    while (!AcquireInlineLocked(std::nullopt, &late, timer)) {
     }
     return true;
   } catch (...) {
@@ -106,7 +107,7 @@ bool EngineCore::RanForPushLocked(Executor& executor, CheckTimer* timer) {
   while (TakeTurnLocked(
       executor, timer, [] { return false; }, &error)) {
     if (error != nullptr) WaitChecks::Keep(std::move(error));
-    if (WaitChecks::HasKept() || !AcquireForPushLocked()) return false;
+    if (WaitChecks::HasKept() || !AcquireForPushLocked(timer)) return false;
   }
   return true;
 }
@@ -193,7 +194,8 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
   const engine::TrackerGuard guard(lock_);
   // It has no body that would have to wait for its turn.
   if (runs && inline_busy_ && kind == MessageKind::kFence) runs = false;
-  if (runs) runs = AcquireForPushLocked();
+  CheckTimer timer;
+  if (runs) runs = AcquireForPushLocked(&timer);
   const std::uint64_t ticket = inbox_.TakeTicket(op->priority);
   op->ticket = ticket;
   while (!inbox_.HasSlot(ticket)) {
@@ -210,12 +212,11 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
     WakeForPushLocked();
     return ticket;
   }
-  CheckTimer timer;
   if (WaitChecks::HasKept()) timer.due.reset();
   Executor executor;
   const ExecutorLink link(*this, executor);
   while (RanForPushLocked(executor, &timer) && inbox_head_ <= ticket && AwaitPublishedLocked()) {
-    if (!AcquireForPushLocked()) break;
+    if (!AcquireForPushLocked(&timer)) break;
   }
   return ticket;
 }
@@ -224,8 +225,8 @@ std::uint64_t EngineCore::CommitSerial(Op* op, MessageKind kind) noexcept {
 void EngineCore::RunPending() {
   if (kind_ != Kind::kSerial || tls_context.op != nullptr || tls_context.no_wait_depth > 0) return;
   const engine::TrackerGuard guard(lock_);
-  if (!AcquireForPushLocked()) return;
   CheckTimer timer;
+  if (!AcquireForPushLocked(&timer)) return;
   if (WaitChecks::HasKept()) timer.due.reset();
   Executor executor;
   const ExecutorLink link(*this, executor);

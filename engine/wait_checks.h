@@ -20,12 +20,10 @@ class WaitChecks {
     return scope != nullptr && scope->check_ != nullptr;
   }
 
-  // `deadline`, or when Call is due next, if that is sooner.
-  static std::optional<Deadline> SoonerOfNext(std::optional<Deadline> deadline) {
-    if (!Any()) return deadline;
-    const Deadline next =
-        HasKept() ? std::chrono::milliseconds(0) : engine::tls_context.wait_check->interval_;
-    return !deadline || next.time() < deadline->time() ? next : deadline;
+  // When Call is due, for a thread that begins to wait, or has just called it; none: never.
+  static std::optional<Deadline> Next() {
+    if (!Any()) return std::nullopt;
+    return HasKept() ? std::chrono::milliseconds(0) : engine::tls_context.wait_check->interval_;
   }
 
   // What was kept, or else what the innermost check throws; null: nothing. Only if there is Any.

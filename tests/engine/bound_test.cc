@@ -303,6 +303,38 @@ TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatRunsOpsForRoom) {
   EXPECT_EQ(engine.version(x), static_cast<std::uint64_t>(kOps));
 }
 
+// Nor does one that sleeps, since workers have taken all places, and is woken by each op that they
+// run, more often than its check is due.
+TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatIsWokenAllTheTime) {
+  if (GetParam().options.type != "threaded") GTEST_SKIP() << "others have no workers";
+  struct Left : std::exception {};
+  constexpr int kOps = 500;
+  EngineOptions options = GetParam().options;
+  options.max_pending_bytes = kOps;
+  Engine engine(options);
+  const Var x = engine.NewVar("x");
+  std::vector<std::unique_ptr<Blocker>> places;
+  for (int i = 1; i < options.num_workers; ++i) {
+    places.push_back(Occupy(engine, engine.NewVar("gate"), /*bytes=*/0));
+  }
+  std::latch started(1);
+  std::atomic<bool> left = false;
+  engine.Push({.reads = {x}, .writes = {x}, .temporary_bytes = 1}, [&] { started.count_down(); });
+  started.wait();
+  for (int i = 1; i < kOps; ++i) {
+    engine.Push({.name = "busy", .reads = {x}, .writes = {x}, .temporary_bytes = 1}, [&] {
+      if (!left) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  }
+  WaitCheckScope checked(std::chrono::milliseconds(20), [] { throw Left(); });
+  engine.Push({.name = "large", .temporary_bytes = kOps}, [] {});
+  left = true;
+  EXPECT_NE(checked.TakeError(), nullptr);
+  places.clear();
+  const WaitCheckScope unchecked(std::chrono::milliseconds(1), nullptr);
+  engine.WaitForAll();
+}
+
 // Nobody else would say why a program does not come out of its pushes.
 TEST_P(BoundTest, TheWatchdogSpeaksWhileAPushWaitsForRoom) {
   if (GetParam().options.type != "threaded")

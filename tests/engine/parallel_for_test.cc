@@ -301,6 +301,36 @@ TEST_P(ParallelForTest, AWaitThatHelpsEndsAtItsDeadlineAndByItsCheck) {
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { engine.WaitForVar(x); }), "enough");
 }
 
+// It is over sooner each time than the check is due.
+TEST_P(ParallelForTest, AWaitThatHelpsAgainAndAgainMakesItsCheck) {
+  if (GetParam().options.type != "threaded") GTEST_SKIP() << "the wait runs the op itself";
+  struct Left {};
+  for (const bool all : {false, true}) {
+    Engine engine(GetParam().options);
+    const Var x = engine.NewVar("x");
+    std::atomic<bool> left = false;
+    std::latch started(1);
+    engine.Push({.name = "splits", .writes = {x}}, [&] {
+      started.count_down();
+      for (int i = 0; i < 500 && !left; ++i) {
+        engine.ParallelFor(4, 1, [](std::int64_t, std::int64_t) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the work of a block
+        });
+      }
+    });
+    started.wait();
+    {
+      const WaitCheckScope checked(std::chrono::milliseconds(20), [] { throw Left(); });
+      if (all) {
+        EXPECT_THROW(engine.WaitForAll(), Left);
+      } else {
+        EXPECT_THROW(engine.WaitForVar(x), Left);
+      }
+    }
+    left = true;
+  }
+}
+
 TEST_P(ParallelForTest, BadArgumentsAreRefused) {
   Engine engine(GetParam().options);
   const auto body = [](std::int64_t, std::int64_t) { ADD_FAILURE() << "it ran"; };

@@ -279,6 +279,59 @@ TEST_P(PollerTest, ALeaderThatLeavesItsWaitLeavesNoReadyOpBehind) {
   }
 }
 
+// Takes a completion each millisecond, which makes an op ready.
+class BusyPoller final : public WaitPoller {
+ public:
+  void Take(Completion done) { waiting_.push_back(std::move(done)); }
+  bool RunOne(Clock::time_point until) noexcept override {
+    std::this_thread::sleep_until(std::min(until, Clock::now() + milliseconds(1)));
+    if (waiting_.empty()) return true;
+    waiting_.back()();
+    waiting_.pop_back();
+    return true;
+  }
+  void Interrupt() noexcept override {}
+  void Finish() {
+    for (Completion& done : std::exchange(waiting_, {})) done();
+  }
+
+ private:
+  std::vector<Completion> waiting_;
+};
+
+// Each makes the leader look for something to run, long before its check is due.
+TEST_P(PollerTest, CompletionsThatComeAllTheTimeDoNotKeepALeaderFromItsCheck) {
+  struct Left : std::exception {};
+  for (const bool all : {false, true}) {
+    Engine engine(GetParam().options);
+    const Var x = engine.NewVar("x");
+    Hold hold(engine, {.name = "hold", .writes = {x}});
+    BusyPoller poller;
+    for (int i = 0; i < 500; ++i) {
+      const Var y = engine.NewVar("y");
+      engine.PushAsync({.name = "comes", .writes = {y}, .start_inline = true},
+                       [&](Completion done) { poller.Take(std::move(done)); });
+      engine.Push({.name = "behind", .reads = {y}, .writes = {y}}, [] {});
+    }
+    if (GetParam().options.type == "seeded") {  // starts nothing but in a wait
+      EXPECT_THROW(engine.WaitForVar(x, milliseconds(100)), TimeoutError);
+    }
+    {
+      const Registered registered(engine, poller);
+      const WaitCheckScope checked(milliseconds(20), [] { throw Left(); });
+      if (all) {
+        EXPECT_THROW(engine.WaitForAll(), Left);
+      } else {
+        EXPECT_THROW(engine.WaitForVar(x), Left);
+      }
+      EXPECT_LT(engine.stats().done, 900u);
+    }
+    hold.Release();
+    poller.Finish();
+    engine.WaitForAll();
+  }
+}
+
 TEST_P(PollerTest, WithNoOpInFlightNobodyLeads) {
   Engine engine(GetParam().options);
   Loopback net;
