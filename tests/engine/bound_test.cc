@@ -278,7 +278,9 @@ TEST_P(BoundTest, APushWithADeadlineRunsNoOpItself) {
 // Nor does a push that runs ops, to make room, keep signals waiting.
 TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatRunsOpsForRoom) {
   struct Left : std::exception {};
-  constexpr int kOps = 300;
+  constexpr int kOps = 2000;
+  static std::atomic<bool> left;
+  left = false;
   EngineOptions options = GetParam().options;
   options.max_pending_bytes = kOps;
   Engine engine(options);
@@ -288,12 +290,15 @@ TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatRunsOpsForRoom) {
     for (int i = 0; i < kOps; ++i) {
       engine.Push({.name = "busy", .reads = {x}, .writes = {x}, .temporary_bytes = 1}, [] {
         const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
-        while (std::chrono::steady_clock::now() < end) {
+        while (!left && std::chrono::steady_clock::now() < end) {
         }
       });
     }
   }
-  WaitCheckScope checked(std::chrono::milliseconds(2), [] { throw Left(); });
+  WaitCheckScope checked(std::chrono::milliseconds(2), [] {
+    left = true;
+    throw Left();
+  });
   engine.Push({.name = "large", .temporary_bytes = kOps}, [] {});
   const std::exception_ptr kept = checked.TakeError();
   ASSERT_NE(kept, nullptr);
@@ -308,7 +313,9 @@ TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatRunsOpsForRoom) {
 TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatIsWokenAllTheTime) {
   if (GetParam().options.type != "threaded") GTEST_SKIP() << "others have no workers";
   struct Left : std::exception {};
-  constexpr int kOps = 500;
+  constexpr int kOps = 2000;
+  static std::atomic<bool> left;
+  left = false;
   EngineOptions options = GetParam().options;
   options.max_pending_bytes = kOps;
   Engine engine(options);
@@ -318,17 +325,18 @@ TEST_P(BoundTest, AnExceptionOfTheCheckEndsAPushThatIsWokenAllTheTime) {
     places.push_back(Occupy(engine, engine.NewVar("gate"), /*bytes=*/0));
   }
   std::latch started(1);
-  std::atomic<bool> left = false;
   engine.Push({.reads = {x}, .writes = {x}, .temporary_bytes = 1}, [&] { started.count_down(); });
   started.wait();
   for (int i = 1; i < kOps; ++i) {
-    engine.Push({.name = "busy", .reads = {x}, .writes = {x}, .temporary_bytes = 1}, [&] {
+    engine.Push({.name = "busy", .reads = {x}, .writes = {x}, .temporary_bytes = 1}, [] {
       if (!left) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   }
-  WaitCheckScope checked(std::chrono::milliseconds(20), [] { throw Left(); });
+  WaitCheckScope checked(std::chrono::milliseconds(20), [] {
+    left = true;
+    throw Left();
+  });
   engine.Push({.name = "large", .temporary_bytes = kOps}, [] {});
-  left = true;
   EXPECT_NE(checked.TakeError(), nullptr);
   places.clear();
   const WaitCheckScope unchecked(std::chrono::milliseconds(1), nullptr);

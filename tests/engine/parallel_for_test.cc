@@ -312,7 +312,7 @@ TEST_P(ParallelForTest, AWaitThatHelpsAgainAndAgainMakesItsCheck) {
     std::latch started(1);
     engine.Push({.name = "splits", .writes = {x}}, [&] {
       started.count_down();
-      for (int i = 0; i < 500 && !left; ++i) {
+      for (int i = 0; i < 2000 && !left; ++i) {
         engine.ParallelFor(4, 1, [](std::int64_t, std::int64_t) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the work of a block
         });
