@@ -328,6 +328,7 @@ TEST_P(ParallelForTest, AWaitThatHelpsAgainAndAgainMakesItsCheck) {
       }
     }
     left = true;
+    engine.WaitForAll();
   }
 }
 
