@@ -131,6 +131,8 @@ class RowRuns {
 void RunLazyPass(const ArrayUpdate& update, std::span<const SparseRows> inputs, Engine& engine,
                  const PartRows& part, const SparseRows* weight_rows) {
   if (part.width() == 0) return;
+  // Rows that are nowhere may be of any size, more than the sums below can hold.
+  if (std::ranges::all_of(inputs, [](const SparseRows& rows) { return rows.ids.empty(); })) return;
   const std::size_t row_bytes = static_cast<std::size_t>(part.width()) * SizeOf(update.run.dtype);
   // A row of the gradient is read, one of the weight and of some states read and written.
   const storage::RowRanges ranges(inputs, static_cast<std::int64_t>(row_bytes),

@@ -121,6 +121,10 @@ void SumInto(const RowSparseState& like, std::span<const SparseRows> values, Row
               });
     return;
   }
+  // Rows that are nowhere may be of any size, more than the sums below can hold.
+  if (std::ranges::all_of(values, [](const SparseRows& value) { return value.ids.empty(); })) {
+    return out.Reset(0);
+  }
   // A row is read and written; finding its place costs about as much as a few cache lines.
   const RowRanges ranges(values, row_bytes, 2 * row_bytes + 128);
   const std::size_t total = ranges.RowsBefore(ranges.count());
@@ -244,6 +248,7 @@ void InsertRows(const RowSparseNDArray& array, std::span<const std::int64_t> row
 void AddInPlace(const RowSparseNDArray& to, const RowSparseNDArray& input) {
   RowSparseState& state = ToWrite(to);
   const SparseRows added = ToRead(input).rows.view();
+  if (added.ids.empty()) return;  // as in SumInto
   InsertRows(to, added.ids);
   const SparseRows present = state.rows.view();
   const std::int64_t row_bytes = state.rows.row_bytes();
@@ -279,6 +284,7 @@ void CopyRowSparse(const RowSparseNDArray& from, const RowSparseNDArray& out) {
 
 void RowSparseToDense(const RowSparseNDArray& from, const NDArray& out) {
   const RowSparseState& source = ToRead(from);
+  if (out.size() == 0) return;
   const DType dtype = out.dtype();
   const std::int64_t row_bytes = source.row_size * static_cast<std::int64_t>(SizeOf(dtype));
   void* const base = out.data();
@@ -303,6 +309,7 @@ void RowSparseToDense(const RowSparseNDArray& from, const NDArray& out) {
 
 void DenseToRowSparse(const NDArray& from, const RowSparseNDArray& out) {
   RowSparseState& state = ToWrite(out);
+  if (from.size() == 0) return state.rows.Reset(0);  // of however many rows
   const std::int64_t all_rows = state.shape[0];
   const DType dtype = from.dtype();
   const std::int64_t row_bytes = state.row_size * static_cast<std::int64_t>(SizeOf(dtype));
@@ -345,6 +352,7 @@ void DenseToRowSparse(const NDArray& from, const RowSparseNDArray& out) {
 void AddToDense(const RowSparseNDArray& from, const NDArray& out) {
   const RowSparseState& source = ToRead(from);
   const SparseRows value = source.rows.view();
+  if (value.ids.empty()) return;  // as in SumInto
   const std::int64_t row_bytes = source.rows.row_bytes();
   void* const base = out.data();
   const RowRanges ranges(std::span(&value, 1), row_bytes, 3 * row_bytes + kIdBytes);
@@ -399,15 +407,16 @@ void GatherRowSparse(const RowSparseNDArray& from, std::span<const std::int64_t>
   const auto rows_of = [&](const RowSparseNDArray& array) -> RowStorage& {
     return array.IsSameAs(from) ? beside : ToWrite(array).rows;
   };
-  std::int64_t traffic = source.rows.row_bytes();
+  // Finding a row costs about as much as a few cache lines.
+  std::int64_t traffic = 128 + (count > 0 ? source.rows.row_bytes() : 0);
   for (const RowSparseNDArray& array : out) {
     RowStorage& rows = rows_of(array);
     rows.Reset(count);
+    if (count == 0) continue;  // as in SumInto
     traffic += rows.row_bytes();
-    if (count > 0) std::memcpy(rows.ids(), row_ids.data(), Size(count * kIdBytes));
+    std::memcpy(rows.ids(), row_ids.data(), Size(count * kIdBytes));
   }
-  // Finding a row costs about as much as a few cache lines.
-  ForBlocks(source.engine, count, traffic + 128,
+  ForBlocks(source.engine, count, traffic,
             [&](std::int64_t begin, std::int64_t end, ops::StoreMode) {
               const std::size_t row_bytes = Size(source.rows.row_bytes());
               std::vector<std::byte> rows;  // if some output has another dtype

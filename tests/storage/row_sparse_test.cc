@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -277,6 +278,32 @@ TEST_P(RowSparse, TheRowsOfTheShapeCostNothing) {
   a *= 2;
   Expect(a.Copy(Cpu(1)), {0, 5, last}, {2, 4, 20, 40, 66, 88});
   Expect(a.Retain(RowIds<std::int64_t>({last, 7})), {7, last}, {0, 0, 66, 88});
+}
+
+// The same of rows that have no elements.
+TEST_P(RowSparse, RowsWithoutElementsCostNothing) {
+  const Shape shape{std::int64_t{1} << 50, 0};
+  const NDArray dense(shape, DType::kFloat32, Cpu(), engine);
+  Expect(RowSparseNDArray::FromDense(dense), {}, {});
+  const RowSparseNDArray rows = Make({3, 5}, {}, shape);
+  Expect(rows + rows, {3, 5}, {});
+  rows.CopyTo(dense);
+  dense += rows;
+  EXPECT_EQ(dense.ToVector<float>(), Floats());
+}
+
+// Of rows that are nowhere each may be larger than any memory.
+TEST_P(RowSparse, RowsThatAreNotThereMayBeOfAnySize) {
+  const Shape shape{1, std::numeric_limits<std::int64_t>::max() - 63};
+  const auto none = [&] { return RowSparseNDArray(shape, DType::kInt8, Cpu(), engine); };
+  const RowSparseNDArray sum = none();
+  Sum({none(), none()}, sum);
+  sum += none();
+  const std::vector<RowSparseNDArray> all = {sum, sum.Copy(), sum.Retain(RowIds<int>({0}))};
+  for (const RowSparseNDArray& array : all) {
+    array.WaitToRead();
+    EXPECT_EQ(array.num_rows(), 0);
+  }
 }
 
 TEST_P(RowSparse, GivesItsMemoryBack) {
