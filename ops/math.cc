@@ -231,11 +231,13 @@ void PairWithScalar(PairOp op, DType dtype, Scalar a, const void* b, void* out, 
 
 void SumAxis(DType dtype, const void* a, std::size_t outer, std::size_t length, std::size_t inner,
              std::size_t divisor, void* out) {
+  if (outer * inner == 0) return;  // one of them may be of any size then
   HWY_DYNAMIC_DISPATCH(SumAxisElements)(dtype, a, outer, length, inner, divisor, out);
 }
 
 void MatrixProduct(DType dtype, const void* a, const void* b, std::size_t rows, std::size_t inner,
                    std::size_t columns, void* out) {
+  if (rows * columns == 0) return;  // as above
   HWY_DYNAMIC_DISPATCH(MatrixProductElements)(dtype, a, b, rows, inner, columns, out);
 }
 

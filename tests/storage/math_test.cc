@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -89,6 +90,20 @@ TEST(ArrayMathTest, TransposeAndBroadcast) {
   EXPECT_THAT(BroadcastTo(Numbers({2, 1}), {2, 2, 2}).ToVector<float>(),
               ElementsAre(0, 0, 1, 1, 0, 0, 1, 1));
   EXPECT_THAT(MessageOf([] { BroadcastTo(Numbers({2}), {3}); }), HasSubstr("(3,)"));
+}
+
+// Where an array has no elements the other extents cost neither time nor memory.
+TEST(ArrayMathTest, ExtentsBesideNoneCostNothing) {
+  const auto none = [](Shape shape) { return NDArray(std::move(shape)); };
+  constexpr std::int64_t kMany = std::int64_t{1} << 40;
+  const std::vector<std::int64_t> turned = {1, 0};
+  for (const NDArray& result :
+       {SumAlong(none({kMany, 5, 0}), 1), SumAlong(none({0, 5, kMany}), 1),
+        MeanAlong(none({kMany, 3, 0}), 0), Dot(none({kMany, 0}), none({0, 0})),
+        Dot(none({0, 0}), none({0, kMany})), Transpose(none({kMany, 0}), turned),
+        BroadcastTo(none({1, 0}), {kMany, 0})}) {
+    EXPECT_EQ(result.ToVector<float>(), std::vector<float>());
+  }
 }
 
 TEST(ArrayMathTest, ArraysThatDoNotFitAreRefused) {
