@@ -115,11 +115,11 @@ DLDevice ToDLDevice(Device device) {
 
 template <class Managed>
 Managed* ExportTensor(const NDArray& array) {
-  auto* const exported = new Exported<Managed>{
+  auto exported = std::make_unique<Exported<Managed>>(Exported<Managed>{
       .array = array,
       .driver = array.device().type == DeviceType::kCpu ? nullptr : GpuDriverOf(array.engine()),
       .shape = {array.shape().begin(), array.shape().end()},
-      .strides = {}};
+      .strides = {}});
   exported->strides.resize(exported->shape.size());
   std::int64_t step = 1;
   for (std::size_t axis = exported->shape.size(); axis-- > 0;) {
@@ -133,9 +133,9 @@ Managed* ExportTensor(const NDArray& array) {
                               .shape = exported->shape.data(),
                               .strides = exported->strides.data(),
                               .byte_offset = 0};
-  exported->managed.context = exported;
+  exported->managed.context = exported.get();
   exported->managed.deleter = [](Managed* managed) { ReleaseTensor(managed); };
-  return &exported->managed;
+  return &exported.release()->managed;
 }
 template DLManagedTensor* ExportTensor(const NDArray& array);
 template DLManagedTensorVersioned* ExportTensor(const NDArray& array);

@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include "storage/dlpack.h"
+
 namespace heddle {
 namespace {
 
@@ -63,6 +65,23 @@ TEST(ForeignTest, BadMemoryIsRefusedAndNotReleased) {
   EXPECT_THROW(NDArray::FromForeign(memory + 1, {2}, DType::kFloat32, never), InvalidArgument);
   EXPECT_THROW(NDArray::FromForeign(memory, {2}, DType::kFloat32, nullptr), InvalidArgument);
   EXPECT_THROW(NDArray::FromForeign(memory, {2}, DType::kFloat32, never, Gpu(-1)), InvalidArgument);
+}
+
+// An op's body may not touch what its op does not declare: a way to fail that needs no large array.
+TEST(ForeignTest, AnExportThatFailsKeepsNothing) {
+  EngineOptions options;
+  options.check_access = true;
+  Engine engine(options);
+  std::vector<float> memory = {1, 2};
+  int released = 0;
+  NDArray array = NDArray::FromForeign(
+      memory.data(), {2}, DType::kFloat32, [&] { ++released; }, Cpu(), engine);
+  engine.Push({.name = "export"}, [&] {
+    EXPECT_THROW(storage::ExportTensor<storage::DLManagedTensor>(array), AccessError);
+  });
+  engine.WaitForAll();
+  array = NDArray();
+  EXPECT_EQ(released, 1);
 }
 
 }  // namespace
