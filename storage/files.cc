@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -165,22 +166,36 @@ Engine* CheckSaved(const SaveJob& job) {
   return engine;
 }
 
-// Takes the array called `name` out of what was loaded.
-NDArray TakeArray(const std::string& file, const std::string& name, ArrayFile* loaded) {
-  const auto found = std::ranges::find(loaded->arrays, name, &NamedArray::name);
-  if (found == loaded->arrays.end()) {
-    throw IoError(
-        fmt::format("{}: expected an array '{}' of a row-sparse one, found none", file, name));
+// Arrays of a file by their names. Those that are taken leave empty handles until they are dropped.
+class Parts {
+ public:
+  Parts(const std::string& file, std::vector<NamedArray>* arrays) : file_(file), arrays_(*arrays) {
+    for (NamedArray& named : arrays_) by_name_.emplace(named.name, &named.array);
   }
-  NDArray array = found->array;
-  loaded->arrays.erase(found);
-  return array;
-}
+
+  NDArray Take(const std::string& name) {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end() || found->second->empty()) {
+      throw IoError(
+          fmt::format("{}: expected an array '{}' of a row-sparse one, found none", file_, name));
+    }
+    return std::exchange(*found->second, NDArray());
+  }
+  void DropTaken() {
+    by_name_.clear();
+    std::erase_if(arrays_, [](const NamedArray& named) { return named.array.empty(); });
+  }
+
+ private:
+  const std::string& file_;
+  std::vector<NamedArray>& arrays_;
+  std::unordered_map<std::string_view, NDArray*> by_name_;
+};
 
 RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const std::string& rows,
-                         Device device, Engine& engine, ArrayFile* loaded) {
-  const NDArray ids = TakeArray(file, Joined(name, kRowIdsSuffix), loaded);
-  const NDArray values = TakeArray(file, Joined(name, kRowsSuffix), loaded);
+                         Device device, Engine& engine, Parts* parts) {
+  const NDArray ids = parts->Take(Joined(name, kRowIdsSuffix));
+  const NDArray values = parts->Take(Joined(name, kRowsSuffix));
   std::vector<std::int64_t> shape(values.shape().begin(), values.shape().end());
   std::int64_t num_rows = -1;
   const char* const end = rows.data() + rows.size();
@@ -212,6 +227,7 @@ RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const
 
 // Puts the parts of row-sparse arrays together.
 void JoinRowSparse(const std::string& file, Device device, Engine& engine, ArrayFile* loaded) {
+  Parts parts(file, &loaded->arrays);
   for (auto entry = loaded->metadata.begin(); entry != loaded->metadata.end();) {
     if (!entry->first.starts_with(kRowSparsePrefix)) {
       ++entry;
@@ -219,9 +235,10 @@ void JoinRowSparse(const std::string& file, Device device, Engine& engine, Array
     }
     const std::string name = entry->first.substr(kRowSparsePrefix.size());
     loaded->row_sparse.push_back(
-        {name, JoinOne(file, name, entry->second, device, engine, loaded)});
+        {name, JoinOne(file, name, entry->second, device, engine, &parts)});
     entry = loaded->metadata.erase(entry);
   }
+  parts.DropTaken();
 }
 
 }  // namespace

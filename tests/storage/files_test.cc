@@ -7,6 +7,7 @@
 #include <heddle/row_sparse.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -394,6 +395,27 @@ TEST_P(Files, LargerThanOneBlockComeBack) {
   const NDArray array = NDArray::Arange(count, DType::kInt32, Cpu(), engine_);
   SaveArrays(file_, {{"a", array}});
   EXPECT_EQ(Load(file_).Find("a").ToVector<std::int32_t>(), array.ToVector<std::int32_t>());
+}
+
+// Sixteen times as many take about sixteen times as long, at the third attempt at the latest.
+TEST(FilesOfManyArrays, TakeTimeInProportion) {
+  const tools::TempFolder folder;
+  const std::string file = folder / "arrays.safetensors";
+  Engine engine;
+  const auto time_of = [&](int count) {
+    std::vector<NamedRowSparseArray> saved;
+    const RowSparseNDArray none({7, 2}, DType::kInt8, Cpu(), engine);
+    for (int i = 0; i < count; ++i) saved.push_back({std::to_string(i), none});
+    SaveArrays(file, {}, saved);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(LoadArrays(file, Cpu(), engine).row_sparse.size(), saved.size());
+    return std::chrono::steady_clock::now() - start;
+  };
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto few = time_of(1000);
+    if (time_of(16'000) < 32 * few) return;
+  }
+  ADD_FAILURE() << "took more than 32 times as long";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Files, testing::ValuesIn(engine_test::AllConfigs()),
