@@ -2,7 +2,9 @@
 //
 // The keys of a call are independent: none waits for what another one needs. An op for several keys
 // waits for all that any of them needs; so only keys share one that each of them, with an op of its
-// own, would wait for the same.
+// own, would wait for the same. Copies that the call makes of arrays that lie elsewhere are no part
+// of that, since they end whatever the program does: keys that need some share ops with each other,
+// so that these are few, but not with keys that need none.
 #pragma once
 
 #include <heddle/device.h>
@@ -11,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,14 +35,15 @@ class GpuBatches {
   explicit GpuBatches(Queue queue) : queue_(std::move(queue)) {}
 
   // `held_up_by`: of the ops that the key would have alone, see engine/held_up.h.
+  // `copies`: the op for the key will wait for copies that the call makes.
   // `bytes` and `arrays`: of the key.
-  void Add(Device device, std::uint64_t held_up_by, std::size_t place, std::int64_t bytes,
-           std::size_t arrays) {
+  void Add(Device device, std::uint64_t held_up_by, bool copies, std::size_t place,
+           std::int64_t bytes, std::size_t arrays) {
     if (held_up_by == engine::kUnknownOps) {
       queue_(std::span<const std::size_t>(&place, 1));
       return;
     }
-    Batch& batch = batches_[{device.id, held_up_by}];
+    Batch& batch = batches_[{device.id, held_up_by, copies}];
     if (batch.bytes + bytes > kBytesMax || batch.arrays + arrays > kArraysMax) Flush(batch);
     batch.places.push_back(place);
     batch.bytes += bytes;
@@ -62,7 +66,8 @@ class GpuBatches {
   }
 
   Queue queue_;
-  std::map<std::pair<int, std::uint64_t>, Batch> batches_;  // by device and what they wait for
+  // By device and what they wait for.
+  std::map<std::tuple<int, std::uint64_t, bool>, Batch> batches_;
 };
 
 }  // namespace heddle::kvstore

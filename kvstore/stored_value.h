@@ -207,6 +207,10 @@ class StoredValue {
   // Comes before anything else is queued: queues the copy of far_source_ or far_rows_, or the push
   // of replacement_, whichever there is.
   static void QueueFirst(const std::shared_ptr<StoredValue>& self) EXCLUDES(self->together_mutex_);
+  // The same unless it is a copy, of what nothing writes any more: true. Another thread's push may
+  // wait for anything.
+  static bool QueueFirstButCopies(const std::shared_ptr<StoredValue>& self)
+      EXCLUDES(self->together_mutex_);
   template <class Array>
   static void QueueReplacement(const std::shared_ptr<StoredValue>& self,
                                const Replacement& replacement, std::span<const Array> values)

@@ -259,6 +259,16 @@ void StoredValue::QueueFirst(const std::shared_ptr<StoredValue>& self) {
   self->has_first_.store(false, std::memory_order_release);
 }
 
+bool StoredValue::QueueFirstButCopies(const std::shared_ptr<StoredValue>& self) {
+  if (!self->has_first_.load(std::memory_order_acquire)) return false;  // as in QueueFirst
+  {
+    const MutexLock lock(self->together_mutex_);
+    if (self->replacement_ == nullptr) return self->has_first_.load(std::memory_order_relaxed);
+  }
+  QueueFirst(self);
+  return false;
+}
+
 void StoredValue::QueueReplace(const std::shared_ptr<StoredValue>& self) {
   engine::AwaitRoom(self->var(), "kvstore.push");
   QueueFirst(self);
@@ -411,8 +421,10 @@ void StoredValue::QueuePull(const std::shared_ptr<StoredValue>& self, std::span<
 
 void StoredValue::QueuePushes(std::span<KeyGradients> keys, int priority) {
   std::vector<engine::OpVars> vars;
+  std::vector<bool> copies;
   vars.reserve(keys.size());
   for (const auto& [value, gradients, update] : keys) {
+    copies.push_back(QueueFirstButCopies(value) || !AreNear(gradients, value->device()));
     vars.push_back({VarListOf(gradients), {value->var()}});
   }
   const std::vector<std::uint64_t> held_up_by = engine::HeldUpBy(vars);
@@ -424,7 +436,7 @@ void StoredValue::QueuePushes(std::span<KeyGradients> keys, int priority) {
       QueuePush(value, gradients, nullptr, update, priority);  // its sum has several steps
       continue;
     }
-    batches.Add(value->device(), held_up_by[i], i, value->bytes(), gradients.size());
+    batches.Add(value->device(), held_up_by[i], copies[i], i, value->bytes(), gradients.size());
   }
   batches.Flush();
 }
@@ -459,16 +471,20 @@ void StoredValue::QueuePushOp(std::span<KeyGradients> keys, std::span<const std:
 
 void StoredValue::QueuePulls(std::span<KeyOutputs> keys, int priority) {
   std::vector<engine::OpVars> vars;
+  std::vector<bool> copies;  // to outputs they come behind the op
   vars.reserve(keys.size());
-  for (const auto& [value, out] : keys) vars.push_back({{value->var()}, VarListOf(out)});
+  for (const auto& [value, out] : keys) {
+    copies.push_back(QueueFirstButCopies(value));
+    vars.push_back({{value->var()}, VarListOf(out)});
+  }
   const std::vector<std::uint64_t> held_up_by = engine::HeldUpBy(vars);
   GpuBatches batches(
       [&](std::span<const std::size_t> places) { QueuePullOp(keys, places, priority); });
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const StoredValue& value = *keys[i].value;
     const std::size_t arrays = keys[i].out.size();
-    batches.Add(value.device(), held_up_by[i], i, value.bytes() * static_cast<std::int64_t>(arrays),
-                arrays);
+    batches.Add(value.device(), held_up_by[i], copies[i], i,
+                value.bytes() * static_cast<std::int64_t>(arrays), arrays);
   }
   batches.Flush();
 }

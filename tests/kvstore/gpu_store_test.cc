@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -459,6 +460,62 @@ TEST_F(GpuStoreTest, KeysOfAListDoNotWaitForEachOther) {
       EXPECT_THAT(out[i].ToVector<float>(), testing::Each(2.0F * static_cast<float>(i + 1)));
     }
   }
+}
+
+// They wait for no copies, nor those that do for them.
+TEST_F(GpuStoreTest, KeysThatNeedNoCopiesHaveAnOpOfTheirOwn) {
+  const auto store = KVStore::Create("device", *engine_);
+  const std::vector<Key> keys = {Key(1), Key(2), Key(3), Key(4)};
+  std::vector<NDArray> start, gradients;
+  for (int key = 1; key <= 4; ++key) {
+    start.push_back(Full({4, 2}, 0, Gpu(0)));
+    gradients.push_back(Full({4, 2}, key, Gpu(key % 2)));
+  }
+  store->Push(keys, start);
+  engine_->WaitForAll();
+  const std::uint64_t ops = engine_->stats().pushed;
+  store->Push(keys, gradients);
+  EXPECT_EQ(engine_->stats().pushed - ops, 2U + 2U) << "copies, and ops for two keys each";
+  for (int key = 1; key <= 4; ++key) {
+    EXPECT_THAT(Pulled(*store, key), testing::Each(static_cast<float>(key)));
+  }
+}
+
+// Another thread's push has given a key a value of another kind, and waits for room before it is
+// queued. Whoever finds the value first queues it, and it waits for a gradient: the other keys of a
+// list must not.
+TEST_F(GpuStoreTest, KeysOfAListDoNotWaitForAnotherThreadsChangeOfKind) {
+  constexpr std::chrono::seconds kSoon{20};
+  EngineOptions options = engine_->options();
+  options.max_pending_ops = 4;
+  Engine engine(options);
+  const auto full = [&](Scalar value) {
+    return NDArray::Full({4, 2}, value, DType::kFloat32, Gpu(0), engine);
+  };
+  const auto store = KVStore::Create("device", engine);
+  store->Init({1, 2}, {full(0), RowSparseNDArray({4, 2}, DType::kFloat32, Gpu(0), engine)});
+  const NDArray late = full(7);
+  const std::vector<NDArray> values = {full(1), full(2)}, out = {full(0), full(0)};
+  engine.WaitForAll();
+  Hold held(engine, VarList(), VarList{late.var()});
+  for (int i = 0; i < 8; ++i) {  // more than there is room for
+    const NoWaitScope no_wait;
+    engine.Push({.name = "reads", .reads = {late.var()}}, [] {});
+  }
+  const std::int64_t before = store->transfers().pushed_bytes;
+  std::thread other([&] { store->Push(2, late); });
+  while (store->transfers().pushed_bytes == before) std::this_thread::yield();
+  {
+    const NoWaitScope no_wait;
+    store->Push({1, 2}, values);
+    store->Pull({1, 2}, out);
+  }
+  EXPECT_NO_THROW(out[0].WaitToRead(kSoon));
+  EXPECT_THROW(out[1].WaitToRead(std::chrono::milliseconds(0)), TimeoutError);
+  held.Release();
+  other.join();
+  EXPECT_THAT(out[0].ToVector<float>(), testing::Each(1.0F));
+  EXPECT_THAT(out[1].ToVector<float>(), testing::Each(2.0F));
 }
 
 // A program that runs ahead of its GPU: each step waits for those before it, in which all keys went
