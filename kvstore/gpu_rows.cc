@@ -411,6 +411,8 @@ void NonZeroRowsInto(const NDArray& dense, const RowsInTheMaking& out, const Gpu
   CopyOut(count, out, gpu);
 }
 
+void NoRowsInto(const RowsInTheMaking& out) { MakeRoom(out, 0); }
+
 void QueueCount(const RowsInTheMaking& rows, int priority) {
   const Var& var = rows.rows.var();
   OpOptions options{.name = "kvstore.count_rows", .reads = {var}, .writes = {var}};

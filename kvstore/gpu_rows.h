@@ -82,10 +82,11 @@ struct RowsInTheMaking {
 };
 
 // In the body of the GPU op that writes rows.var(): they become the sum of the inputs, in list
-// order, or the rows of `dense` that are not zero.
+// order, the rows of `dense` that are not zero, or none.
 void SumInto(std::span<const RowSparseNDArray> inputs, const RowsInTheMaking& out,
              const GpuWork& gpu);
 void NonZeroRowsInto(const NDArray& dense, const RowsInTheMaking& out, const GpuWork& gpu);
+void NoRowsInto(const RowsInTheMaking& out);
 
 // Queues the op that tells the array its count, behind that one.
 void QueueCount(const RowsInTheMaking& rows, int priority);

@@ -25,7 +25,11 @@ struct StoredValue::RowsOp {
 
   void operator()(const GpuWork* gpu) const {
     if (readable) value->RethrowUnlessReadable();
-    if (value->has_value_) NonZeroRowsInto(value->array_, rows, *gpu);
+    if (value->has_value_) {
+      NonZeroRowsInto(value->array_, rows, *gpu);
+    } else {
+      NoRowsInto(rows);
+    }
   }
 };
 

@@ -184,6 +184,22 @@ TEST_F(GpuStoreTest, AFailedChangeOfKindLeavesTheValueOnItsGpu) {
   EXPECT_THROW(engine_->WaitForAll(), std::runtime_error);
 }
 
+// Nor is there anything to convert if the push that made the key has failed, too.
+TEST_F(GpuStoreTest, AFailedChangeOfKindOfAKeyWithoutAValueLeavesNone) {
+  const auto store = KVStore::Create("device", *engine_);
+  const NDArray bad = Full({4, 2}, 0, Gpu(1));
+  const RowSparseNDArray bad_rows({4, 2}, DType::kFloat32, Gpu(1), *engine_);
+  engine_->Push({.name = "fail", .writes = {bad.var(), bad_rows.var()}},
+                [] { throw std::runtime_error("bad"); });
+  store->Push(1, bad);
+  store->Push(1, bad_rows);
+  EXPECT_THAT([&] { Pulled(*store, 1); }, testing::ThrowsMessage<std::runtime_error>("bad"));
+  EXPECT_THROW(engine_->WaitForAll(), std::runtime_error);
+  store->Push(1, RowSparseNDArray::FromVectors<float>({2}, {5, 6}, Shape{4, 2}, DType::kFloat32,
+                                                      Gpu(1), *engine_));
+  EXPECT_EQ(Pulled(*store, 1), (std::vector<float>{0, 0, 0, 0, 5, 6, 0, 0}));
+}
+
 // Every optimizer, lazy and not, with and without float32 copies: row-sparse gradients of all
 // devices onto a value on a GPU, against "local" with everything on CPUs.
 class GpuRowUpdates : public GpuStoreTest, public testing::WithParamInterface<bool> {};
