@@ -18,17 +18,20 @@ const Engine& EngineOf(const RowSparseNDArray& array) { return array.engine(); }
 
 }  // namespace
 
+void CheckArrayCount(std::string_view call, KeyRef key, std::size_t count) {
+  // An op names a few variables beside theirs.
+  constexpr std::size_t kArraysMax = 65'000;
+  if (count <= kArraysMax) return;
+  throw InvalidArgument(fmt::format("{}: key {}: expected at most {} arrays, got {}", call,
+                                    ToString(key), kArraysMax, count));
+}
+
 void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& engine) {
   if (pair.arrays.empty() && pair.row_sparse.empty()) {
     throw InvalidArgument(
         fmt::format("{}: key {}: expected one array at least, got none", call, ToString(pair.key)));
   }
-  // An op names a few variables beside theirs.
-  constexpr std::size_t kArraysMax = 65'000;
-  if (const std::size_t count = pair.arrays.size() + pair.row_sparse.size(); count > kArraysMax) {
-    throw InvalidArgument(fmt::format("{}: key {}: expected at most {} arrays, got {}", call,
-                                      ToString(pair.key), kArraysMax, count));
-  }
+  CheckArrayCount(call, pair.key, pair.arrays.size() + pair.row_sparse.size());
   ForEachArray(pair, [&](const auto& array) {
     if (array.empty()) {
       throw InvalidArgument(fmt::format("{}: key {}: expected an array, got an empty handle", call,

@@ -18,6 +18,8 @@
 
 namespace heddle::kvstore {
 
+// Not more arrays than an op can name.
+void CheckArrayCount(std::string_view call, KeyRef key, std::size_t count);
 // One array at least, not more than an op can name, none of them empty, all of the engine.
 void CheckArrays(std::string_view call, const KeyArrays& pair, const Engine& engine);
 // The same, and exactly one.

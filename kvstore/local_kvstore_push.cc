@@ -44,6 +44,7 @@ std::vector<LocalKVStore::KeyPush> LocalKVStore::JoinRepeatedKeys(
     } else {
       join(push.arrays, push.joined, pair.arrays);
     }
+    CheckArrayCount(call, pair.key, push.arrays.size() + push.row_sparse.size());
   }
   return pushes;
 }

@@ -237,6 +237,10 @@ TEST_P(ContractTest, MoreArraysThanAnOpCanNameAreRefusedBeforeAnything) {
   };
   refused([&] { store->Push("new", many); });
   refused([&] { store->Push({"a", "new"}, {{Full(1)}, many}); });
+  // In several parts.
+  const std::vector<NDArray> most(many.begin() + 1, many.end());
+  refused([&] { store->Push({"a", "new", "new"}, {{Full(1)}, most, {Full(1)}}); });
+  refused([&] { store->PushPull({"new", "new"}, {most, {Full(1)}}); });
   EXPECT_FALSE(store->Contains("new"));
   EXPECT_EQ(Pulled(*store, "a"), All(5));
 }

@@ -75,6 +75,7 @@ DistKVStore::KeyPushes DistKVStore::PreparePush(std::string_view call,
     push.arrays.insert(push.arrays.end(), pair.arrays.begin(), pair.arrays.end());
     push.row_sparse.insert(push.row_sparse.end(), pair.row_sparse.begin(), pair.row_sparse.end());
     if (!push.arrays.empty() && !push.row_sparse.empty()) ThrowMixedKinds(call, pair.key);
+    CheckArrayCount(call, pair.key, push.arrays.size() + push.row_sparse.size());
   }
   if (push_of != nullptr) *push_of = places;
   ReusedOutputs told;

@@ -134,6 +134,22 @@ TEST_P(DistListsTest, AnInputThatIsNotReadyHoldsUpNoOtherKey) {
   });
 }
 
+TEST(DistLists, MoreArraysOfAKeyThanAnOpCanNameAreRefusedBeforeAnything) {
+  Job job({.num_workers = 1});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    store.Init({0, 1}, {Filled(engine, 3, 5), Filled(engine, 3, 5)});
+    const NDArray one = Filled(engine, 3, 1);
+    const std::vector<NDArray> most(65'000, one);
+    EXPECT_EQ(MessageOf<InvalidArgument>([&] {
+                store.Push({0, 1, 1}, {{one}, most, {one}});
+              }),
+              "Push: key 1: expected at most 65000 arrays, got 65001");
+    const NDArray out = Filled(engine, 3, 0);
+    store.Pull(0, out);
+    EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 5));
+  });
+}
+
 TEST_P(DistListsTest, AFailedInputFailsItsKeyAlone) {
   constexpr std::size_t kKeys = 100;
   constexpr std::size_t kFailed = 70;
