@@ -56,6 +56,7 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
     part->value = Value::Make(part->ToArray(value));
   }
   found_ = nullptr;  // it may move
+  Count(*part);
   if (HasOtherLife(*part)) ForgetState(*part);
   parts_.emplace(id, std::move(part));
   if (self_ && info.num_parts > 1) ++cut_arrays_.at({id.store, id.key}).parts;
@@ -95,6 +96,7 @@ void ArrayParts::CheckPlace(const PartId& id, const PartInfo& info) {
 void ArrayParts::Remove(const PartId& id) {
   const Part& part = Find(id);
   if (!HasOtherLife(part)) ForgetState(part);
+  Uncount(part);
   if (self_ && part.info.num_parts > 1) {
     const auto array = cut_arrays_.find({id.store, id.key});
     if (--array->second.parts == 0) cut_arrays_.erase(array);

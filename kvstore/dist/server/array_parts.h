@@ -42,6 +42,7 @@
 #include "kvstore/dist/protocol/part_table.h"
 #include "kvstore/dist/protocol/placement.h"
 #include "kvstore/dist/server/update_pace.h"
+#include "kvstore/key_table.h"
 
 namespace heddle::kvstore::dist {
 
@@ -144,8 +145,10 @@ class ArrayParts final : public PartStore {
   // does not know.
   void ForgetState(const Part& part) const;
   const ServerUpdater* UpdaterThatForgets(const Part& part) const;  // null: there is none
-  // Whether there is one, and the key has parts of an earlier or later life.
+  // Whether the key of a part that is counted has parts of an earlier or later life, too.
   bool HasOtherLife(const Part& part) const;
+  void Count(const Part& part);
+  void Uncount(const Part& part);
   void Assign(Part& part);
   static bool IsFast(const Part& part, const Rule& rule);
   // Those of `by`; if it has none, what the optimizer says by itself.
@@ -172,6 +175,8 @@ class ArrayParts final : public PartStore {
   PlacementOptions placement_;
   std::optional<std::int32_t> self_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, CutArray> cut_arrays_;  // by store and key
+  // How many parts are here of each life of a key: by store, name, and PartId's key.
+  std::unordered_map<std::uint32_t, KeyTable<std::map<std::uint64_t, std::size_t>>> lives_;
 };
 
 }  // namespace heddle::kvstore::dist

@@ -238,12 +238,20 @@ void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const
 }
 
 bool ArrayParts::HasOtherLife(const Part& part) const {
-  if (UpdaterThatForgets(part) == nullptr) return false;
-  return std::ranges::any_of(parts_, [&](const auto& entry) {
-    const Part& other = *entry.second;
-    return other.id.store == part.id.store && other.id.key != part.id.key &&
-           other.info.key == part.info.key;
-  });
+  return lives_.at(part.id.store).find(part.info.key)->second.size() > 1;
+}
+
+void ArrayParts::Count(const Part& part) { ++lives_[part.id.store][part.info.key][part.id.key]; }
+
+void ArrayParts::Uncount(const Part& part) {
+  const auto store = lives_.find(part.id.store);
+  const auto name = store->second.find(part.info.key);
+  const auto life = name->second.find(part.id.key);
+  if (--life->second > 0) return;
+  name->second.erase(life);
+  if (!name->second.empty()) return;
+  store->second.erase(name);
+  if (store->second.empty()) lives_.erase(store);
 }
 
 const ServerUpdater* ArrayParts::UpdaterThatForgets(const Part& part) const {

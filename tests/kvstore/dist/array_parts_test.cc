@@ -18,6 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "kvstore/compression/compressor.h"
+#include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer/update_rule.h"
 #include "tests/kvstore/support.h"
 #include "tests/message_of.h"
@@ -610,6 +611,69 @@ TEST_F(ArrayPartsTest, StatesOfAnOptimizerThatIsDroppedAreNotThoseOfTheNextOne) 
   parts_.SetOptimizer(0, version, Sgd({.momentum = 0.25}), false);
   EXPECT_EQ(saved(), 0U);
   EXPECT_EQ(pushed(), BytesOf(floats(0)));
+}
+
+// By the name alone, since the optimizer is the server's own: when a life begins beside another,
+// and when the last one ends.
+TEST_F(ArrayPartsTest, WhatAnOptimizerKeepsOfAKeyIsForgottenByItsLives) {
+  int forgotten = 0;
+  parts_.SetOptimizer(0, std::uint64_t{1} << 32, MakeForeignOptimizer("own", {}), false,
+                      {.update = [](const ServerUpdate&) {},
+                       .forget =
+                           [&](KeyRef key) {
+                             EXPECT_EQ(key.text(), "w");
+                             ++forgotten;
+                           }});
+  const auto forgotten_now = [&] {
+    engine_.WaitForAll();
+    return std::exchange(forgotten, 0);
+  };
+  const auto create = [&](std::uint32_t part, std::uint64_t life, const char* name = "w") {
+    const std::int64_t begin = 2 * part;
+    parts_.Create({0, part, life},
+                  {Key(name), Shape{4}, DType::kFloat32, false, 2, begin, begin + 2},
+                  Received(std::vector<std::byte>(8)));
+  };
+  create(0, 1);
+  create(1, 1);
+  create(0, 5, "x");
+  EXPECT_EQ(forgotten_now(), 0);
+  create(0, 2);
+  create(1, 2);
+  EXPECT_EQ(forgotten_now(), 2) << "for each part";
+  parts_.Remove({0, 0, 1});
+  parts_.Remove({0, 1, 1});
+  EXPECT_EQ(forgotten_now(), 0);
+  parts_.Remove({0, 0, 2});
+  EXPECT_EQ(forgotten_now(), 1);
+  create(0, 3);
+  EXPECT_EQ(forgotten_now(), 1) << "beside the part that is left";
+  parts_.Remove({0, 1, 2});
+  EXPECT_EQ(forgotten_now(), 0);
+  parts_.Remove({0, 0, 3});
+  EXPECT_EQ(forgotten_now(), 1);
+}
+
+// Whether an optimizer of the server's own has to forget a key is known without a look at the
+// others.
+TEST_F(ArrayPartsTest, AKeyCostsAsMuchHoweverManyThereAre) {
+  parts_.SetOptimizer(0, std::uint64_t{1} << 32, MakeForeignOptimizer("own", {}), false,
+                      {.update = [](const ServerUpdate&) {}, .forget = [](KeyRef) {}});
+  constexpr std::uint64_t kKeys = 20'000, kTimed = 2000;
+  const auto create = [&](std::uint64_t first) {
+    const auto start = std::chrono::steady_clock::now();
+    for (std::uint64_t key = first; key < first + kTimed; ++key) {
+      parts_.Create(
+          {0, 0, key},
+          {Key(static_cast<std::int64_t>(key)), Shape{1}, DType::kFloat32, false, 1, 0, 1},
+          Received(std::vector<std::byte>(4)));
+    }
+    return std::chrono::steady_clock::now() - start;
+  };
+  const auto first = create(0);
+  std::uint64_t key = kTimed;
+  for (; key + kTimed < kKeys; key += kTimed) create(key);
+  EXPECT_LT(create(key), 8 * first + std::chrono::milliseconds(50));
 }
 
 TEST_F(ArrayPartsTest, StatesThatDoNotFitAreRefusedAndChangeNothing) {
