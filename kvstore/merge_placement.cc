@@ -19,8 +19,10 @@ void MergePlacement::Place(std::vector<Item> items, std::span<const Device> devi
                    [](const Item& a, const Item& b) { return a.bytes > b.bytes; });
   for (const Item& item : items) {
     const Device best =
-        *std::min_element(devices.begin(), devices.end(),
-                          [this](Device a, Device b) { return BytesOn(a) < BytesOn(b); });
+        *std::min_element(devices.begin(), devices.end(), [this](Device a, Device b) {
+          const std::int64_t bytes = BytesOn(a);  // not where it lies: the next call may move it
+          return bytes < BytesOn(b);
+        });
     BytesOn(best) += item.bytes;
     *item.device = best;
   }
