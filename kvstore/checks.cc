@@ -1,6 +1,7 @@
 #include "kvstore/checks.h"
 
 #include <heddle/error.h>
+#include <heddle/optimizer.h>
 
 #include <unordered_set>
 
@@ -8,6 +9,8 @@
 
 #include "base/log.h"
 #include "kvstore/key_table.h"
+#include "kvstore/optimizer/fixed_parameters.h"
+#include "kvstore/optimizer/update_plan.h"
 
 namespace heddle::kvstore {
 
@@ -227,12 +230,19 @@ std::shared_ptr<const Compressor> NewCompressor(const CompressionOptions& option
   return fresh;
 }
 
-void CheckMultiPrecision(const std::string& file, const OptimizerStates& states,
-                         const internal::UpdatePlan& plan) {
-  if (states.multi_precision == plan.multi_precision) return;
-  throw InvalidArgument(
-      fmt::format("LoadOptimizerStates: {}: expected states with multi_precision {}, got {}", file,
-                  plan.multi_precision, states.multi_precision));
+void CheckFixedParameters(const std::string& file, const OptimizerStates& states,
+                          const Optimizer& optimizer) {
+  const auto check = [&](std::string_view parameter, auto expected, auto given) {
+    if (expected == given) return;
+    throw InvalidArgument(
+        fmt::format("LoadOptimizerStates: {}: expected states of optimizer {} with {} {}, got {}",
+                    file, optimizer.name(), parameter, expected, given));
+  };
+  check("multi_precision", optimizer.plan()->multi_precision, states.multi_precision);
+  for (const auto& [parameter, value] : FixedParameters(optimizer)) {
+    const auto given = states.fixed.find(parameter);
+    if (given != states.fixed.end()) check(parameter, value, given->second);  // or an older file
+  }
 }
 
 }  // namespace heddle::kvstore

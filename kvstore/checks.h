@@ -115,8 +115,8 @@ void TellSparseIgnored(KeyRef key);
 // InvalidState after the first push.
 std::shared_ptr<const Compressor> NewCompressor(const CompressionOptions& options,
                                                 const Compressor* present, bool pushed);
-// Of LoadOptimizerStates.
-void CheckMultiPrecision(const std::string& file, const OptimizerStates& states,
-                         const internal::UpdatePlan& plan);
+// Of LoadOptimizerStates: the states are of an optimizer that keeps the same ones.
+void CheckFixedParameters(const std::string& file, const OptimizerStates& states,
+                          const Optimizer& optimizer);
 
 }  // namespace heddle::kvstore

@@ -10,6 +10,7 @@
 #include "engine/fork.h"
 #include "engine/may_wait.h"
 #include "kvstore/local_kvstore.h"
+#include "kvstore/optimizer/fixed_parameters.h"
 #include "kvstore/optimizer/update_plan.h"
 
 namespace heddle::kvstore {
@@ -50,6 +51,7 @@ void LocalKVStore::SaveOptimizerStates(const std::string& file, bool with_optimi
   OptimizerStates states;
   states.optimizer = optimizer->name();
   states.multi_precision = plan->multi_precision;
+  states.fixed = FixedParameters(*optimizer);
   if (with_optimizer) states.settings = SettingsOf(*optimizer);
 
   struct Saved {
@@ -134,7 +136,7 @@ void LocalKVStore::LoadOptimizerStates(const std::string& file) {
   const std::shared_ptr<Optimizer> optimizer = OptimizerFor("LoadOptimizerStates");
   const auto plan = optimizer->plan();
   const OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
-  CheckMultiPrecision(file, states, *plan);
+  CheckFixedParameters(file, states, *optimizer);
   if (states.settings) CheckSettings(file, *states.settings, *optimizer);
   std::vector<std::unique_ptr<UpdateState>> loaded;
   for (const KeyStates& key : states.keys) {

@@ -122,6 +122,7 @@ json ToJson(const OptimizerStates& states, const internal::UpdateRule& rule) {
               {"multi_precision", states.multi_precision},
               {"num_update", states.num_update},
               {"keys", keys}};
+  if (!states.fixed.empty()) all["fixed"] = states.fixed;
   if (states.settings) all["settings"] = ToJson(*states.settings);
   return all;
 }
@@ -255,6 +256,7 @@ OptimizerStates StatesFrom(const json& j, std::string_view optimizer) {
                                       states.optimizer));
   }
   states.multi_precision = j.at("multi_precision").get<bool>();
+  if (j.contains("fixed")) j.at("fixed").get_to(states.fixed);
   states.num_update = CountFrom(j.at("num_update"));
   for (const json& key : j.at("keys")) states.keys.push_back(KeyStatesFrom(key));
   if (j.contains("settings")) states.settings = SettingsFrom(j.at("settings"));

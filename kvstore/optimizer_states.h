@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,6 +54,7 @@ struct OptimizerSettings {
 struct OptimizerStates {
   std::string optimizer;  // its name
   bool multi_precision = false;
+  std::map<std::string, double> fixed;  // FixedParameters
   std::int64_t num_update = 0;
   std::vector<KeyStates> keys;
   std::optional<OptimizerSettings> settings;  // saved with the optimizer

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -23,6 +24,7 @@
 
 #include "base/mutex.h"
 #include "engine/fork.h"
+#include "kvstore/optimizer/fixed_parameters.h"
 #include "kvstore/optimizer/foreign.h"
 #include "kvstore/optimizer/optimizer_type.h"
 #include "kvstore/optimizer/update_plan.h"
@@ -354,6 +356,16 @@ OptimizerPtr MakeOptimizerOf(const OptimizerType& type,
 bool IsForeignOptimizer(std::string_view name) {
   return std::ranges::find(kOptimizers, LowerCase(name), &OptimizerEntry::name) ==
          std::ranges::end(kOptimizers);
+}
+
+std::map<std::string, double> FixedParameters(const Optimizer& optimizer) {
+  std::map<std::string, double> fixed;
+  if (IsForeignOptimizer(optimizer.name())) return fixed;
+  for (const ParameterType& type : FindType(optimizer.name()).parameters) {
+    if (!type.fixed || type.name == kMultiPrecision.name) continue;
+    fixed.emplace(type.name, optimizer.Get(type.name));
+  }
+  return fixed;
 }
 
 }  // namespace kvstore

@@ -416,8 +416,12 @@ TEST_P(OptimizerStatesTest, NothingChangesOnAnError) {
   wide->SaveOptimizerStates(file_, /*with_optimizer=*/true);
   const OptimizerPtr plain = MakeOptimizer("rmsprop", {{"learning_rate", 0.5}});
   wide->SetOptimizer(plain);
-  ExpectError({"centered", "fixed"}, *wide, /*is_io_error=*/false);
+  ExpectError({"centered", "0, got 1"}, *wide, /*is_io_error=*/false);
   EXPECT_EQ(plain->Get("learning_rate"), 0.5);
+  // The states alone tell of it, too.
+  wide->SaveOptimizerStates(file_);
+  wide->SetOptimizer(MakeOptimizer("rmsprop", {{"centered", 1}}));
+  ExpectError({"centered", "1, got 0"}, *wide, /*is_io_error=*/false);
 }
 
 TEST_P(OptimizerStatesTest, DamagedFilesAreErrors) {

@@ -18,6 +18,7 @@
 #include "kvstore/dist/worker/control_call.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "kvstore/dist/worker/dist_states.h"
+#include "kvstore/optimizer/fixed_parameters.h"
 #include "kvstore/optimizer/foreign.h"
 
 namespace heddle::kvstore::dist {
@@ -183,6 +184,7 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
   OptimizerStates states;
   states.optimizer = optimizer->name();
   states.multi_precision = plan->multi_precision;
+  states.fixed = FixedParameters(*optimizer);
   if (with_optimizer) states.settings = SettingsOf(*optimizer);
   const auto is_of_this_life = IsOfThisLife();
   states.keys = JoinStates(SavedStates(), is_of_this_life, *plan->rule, engine());
@@ -216,7 +218,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
   WaitForOwnPushes(kCall);
   const auto plan = optimizer->plan();
   OptimizerStates states = ReadStates(file, optimizer->name(), *plan->rule, engine());
-  CheckMultiPrecision(file, states, *plan);
+  CheckFixedParameters(file, states, *optimizer);
   if (states.settings) CheckSettings(file, *states.settings, *optimizer);
   std::map<Key, KeyPtr> keys;
   for (const KeyStates& key : states.keys) {
