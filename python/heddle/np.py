@@ -19,7 +19,7 @@ from . import _core
 from . import context as _context
 from . import dtype as _dtype
 from . import nd as _nd
-from .error import InvalidArgument
+from .error import InvalidArgument, InvalidType
 
 float16, float32, float64 = numpy.float16, numpy.float32, numpy.float64
 int8, uint8, int32, int64 = numpy.int8, numpy.uint8, numpy.int32, numpy.int64
@@ -33,6 +33,25 @@ class ndarray(_nd.NDArray):
     __slots__ = ()
     _compares_to_bool = True
     _has_scalars = True
+
+    # Whole numbers are divided as NumPy does it, but to float32. Dtypes that do not mix do not do so here either.
+
+    def __truediv__(self, other: object, /) -> Self:
+        if not _is_whole(self) or isinstance(other, _core.Array) and other._dtype != self._dtype:
+            return super().__truediv__(other)
+        divisor = other.astype("float32") if isinstance(other, _nd.NDArray) else other
+        return super(ndarray, self.astype("float32")).__truediv__(divisor)
+
+    def __rtruediv__(self, other: object, /) -> Self:
+        return super(ndarray, self.astype("float32") if _is_whole(self) else self).__rtruediv__(other)
+
+    def __itruediv__(self, other: object, /) -> Self:
+        if _is_whole(self):
+            raise InvalidType(f"/=: expected an array of floats, which a quotient is, got {_dtype._NAMES[self._dtype]}: "
+                              "a = a / b makes another array")
+        return super().__itruediv__(other)
+
+    __div__ = __truediv__
 
     def __repr__(self) -> str:
         text, name = repr(self.asnumpy()), _dtype._NAMES[self._dtype]
@@ -62,6 +81,10 @@ class ndarray(_nd.NDArray):
     def item(self):
         """The only element, as a number of Python's. Waits."""
         return self.asscalar().item()
+
+
+def _is_whole(array: "_nd.NDArray") -> bool:
+    return _dtype._NUMPY[array._dtype].kind != "f"
 
 
 def _made(array: "_nd.NDArray") -> ndarray:

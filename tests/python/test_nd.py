@@ -490,6 +490,35 @@ def test_a_power_in_place_changes_the_array():
     assert a is alias and alias.asnumpy().tolist() == [4, 9]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool"])
+def test_quotients_of_whole_numbers_are_floats_in_np(dtype):
+    """They were rounded towards zero, in silence. `nd` does that, as MXNet's does."""
+    x, y = numpy.array([0, 1, 1, 1]).astype(dtype), numpy.array([1, 1, 1, 0]).astype(dtype)
+    a, b = mx.np.array(x, dtype=dtype), mx.np.array(y, dtype=dtype)
+    expected = {"number": x / 2, "array": x[:3] / y[:3], "of number": 3 / y[:3], "fraction": x / 0.5}
+    given = {"number": a / 2, "array": a[:3] / b[:3], "of number": 3 / b[:3], "fraction": a / 0.5}
+    for name, quotient in given.items():
+        assert type(quotient) is mx.np.ndarray and quotient.dtype == numpy.float32, name
+        assert quotient.asnumpy().tolist() == expected[name].tolist(), name
+    assert (a / b).asnumpy()[3] == numpy.inf and mx.np.divide(a, 2).dtype == numpy.float32
+    with pytest.raises(mx.InvalidType, match=f"got {dtype}: a = a / b"):
+        a /= 2
+    assert a.asnumpy().tolist() == x.tolist()
+    with pytest.raises(mx.InvalidArgument, match="float64"):  # as of other operations
+        a / mx.np.ones((4,), dtype="float64")
+    if dtype != "bool":
+        assert (mx.nd.array(x, dtype=dtype) / 2).asnumpy().tolist() == [0] * 4
+
+
+def test_quotients_of_floats_keep_their_dtype_in_np():
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        a = mx.np.array([1.0, 3.0], dtype=dtype)
+        same_memory = a
+        assert (a / 2).dtype == (a / a).dtype == (2 / a).dtype == a.dtype
+        a /= 2
+        assert a is same_memory and a.asnumpy().tolist() == [0.5, 1.5]
+
+
 def test_remainders_are_mxnets():
     a = mx.nd.array([5.5, -5.5, 5.5, -5.5, 0, 3])
     b = mx.nd.array([3, 3, -3, -3, 0, 0])
