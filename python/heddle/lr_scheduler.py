@@ -7,6 +7,8 @@ asked before each push.
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, Sequence
 
 from . import _core
@@ -46,16 +48,16 @@ class LRScheduler:
         self.warmup_final_lr = base_lr
         self.warmup_mode = warmup_mode
 
-    def get_warmup_lr(self, num_update: int) -> float:
+    def get_warmup_lr(self, num_update: float) -> float:
         """The rate during the warm-up."""
         return self._warmup_lr(num_update, self.warmup_final_lr)
 
-    def _warmup_lr(self, num_update: int, final_lr: float) -> float:
+    def _warmup_lr(self, num_update: float, final_lr: float) -> float:
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
         return self.warmup_begin_lr + (final_lr - self.warmup_begin_lr) * num_update / self.warmup_steps
 
-    def __call__(self, num_update: int) -> float:
+    def __call__(self, num_update: float) -> float:
         raise NotImplementedError("a scheduler overrides __call__(num_update)")
 
 
@@ -68,17 +70,26 @@ class _Native(LRScheduler):
     def _warmup(self) -> tuple:
         return self.warmup_steps, self.warmup_begin_lr, self.warmup_mode == "constant"
 
-    def get_warmup_lr(self, num_update: int) -> float:
+    def get_warmup_lr(self, num_update: float) -> float:
         """The rate during the warm-up."""
         return self._warmup_lr(num_update, self.base_lr)
 
-    def __call__(self, num_update: int) -> float:
-        num_update = _whole("num_update", num_update)
-        if num_update < 0:
+    def _progress(self, num_update: float, max_update: int) -> float:
+        """From the end of the warm-up, 0, to max_update, 1."""
+        return (min(num_update, max_update) - self.warmup_steps) / (max_update - self.warmup_steps)
+
+    def _between(self, num_update: float) -> float:
+        """The rate behind the warm-up at a number that is not whole. Here it changes at whole ones only, behind them."""
+        return self._schedule()(math.ceil(num_update))
+
+    def __call__(self, num_update: float) -> float:
+        is_part = isinstance(num_update, numbers.Real) and math.isfinite(num_update) and num_update != int(num_update)
+        number = float(num_update) if is_part else _whole("num_update", num_update)
+        if number < 0:
             raise InvalidArgument(f"expected num_update of at least 0, got {num_update}")
-        if num_update < self.warmup_steps and type(self).get_warmup_lr is not _Native.get_warmup_lr:
-            return self.get_warmup_lr(num_update)
-        return self._schedule()(num_update)
+        if number < self.warmup_steps and (is_part or type(self).get_warmup_lr is not _Native.get_warmup_lr):
+            return self.get_warmup_lr(number)
+        return self._between(number) if isinstance(number, float) else self._schedule()(number)
 
 
 def _is_native(scheduler) -> bool:
@@ -140,6 +151,9 @@ class PolyScheduler(_Native):
     def _schedule(self):
         return _core.poly_schedule(self.max_update, self.power, self.final_lr, self.base_lr, *self._warmup())
 
+    def _between(self, num_update):
+        return self.final_lr + (self.base_lr - self.final_lr) * (1 - self._progress(num_update, self.max_update)) ** self.power
+
 
 class CosineScheduler(_Native):
     """From base_lr to final_lr at max_update, along half a cosine."""
@@ -153,3 +167,7 @@ class CosineScheduler(_Native):
 
     def _schedule(self):
         return _core.cosine_schedule(self.max_update, self.final_lr, self.base_lr, *self._warmup())
+
+    def _between(self, num_update):
+        angle = math.pi * self._progress(num_update, self.max_update)
+        return self.final_lr + (self.base_lr - self.final_lr) * (1 + math.cos(angle)) / 2

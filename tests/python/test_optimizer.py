@@ -5,6 +5,7 @@ import base64
 import collections
 import copy
 import json
+import math
 import pathlib
 import pickle
 import sys
@@ -314,14 +315,33 @@ def test_golden_schedules_of_mxnet():
         numpy.testing.assert_allclose([scheduler(n) for n in range(1, 31)], case["rates"], rtol=1e-12)
 
 
-def test_schedules_are_asked_for_whole_numbers_of_updates():
+def test_schedules_are_asked_for_numbers_of_updates():
     """Floats were refused in words of the binding's, and -1 gave -inf."""
     schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)
     assert schedule(5.0) == schedule(numpy.float32(5)) == schedule(numpy.int8(5)) == 0.25 and schedule(0) == 1
-    for number in (4.5, -1, "5", None, float("nan")):
+    for number in (-0.5, -1, "5", None, float("nan"), float("inf")):
         for schedule in (schedule, mx.lr_scheduler.CosineScheduler(10, warmup_steps=3)):
             with pytest.raises(mx.InvalidArgument, match=f"expected num_update .*, got {number!r}"):
                 schedule(number)
+
+
+def test_schedules_know_the_rate_between_two_updates():
+    """Scripts that count parts of updates were refused. The formulas are those of MXNet's classes."""
+    warm = {"base_lr": 1.0, "warmup_steps": 4, "warmup_begin_lr": 0.2}
+    base = mx.lr_scheduler
+    schedules = {
+        base.FactorScheduler(10, 0.5, **warm): lambda n: 0.5 ** sum(n > end for end in (10, 20, 30)),
+        base.MultiFactorScheduler([6, 9], 0.5, **warm): lambda n: 0.5 ** sum(n > end for end in (6, 9)),
+        base.PolyScheduler(20, pwr=2, final_lr=0.1, **warm): lambda n: 0.1 + 0.9 * (1 - (min(n, 20) - 4) / 16) ** 2,
+        base.CosineScheduler(20, final_lr=0.1, **warm):
+            lambda n: 0.1 + 0.9 * (1 + math.cos(math.pi * (min(n, 20) - 4) / 16)) / 2,
+    }
+    for schedule, rate in schedules.items():
+        for n in (4, 5.25, 6, 6.001, 8.999, 9.5, 10, 10.5, numpy.float32(15.5), 20, 20.5, 29):
+            assert schedule(n) == pytest.approx(rate(n)), (schedule, n)
+        for n in (0, 0.5, 3, 3.75):
+            assert schedule(n) == pytest.approx(0.2 + 0.8 * n / 4), (schedule, n)
+    assert WarmBySquares(100, base_lr=5.0, warmup_steps=4)(1.5) == 1.5**2 / 4
 
 
 def test_every_optimizer_of_the_library_has_a_class():
