@@ -64,6 +64,11 @@ def _is_half(weight) -> bool:
     return weight.dtype in (_nd.numpy.float16, "bfloat16")
 
 
+def _check_sparse_pair(call: str, grad, weight) -> None:
+    if isinstance(weight, _core.RowSparse) and not isinstance(grad, _core.RowSparse):
+        raise InvalidType(f"{call}: expected a row_sparse gradient for a row_sparse weight, got a dense one")
+
+
 def _check_symbol(sym) -> None:
     if sym is not None:
         raise InvalidType(f"sym: expected None, since there are no symbols, got {type(sym).__name__}")
@@ -686,8 +691,7 @@ class _Native(Optimizer):
         if not isinstance(state, _NativeState) or state.optimizer is not self:
             got = f"one of another {type(state.optimizer).__name__}" if isinstance(state, _NativeState) else type(state).__name__
             raise InvalidType(f"{type(self).__name__}.update: expected a state of this {self._name}'s create_state, got {got}")
-        if isinstance(weight, _core.RowSparse):
-            raise InvalidType(f"{type(self).__name__}.update: expected a dense weight, got row_sparse")
+        _check_sparse_pair(f"{type(self).__name__}.update", grad, weight)
         with self._counting(index):
             state.updater.update(index, grad, weight, *self._asked_rates(index))
 
@@ -865,8 +869,7 @@ class Updater:
         for one in (grad, weight):
             _nd._require_array("Updater", one)
         if self._native is not None and isinstance(self.optimizer, _Native):
-            if isinstance(weight, _core.RowSparse):
-                raise InvalidType(f"Updater: {type(self.optimizer).__name__}: expected a dense weight, got row_sparse")
+            _check_sparse_pair(f"Updater: {type(self.optimizer).__name__}", grad, weight)
             with _counted_on(weight.context.device_id), self.optimizer._counting(index):
                 asked = not self.optimizer._has_native_rates()
                 rates = self.optimizer._asked_rates(index) if asked else (None, None)

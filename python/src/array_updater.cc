@@ -27,6 +27,16 @@ namespace heddle::python {
 
 namespace {
 
+template <class Array>
+void CheckSameForm(const Engine& engine, const Shape& shape, DType dtype, Device device,
+                   const Array& array) {
+  constexpr const char* kCall = "Updater";
+  if (&engine != &array.engine()) storage::ThrowOtherEngine(kCall, array.shape());
+  if (shape != array.shape()) storage::ThrowShape(kCall, shape, array.shape());
+  if (dtype != array.dtype()) storage::ThrowDType(kCall, dtype, array.dtype());
+  if (device != array.device()) storage::ThrowDevice(kCall, device, array.device());
+}
+
 void CheckLike(const NDArray& like, const RowSparseNDArray& array) {
   CheckAlike("Updater", like, array);
 }
@@ -36,6 +46,16 @@ void CheckLike(const NDArray& like, const NDArray& array) {
   storage::CheckSameShape(kCall, like, array);
   storage::CheckSameDType(kCall, like, array);
   storage::CheckSameDevice(kCall, like, array);
+}
+void CheckLike(const RowSparseNDArray& like, const RowSparseNDArray& array) {
+  CheckSameForm(like.engine(), like.shape(), like.dtype(), like.device(), array);
+}
+
+void CheckNotOnGpu(const NDArray& weight) { storage::CheckNotOnGpu("Updater", weight); }
+void CheckNotOnGpu(const RowSparseNDArray& weight) {
+  if (weight.device().type == DeviceType::kGpu) {
+    storage::ThrowNotOnGpu("Updater", weight.device());
+  }
 }
 
 // What the optimizer would throw if the rates were set, with the multipliers of the key.
@@ -63,7 +83,8 @@ void CheckForm(const kvstore::KeyForm& weight, const Shape& shape, DType dtype) 
 void Apply(kvstore::ArrayUpdate update, const NDArray& gradient, const NDArray& /*weight*/) {
   kvstore::UpdateArray(std::move(update), {&gradient, 1});
 }
-void Apply(kvstore::ArrayUpdate update, const RowSparseNDArray& gradient, const NDArray& weight) {
+template <class Weight>
+void Apply(kvstore::ArrayUpdate update, const RowSparseNDArray& gradient, const Weight& weight) {
   kvstore::UpdateArray(std::move(update), {&gradient, 1}, weight);
 }
 
@@ -79,13 +100,22 @@ void ArrayUpdater::Update(KeyRef key, const RowSparseNDArray& gradient, const ND
                           const UpdateRates& rates) {
   UpdateBy(key, gradient, weight, rates);
 }
+void ArrayUpdater::Update(KeyRef key, const RowSparseNDArray& gradient,
+                          const RowSparseNDArray& weight, const UpdateRates& rates) {
+  UpdateBy(key, gradient, weight, rates);
+}
 
-template <class Gradient>
-void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight,
+template <class Weight>
+void ArrayUpdater::Slot::CheckLike(const Weight& weight) const {
+  CheckSameForm(*engine, shape, dtype, device, weight);
+}
+
+template <class Gradient, class Weight>
+void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const Weight& weight,
                             const UpdateRates& rates) {
   const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
   CheckLike(weight, gradient);
-  storage::CheckNotOnGpu("Updater", weight);
+  CheckNotOnGpu(weight);
   ops::RequireFloating("Updater", weight.dtype());
   const internal::RateMultipliers multipliers = plan->MultipliersOf(key);
   CheckRates(optimizer_->name(), key, rates, multipliers);
@@ -106,13 +136,15 @@ void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray&
     Slot& slot = slots_[key.ToKey()];
     if (slot.state == nullptr) {
       slot.state = std::make_shared<kvstore::UpdateState>(plan->multi_precision);
-    } else if (slot.first.empty()) {  // loaded
+    } else if (!slot.guard) {  // loaded
       CheckForm({key.ToKey(), weight.shape(), weight.dtype()}, slot.shape, slot.dtype);
     } else {
-      CheckLike(slot.first, weight);
+      slot.CheckLike(weight);
     }
-    if (slot.first.empty()) {
-      slot.first = weight;
+    if (!slot.guard) {
+      slot.guard = weight.var();
+      slot.engine = &weight.engine();
+      slot.device = weight.device();
       slot.shape = weight.shape();
       slot.dtype = weight.dtype();
     }
@@ -123,8 +155,8 @@ void ArrayUpdater::UpdateBy(KeyRef key, const Gradient& gradient, const NDArray&
     // Pushed under the lock: updates of a key take effect in the order in which they are counted.
     weight.engine().Push(
         {.name = "Update",
-         .reads = {gradient.var(), weight.var(), slot.first.var()},
-         .writes = {weight.var(), slot.first.var()},
+         .reads = {gradient.var(), weight.var(), *slot.guard},
+         .writes = {weight.var(), *slot.guard},
          .device = weight.device()},
         [plan, state = slot.state, owner = key.ToKey(), gradient, weight, learning_rate,
          weight_decay] {
@@ -147,7 +179,12 @@ void ArrayUpdater::SaveStates(const std::string& file, bool with_optimizer) cons
   states.optimizer = optimizer_->name();
   states.multi_precision = plan->multi_precision;
   if (with_optimizer) states.settings = kvstore::SettingsOf(*optimizer_);
-  std::vector<std::pair<NDArray, std::shared_ptr<kvstore::KeyStates>>> saved;  // with the weights
+  struct Saved {
+    std::optional<Var> guard;
+    Engine* engine;
+    std::shared_ptr<kvstore::KeyStates> states;
+  };
+  std::vector<Saved> saved;
   {
     const MutexLock lock(mutex_);
     const NoWaitScope no_wait;  // beyond the bound, one op a key: as in UpdateBy
@@ -158,22 +195,22 @@ void ArrayUpdater::SaveStates(const std::string& file, bool with_optimizer) cons
       out->shape = slot.shape;
       out->dtype = slot.dtype;
       out->updates = slot.updates;
-      saved.emplace_back(slot.first, out);
-      if (slot.first.empty()) {  // as it was loaded: nothing writes it
+      saved.push_back({slot.guard, slot.engine, out});
+      if (!slot.guard) {  // as it was loaded: nothing writes it
         slot.state->SnapshotTo(out.get());
         continue;
       }
-      slot.first.engine().Push(
+      slot.engine->Push(
           {.name = "UpdaterStates",
-           .reads = {slot.first.var()},
-           .writes = {slot.first.var()},
-           .device = slot.first.device()},
+           .reads = {*slot.guard},
+           .writes = {*slot.guard},
+           .device = slot.device},
           [state = slot.state, out = std::move(out)] { state->SnapshotTo(out.get()); });
     }
   }
-  for (const auto& [weight, out] : saved) {
-    if (!weight.empty()) weight.WaitToRead();
-    states.keys.push_back(*out);
+  for (const Saved& one : saved) {
+    if (one.guard) one.engine->WaitForVar(*one.guard);
+    states.keys.push_back(*one.states);
   }
   kvstore::WriteStates(file, states, *plan->rule);
 }

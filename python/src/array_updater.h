@@ -1,6 +1,8 @@
 // A built-in optimizer applied to arrays outside of any store: what heddle.optimizer.Updater calls.
 #pragma once
 
+#include <heddle/device.h>
+#include <heddle/engine.h>
 #include <heddle/key.h>
 #include <heddle/ndarray.h>
 #include <heddle/optimizer.h>
@@ -39,6 +41,10 @@ class ArrayUpdater {
               const UpdateRates& rates = {}) EXCLUDES(mutex_);
   void Update(KeyRef key, const RowSparseNDArray& gradient, const NDArray& weight,
               const UpdateRates& rates = {}) EXCLUDES(mutex_);
+  // A row-sparse weight gets the rows that an update changes: of a lazy rule those of the gradient,
+  // of any other one all.
+  void Update(KeyRef key, const RowSparseNDArray& gradient, const RowSparseNDArray& weight,
+              const UpdateRates& rates = {}) EXCLUDES(mutex_);
   // The next update of the key is the first one.
   void Forget(KeyRef key) EXCLUDES(mutex_);
 
@@ -53,15 +59,20 @@ class ArrayUpdater {
   std::vector<std::pair<Key, std::int64_t>> Counts() const EXCLUDES(mutex_);
 
  private:
-  template <class Gradient>
-  void UpdateBy(KeyRef key, const Gradient& gradient, const NDArray& weight,
+  template <class Gradient, class Weight>
+  void UpdateBy(KeyRef key, const Gradient& gradient, const Weight& weight,
                 const UpdateRates& rates) EXCLUDES(mutex_);
 
   struct Slot {
+    // As the weight that the state is used for.
+    template <class Weight>
+    void CheckLike(const Weight& weight) const;
+
     std::shared_ptr<kvstore::UpdateState> state;
-    NDArray first =
-        {};  // the weight that the state is used for, whose Var guards it; empty: none so far
-    // Of the weight.
+    // Of that weight: its Var guards the state. Nothing: there was none so far.
+    std::optional<Var> guard = {};
+    Engine* engine = nullptr;
+    Device device = {};
     Shape shape;
     DType dtype = DType::kFloat32;
     std::int64_t updates = 0;

@@ -111,6 +111,15 @@ void UpdateBy(const PyUpdater& self, nb::handle key, const Gradient& gradient,
                        {.learning_rate = learning_rate, .weight_decay = weight_decay});
 }
 
+void UpdateRows(const PyUpdater& self, nb::handle key, const PyRowSparse& gradient,
+                const PyRowSparse& weight, std::optional<double> learning_rate,
+                std::optional<double> weight_decay) {
+  const KeyRef one = ToKey("Updater", key);
+  const Blocking blocking;
+  self.updater->Update(one, gradient.array, weight.array,
+                       {.learning_rate = learning_rate, .weight_decay = weight_decay});
+}
+
 // Whether an array has failed; waits for its pending writes to know. False in the body of an op,
 // which must not wait. Not by a wait on the array itself: the failure would count as seen.
 template <class Array>
@@ -273,6 +282,8 @@ void BindOptimizer(nb::module_& m) {
       .def("update", &UpdateBy<PyArray>, nb::arg("key"), nb::arg("gradient"), nb::arg("weight"),
            nb::arg("learning_rate") = nb::none(), nb::arg("weight_decay") = nb::none())
       .def("update", &UpdateBy<PyRowSparse>, nb::arg("key"), nb::arg("gradient"), nb::arg("weight"),
+           nb::arg("learning_rate") = nb::none(), nb::arg("weight_decay") = nb::none())
+      .def("update", &UpdateRows, nb::arg("key"), nb::arg("gradient"), nb::arg("weight"),
            nb::arg("learning_rate") = nb::none(), nb::arg("weight_decay") = nb::none())
       .def("forget",
            [](const PyUpdater& self, nb::handle key) {

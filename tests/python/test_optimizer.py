@@ -718,7 +718,7 @@ def test_a_built_in_update_is_called_directly():
     for bad in (None, mx.nd.ones((2,)), mx.optimizer.SGD().create_state(0, weight), copy.copy(optimizer).create_state(0, weight)):
         with pytest.raises(mx.InvalidType, match="expected a state of this adam's create_state"):
             optimizer.update(0, weight, mx.nd.ones((2,)), bad)
-    with pytest.raises(mx.InvalidType, match="dense weight"):
+    with pytest.raises(mx.InvalidType, match="Adam.update: expected a row_sparse gradient for a row_sparse weight"):
         optimizer.update(0, weight.tostype("row_sparse"), mx.nd.ones((2,)), state)
 
 
@@ -1844,10 +1844,49 @@ def test_row_sparse_gradients_of_an_updater_have_to_fit():
             updater("w", bad, weight)
     with pytest.raises(mx.InvalidArgument, match="weight_decay 0.*, got 0.5"):
         mx.optimizer.get_updater(mx.optimizer.AdaGrad(wd=0.5))("w", rows, weight)
-    with pytest.raises(mx.InvalidType, match="expected a dense weight, got row_sparse"):
-        updater("w", rows, rows)
+    with pytest.raises(mx.InvalidType, match="SGD: expected a row_sparse gradient for a row_sparse weight, got a dense one"):
+        updater("w", weight, rows)
+    for bad in (mx.nd.sparse.zeros("row_sparse", (4, 3)), rows.astype("float64"), rows.as_in_context(mx.cpu(1))):
+        with pytest.raises(mx.InvalidArgument, match="Updater: expected"):
+            updater("w", bad, rows)
     updater("w", rows, weight)  # without rows
     assert weight.asnumpy().tolist() == [[1, 1]] * 4
+
+
+@pytest.mark.parametrize("name", sorted(mx._core.optimizer_names()))
+def test_an_updater_does_to_row_sparse_weights_what_a_store_does(name, seed):
+    """It took dense ones only."""
+    random = numpy.random.default_rng(seed)
+    shape = (6, 3)
+    start = mx.nd.sparse.row_sparse_array((numpy.ones((2, 3), "float32"), [1, 4]), shape=shape)
+    kv, stored, weight = mx.kv.create(), mx.nd.sparse.zeros("row_sparse", shape), start.copy()
+    updater = mx.optimizer.get_updater(mx.optimizer.create(name, **({"seed": 3} if name == "sgld" else {})))
+    again = mx.optimizer.get_updater(mx.optimizer.create(name, **({"seed": 3} if name == "sgld" else {})))
+    kv.init("w", start)
+    kv.set_optimizer(updater.optimizer)
+    resumed = None
+    for ids in ([0, 1], [1, 5], [], [2, 4]):
+        rows = random.uniform(-1, 1, (len(ids), 3)).astype("float32")
+        grad = mx.nd.sparse.row_sparse_array((rows, ids), shape=shape)
+        kv.push("w", grad)
+        updater("w", grad, weight)
+        if resumed is not None:
+            again("w", grad, resumed)
+        else:
+            resumed = weight.copy()
+            again.set_states(updater.get_states())
+    kv.row_sparse_pull("w", out=stored, row_ids=mx.nd.arange(6))
+    numpy.testing.assert_array_equal(weight.asnumpy(), stored.asnumpy())
+    numpy.testing.assert_array_equal(resumed.asnumpy(), stored.asnumpy())
+
+
+def test_an_updater_of_a_store_updates_row_sparse_values():
+    kv, out = mx.kv.create(), mx.nd.sparse.zeros("row_sparse", (3, 1))
+    kv.init("w", mx.nd.sparse.row_sparse_array(([[1.0]], [1]), shape=(3, 1)))
+    kv.set_updater(mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5)))
+    kv.push("w", mx.nd.sparse.row_sparse_array(([[1.0], [2.0]], [1, 2]), shape=(3, 1)))
+    kv.row_sparse_pull("w", out=out, row_ids=mx.nd.arange(3))
+    assert out.asnumpy().tolist() == [[0], [0.5], [-1]]
 
 
 def test_a_loaded_state_fits_its_weight():
