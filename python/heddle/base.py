@@ -15,7 +15,11 @@ _asked = os.environ.get("MXNET_ENGINE_TYPE")
 if _asked and not os.environ.get("HEDDLE_ENGINE"):  # empty is unset
     _name = _asked.lower().removesuffix("async")
     if _name not in _ENGINES:
-        raise InvalidArgument(f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}")
+        _why = f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}"
+        # The command, which Python finds in this package, says what is wrong in its own way.
+        if os.path.basename(sys.argv[0] if sys.argv else "") in ("-m", "heddle"):
+            sys.exit(f"heddle: {_why}")
+        raise InvalidArgument(_why)
     os.environ["HEDDLE_ENGINE"] = _ENGINES[_name]
 
 from . import _core  # noqa: E402

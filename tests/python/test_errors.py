@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -619,7 +620,15 @@ def test_naive_engine_runs_ops_at_once(run_python):
     chosen = run_python("import heddle as mx\nmx.engine.set_type('NaiveEngine')\n" + text)
     assert chosen.stdout.strip() == "serial [2. 2.]", chosen.stderr
     wrong = run_python("import heddle", MXNET_ENGINE_TYPE="Quick")
-    assert wrong.returncode == 1 and "MXNET_ENGINE_TYPE" in wrong.stderr
+    assert wrong.returncode == 1 and "InvalidArgument: MXNET_ENGINE_TYPE" in wrong.stderr
+
+
+@pytest.mark.parametrize("command", [["-m", "heddle", "doctor"], ["-m", "heddle.server"]])
+def test_the_command_names_a_wrong_engine_without_a_traceback(command):
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600,
+                            env={**os.environ, "MXNET_ENGINE_TYPE": "Quick"})
+    assert result.returncode == 1
+    assert re.fullmatch("heddle: MXNET_ENGINE_TYPE: expected one of naiveengine, .*, got 'Quick'\n", result.stderr)
 
 
 def test_without_ray_its_module_says_what_to_install(run_python):
