@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/file_size_signal.h"
 
 namespace heddle::engine {
 namespace {
@@ -76,6 +77,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
       bytes_max_(std::max<std::size_t>(bytes_max > 0 ? static_cast<std::size_t>(bytes_max) : 0,
                                        kTraceHeaderBytes + kTraceChunkBytes)) {
   if (path_.find('\0') != std::string::npos) ThrowIo(path_, "has a zero byte in its name", EINVAL);
+  const NoFileSizeSignal no_signal;
   // Only the owner of the lock may empty the file: two engines given one path must not mix.
   int error = 0;
   const char* what = nullptr;
@@ -246,6 +248,7 @@ bool TraceWriter::ClaimChunk(Cursor& cursor, std::size_t record_bytes) noexcept 
   const std::size_t bytes = (wanted + kTraceChunkBytes - 1) / kTraceChunkBytes * kTraceChunkBytes;
   const std::size_t offset = claimed_.fetch_add(bytes, std::memory_order_relaxed);
   // Allocating the blocks now turns a full disk into an error here; a store into the mapping would
+  const NoFileSizeSignal no_signal;
   // raise SIGBUS. It also moves the end of the file behind the chunk.
   if (offset + bytes > bytes_max_ ||
       posix_fallocate(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file_size_signal.h"
 #include "base/unique_fd.h"
 
 namespace heddle::storage {
@@ -67,6 +68,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::Write(const void* data, std::int64_t bytes) {
+  const NoFileSizeSignal no_signal;
   const auto* next = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const ssize_t written =

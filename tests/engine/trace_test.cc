@@ -256,16 +256,29 @@ TEST_F(TraceWriterTest, BeyondTheCapRecordsAreDroppedAndCounted) {
   EXPECT_EQ(Word(pushes.back(), 8), pushes.size() - 1);
 }
 
+TEST_F(TraceWriterTest, NoRoomForTheHeaderIsAnErrorAndTheProcessGoesOn) {
+  const int status = InChild([this] {
+    const rlimit limit{1000, 1000};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      const TraceWriter writer(path(), kPlenty);
+    } catch (const IoError&) {
+      _exit(7);
+    }
+  });
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
 TEST_F(TraceWriterTest, FullDiskDropsRecordsAndTheProcessGoesOn) {
   const int status = InChild([this] {
-    std::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{200'000, 200'000};
     setrlimit(RLIMIT_FSIZE, &limit);
     TraceWriter writer(path(), kPlenty);
     for (std::uint64_t i = 0; i < 100'000; ++i) PushEmpty(writer, i);
     _exit(writer.dropped() > 0 ? 7 : 8);
   });
-  ASSERT_TRUE(WIFEXITED(status));
+  ASSERT_TRUE(WIFEXITED(status)) << status;
   EXPECT_EQ(WEXITSTATUS(status), 7);
   const File file = Parse(path());
   EXPECT_GT(file.header.dropped, 0u);

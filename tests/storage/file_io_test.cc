@@ -18,6 +18,7 @@
 
 #include "base/unique_fd.h"
 #include "tests/message_of.h"
+#include "tests/small_files.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::storage {
@@ -34,6 +35,29 @@ void RunAsAnybody(const F& body) {
     body();
   }).join();
   prctl(PR_SET_DUMPABLE, dumpable);
+}
+
+TEST(AtomicFileTest, AFileThatMayNotGrowIsAnErrorAndTheOldOneStays) {
+  const tools::TempFolder folder;
+  const std::string path = folder / "file";
+  std::ofstream(path) << "old";
+  const std::string content(5000, 'x');
+  EXPECT_EQ(WithSmallFiles(1000,
+                           [&] {
+                             try {
+                               AtomicFile file(path);
+                               file.Write(content.data(), std::ssize(content));
+                             } catch (const IoError& error) {
+                               const std::string message = error.what();
+                               return message.ends_with("File too large") ? 7 : 8;
+                             }
+                             return 9;
+                           }),
+            7);
+  EXPECT_EQ(std::filesystem::file_size(path), 3u);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()),
+                          std::filesystem::directory_iterator()),
+            1);
 }
 
 TEST(AtomicFileTest, ANameWithAZeroByteIsRefused) {

@@ -25,6 +25,7 @@
 #include <sys/mman.h>
 
 #include "tests/kvstore/dist/random_bodies.h"
+#include "tests/small_files.h"
 
 namespace heddle::kvstore::dist_test {
 namespace {
@@ -334,6 +335,21 @@ TEST(SharedRings, NoiseHarmsNobody) {
       std::ignore = end.HasRoom(1 + random() % kRing);
     }
   }
+}
+
+// Memory counts as a file there; the transport takes TCP then.
+TEST(SharedRings, WhereFilesMayNotGrowThereIsNoMemory) {
+  EXPECT_EQ(WithSmallFiles(4096,
+                           [] {
+                             UniqueFd memory;
+                             try {
+                               SharedRings::Make(kRing, &memory);
+                             } catch (const NetworkError&) {
+                               return 7;
+                             }
+                             return 8;
+                           }),
+            7);
 }
 
 UniqueFd MemoryOf(std::size_t bytes, int seals) {

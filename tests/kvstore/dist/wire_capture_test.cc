@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
+#include "tests/small_files.h"
 #include "tools/testing/temp_folder.h"
 
 namespace heddle::kvstore::dist_test {
@@ -42,6 +43,16 @@ std::string CaptureTo(const std::string& name) {
   }
   SetLogSink({});
   return log;
+}
+
+TEST(WireCaptureFiles, AFileThatMayNotGrowEndsTheCaptureAlone) {
+  const TempFolder folder;
+  EXPECT_EQ(WithSmallFiles(4,
+                           [&] {
+                             const std::string log = CaptureTo(folder / "job");
+                             return log.find("File too large") != std::string::npos ? 7 : 8;
+                           }),
+            7);
 }
 
 TEST(WireCaptureFiles, AnOldFileIsReplaced) {

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 
 #include "base/check.h"
+#include "base/file_size_signal.h"
 #include "base/prefetch.h"
 #include "base/sanitizers.h"
 #include "kvstore/dist/transport/shm/fail.h"
@@ -91,7 +92,10 @@ std::unique_ptr<SharedRings> SharedRings::Make(std::size_t ring_bytes, UniqueFd*
   *memory = UniqueFd(memfd_create("heddle", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (memory->get() < 0) Fail("make shared memory", errno);
   const std::size_t bytes = kControlBytes + 2 * ring_bytes;
-  if (ftruncate(memory->get(), static_cast<off_t>(bytes)) != 0) Fail("size shared memory", errno);
+  {
+    const NoFileSizeSignal no_signal;
+    if (ftruncate(memory->get(), static_cast<off_t>(bytes)) != 0) Fail("size shared memory", errno);
+  }
   if (fcntl(memory->get(), F_ADD_SEALS, kSeals) != 0) Fail("seal shared memory", errno);
   return std::unique_ptr<SharedRings>(
       new SharedRings(Map(memory->get(), bytes), true, TagOf(memory->get())));

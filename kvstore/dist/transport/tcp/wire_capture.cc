@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file_size_signal.h"
 #include "base/log.h"
 #include "kvstore/dist/protocol/wire.h"
 
@@ -58,6 +59,7 @@ void WireCapture::File::Write(const iovec* runs, std::size_t bytes) {
 }
 
 void WireCapture::File::Append(const void* data, std::size_t bytes) {
+  const NoFileSizeSignal no_signal;
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t written = write(fd, from, bytes);
