@@ -12,6 +12,10 @@ cd "$(dirname "$0")/.."
 
 seconds="${1:-3600}"
 shift || true
+if [[ ! "$seconds" =~ ^[1-9][0-9]*$ ]]; then
+  echo "fuzz: expected a number of seconds, given '$seconds'" >&2
+  exit 2
+fi
 cmake --preset clang
 cmake --build --preset clang --target wire_fuzz wire_mutations
 corpus="$PWD/build/clang/fuzz-corpus"

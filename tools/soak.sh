@@ -25,6 +25,10 @@ while getopts "t:p:s:" option; do
   esac
 done
 shift $((OPTIND - 1))
+if [[ ! "$seconds" =~ ^[1-9][0-9]*$ ]]; then
+  echo "soak: -t: expected a number of seconds, given '$seconds'" >&2
+  exit 2
+fi
 case "$suite" in
   engine) target=engine_test
           program=tests/engine/engine_test

@@ -131,6 +131,18 @@ TEST_F(SoakScriptTest, AFilterThatMatchesNothingIsAnError) {
   EXPECT_THAT(result.output, HasSubstr("no test of engine_test matches 'Nothing*'"));
 }
 
+// Nothing ran, and nothing failed.
+TEST_F(SoakScriptTest, SecondsThatAreNoNumberAreNamedBeforeAnythingIsBuilt) {
+  for (const std::string seconds : {"10m", "-1", "0", ""}) {
+    const ProgramResult soak = Run({folder_ / "tools/soak.sh", "-t", seconds, "Suite*"});
+    EXPECT_EQ(soak.status, 2);
+    EXPECT_EQ(soak.output, "soak: -t: expected a number of seconds, given '" + seconds + "'\n");
+  }
+  const ProgramResult fuzz = Run({kScripts + "/fuzz.sh", "-help"});
+  EXPECT_EQ(fuzz.status, 2);
+  EXPECT_EQ(fuzz.output, "fuzz: expected a number of seconds, given '-help'\n");
+}
+
 TEST_F(SoakScriptTest, UnderTsanTestsHaveTheOptionsThatTheyHaveUnderCtest) {
   const ProgramResult result =
       Run({folder_ / "tools/soak.sh", "-p", "tsan", "Suite*"}, {"TSAN_OPTIONS="});
