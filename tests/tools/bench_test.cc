@@ -1,9 +1,14 @@
 #include "tools/heddle/bench.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tools/heddle/bench_plot.h"
 
 namespace heddle::tools {
 namespace {
@@ -32,6 +37,18 @@ TEST(BenchPercentile, The50thIsTheLowerOfTwoInTheMiddle) {
   EXPECT_EQ(Percentile(Ranks(5), 50), 3);
   EXPECT_EQ(Percentile(Ranks(6), 50), 3);
   EXPECT_EQ(Percentile({7}, 50), 7);
+}
+
+// Curves went to and fro where --sizes did.
+TEST(BenchPlot, PointsAreJoinedInTheOrderOfTheirSizes) {
+  std::vector<BenchResult> results;
+  for (const std::int64_t bytes : {4096, 65536, 8192, 8192}) {
+    results.push_back({.store = "local", .devices = 1, .bytes = bytes, .latency_us = 1});
+  }
+  const std::string script = PlotScript(results, "bench.svg");
+  const std::size_t begin = script.find("EOD\n") + 4, end = script.find("EOD\n", begin);
+  EXPECT_EQ(script.substr(begin, end - begin),
+            "4096 1.000 0.0000\n8192 1.000 0.0000\n8192 1.000 0.0000\n65536 1.000 0.0000\n");
 }
 
 }  // namespace

@@ -507,3 +507,7 @@ TEST(WireDumpCommand, BytesToShowAreAWholeNumber) {
 
 }  // namespace
 }  // namespace heddle::tools
+  // Used to mean what HEDDLE_NUM_WORKERS says.
+  const ProgramResult workers = RunProgram({kHeddle, "bench", "--workers", "0"});
+  EXPECT_EQ(workers.status, 1);
+  EXPECT_THAT(workers.output, HasSubstr("--workers: Value 0 not in range"));

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -19,6 +20,7 @@
 
 #include "base/build_info.h"
 #include "base/cpu_count.h"
+#include "base/file_size_signal.h"
 #include "tools/heddle/bench.h"
 #include "tools/heddle/bench_plot.h"
 #include "tools/heddle/commands.h"
@@ -35,7 +37,7 @@ struct BenchCommand {
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::uint64_t> sizes = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
   std::int64_t time_ms = 200;
-  int workers = 0;
+  std::optional<int> workers;
   std::string json, plot;
 };
 
@@ -73,6 +75,7 @@ void WriteJson(const std::vector<BenchResult>& results, const EngineOptions& eng
   const nlohmann::ordered_json json = {
       {"heddle", kVersion},    {"build", kBuildType},           {"cpus", AvailableCpus()},
       {"engine", engine.type}, {"workers", engine.num_workers}, {"results", rows}};
+  const NoFileSizeSignal no_signal;
   std::ofstream file = OpenForWriting(path, std::ios::out);
   file << json.dump(2) << '\n';
   file.close();
@@ -107,7 +110,7 @@ void Run(const BenchCommand& options) {
                      .devices = options.devices,
                      .bytes = {options.sizes.begin(), options.sizes.end()},
                      .time = std::chrono::milliseconds(options.time_ms)};
-  if (options.workers > 0) bench.engine.num_workers = options.workers;
+  if (options.workers) bench.engine.num_workers = *options.workers;
   if (bench.engine.num_workers == 0) bench.engine.num_workers = AvailableCpus();
 
   // Not before the first row: until then options may be refused.
@@ -142,9 +145,10 @@ void AddBenchCommand(CLI::App& app) {
   command->add_option("--time-ms", options->time_ms, "Milliseconds for each measurement")
       ->check(CLI::Range(1, 600'000))
       ->capture_default_str();
-  command->add_option("--workers", options->workers, "Worker threads; 0: one a CPU")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  command
+      ->add_option("--workers", options->workers,
+                   "Worker threads (HEDDLE_NUM_WORKERS, or one a CPU)")
+      ->check(CLI::Range(1, 1024));
   command->add_option("--json", options->json, "Write the results to this file");
   command->add_option("--plot", options->plot, "Draw the curves into this .png or .svg (gnuplot)");
   command->callback([options] { Run(*options); });

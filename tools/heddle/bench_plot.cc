@@ -79,14 +79,16 @@ std::string RangeAround(std::string_view axis, double least, double most) {
 }
 
 std::string PlotScript(const std::vector<BenchResult>& results, const std::string& path) {
-  std::map<std::pair<std::string, int>, std::string> curves;
+  // By store and number of devices; points are joined in their order, that of the sizes.
+  std::map<std::pair<std::string, int>, std::multimap<std::int64_t, std::string>> curves;
   std::set<std::int64_t> sizes;
   std::vector<std::string> stores;  // a kind of line each
   std::vector<int> devices;         // a colour each
   std::set<double> latencies;
   for (const BenchResult& result : results) {
-    fmt::format_to(std::back_inserter(curves[{result.store, result.devices}]), "{} {:.3f} {:.4f}\n",
-                   result.bytes, result.latency_us, result.bandwidth_gb_s);
+    curves[{result.store, result.devices}].emplace(
+        result.bytes,
+        fmt::format("{} {:.3f} {:.4f}\n", result.bytes, result.latency_us, result.bandwidth_gb_s));
     sizes.insert(result.bytes);
     latencies.insert(result.latency_us);
     IndexIn(stores, result.store);
@@ -102,7 +104,9 @@ std::string PlotScript(const std::vector<BenchResult>& results, const std::strin
   std::size_t number = 0;
   for (const auto& [curve, points] : curves) {
     const auto& [store, device_count] = curve;
-    script += fmt::format("$curve{} << EOD\n{}EOD\n", number, points);
+    script += fmt::format("$curve{} << EOD\n", number);
+    for (const auto& [bytes, point] : points) script += point;
+    script += "EOD\n";
     const std::string style = fmt::format(
         "with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor {} dashtype {} title "
         "{}, ",
