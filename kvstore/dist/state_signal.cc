@@ -26,7 +26,11 @@ class Describers {
   void Add(const std::function<std::string()>* describe) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     all_.push_back(describe);
-    if (!std::exchange(started_, true)) StartLocked();
+    StartLocked();
+  }
+  void Start() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    StartLocked();
   }
   void Remove(const std::function<std::string()>* describe) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -35,6 +39,7 @@ class Describers {
 
  private:
   void StartLocked() REQUIRES(mutex_) {
+    if (std::exchange(started_, true)) return;
     struct sigaction before {};
     sigaction(SIGUSR1, nullptr, &before);
     if (before.sa_handler != SIG_DFL) return;
@@ -84,5 +89,7 @@ StateOnSignal::StateOnSignal(std::function<std::string()> describe)
 }
 
 StateOnSignal::~StateOnSignal() { TheDescribers().Remove(&describe_); }
+
+void ExpectStateSignal() { TheDescribers().Start(); }
 
 }  // namespace heddle::kvstore::dist

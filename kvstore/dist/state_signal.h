@@ -19,4 +19,8 @@ class StateOnSignal {
   const std::function<std::string()> describe_;
 };
 
+// Takes the signal over as the first one does, before there is a state to print: for a process that
+// will have one, of which the signal shall not be the end until then.
+void ExpectStateSignal();
+
 }  // namespace heddle::kvstore::dist

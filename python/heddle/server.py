@@ -89,6 +89,7 @@ def _main() -> None:
     parser.add_argument("--module", metavar="NAME",
                         help="imported first; its controller(head, body) runs commands, its optimizers can be set")
     arguments = parser.parse_args()
+    _core.expect_state_signal()
     if arguments.module:
         controller = getattr(importlib.import_module(arguments.module), "controller", None)
         if controller is not None and not callable(controller):

@@ -12,6 +12,7 @@
 #include <nanobind/stl/string.h>
 
 #include "kvstore/dist/run.h"
+#include "kvstore/dist/state_signal.h"
 #include "kvstore/nccl/nccl_meeting.h"
 #include "python/src/bindings.h"
 #include "python/src/keys.h"
@@ -140,6 +141,7 @@ void BindDist(nb::module_& m) {
     const Unlocked unlocked;
     kvstore::dist::LeaveAtProcessExit();
   });
+  m.def("expect_state_signal", &kvstore::dist::ExpectStateSignal);
   m.def("run_scheduler", [] {
     const Unlocked unlocked;
     RunScheduler(DistOptions::FromEnvironment());

@@ -4,7 +4,9 @@
 // "Soon" is at once, or at the connect deadline where others may still come, which these tests set
 // to a second or two; a process that forgot it would keep to the default of a minute.
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "kvstore/dist/protocol/wire.h"
 #include "tests/tools/child_process.h"
 #include "tests/tools/free_port.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {
@@ -84,6 +87,26 @@ TEST(Startup, ADescriptorThatIsNotTheLaunchersIsNamed) {
                     HasSubstr("Bad file descriptor")));
   EXPECT_THAT(Fail(kScheduler, Settings(port, {"HEDDLE_FAILURE_FD=0"})),
               HasSubstr("failure_fd 0 (HEDDLE_FAILURE_FD): expected a Unix socket"));
+}
+
+// Sent a moment after the process was started, it used to end it.
+TEST(Startup, UserSignal1DoesNotEndAProcessThatIsAboutToStart) {
+  for (const char* const role : {"scheduler", "server"}) {
+    const TempFolder folder;
+    const std::string token = folder / "token";
+    RunProgram({"mkfifo", "-m", "600", token});
+    RunningProgram program(
+        {HEDDLE_COMMAND, role},
+        {"HEDDLE_ROOT_HOST=127.0.0.1", "HEDDLE_ROOT_PORT=" + FreePort(), "HEDDLE_JOB_WORKERS=1",
+         "HEDDLE_JOB_SERVERS=1", "HEDDLE_CONNECT_DEADLINE_MS=300", "HEDDLE_TOKEN_FILE=" + token});
+    std::ofstream file(token);  // the process reads it now
+    program.Signal(SIGUSR1);
+    file << "secret\n";
+    file.close();
+    const ProgramResult result = program.Wait();
+    EXPECT_EQ(result.status, 1) << role;  // nobody else has come
+    EXPECT_THAT(result.output, HasSubstr("heddle: ")) << role;
+  }
 }
 
 TEST(Startup, LaunchRunsAJob) {

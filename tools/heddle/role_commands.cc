@@ -15,6 +15,7 @@
 
 #include "base/env.h"
 #include "kvstore/dist/config.h"
+#include "kvstore/dist/state_signal.h"
 #include "tools/heddle/commands.h"
 
 namespace heddle::tools {
@@ -51,6 +52,7 @@ void AddRoleCommand(CLI::App& app, DistRole role, const char* description,
         fmt::format("{} ({})", setting.meaning, fmt::join(setting.variables, ", ")));
   }
   command->callback([given, run] {
+    kvstore::dist::ExpectStateSignal();
     run(kvstore::dist::ReadDistOptions(
         [](const std::string& variable) { return EnvString(variable.c_str()); }, *given));
   });

@@ -38,5 +38,25 @@ TEST(StateSignal, LosesTheStateRatherThanTheProcess) {
   EXPECT_EQ(status, 0);
 }
 
+TEST(StateSignal, MayComeBeforeThereIsAState) {
+  if (kThreadSanitizer) GTEST_SKIP() << "it allows no threads in children";
+  const pid_t child = fork();
+  if (child == 0) {
+    ExpectStateSignal();
+    raise(SIGUSR1);
+    std::atomic<int> asked = 0;
+    const StateOnSignal state([&] {
+      ++asked;
+      return std::string();
+    });
+    raise(SIGUSR1);
+    while (asked == 0) std::this_thread::yield();
+    _exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 }  // namespace
 }  // namespace heddle::kvstore::dist
