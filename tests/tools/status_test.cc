@@ -142,6 +142,27 @@ TEST_F(StatusTest, WhoDoesNotKnowTheTokenLearnsNothing) {
   EXPECT_EQ(Status({"--json"}).status, 0) << "the job goes on";
 }
 
+// A long address touched the next column.
+TEST(Status, ColumnsAreAsWideAsWhatIsInThem) {
+  const std::string port = FreePort();
+  const Strings job = {"HEDDLE_ROOT_HOST=127.0.0.1", "HEDDLE_ROOT_PORT=" + port,
+                       "HEDDLE_JOB_WORKERS=1", "HEDDLE_JOB_SERVERS=1", kSecret};
+  const std::string name(40, 'n');
+  Strings named = job;
+  named.insert(named.end(), {"HEDDLE_NODE_HOST=" + name, "HEDDLE_BIND_ADDRESS=127.0.0.1"});
+  RunningProgram scheduler({HEDDLE_COMMAND, "scheduler"}, job);
+  RunningProgram server({HEDDLE_COMMAND, "server"}, named);
+  std::string output;
+  while (output.find(name) == std::string::npos && !HasFailure()) {
+    const ProgramResult result =
+        RunProgram({HEDDLE_COMMAND, "status", "127.0.0.1:" + port}, {kSecret});
+    EXPECT_EQ(result.status, 0) << result.output;
+    output = result.output;
+  }
+  EXPECT_THAT(output, ::testing::ContainsRegex("\n +address +heard +requests"));
+  EXPECT_THAT(output, ::testing::ContainsRegex("\nserver[ 0-9]* +" + name + ":[0-9]+  here "));
+}
+
 TEST(Status, WhereNobodyListensTheAddressIsNamed) {
   const std::string port = FreePort();
   const ProgramResult result =

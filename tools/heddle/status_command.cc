@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -83,13 +84,32 @@ std::string AmountOf(const json& node, const char* field) {
   return node.contains(field) ? Amount(node.at(field).get<double>()) : "-";
 }
 
-std::string Line(const json& node) {
+std::string NameOf(const json& node) {
   const std::string role = node.at("role");
-  const bool server = role == "server";
   const int rank = node.at("rank");
-  return fmt::format("{:<12}{:<24}{:<6}{:>7.1f}s{:>10}{:>9}{:>11}{:>10}{:>11}\n",
-                     rank < 0 ? role : fmt::format("{} {}", role, rank),
-                     node.at("address").get<std::string>(), node.at("presence").get<std::string>(),
+  return rank < 0 ? role : fmt::format("{} {}", role, rank);
+}
+
+// The first columns are as wide as what is in them.
+struct Widths {
+  std::size_t name = 12, address = 24;
+};
+
+Widths WidthsOf(const json& nodes) {
+  constexpr std::size_t kGap = 2;
+  Widths widths;
+  for (const json& node : nodes) {
+    widths.name = std::max(widths.name, NameOf(node).size() + kGap);
+    widths.address = std::max(widths.address, node.at("address").get<std::string>().size() + kGap);
+  }
+  return widths;
+}
+
+std::string Line(const json& node, const Widths& widths) {
+  const bool server = node.at("role") == "server";
+  return fmt::format("{:<{}}{:<{}}{:<6}{:>7.1f}s{:>10}{:>9}{:>11}{:>10}{:>11}\n", NameOf(node),
+                     widths.name, node.at("address").get<std::string>(), widths.address,
+                     node.at("presence").get<std::string>(),
                      node.at("last_heard_seconds_ago").get<double>(), AmountOf(node, "requests"),
                      AmountOf(node, "requests_per_second"), AmountOf(node, "bytes_per_second"),
                      AmountOf(node, server ? "rounds" : "barriers"),
@@ -103,11 +123,13 @@ std::string Show(const json& status) {
       status.at("address").get<std::string>(), status.at("phase").get<std::string>(),
       status.at("seconds").get<double>(), status.at("num_workers").get<int>(),
       status.at("num_servers").get<int>(), status.at("barriers_done").get<std::uint64_t>());
-  text += fmt::format("{:<12}{:<24}{:<6}{:>8}{:>10}{:>9}{:>11}{:>10}{:>11}\n", "", "address", "",
-                      "heard", "requests", "a sec.", "bytes/s", "rounds", "waiting");
+  const Widths widths = WidthsOf(status.at("nodes"));
+  text += fmt::format("{:<{}}{:<{}}{:<6}{:>8}{:>10}{:>9}{:>11}{:>10}{:>11}\n", "", widths.name,
+                      "address", widths.address, "", "heard", "requests", "a sec.", "bytes/s",
+                      "rounds", "waiting");
   std::string stalls;
   for (const json& node : status.at("nodes")) {
-    text += Line(node);
+    text += Line(node, widths);
     if (node.contains("stall")) {
       stalls += fmt::format("stalled at {} {} ({} parts): {}\n", node.at("role").get<std::string>(),
                             node.at("rank").get<int>(), node.at("stalled_parts").get<int>(),
