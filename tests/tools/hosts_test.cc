@@ -47,7 +47,7 @@ std::vector<Host> Hosts(const std::map<std::string, std::string>& variables) {
 
 TEST(Hosts, ANameGivenTwiceHasTwoSlots) {
   EXPECT_EQ(ParseHosts("a,user@b,a"), (std::vector<Host>{{"a", 2}, {"user@b", 1}}));
-  for (const char* const bad : {"a,,b", ",", "-oProxyCommand=evil"}) {
+  for (const char* const bad : {"a,,b", ",", "-oProxyCommand=evil", "a, b", "a b"}) {
     EXPECT_THAT(ErrorOf([&] { ParseHosts(bad); }), HasSubstr(bad));
   }
 }

@@ -117,9 +117,11 @@ std::vector<Host> ParseHosts(std::string_view text) {
   std::vector<Host> hosts;
   std::istringstream stream{std::string(text)};
   for (std::string name; std::getline(stream, name, ',');) {
-    if (name.empty() || name.starts_with('-')) {
+    const bool has_space = name.find_first_of(" \t\n") != std::string::npos;
+    if (name.empty() || name.starts_with('-') || has_space) {
       throw InvalidArgument(
-          fmt::format("--hosts: expected names such as 'node1,node2', given '{}'", text));
+          fmt::format("--hosts: expected names such as 'node1,node2'{}, given '{}'",
+                      has_space ? " without spaces" : "", text));
     }
     AddSlots(hosts, name, 1);
   }
