@@ -117,6 +117,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
   head.started_ns = NowNs<std::chrono::steady_clock>();
   head.started_unix_ns = NowNs<std::chrono::system_clock>();
   head.bytes_max = bytes_max_;
+  head.file_bytes = kTraceHeaderBytes;
   CopyName(head.process, program_invocation_short_name);
   CopyName(head.machine, BootId());
 }
@@ -247,14 +248,20 @@ bool TraceWriter::ClaimChunk(Cursor& cursor, std::size_t record_bytes) noexcept 
   const std::size_t wanted = sizeof(TraceChunkHeader) + record_bytes;
   const std::size_t bytes = (wanted + kTraceChunkBytes - 1) / kTraceChunkBytes * kTraceChunkBytes;
   const std::size_t offset = claimed_.fetch_add(bytes, std::memory_order_relaxed);
-  // Allocating the blocks now turns a full disk into an error here; a store into the mapping would
   const NoFileSizeSignal no_signal;
+  // Allocating the blocks now turns a full disk into an error here; a store into the mapping would
   // raise SIGBUS. It also moves the end of the file behind the chunk.
   if (offset + bytes > bytes_max_ ||
       posix_fallocate(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     State open = State::kOpen;
     state_.compare_exchange_strong(open, State::kFull, std::memory_order_relaxed);
     return false;
+  }
+  // A later chunk may be there first. relaxed: it is for readers of the file, which has the chunk.
+  const std::atomic_ref<std::uint64_t> file_bytes(header().file_bytes);
+  std::uint64_t known = file_bytes.load(std::memory_order_relaxed);
+  while (known < offset + bytes &&
+         !file_bytes.compare_exchange_weak(known, offset + bytes, std::memory_order_relaxed)) {
   }
 #ifdef MADV_POPULATE_WRITE
   madvise(map_ + offset, bytes, MADV_POPULATE_WRITE);  // one call for all its page faults; may fail

@@ -34,8 +34,9 @@ struct TraceFileHeader {
   std::uint64_t closed;           // 1: the writer ended in order; 0: it still runs or was killed
   char process[64];               // name of the program, ends with a zero
   char machine[40];               // boot id of the machine, ends with a zero: equal ones, one clock
+  std::uint64_t file_bytes;       // of the file, chunks that are claimed included; 0: not told
 };
-static_assert(sizeof(TraceFileHeader) == 160);
+static_assert(sizeof(TraceFileHeader) == 168);
 
 struct TraceChunkHeader {
   std::uint32_t magic;

@@ -1,11 +1,22 @@
 #include "kvstore/dist/message_trace.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "base/clock.h"
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/placement.h"
 
 namespace heddle::kvstore::dist {
+
+namespace {
+
+std::uint32_t JobNumber(std::string_view id) {
+  if (id.empty()) return 0;
+  return std::max<std::uint32_t>(1, static_cast<std::uint32_t>(KeyId(KeyRef(id))));
+}
+
+}  // namespace
 
 void MessageTrace::Use(const engine::TraceSource& source) {
   MutexLock lock(mutex_);
@@ -14,12 +25,13 @@ void MessageTrace::Use(const engine::TraceSource& source) {
   running_.store(source_.get(), std::memory_order_release);
 }
 
-void MessageTrace::SetPlace(NodeId self, Incarnation incarnation) {
+void MessageTrace::SetPlace(NodeId self, Incarnation incarnation, std::string_view job_id) {
   {
     MutexLock lock(mutex_);
     place_.role = static_cast<std::uint8_t>(self.role);
     place_.rank = self.rank;
     place_.incarnation = incarnation;
+    place_.job = JobNumber(job_id);
   }
   placed_.store(nullptr, std::memory_order_relaxed);
 }

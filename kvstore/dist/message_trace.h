@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "base/mutex.h"
 #include "engine/trace_source.h"
@@ -17,8 +18,8 @@ class MessageTrace {
  public:
   // Where messages are recorded from now on; the first call counts.
   void Use(const engine::TraceSource& source) EXCLUDES(mutex_);
-  // Who this node is.
-  void SetPlace(NodeId self, Incarnation incarnation) EXCLUDES(mutex_);
+  // Who this node is, and in which job ("": that is not told).
+  void SetPlace(NodeId self, Incarnation incarnation, std::string_view job_id) EXCLUDES(mutex_);
 
   // Null: nothing is recorded now.
   engine::TraceWriter* Writer() {

@@ -47,7 +47,7 @@ SchedulerNode::SchedulerNode(const DistOptions& options, const TransportFactory&
     : failure_fd_(FailureSocket(options)) {
   const Incarnation incarnation = NewIncarnation();
   if (trace != nullptr) {
-    trace_.SetPlace({Role::kScheduler, 0}, incarnation);
+    trace_.SetPlace({Role::kScheduler, 0}, incarnation, options.job_id);
     trace_.Use(trace);
   }
   SchedulerOptions machine;

@@ -28,7 +28,8 @@ struct TracePlaceRecord {
   std::int32_t rank = 0;
   std::uint64_t incarnation = 0;
   std::uint8_t role = 0;
-  std::uint8_t reserved[7] = {};
+  std::uint8_t reserved[3] = {};
+  std::uint32_t job = 0;  // of the job's id: two jobs with ids have different ones; 0: it has none
 };
 
 // A message, on the thread that gave it to the transport, or took it from there and did what

@@ -1,7 +1,9 @@
 // The `heddle` program, run as a user runs it.
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -144,6 +146,69 @@ TEST(TraceCommand, ConvertsTheFileOfAKilledProcess) {
   EXPECT_EQ(arrows, 999);
   EXPECT_EQ(waits, 1);
   EXPECT_EQ(pending, (std::map<std::string, int>{{"stuck", 1}, {"behind", 1}}));
+}
+
+class TraceCommandFiles : public ::testing::Test {
+ protected:
+  TraceCommandFiles() {
+    RunningProgram program({TRACED_PROGRAM, file_});
+    EXPECT_EQ(program.ReadLine(), "ready");
+  }
+  // Of a shell's words, in which heddle is $0 and the file $1.
+  ProgramResult Shell(const std::string& words) const {
+    return RunProgram({"/bin/sh", "-c", words, kHeddle, file_});
+  }
+
+  const TempFolder folder_;
+  const std::string file_ = folder_ / "run.trace";
+};
+
+TEST_F(TraceCommandFiles, GoThroughPipes) {
+  const std::string output = folder_ / "run.json";
+  ASSERT_EQ(RunProgram({kHeddle, "trace", file_, "-o", output}).status, 0);
+  const json expected = ReadJson(output);
+  for (const std::string words : {"\"$0\" trace \"$1\" -o -", "cat \"$1\" | \"$0\" trace - -o -",
+                                  "cat \"$1\" | \"$0\" trace /dev/stdin -o - | cat"}) {
+    const ProgramResult result =
+        Shell("cd '" + folder_.path() + "' && (" + words + ") 2> said > out");
+    EXPECT_EQ(result.status, 0) << words << result.output;
+    EXPECT_EQ(ReadJson(folder_ / "out"), expected) << words;
+    std::ifstream said(folder_ / "said");
+    EXPECT_THAT(std::string((std::istreambuf_iterator<char>(said)), {}),
+                StartsWith("stdout: 1002 ops"));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "-"));
+  }
+  EXPECT_EQ(Shell("\"$0\" trace \"$1\" -o - > /dev/full").status, 1);
+}
+
+TEST_F(TraceCommandFiles, GivenTwiceCountOnce) {
+  std::filesystem::copy(file_, folder_ / "copy.trace");
+  std::filesystem::create_symlink(file_, folder_ / "link.trace");
+  for (const std::string other : {"run.trace", "copy.trace", "link.trace"}) {
+    const ProgramResult result =
+        RunProgram({kHeddle, "trace", file_, folder_ / other, "-o", folder_ / "run.json"});
+    EXPECT_EQ(result.status, 1);
+    EXPECT_EQ(result.output, "heddle: expected each trace once, got the same one as " + file_ +
+                                 " and as " + (folder_ / other) + "\n");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run.json"));
+  }
+}
+
+TEST_F(TraceCommandFiles, CutAtAChunksEndAreNotTakenForWhole) {
+  constexpr std::uintmax_t kChunk = 64 << 10;
+  const auto size = std::filesystem::file_size(file_);
+  ASSERT_GT(size, kChunk);
+  std::filesystem::resize_file(file_, size - kChunk);
+  const ProgramResult result = RunProgram({kHeddle, "trace", file_, "-o", folder_ / "run.json"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.output, HasSubstr("cut: 65536 bytes at the end of the file are missing"));
+}
+
+TEST_F(TraceCommandFiles, MayNotGrowBeyondALimitWithoutAnError) {
+  const ProgramResult result =
+      Shell("ulimit -f 1; exec \"$0\" trace \"$1\" -o '" + (folder_ / "run.json") + "'");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("run.json: could not be written completely"));
 }
 
 TEST(TraceCommand, BadFilesAreErrorsThatNameThem) {
@@ -489,6 +554,10 @@ TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
   EXPECT_EQ(store.status, 1);
   EXPECT_THAT(store.output, HasSubstr("cloud"));
   EXPECT_NE(RunProgram({kHeddle, "bench", "--devices", "0"}).status, 0);
+  // Used to mean what HEDDLE_NUM_WORKERS says.
+  const ProgramResult workers = RunProgram({kHeddle, "bench", "--workers", "0"});
+  EXPECT_EQ(workers.status, 1);
+  EXPECT_THAT(workers.output, HasSubstr("--workers: Value 0 not in range"));
   // Of several workers each would wait for rounds that the others do not make.
   const ProgramResult job = RunProgram({kHeddle, "bench", "--store", "dist_sync"});
   EXPECT_EQ(job.status, 1);
@@ -507,7 +576,3 @@ TEST(WireDumpCommand, BytesToShowAreAWholeNumber) {
 
 }  // namespace
 }  // namespace heddle::tools
-  // Used to mean what HEDDLE_NUM_WORKERS says.
-  const ProgramResult workers = RunProgram({kHeddle, "bench", "--workers", "0"});
-  EXPECT_EQ(workers.status, 1);
-  EXPECT_THAT(workers.output, HasSubstr("--workers: Value 0 not in range"));

@@ -212,6 +212,22 @@ TEST_F(JobTrace, BarriersMeetAtTheScheduler) {
   }
 }
 
+TEST(TracesOfTwoJobs, AreNotJoined) {
+  const TempFolder folder;
+  for (const char* const name : {"old.trace", "new.trace"}) {
+    const ProgramResult job =
+        RunProgram({kHeddle, "launch", "-n", "1", "-s", "1", "--env",
+                    "HEDDLE_TRACE=" + (folder / name), "--", WORKER_PROGRAM, "train", "1"});
+    ASSERT_EQ(job.status, 0) << job.output;
+  }
+  const std::string output = folder / "run.json";
+  const ProgramResult mixed = RunProgram({kHeddle, "trace", folder / "old.scheduler.trace",
+                                          folder / "new.worker0.trace", "-o", output});
+  EXPECT_EQ(mixed.status, 1);
+  EXPECT_THAT(mixed.output, HasSubstr("expected traces of one job, got those of two: "));
+  EXPECT_FALSE(std::filesystem::exists(output));
+}
+
 // --- captured streams ----------------------------------------------------------------------------
 
 // What wire-dump makes of the streams of all processes. Sent here is received there; of the

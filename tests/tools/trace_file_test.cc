@@ -241,6 +241,24 @@ TEST_F(DamagedTraceTest, FileCutAnywhereKeepsWhatIsWhole) {
   EXPECT_EQ(OpsIn(bytes_), 3000u);
 }
 
+// Behind a chunk's end nothing looks amiss.
+TEST_F(DamagedTraceTest, FileCutBetweenChunksIsNotComplete) {
+  const auto complete = [this](const std::string& bytes) {
+    WriteAll(path_, bytes);
+    std::ostringstream json;
+    WriteTraceJson(JoinTraces({ReadTraceFile(path_)}), {}, json);
+    return json.str().find("\"complete\":true") != std::string::npos;
+  };
+  EXPECT_TRUE(complete(bytes_));
+  EXPECT_EQ(ReadTraceFile(path_).missing_bytes, 0u);
+  for (std::size_t cut = engine::kTraceChunkBytes; cut < bytes_.size();
+       cut += engine::kTraceChunkBytes) {
+    EXPECT_FALSE(complete(bytes_.substr(0, bytes_.size() - cut))) << cut;
+    EXPECT_EQ(ReadTraceFile(path_).missing_bytes, cut);
+  }
+  EXPECT_FALSE(complete(bytes_.substr(0, engine::kTraceHeaderBytes)));
+}
+
 TEST_F(DamagedTraceTest, ChunkWithoutItsHeaderIsSkipped) {
   std::string bytes = bytes_;
   bytes[engine::kTraceHeaderBytes] ^= 1;  // the magic of the first chunk

@@ -4,16 +4,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "kvstore/dist/protocol/ids.h"
 #include "kvstore/dist/protocol/message.h"
+#include "tools/heddle/trace_json.h"
 
 namespace heddle::tools {
 namespace {
@@ -216,10 +220,85 @@ TEST(TraceJoin, WithoutMessagesBothWaysTheWallClocksCount) {
   EXPECT_EQ(trace.At(1, there.started_ns), 1500);  // 500 ns after the first one's start
 }
 
+// It used to say 0, as of clocks that are known.
+TEST(TraceJoin, HowFarWallClocksAreWrongNobodyKnows) {
+  TraceFile here = FileOf(kServer, "a"), there = FileOf(kWorker, "b");
+  EXPECT_EQ(JoinTraces({here, there}).clocks[0].error_ns, 0);
+  EXPECT_EQ(JoinTraces({here, there}).clocks[1].error_ns, std::nullopt);
+  std::ostringstream text;
+  WriteTraceJson(JoinTraces({here, there}), {}, text);
+  const nlohmann::json clocks = nlohmann::json::parse(text.str())["otherData"]["clocks"];
+  EXPECT_EQ(clocks[0]["error_ns"], 0);
+  EXPECT_TRUE(clocks[1]["error_ns"].is_null());
+}
+
+// Both used to go by their wall clocks, so that what one sent could come before it was sent.
+TEST(TraceJoin, MachinesWithoutAWayToTheFirstGoByMessagesAmongThem) {
+  TraceFile first = FileOf(kScheduler, "a"), server = FileOf(kServer, "b"),
+            worker = FileOf(kWorker, "c");
+  first.started_unix_ns = server.started_unix_ns = worker.started_unix_ns = 500'000;
+  constexpr std::uint64_t kAhead = 70'000;  // the worker's clock, which does not start with it
+  Exchange(worker, server, kWorker, kServer, Kind::kPull, 0, 1000 + kAhead, 1100);
+  Exchange(server, worker, kServer, kWorker, Kind::kValue, 0, 1200, 1300 + kAhead);
+  const JoinedTrace trace = JoinTraces({first, server, worker});
+  EXPECT_EQ(trace.clocks[1].from, TraceClock::From::kWall);
+  EXPECT_EQ(trace.clocks[2].from, TraceClock::From::kWall);
+  EXPECT_EQ(trace.clocks[2].error_ns, std::nullopt);
+  EXPECT_EQ(trace.At(1, 1100) - trace.At(2, 1000 + kAhead), 100);
+}
+
+// As profiler.pause() and resume() make them.
+TEST(TraceJoin, FilesThatOneProcessHasWrittenInTurnAreJoined) {
+  std::vector<TraceFile> files = OneRound("m");
+  TraceFile later = files[0];
+  later.started_ns = 1250;
+  files[0].messages.pop_back();  // the value, which came later
+  later.messages.erase(later.messages.begin(), later.messages.end() - 1);
+  files.push_back(later);
+  const JoinedTrace trace = JoinTraces(files);
+  EXPECT_EQ(EndsOf(trace, RequestArrow::Kind::kMessage),
+            (std::vector<Ends>{{1000, 1210}, {1020, 1120}, {1234, 1300}}));
+}
+
+TEST(TraceJoin, OneTraceGivenTwiceIsRefusedNamingBothFiles) {
+  TraceFile first = FileOf(kWorker, "a");
+  first.place.reset();  // a program without a job
+  first.path = "run.trace";
+  TraceFile second = first;
+  second.path = "copy.trace";
+  try {
+    JoinTraces({first, second});
+    FAIL() << "nothing was thrown";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("run.trace"), HasSubstr("copy.trace")));
+  }
+  second.started_ns = 7;  // another engine of the process
+  EXPECT_NO_THROW(JoinTraces({first, second}));
+}
+
+TEST(TraceJoin, TracesOfTwoJobsAreRefusedNamingBoth) {
+  TraceFile scheduler = FileOf(kScheduler, "a"), server = FileOf(kServer, "a"),
+            worker = FileOf(kWorker, "a");
+  scheduler.place->job = 11;
+  server.place->job = 12;
+  server.path = "old/run.server0.trace";
+  worker.path = "run.worker1.trace";  // by a program that does not tell its job
+  EXPECT_NO_THROW(JoinTraces({scheduler, worker}));
+  EXPECT_NO_THROW(JoinTraces({server, worker}));
+  try {
+    JoinTraces({worker, scheduler, server});
+    FAIL() << "nothing was thrown";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("one job"), HasSubstr("the scheduler"),
+                                    HasSubstr("old/run.server0.trace of server 0")));
+  }
+}
+
 TEST(TraceJoin, TwoFilesOfOnePlaceAreRefusedNamingBoth) {
   TraceFile first = FileOf(kWorker, "a"), second = FileOf(kWorker, "a");
   first.pid = 11;
   second.pid = 12;
+  second.place->incarnation = 1;
   try {
     JoinTraces({first, second});
     FAIL() << "nothing was thrown";

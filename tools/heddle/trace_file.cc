@@ -26,15 +26,24 @@ std::vector<std::byte> ReadBytes(const std::string& path) {
   if (std::filesystem::is_directory(path, error)) {
     throw IoError(fmt::format("trace file {}: is a directory", path));
   }
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::ifstream file(path, std::ios::binary);
   if (!file) {
     throw IoError(fmt::format("trace file {}: cannot be opened: {}", path,
                               std::generic_category().message(errno)));
   }
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file.tellg()));
-  file.seekg(0);
-  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  if (!file) throw IoError(fmt::format("trace file {}: cannot be read", path));
+  constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+  std::vector<std::byte> bytes;
+  // A pipe does not say how much will come.
+  if (const std::uintmax_t size = std::filesystem::file_size(path, error); !error) {
+    bytes.reserve(size + kPieceBytes);
+  }
+  while (file) {
+    const std::size_t before = bytes.size();
+    bytes.resize(before + kPieceBytes);
+    file.read(reinterpret_cast<char*>(bytes.data() + before), kPieceBytes);
+    bytes.resize(before + static_cast<std::size_t>(file.gcount()));
+  }
+  if (!file.eof()) throw IoError(fmt::format("trace file {}: cannot be read", path));
   return bytes;
 }
 
@@ -86,6 +95,7 @@ class Reader {
       throw InvalidArgument(fmt::format("trace file {}: expected format version {} to {}, found {}",
                                         path_, kTraceVersionLeast, kTraceVersion, header.version));
     }
+    trace_.path = path_;
     trace_.process = Text(header.process);
     trace_.machine = Text(header.machine);
     trace_.pid = header.pid;
@@ -95,6 +105,7 @@ class Reader {
     trace_.bytes_max = header.bytes_max;
     trace_.dropped = header.dropped;
     trace_.closed = header.closed == 1;
+    if (header.file_bytes > bytes_.size()) trace_.missing_bytes = header.file_bytes - bytes_.size();
   }
 
   // Returns the size of the chunk at `offset`.

@@ -81,6 +81,7 @@ struct TracedPart : kvstore::dist::TracePartRecord {
 };
 
 struct TraceFile {
+  std::string path;  // where it was read
   std::string process;
   std::string machine;  // its boot id; empty: not known
   std::uint32_t pid = 0;
@@ -89,6 +90,7 @@ struct TraceFile {
   std::uint64_t bytes = 0, bytes_max = 0, dropped = 0;
   bool closed = false;              // false: the process was killed, or still runs
   std::uint64_t damaged_bytes = 0;  // that were skipped because they hold no whole records
+  std::uint64_t missing_bytes = 0;  // behind the end: the writer had more
   std::vector<TracedOp> ops;        // by ticket
   std::vector<TraceAccessTo> accesses;
   std::vector<TracedWait> waits;
@@ -111,6 +113,7 @@ struct TraceFile {
   std::string KeyName(std::uint64_t key) const;
 };
 
+// From a file or a pipe.
 // Errors: IoError (cannot be read), InvalidArgument (no trace file, or of an unknown version); both
 // name the file. Damage behind the header is skipped and counted.
 TraceFile ReadTraceFile(const std::string& path);

@@ -140,28 +140,38 @@ class Clocks {
 
   void Find() {
     clocks_[0] = TraceClock{};
+    FollowMessages();
+    for (std::size_t f = 0; f < files_.size(); ++f) {
+      std::optional<TraceClock>& clock = clocks_[machine_of_[f]];
+      if (clock) continue;
+      clock = {.offset_ns = ByWall(f), .from = TraceClock::From::kWall, .error_ns = {}};
+      FollowMessages();  // to others that the first machine has no way to either
+    }
+  }
+
+  // Finds the clocks of all machines that messages tie to one whose clock is known.
+  void FollowMessages() {
     for (;;) {
       std::optional<std::size_t> found;
-      TraceClock best{.error_ns = std::numeric_limits<std::int64_t>::max()};
+      TraceClock best;
+      std::int64_t least_error = std::numeric_limits<std::int64_t>::max();
       for (const auto& [pair, ways] : ways_) {
         const auto& [a, b] = pair;
         if (!ways.there || !ways.back || clocks_[a].has_value() == clocks_[b].has_value()) continue;
         // b's clock minus a's lies between -back and there, whatever the messages really took.
         const std::int64_t b_ahead = (*ways.there - *ways.back) / 2;
-        const std::int64_t error = (*ways.there + *ways.back) / 2;
         const TraceClock& known = clocks_[a] ? *clocks_[a] : *clocks_[b];
-        if (known.error_ns + error >= best.error_ns) continue;
+        const std::int64_t error = known.error_ns.value_or(0) + (*ways.there + *ways.back) / 2;
+        if (error >= least_error) continue;
+        least_error = error;
         found = clocks_[a] ? b : a;
-        best = {.offset_ns = known.offset_ns + (clocks_[a] ? -b_ahead : b_ahead),
-                .from = TraceClock::From::kMessages,
-                .error_ns = known.error_ns + error};
+        best = known;  // also whence it comes, and that nobody knows its error
+        best.offset_ns += clocks_[a] ? -b_ahead : b_ahead;
+        if (best.from == TraceClock::From::kSame) best.from = TraceClock::From::kMessages;
+        if (best.error_ns) best.error_ns = error;
       }
-      if (!found) break;
+      if (!found) return;
       clocks_[*found] = best;
-    }
-    for (std::size_t f = 0; f < files_.size(); ++f) {
-      std::optional<TraceClock>& clock = clocks_[machine_of_[f]];
-      if (!clock) clock = {.offset_ns = ByWall(f), .from = TraceClock::From::kWall, .error_ns = 0};
     }
   }
 
@@ -298,12 +308,39 @@ class Arrows {
   std::vector<RequestArrow> arrows_;
 };
 
+// A process may have several, which begin at different times.
+void CheckNoneTwice(const std::vector<TraceFile>& files) {
+  std::map<std::tuple<std::string, std::uint32_t, std::uint64_t, std::uint64_t>, const TraceFile*>
+      traces;
+  for (const TraceFile& file : files) {
+    const auto [other, is_new] = traces.emplace(
+        std::tuple(file.machine, file.pid, file.started_ns, file.started_unix_ns), &file);
+    if (is_new) continue;
+    throw InvalidArgument(fmt::format("expected each trace once, got the same one as {} and as {}",
+                                      other->second->path, file.path));
+  }
+}
+
+void CheckOneJob(const std::vector<TraceFile>& files) {
+  const TraceFile* first = nullptr;
+  for (const TraceFile& file : files) {
+    if (!file.place || file.place->job == 0) continue;  // not told
+    if (first == nullptr) first = &file;
+    if (file.place->job == first->place->job) continue;
+    throw InvalidArgument(
+        fmt::format("expected traces of one job, got those of two: {} of {} and "
+                    "{} of {}",
+                    first->path, ProcessName(*first), file.path, ProcessName(file)));
+  }
+}
+
 void CheckDifferent(const std::vector<TraceFile>& files) {
   std::map<NodeId, const TraceFile*> places;
   for (const TraceFile& file : files) {
     if (!file.place) continue;
     const auto [other, is_new] = places.emplace(PlaceOf(file), &file);
-    if (is_new) continue;
+    // After a pause a process goes on in another file.
+    if (is_new || other->second->place->incarnation == file.place->incarnation) continue;
     throw InvalidArgument(
         fmt::format("expected traces of different processes of one job, got two of {}: {} and {}",
                     ToString(PlaceOf(file)), ProcessName(*other->second), ProcessName(file)));
@@ -322,6 +359,8 @@ std::string TextOfId(const TraceFile& names, const Record& record) {
 }  // namespace
 
 JoinedTrace JoinTraces(std::vector<TraceFile> files) {
+  CheckNoneTwice(files);
+  CheckOneJob(files);
   CheckDifferent(files);
   // What one process knows of keys, all do.
   std::unordered_map<std::uint64_t, std::string> keys;

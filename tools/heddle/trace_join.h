@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,10 +37,10 @@ struct TraceClock {
   enum class From : std::uint8_t {
     kSame,      // the same machine's
     kMessages,  // from messages between the two machines, both ways
-    kWall,      // no such messages: by their wall clocks
+    kWall,      // no such messages to the first: by the wall clocks
   };
   From from = From::kSame;
-  std::int64_t error_ns = 0;  // at most, if from messages
+  std::optional<std::int64_t> error_ns = 0;  // at most; nothing: nobody knows
 };
 
 struct JoinedTrace {
@@ -52,7 +53,8 @@ struct JoinedTrace {
   }
 };
 
-// InvalidArgument if two files are of the same process, or of different processes of one place.
+// InvalidArgument if two files are of the same trace, of different processes of one place, or of
+// different jobs.
 JoinedTrace JoinTraces(std::vector<TraceFile> files);
 
 // "w1 s0 'weight' p2 #7": worker 1, store 0, key, part 2, request 7 about that part; empty for

@@ -175,7 +175,7 @@ class Writer {
 
   void WriteHead() {
     const bool complete = std::ranges::all_of(joined_.files, [](const TraceFile& each) {
-      return each.closed && each.dropped == 0 && each.damaged_bytes == 0;
+      return each.closed && each.dropped == 0 && each.damaged_bytes == 0 && each.missing_bytes == 0;
     });
     std::uint64_t dropped = 0;
     for (const TraceFile& each : joined_.files) dropped += each.dropped;
@@ -186,7 +186,8 @@ class Writer {
     for (std::size_t f = 0; f < joined_.files.size(); ++f) {
       const TraceClock& clock = joined_.clocks[f];
       Append("{}{{\"process\":{},\"offset_ns\":{},\"error_ns\":{}}}", f == 0 ? "" : ",",
-             JsonString(ProcessName(joined_.files[f])), clock.offset_ns, clock.error_ns);
+             JsonString(ProcessName(joined_.files[f])), clock.offset_ns,
+             clock.error_ns ? fmt::to_string(*clock.error_ns) : "null");
     }
     Append("]}},\n\"traceEvents\":[\n");
   }

@@ -158,7 +158,7 @@ std::string ServerNode::DescribeState() { return DescribeMachines() + "\n" + eng
 void ServerNode::OnMemberChanged(Time now, Outputs& out) {
   if (!member_->roster() || std::exchange(has_roster_, true)) return;
   transport_->SetSelf(member_->self());
-  trace_.SetPlace(member_->self(), incarnation_);
+  trace_.SetPlace(member_->self(), incarnation_, options_.job_id);
   const RosterBody& roster = *member_->roster();
   parts_.SetPlacement({.num_servers = roster.num_servers,
                        .cut_bytes = roster.cut_bytes,

@@ -80,7 +80,7 @@ void WorkerNode::Meet() {
     placement_.cut_bytes = roster.cut_bytes;
   }
   transport_->SetSelf({Role::kWorker, rank_});
-  trace_.SetPlace({Role::kWorker, rank_}, incarnation_);
+  trace_.SetPlace({Role::kWorker, rank_}, incarnation_, options_.job_id);
   ConnectToServers(roster, deadline);
   Drive([&](Time now, Outputs& out) REQUIRES(mutex_) { machine_.OnRoster(now, roster, out); });
 }
