@@ -97,7 +97,10 @@ def _main() -> None:
                      f"got {controller!r}")
         if controller is not None:
             set_controller(controller)
-    run()
+    try:
+        run()
+    except InvalidArgument as error:  # of the settings, as the command has it
+        sys.exit(f"heddle: {error}")
 
 
 if __name__ == "__main__":

@@ -631,6 +631,14 @@ def test_the_command_names_a_wrong_engine_without_a_traceback(command):
     assert re.fullmatch("heddle: MXNET_ENGINE_TYPE: expected one of naiveengine, .*, got 'Quick'\n", result.stderr)
 
 
+@pytest.mark.parametrize("role, text", [("server", "heddle: server: root_host is missing: "), ("worker", "heddle: server.run: ")])
+def test_a_server_with_a_module_names_wrong_settings_without_a_traceback(role, text):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HEDDLE_", "DMLC_"))}
+    result = subprocess.run([sys.executable, "-m", "heddle.server"], capture_output=True, text=True, timeout=600,
+                            env={**environment, "HEDDLE_ROLE": role})
+    assert result.returncode == 1 and result.stderr.startswith(text) and "Traceback" not in result.stderr
+
+
 def test_without_ray_its_module_says_what_to_install(run_python):
     result = run_python("import sys\nsys.modules['ray'] = None\nimport heddle.ray")
     assert result.returncode == 1
