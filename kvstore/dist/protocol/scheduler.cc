@@ -556,15 +556,18 @@ std::string SchedulerMachine::Workers(Time now, bool come) const {
   return JoinWords(names);
 }
 
+std::string SchedulerMachine::WhoHasCome(Time now) const {
+  return fmt::format("come: {}; missing: {}", Workers(now, true), Workers(now, false));
+}
+
 std::string SchedulerMachine::WhatWaits(Time now) const {
   switch (phase_) {
     case Phase::kGathering:
       return fmt::format("the job has not begun for {}: {}", InSeconds(now - started_), Missing());
     case Phase::kRunning:
       if (come_to_next_ == 0) return {};
-      return fmt::format("barrier {} has waited {}: come: {}; missing: {}", barriers_done_,
-                         InSeconds(now - next_barrier_since_), Workers(now, true),
-                         Workers(now, false));
+      return fmt::format("barrier {} has waited {}: {}", barriers_done_,
+                         InSeconds(now - next_barrier_since_), WhoHasCome(now));
     case Phase::kShuttingDown: {
       std::vector<std::string> names;
       for (const Node& node : nodes_) {
@@ -581,14 +584,15 @@ std::string SchedulerMachine::WhatWaits(Time now) const {
   return {};
 }
 
-// A node of the job asks because it waits, and shows the answer to people; anyone else may be a
-// program.
+// A node of the job asks because it waits, and shows the answer to people behind what it says of
+// its barrier itself; anyone else may be a program.
 void SchedulerMachine::OnStatus(Time now, NodeId from, Outputs& out) {
   if (const auto stranger = connected_.find(from); stranger != connected_.end()) {
     stranger->second.has_asked = true;
   }
   const bool joined = by_peer_.contains(from);
-  const std::string waits = WhatWaits(now);
+  const bool barrier = phase_ == Phase::kRunning && come_to_next_ > 0;
+  const std::string waits = barrier ? WhoHasCome(now) : WhatWaits(now);
   out.Send(from, {.kind = Kind::kStatusReply,
                   .meta = Encode(TextBody{!joined         ? Status(now)
                                           : waits.empty() ? "nothing waits at the scheduler"

@@ -155,6 +155,7 @@ class SchedulerMachine {
   // For people.
   std::string Missing() const;                     // who has not joined
   std::string WhatWaits(Time now) const;           // in the present phase; empty: nothing does
+  std::string WhoHasCome(Time now) const;          // to the next barrier, and who has not
   std::string Workers(Time now, bool come) const;  // who has come to the next barrier, or has not
   std::string NameOf(const Node& node, Time now) const;
 

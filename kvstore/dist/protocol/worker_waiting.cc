@@ -265,7 +265,9 @@ std::string WorkerMachine::OwnFacts(Time now, const Part& part) const {
 std::string WorkerMachine::BarrierFacts(Time now, std::uint64_t number) const {
   if (number >= barriers_open_) return "gradients of earlier pushes are not there";
   if (number < barriers_sent_) {
-    return barrier_facts_.empty() ? "not all workers have come" : barrier_facts_;
+    if (barrier_facts_.empty()) return "not all workers have come";
+    if (number == barriers_done_) return barrier_facts_;
+    return fmt::format("barrier {} is not done: {}", barriers_done_, barrier_facts_);
   }
   const Open* first = nullptr;
   const Part* its_part = nullptr;

@@ -349,7 +349,9 @@ TEST_F(SchedulerTest, WhoAsksIsToldWhatWaits) {
   ASSERT_EQ(words.messages.size(), 1u);
   ASSERT_EQ(words.messages[0].message.kind, Kind::kStatusReply);
   ASSERT_TRUE(Decode(words.messages[0].message.meta, &text));
-  EXPECT_THAT(text.text, HasSubstr("missing: worker 1"));
+  // Who asks says by itself which barrier waits, and for how long.
+  EXPECT_EQ(text.text,
+            "come: worker 0; missing: worker 1 (" + Address(2) + ", last heard 0.0 s ago)");
 
   scheduler_->OnConnected(Worker(-99), "10.0.0.77:1");
   const Outputs json = Say(Worker(-99), Kind::kStatus);  // a stranger: a program

@@ -679,6 +679,27 @@ TEST(WorkerMachine, ABarrierWarnsWithWhatTheSchedulerSaysThen) {
               AllOf(HasSubstr("has waited 40.0 s"), HasSubstr("does not say why")));
 }
 
+// What the scheduler says is of the first.
+TEST(WorkerMachine, ALaterBarrierIsSaidToWaitForTheFirst) {
+  SmallJob job(2);
+  for (int i = 0; i < 2; ++i) {
+    job.CallBarrier(0, Time{0});
+    job.OpenBarrier(0);
+  }
+  WorkerMachine& worker = job.worker(0);
+  Outputs out;
+  worker.OnTime(job.now += seconds(10), out);
+  worker.OnMessage(
+      job.now, kTheScheduler,
+      {.kind = Kind::kStatusReply, .meta = Encode(TextBody{"come: worker 0; missing: worker 1"})},
+      out);
+  ASSERT_EQ(out.log.size(), 2u);
+  EXPECT_EQ(out.log[0].second, "barrier 0 has waited 10.0 s: come: worker 0; missing: worker 1");
+  EXPECT_EQ(
+      out.log[1].second,
+      "barrier 1 has waited 10.0 s: barrier 0 is not done: come: worker 0; missing: worker 1");
+}
+
 TEST(WorkerMachine, TheFactsOfATimeoutAreAskedForAgainCloseToTheDeadline) {
   SmallJob job(2);
   job.Init(0, 0, {0});
