@@ -93,6 +93,13 @@ std::optional<std::string> TextOf(std::string_view meta) {
       acks.push_back(fmt::format("{} sequence {}", Text(ack.part), ack.sequence));
     }
     return fmt::format("{}", fmt::join(acks, "\n"));
+  } else if constexpr (requires { body.missing; }) {
+    std::string text = body.more ? "more to come" : "";
+    for (const LeaveBody::Push& push : body.missing) {
+      text += fmt::format("{}{}: a push of version {} does not come", text.empty() ? "" : "\n",
+                          Text(push.part), push.version);
+    }
+    return text;
   } else if constexpr (requires { body.more; }) {
     std::string text = body.more ? "more to come" : "";
     for (const CloseStoreBody::Requests& requests : body.parts) {
@@ -178,6 +185,8 @@ std::optional<std::string> TextOfBody(const Message& message) {
       return TextOf<CommandBody>(meta);
     case Kind::kCloseStore:
       return TextOf<CloseStoreBody>(meta);
+    case Kind::kLeave:
+      return TextOf<LeaveBody>(meta);
     case Kind::kAsk:
       return TextOf<AskBody>(meta);
     case Kind::kStatusReply:

@@ -19,6 +19,7 @@ namespace {
 constexpr std::size_t kNodeEntryBytesMin = 1 + 4 + 8 + 4;
 constexpr std::size_t kAckBytes = 16 + 8;
 constexpr std::size_t kPartRequestsBytes = 16 + 8;
+constexpr std::size_t kMissingPushBytes = 16 + 8;
 constexpr std::size_t kParameterBytesMin = 4 + 8;
 constexpr std::size_t kKeyBytesMin = 1 + 4;
 constexpr std::size_t kArrayBytesMin = 4 + 1 + 8;
@@ -382,6 +383,27 @@ bool Decode(std::string_view meta, CloseStoreBody* body) {
          in.GetList(&body->parts, kPartRequestsBytes,
                     [](WireReader& from, CloseStoreBody::Requests* requests) {
                       return Get(from, &requests->part) && from.Get(&requests->count);
+                    }) &&
+         in.Ended();
+}
+
+std::string Encode(const LeaveBody& body) {
+  WireWriter out;
+  out.Put(body.more);
+  out.PutCount(body.missing.size());
+  for (const LeaveBody::Push& push : body.missing) {
+    Put(out, push.part);
+    out.Put(push.version);
+  }
+  return out.Take();
+}
+
+bool Decode(std::string_view meta, LeaveBody* body) {
+  WireReader in(meta);
+  return in.Get(&body->more) &&
+         in.GetList(&body->missing, kMissingPushBytes,
+                    [](WireReader& from, LeaveBody::Push* push) {
+                      return Get(from, &push->part) && from.Get(&push->version);
                     }) &&
          in.Ended();
 }

@@ -150,6 +150,19 @@ struct CloseStoreBody {
   std::vector<Requests> parts{};
 };
 
+// kLeave, which has no meta if there are none: pushes of the worker that do not come, of each part
+// in order. Their rounds fail.
+struct LeaveBody {
+  struct Push {
+    PartId part;
+    std::uint64_t version = 0;  // as Message::version
+
+    friend bool operator==(const Push&, const Push&) = default;
+  };
+  bool more = false;  // others are named in the next message, which is of the same leave
+  std::vector<Push> missing{};
+};
+
 struct AskBody {            // kAsk
   std::uint64_t bytes = 0;  // 0: nothing is to be sent, only the complete rounds are asked for
 };
@@ -196,6 +209,7 @@ std::string Encode(const CompressionBody& body);
 std::string Encode(const CommandBody& body);
 std::string Encode(const KeysBody& body);
 std::string Encode(const CloseStoreBody& body);
+std::string Encode(const LeaveBody& body);
 std::string Encode(const AskBody& body);
 std::string Encode(const TextBody& body);
 std::string Encode(const SaveStatesBody& body);
@@ -215,6 +229,7 @@ bool Decode(std::string_view meta, CompressionBody* body);
 bool Decode(std::string_view meta, CommandBody* body);
 bool Decode(std::string_view meta, KeysBody* body);
 bool Decode(std::string_view meta, CloseStoreBody* body);
+bool Decode(std::string_view meta, LeaveBody* body);
 bool Decode(std::string_view meta, AskBody* body);
 bool Decode(std::string_view meta, TextBody* body);
 bool Decode(std::string_view meta, SaveStatesBody* body);

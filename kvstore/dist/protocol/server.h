@@ -9,7 +9,9 @@
 //   comes
 //        early is held (at most kRequestsAheadMax), what comes again is answered again.
 //   (S2) dist_sync: round r is complete when every rank that has not left, or left after its push
-//        r, has contributed push r; contributions are added in the order of the ranks.
+//        r, has contributed push r; contributions are added in the order of the ranks. A rank
+//        that leaves may name pushes that do not come: they are contributions that failed, and
+//        it has left after them.
 //   (S3) dist_sync: a pull by a rank that has pushed r times is answered when round r is complete
 //        and before anything of round r + 1 is added.
 //   (S4) dist_sync: a rank has at most kPushesAheadMax pushes recorded beyond the last complete
@@ -212,6 +214,7 @@ class ServerMachine {
   void FinishAsync(Time now, Part& part, const std::exception_ptr& error, Outputs& out);
   void Advance(Time now, Part& part, Outputs& out);
   void AddContribution(Part& part, std::int32_t rank, Contribution&& contribution);
+  bool AddMissing(Part& part, std::int32_t rank);
   static std::optional<UpdateRates> RatesOf(const Part& part, std::uint64_t version);
   bool Update(Part& part, const UpdateBy& by, std::exception_ptr* error);
   bool StartUpdate(Time now, Part& part, Outputs& out);
@@ -257,6 +260,7 @@ class ServerMachine {
   void StartStates(Outputs& out);
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
   std::string KeysOf(std::uint32_t store, std::int32_t rank) const;
+  void Leave(Time now, const Message& message, Outputs& out);
   void Left(Time now, std::int32_t rank, Outputs& out);
   void CloseStore(const Message& message);
   void GoOnAfterClose(Time now, const Message& message, Outputs& out);

@@ -27,6 +27,7 @@ void ServerMachine::NoteSlow(Time now, Part& part, Outputs& out) {
   for (const RankState& state : part.ranks) {
     if (state.pushes >= part.rounds) durations_.push_back(duration(state));
   }
+  if (durations_.empty()) return;  // all of its pushes were missing
   const auto median = durations_.begin() + static_cast<std::ptrdiff_t>((durations_.size() - 1) / 2);
   std::nth_element(durations_.begin(), median, durations_.end());
   const Time limit = std::max(*median + options_.slow_min,

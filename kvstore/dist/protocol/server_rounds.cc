@@ -108,6 +108,22 @@ void ServerMachine::AddContribution(Part& part, std::int32_t rank, Contribution&
   if (error) fail(ToErrorBody(error).message);
 }
 
+// False: the rank has said of no push to the round that it does not come.
+bool ServerMachine::AddMissing(Part& part, std::int32_t rank) {
+  const RankState& state = part.Of(rank);
+  if (!WorkerOf(rank).left || !state.extra) return false;
+  const std::uint64_t place = part.rounds - state.pushes;
+  if (place >= state.extra->missing.size()) return false;
+  Contribution missing{
+      .message = {.kind = Kind::kPush, .rank = rank, .version = state.extra->missing[place]}};
+  missing.error = std::make_unique<ErrorBody>(
+      ErrorBody{.code = ErrorBody::Code::kTimeout,
+                .message = "its deadline passed before it could be sent, and the worker has left "
+                           "the job"});
+  AddContribution(part, rank, std::move(missing));
+  return true;
+}
+
 // Adds what has come in the order of ranks, and ends rounds as long as they are complete.
 void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
   const auto num_ranks = static_cast<std::int32_t>(part.ranks.size());
@@ -118,7 +134,7 @@ void ServerMachine::Advance(Time now, Part& part, Outputs& out) {
         auto& held = state.held[(part.rounds + 1) % kPushesAheadMax];
         if (held) AddContribution(part, part.next_rank, std::move(*held));
         held.reset();
-      } else if (!IsGone(part, part.next_rank)) {
+      } else if (!AddMissing(part, part.next_rank) && !IsGone(part, part.next_rank)) {
         break;
       }
     }

@@ -50,6 +50,8 @@ struct ServerMachine::RankExtra {
   std::uint64_t reserved = 0;
   std::uint64_t reserved_for = 0;
   std::optional<Kind> running;  // the kind of the control request under way
+  // Versions of the pushes after RankState::pushes that do not come: the rank has left.
+  std::vector<std::uint64_t> missing;
   // As the rank has said when it closed the store, and which time it was.
   std::uint64_t requests_in_all = 0;
   std::uint32_t said_by_close = 0;

@@ -65,7 +65,7 @@ void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, O
       GoOnAfterClose(now, message, out);
       break;
     case Kind::kLeave:
-      Left(now, message.rank, out);
+      error = ErrorOf([&] { Leave(now, message, out); });
       break;
     default:
       StartControl(part, message, out);
@@ -286,6 +286,30 @@ std::string ServerMachine::KeysOf(std::uint32_t store, std::int32_t rank) const 
   std::sort(body.keys.begin(), body.keys.end());
   body.keys.erase(std::unique(body.keys.begin(), body.keys.end()), body.keys.end());
   return Encode(body);
+}
+
+void ServerMachine::Leave(Time now, const Message& message, Outputs& out) {
+  LeaveBody body;
+  if (!message.meta.empty() && !Decode(message.meta, &body)) {
+    throw InvalidArgument("the pushes that do not come cannot be read");
+  }
+  for (const LeaveBody::Push& push : body.missing) {
+    const Store& store = OpenedStore(push.part.store);
+    if (push.part.part == kControlPart || store.async) {
+      throw InvalidArgument(fmt::format("worker {} names pushes of store {}, part {}, as missing",
+                                        message.rank, push.part.store, push.part.part));
+    }
+    if (GenerationOf(push.version) > store.generations.size()) {
+      throw InvalidArgument(
+          fmt::format("worker {} names a push of optimizer {} of a store that "
+                      "has had {}",
+                      message.rank, GenerationOf(push.version), store.generations.size()));
+    }
+  }
+  for (const LeaveBody::Push& push : body.missing) {
+    PartOf(push.part).Of(message.rank).Extra().missing.push_back(push.version);
+  }
+  if (!body.more) Left(now, message.rank, out);
 }
 
 // S2: rounds that wait for this rank go on without it, and inits that wait for its value fail.

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::size_t kPartsInCloseStore = 32768;  // in one message
 static_assert(kPartsInCloseStore * 24 < kMetaBytesMax);
+constexpr std::size_t kPushesInLeave = 32768;
+static_assert(kPushesInLeave * 24 < kMetaBytesMax);
 
 }  // namespace
 
@@ -295,7 +297,6 @@ void WorkerMachine::SendBarrier(Time now, std::uint64_t number, Outputs& out) {
 }
 
 void WorkerMachine::CloseBarriers(Time now) {
-  barriers_closed_ = true;
   if (!failure_) barriers_.push_back({.called = now, .ended = true, .last = true});
 }
 
@@ -371,14 +372,6 @@ void WorkerMachine::Leave(Time now, std::uint64_t token, Outputs& out) {
   }
   WakeAt(now);  // pushes that have ended are watched from now on
   SendLeaves(now, out);
-  if (late_pushes_ == 0) return;
-  // These wait for the others, who must not wait for this worker meanwhile.
-  for (const auto& [store, async] : async_) {
-    if (!closed_.contains(store)) CloseStore(now, store, out);
-  }
-  if (barriers_closed_) return;
-  CloseBarriers(now);
-  OpenBarrier(now, out);
 }
 
 void WorkerMachine::SendLeaves(Time now, Outputs& out) {
@@ -387,14 +380,32 @@ void WorkerMachine::SendLeaves(Time now, Outputs& out) {
                   [](std::uint64_t pushes) { return pushes != 0; })) {
     return;
   }
-  if (late_pushes_ > 0) DropLatePushes(now, out);
-  if (late_pushes_ > 0) return;
-  leaves_open_ = servers_.size();
+  std::vector<LeaveBody> bodies(servers_.size());
+  if (late_pushes_ > 0) bodies = DropLatePushes(now, out);
+  if (late_pushes_ > 0) return;  // these are on their way
+  leaves_open_ = 0;
   for (std::int32_t server = 0; server < std::ssize(servers_); ++server) {
-    Request leave{.kind = Kind::kLeave, .server = server, .part = ControlPart(0), .what = "leave"};
-    Enqueue(now, std::move(leave), out);
+    SendLeave(now, server, bodies[static_cast<std::size_t>(server)], out);
   }
   if (servers_.empty()) OnLeft(out);
+}
+
+void WorkerMachine::SendLeave(Time now, std::int32_t server, const LeaveBody& body, Outputs& out) {
+  const std::span<const LeaveBody::Push> all(body.missing);
+  std::size_t begin = 0;
+  do {
+    const std::size_t count = std::min(kPushesInLeave, all.size() - begin);
+    const auto some = all.subspan(begin, count);
+    begin += count;
+    const LeaveBody one{.more = begin < all.size(), .missing = {some.begin(), some.end()}};
+    Request leave{.kind = Kind::kLeave,
+                  .server = server,
+                  .part = ControlPart(0),
+                  .meta = all.empty() ? std::string() : Encode(one),
+                  .what = "leave"};
+    ++*leaves_open_;
+    Enqueue(now, std::move(leave), out);
+  } while (begin < all.size());
 }
 
 void WorkerMachine::OnLeft(Outputs& out) {

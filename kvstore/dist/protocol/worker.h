@@ -18,7 +18,8 @@
 //   (W6) A push that awaits its value has its place among the requests of its part, and holds up
 //        those behind it there, as one without credit does. It has no bytes until Supply.
 //   (W7) In dist_sync a push that times out unsent keeps its round, which fails when it comes to
-//        it. No barrier waits for it. Nor does Leave, unless the push is one of several parts.
+//        it. No barrier waits for it, nor does Leave: the round goes on without it, or, if the push
+//        is one of several parts, fails as the server is told then.
 #pragma once
 
 #include <heddle/dtype.h>
@@ -142,8 +143,8 @@ class WorkerMachine {
   // The program calls no more barriers: those of others are done without this worker, once it has
   // come to this one, for which OpenBarrier is called as for others.
   void CloseBarriers(Time now);
-  // Ends when all pushes are acknowledged or dropped (W7), all servers know that nothing more will
-  // come, and the scheduler has been told.
+  // Ends when all pushes are acknowledged or will not come (W7), all servers know that nothing more
+  // will, and the scheduler has been told.
   void Leave(Time now, std::uint64_t token, Outputs& out);
 
   void OnMessage(Time now, NodeId from, Message&& message, Outputs& out);
@@ -247,6 +248,7 @@ class WorkerMachine {
   void SendCloseStore(Time now, std::int32_t server, std::uint32_t store,
                       const CloseStoreBody& body, Outputs& out);
   void SendLeaves(Time now, Outputs& out);
+  void SendLeave(Time now, std::int32_t server, const LeaveBody& body, Outputs& out);
   void Resend(Time now, Part& part, bool all, Outputs& out);
 
   // A request of the machine's own, whose end nobody is told.
@@ -284,7 +286,8 @@ class WorkerMachine {
   void OnFactsOfBarriers(Time now, const Message& message, Outputs& out);
   static bool KeepsRound(const Part& part, const Open& open, bool held_up);
   void GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out);
-  void DropLatePushes(Time now, Outputs& out);
+  static bool StaysUnsent(const Part& part, const Open& open);
+  std::vector<LeaveBody> DropLatePushes(Time now, Outputs& out);  // for each server
   bool DropTimedOut(Part& part, Outputs& out);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;
@@ -316,7 +319,6 @@ class WorkerMachine {
   std::uint64_t barriers_done_ = 0;
   std::uint64_t barriers_open_ = 0;
   std::uint64_t barriers_sent_ = 0;
-  bool barriers_closed_ = false;
   // Pushes that are not acknowledged, by how many barriers were called before them: the first
   // element is of barriers_sent_. So the next barrier may be sent when that element is 0.
   std::deque<std::uint64_t> unacknowledged_{0};
@@ -324,7 +326,7 @@ class WorkerMachine {
   std::string barrier_facts_;      // what the first waits for, as the scheduler said last
 
   std::optional<std::uint64_t> leave_token_;  // Leave was called
-  std::optional<std::size_t> leaves_open_;    // kLeave was sent; servers that have not answered
+  std::optional<std::size_t> leaves_open_;    // kLeave was sent; those that are not answered
   bool left_ = false;
   std::optional<FailureBody> failure_;
 };

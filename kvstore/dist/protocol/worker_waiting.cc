@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -142,24 +141,40 @@ void WorkerMachine::OnDropped(std::int32_t server, const PartId& id, std::uint64
   if (open != nullptr && !open->answered) SendRequest(*part, *open, out);
 }
 
-// Those that no other part of their array counts on need not be waited for by a worker that leaves:
-// rounds go on without it.
-void WorkerMachine::DropLatePushes(Time now, Outputs& out) {
-  std::set<std::uint32_t> stores;
+// A late push that need not come when the worker leaves. In dist_async the server takes it as soon
+// as it has acknowledged those before it; in dist_sync it may wait for the others for ever.
+bool WorkerMachine::StaysUnsent(const Part& part, const Open& open) {
+  return open.stays && IsPush(open.request.kind) && !(part.async && open.request.one_of_several);
+}
+
+// Unless some are on their way: the others' credit may yet come for more of them. Other parts of an
+// array count on each to have its round, and fail it, as the servers are told. What has ended
+// behind them ends with the worker.
+std::vector<LeaveBody> WorkerMachine::DropLatePushes(Time now, Outputs& out) {
+  std::vector<LeaveBody> bodies(servers_.size());
+  std::uint64_t unsent = 0;
+  ForEachPart(*this, [&](const Part& part) {
+    std::vector<LeaveBody::Push>& missing = bodies[static_cast<std::size_t>(part.server)].missing;
+    for (std::size_t i = part.sent; i < part.open.size(); ++i) {
+      const Open& open = part.open[i];
+      if (!StaysUnsent(part, open)) continue;
+      ++unsent;
+      if (open.request.one_of_several) missing.push_back({part.id, open.request.version});
+    }
+  });
+  if (unsent < late_pushes_) return bodies;
+  late_pushes_ = 0;
   ForEachPart(*this, [&](Part& part) {
     const std::size_t before = part.open.size();
+    bool is_behind = false;
     part.open.RemoveFrom(part.sent, [&](const Open& open) {
-      return open.stays && IsPush(open.request.kind) && !open.request.one_of_several;
+      is_behind = is_behind || StaysUnsent(part, open);
+      return is_behind && open.ended;
     });
-    late_pushes_ -= before - part.open.size();
-    if (part.open.size() == before) return;
-    stores.insert(part.id.store);
-    Pump(now, part, out);
+    if (part.sent == part.open.size()) StopWaitingForBytes(part);
+    if (part.open.size() < before) Pump(now, part, out);
   });
-  // The servers wait for those that a close has announced.
-  for (const std::uint32_t store : stores) {
-    if (closed_.contains(store)) CloseStore(now, store, out);
-  }
+  return bodies;
 }
 
 // What was never sent needs no answer, unless it stays; what was sent keeps its place until it is

@@ -131,6 +131,11 @@ CloseStoreBody MakeRandom(Random& random, CloseStoreBody*) {
             return Requests{RandomPart(r), r()};
           })};
 }
+LeaveBody MakeRandom(Random& random, LeaveBody*) {
+  return {Below(random, 2) == 0, Some<LeaveBody::Push>(random, [](Random& r) {
+            return LeaveBody::Push{RandomPart(r), r()};
+          })};
+}
 AskBody MakeRandom(Random& random, AskBody*) { return {random()}; }
 TextBody MakeRandom(Random& random, TextBody*) { return {RandomText(random)}; }
 SaveStatesBody MakeRandom(Random& random, SaveStatesBody*) { return {RandomPart(random)}; }
@@ -181,6 +186,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kCommand, 0, false, "CommandBody"},
     {Kind::kLoadStates, 0, true, "StatesBody"},
     {Kind::kCloseStore, 0, false, "CloseStoreBody"},
+    {Kind::kLeave, 0, false, "LeaveBody"},
     {Kind::kAcks, 0, false, "AcksBody"},
     {Kind::kValue, kFlagRowSparse, true, nullptr},
     {Kind::kDone, 0, true, "KeysBody"},
@@ -253,6 +259,7 @@ const std::vector<BodyType>& BodyTypes() {
                                               TypeOf<CommandBody>("CommandBody"),
                                               TypeOf<KeysBody>("KeysBody"),
                                               TypeOf<CloseStoreBody>("CloseStoreBody"),
+                                              TypeOf<LeaveBody>("LeaveBody"),
                                               TypeOf<AskBody>("AskBody"),
                                               TypeOf<TextBody>("TextBody"),
                                               TypeOf<SaveStatesBody>("SaveStatesBody"),

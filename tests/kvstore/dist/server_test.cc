@@ -1078,6 +1078,62 @@ TEST(ServerMachine, AFailedRoundTellsOfTheOptimizerOfARankThatHasLeft) {
   EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 0));
 }
 
+// As one that has come, and failed.
+TEST(ServerMachine, APushThatDoesNotComeTellsOfTheOptimizerOfARankThatHasLeft) {
+  SmallJob job(2);
+  for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+  for (int i = 0; i < 2; ++i) job.Push(0, 0, {1});
+  job.Control(0, Kind::kSetOptimizer, Encode(OptimizerBody{.name = "sgd"}), Version(1, 0));
+  job.Run();
+  job.Submit(0, {.kind = Kind::kPush,
+                 .part = SmallJob::IdOf(0),
+                 .version = Version(1, 0),
+                 .payload = PayloadOf({1}),
+                 .deadline = job.now + seconds(1),
+                 .one_of_several = true});
+  job.Advance(seconds(2));
+  job.Leave(0);
+  job.Run();
+  for (int i = 0; i < 4; ++i) {
+    job.Push(1, 0, {1});
+    job.Run();
+  }
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).updates, 3) << "the third round failed";
+  EXPECT_EQ(job.parts().At(SmallJob::IdOf(0)).by.version, Version(1, 0));
+}
+
+TEST(ServerMachine, ALeaveThatNamesWhatCannotBeMissingIsRefused) {
+  for (const std::string type : {"dist_sync", "dist_async"}) {
+    SmallJob job(2, 1, {}, {}, type);
+    for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+    job.Run();
+    const auto refused = [&](std::uint64_t sequence, std::string meta) {
+      job.Do(ServerNodeOf(0), [&](Outputs& out) {
+        job.server().OnMessage(job.now, WorkerNodeOf(1),
+                               {.kind = Kind::kLeave,
+                                .rank = 1,
+                                .incarnation = SmallJob::IncarnationOf(1),
+                                .part = ControlPart(0),
+                                .sequence = sequence,
+                                .meta = std::move(meta)},
+                               out);
+      });
+      ASSERT_EQ(job.queue.size(), 1u);
+      EXPECT_EQ(job.queue.front().message.kind, Kind::kError) << sequence;
+      job.queue.clear();
+    };
+    const auto body = [](const PartId& part, std::uint64_t version) {
+      return Encode(LeaveBody{.missing = {{part, version}}});
+    };
+    refused(1, "noise");
+    refused(2, body(ControlPart(0), 0));
+    refused(3, body({.store = 7, .part = 0, .key = 7}, 0));
+    refused(4, body(SmallJob::IdOf(0), Version(1, 0)));
+    if (type == "dist_async") refused(5, body(SmallJob::IdOf(0), 0));
+    EXPECT_EQ(job.server().DescribeState(job.now).find("has left"), std::string::npos) << type;
+  }
+}
+
 // Warnings.
 
 TEST(ServerMachine, APushThatWaitsForItsOptimizerBehindALateOneIsNamed) {
