@@ -105,10 +105,12 @@ class ServerControl {
   // New parameters of the generation version >> 32: pushes of `version` and later use them.
   virtual void SetParameters(std::uint32_t store, std::uint64_t version,
                              const OptimizerBody& optimizer) = 0;
-  // Once a store; again only if it has thrown.
+  // Once a store; again only if it has thrown, or been dropped.
   virtual void SetCompression(std::uint32_t store, const CompressionOptions& options) = 0;
   // The last generation is taken back: it is as if it had not been set. Once a SetOptimizer.
   virtual void DropOptimizer(std::uint32_t store, std::uint64_t version) = 0;
+  // Likewise; then another one may be set.
+  virtual void DropCompression(std::uint32_t store) = 0;
   // kCommand, kSaveStates or kLoadStates. False: its end will be told by OnControlDone.
   virtual bool Start(const ControlId& id, const Message& request, ControlResult* result) = 0;
 };
@@ -254,6 +256,7 @@ class ServerMachine {
   void TakeBackOptimizer(const Message& message);
   void SetParameters(const Message& message);
   void SetCompression(const Message& message);
+  void TakeBackCompression(const Message& message);
   void StartControl(Part& part, const Message& message, Outputs& out);
   bool PassesAreUnderWay(std::uint32_t store) const;
   std::exception_ptr WhyNoStates(std::uint32_t store, std::int32_t rank) const;

@@ -132,7 +132,8 @@ struct ServerMachine::Generation {
 struct ServerMachine::Store {
   struct Compression {
     CompressionBody body;
-    std::int32_t rank;  // that came first
+    std::int32_t rank;              // that came first
+    std::set<std::int32_t> set_by;  // ranks
   };
 
   std::string type;

@@ -33,6 +33,10 @@ bool SameOptimizer(const OptimizerBody& a, const OptimizerBody& b) {
   return a.name == b.name && sorted(a) == sorted(b);
 }
 
+bool SameCompression(const CompressionOptions& a, const CompressionOptions& b) {
+  return a.type == b.type && a.threshold == b.threshold;
+}
+
 std::string TextOf(const CompressionOptions& options) {
   return fmt::format("type {}, threshold {}", options.type, options.threshold);
 }
@@ -203,19 +207,42 @@ void ServerMachine::SetParameters(const Message& message) {
 
 // Codes that are held for a round must still be what they were when they came.
 void ServerMachine::SetCompression(const Message& message) {
+  if ((message.flags & kFlagFailed) != 0) return TakeBackCompression(message);
   Store& store = OpenedStore(message.part.store);
   CompressionBody body;
   if (!Decode(message.meta, &body)) throw InvalidArgument("the compression cannot be read");
   if (store.compression) {
     const CompressionOptions& known = store.compression->body.options;
-    if (known.type == body.options.type && known.threshold == body.options.threshold) return;
+    if (SameCompression(known, body.options)) {
+      store.compression->set_by.insert(message.rank);
+      return;
+    }
     throw InvalidArgument(
         fmt::format("gradient compression of the store is {}, as worker {} has set it; worker {} "
                     "sets {}",
                     TextOf(known), store.compression->rank, message.rank, TextOf(body.options)));
   }
   control_.SetCompression(message.part.store, body.options);
-  store.compression = Store::Compression{.body = std::move(body), .rank = message.rank};
+  store.compression =
+      Store::Compression{.body = std::move(body), .rank = message.rank, .set_by = {message.rank}};
+}
+
+// As TakeBackOptimizer. A rank whose call has failed sends no codes, so none are held.
+void ServerMachine::TakeBackCompression(const Message& message) {
+  Store& store = OpenedStore(message.part.store);
+  CompressionBody body;
+  if (!Decode(message.meta, &body)) throw InvalidArgument("the compression cannot be read");
+  std::optional<Store::Compression>& known = store.compression;
+  if (!known || !SameCompression(known->body.options, body.options) ||
+      known->set_by.erase(message.rank) == 0) {
+    return;
+  }
+  if (!known->set_by.empty()) {
+    if (known->rank == message.rank) known->rank = *known->set_by.begin();
+    return;
+  }
+  control_.DropCompression(message.part.store);
+  known.reset();
 }
 
 void ServerMachine::StartControl(Part& part, const Message& message, Outputs& out) {

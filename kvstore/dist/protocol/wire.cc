@@ -51,6 +51,7 @@ std::uint8_t FlagsOf(Kind kind) {
     case Kind::kValue:
       return kFlagRowSparse;
     case Kind::kSetOptimizer:
+    case Kind::kSetCompression:
     case Kind::kBlockSums:
       return kFlagFailed;
     default:

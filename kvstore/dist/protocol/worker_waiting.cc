@@ -19,11 +19,12 @@ namespace {
 
 // Requests that stay when they time out before they are sent: the program counts on them. It has
 // forgotten a key that it removes, and the others would wait for its pushes; pushes that have gone
-// wait at the servers for the optimizer's parameters that they are of; and an optimizer that is
-// taken back would be in the way of the next one.
+// wait at the servers for the optimizer's parameters that they are of; and an optimizer or a
+// compression that is taken back would be in the way of the next one.
 bool GoesAllTheSame(const Request& request) {
+  const bool is_set = request.kind == Kind::kSetOptimizer || request.kind == Kind::kSetCompression;
   return request.kind == Kind::kRemove || request.kind == Kind::kSetParameters ||
-         (request.kind == Kind::kSetOptimizer && (request.flags & kFlagFailed) != 0);
+         (is_set && (request.flags & kFlagFailed) != 0);
 }
 
 // The facts of a TimeoutError are asked for twice: halfway, since an answer may take long, and

@@ -164,16 +164,21 @@ void ArrayParts::Check(const Part& part, const Message& message) const {
     if (!IsPush(message.kind)) {
       throw InvalidArgument(fmt::format("{}: expected elements, got codes", what()));
     }
-    const auto store = stores_.find(part.id.store);
-    if (store == stores_.end() || store->second.compressor == nullptr) {
-      throw InvalidArgument(
-          fmt::format("{}: got codes, expected none before compression is set", what()));
-    }
-    expected = static_cast<std::uint64_t>(store->second.compressor->CodeBytes(part.extent()));
+    expected = static_cast<std::uint64_t>(CompressorOf(part).CodeBytes(part.extent()));
   }
   if (bytes != expected) {
     throw InvalidArgument(fmt::format("{}: expected {} bytes, got {}", what(), expected, bytes));
   }
+}
+
+const Compressor& ArrayParts::CompressorOf(const Part& part) const {
+  const auto store = stores_.find(part.id.store);
+  if (store == stores_.end() || store->second.compressor == nullptr) {
+    throw InvalidArgument(
+        fmt::format("key {}, part {} of {}: got codes, expected none before compression is set",
+                    ToString(KeyRef(part.info.key)), part.id.part, part.info.num_parts));
+  }
+  return *store->second.compressor;
 }
 
 // ---- Sums
@@ -191,7 +196,7 @@ void ArrayParts::Add(const PartId& id, const Message& push, bool first) {
   } else if ((push.flags & kFlagRowSparse) != 0) {
     part.AddRows(push.payload);
   } else if (is_codes) {
-    part.AddCodes(push.payload, *stores_[id.store].compressor);
+    part.AddCodes(push.payload, CompressorOf(part));
   } else {
     part.AddDense(push.payload);
   }

@@ -94,6 +94,7 @@ class ArrayParts final : public PartStore {
                     bool keeps_states, ServerUpdater updater = {});
   // Pushes go by the optimizer before again; what the one of `version` has left is nobody's states.
   void DropOptimizer(std::uint32_t store, std::uint64_t version);
+  // Null: there is none.
   void SetCompression(std::uint32_t store, std::shared_ptr<const Compressor> compressor);
 
   // The optimizer's states of the parts of a store behind `after`, as many as fit a message; none:
@@ -139,6 +140,7 @@ class ArrayParts final : public PartStore {
   const std::shared_ptr<Part>& FindShared(const PartId& id);
   void Check(const Part& part, const Message& message) const;
   void CheckPlace(const PartId& id, const PartInfo& info);
+  const Compressor& CompressorOf(const Part& part) const;  // InvalidArgument: there is none
   const Rule* RuleOf(std::uint32_t store, std::uint64_t version) const;
   const Rule* LatestRuleOf(std::uint32_t store) const;  // null: there is none
   // Queues it: of what an updater of the server's own keeps of the part's key, of whose lives it

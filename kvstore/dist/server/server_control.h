@@ -33,6 +33,7 @@ class ArrayControl final : public ServerControl {
   void SetParameters(std::uint32_t store, std::uint64_t version,
                      const OptimizerBody& optimizer) override;
   void SetCompression(std::uint32_t store, const CompressionOptions& options) override;
+  void DropCompression(std::uint32_t store) override { parts_.SetCompression(store, nullptr); }
   bool Start(const ControlId& id, const Message& request, ControlResult* result) override;
 
  private:

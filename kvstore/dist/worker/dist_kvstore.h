@@ -126,8 +126,8 @@ class DistKVStore final : public KVStore, private UnsentCalls {
                         Places* push_of) EXCLUDES(mutex_);
   void CheckPushLocked(std::string_view call, const KeyPush& push,
                        const internal::UpdatePlan* plan) const REQUIRES(mutex_);
-  void TakeBackOptimizer(std::string_view what, const std::string& meta,
-                         std::uint64_t version) const;
+  void TakeBack(std::string_view what, Kind kind, const std::string& meta,
+                std::uint64_t version = 0) const;
   void TellParametersLocked(const internal::UpdatePlan& plan, Outputs* out) REQUIRES(mutex_);
   void CheckPull(std::string_view call, const KeyArrays& pair, const DistKey& key) const;
   void TellIgnored(DistKey& key) EXCLUDES(mutex_);

@@ -62,7 +62,7 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   try {
     CallServersInTurn(what, Kind::kSetOptimizer, meta, version);
   } catch (...) {
-    TakeBackOptimizer(what, meta, version);
+    TakeBack(what, Kind::kSetOptimizer, meta, version);
     throw;
   }
   const auto plan = optimizer->plan();
@@ -82,11 +82,12 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   whole_row_sparse_ = NeedsWholeKey(*plan, /*row_sparse=*/true);
 }
 
-// Some servers may have it, or get it yet if the deadline has passed. They hear this behind it, and
-// the worker's next call, which is of the same version, comes behind this.
-void DistKVStore::TakeBackOptimizer(std::string_view what, const std::string& meta,
-                                    std::uint64_t version) const {
-  std::vector<Request> requests = ControlRequests(what, Kind::kSetOptimizer, meta, version);
+// What could not be set on all servers some may have, or get yet if the deadline has passed. They
+// hear this behind it, and the worker's next call, of an optimizer of the same version, behind
+// this.
+void DistKVStore::TakeBack(std::string_view what, Kind kind, const std::string& meta,
+                           std::uint64_t version) const {
+  std::vector<Request> requests = ControlRequests(what, kind, meta, version);
   for (Request& request : requests) request.flags = kFlagFailed;
   Outputs out;
   StartCall(
@@ -250,8 +251,14 @@ void DistKVStore::SetGradientCompression(const CompressionOptions& options) {
     fresh = NewCompressor(options, compressor_.get(), pushed_);
   }
   if (fresh == nullptr) return;
-  CallServersInTurn("set_gradient_compression", Kind::kSetCompression,
-                    Encode(CompressionBody{fresh->options()}));
+  constexpr std::string_view kWhat = "set_gradient_compression";
+  const std::string meta = Encode(CompressionBody{fresh->options()});
+  try {
+    CallServersInTurn(kWhat, Kind::kSetCompression, meta);
+  } catch (...) {
+    TakeBack(kWhat, Kind::kSetCompression, meta);
+    throw;
+  }
   const engine::CallLock lock(mutex_, "a store");
   compressor_ = fresh;
 }

@@ -589,6 +589,21 @@ TEST_F(ArrayPartsTest, CodesOfAnotherLengthAreNotRead) {
             "key 'w', part 0 of 1: expected 16 bytes of codes, got 8");
 }
 
+TEST_F(ArrayPartsTest, CodesOfACompressionThatIsDroppedAreNotRead) {
+  const PartId id{0, 0, 1};
+  parts_.Create(id, {Key("w"), Shape{64}, DType::kFloat32, false, 1, 0, 64},
+                Received(std::vector<std::byte>(256)));
+  parts_.SetCompression(0, MakeCompressor({.type = "1bit", .threshold = 0.5}));
+  Message push{.kind = Kind::kPush, .flags = kFlagCompressed, .part = id};
+  push.payload = Received(std::vector<std::byte>(8));
+  EXPECT_NO_THROW(parts_.Check(id, push));
+  parts_.SetCompression(0, nullptr);
+  const std::string refusal =
+      "key 'w', part 0 of 1: got codes, expected none before compression is set";
+  EXPECT_EQ(MessageOf([&] { parts_.Check(id, push); }), refusal);
+  EXPECT_EQ(MessageOf([&] { parts_.Add(id, push, /*first=*/true); }), refusal);
+}
+
 TEST_F(ArrayPartsTest, StatesOfAnOptimizerThatIsDroppedAreNotThoseOfTheNextOne) {
   const std::uint64_t version = std::uint64_t{1} << 32;
   const PartId id{0, 0, 1};

@@ -159,6 +159,21 @@ TEST_P(DistPartialTest, AResetOfSomePartsSaysSoAndTheNextOneIsWhole) {
   });
 }
 
+// Nothing of it is set, and no codes of it would be taken.
+TEST_P(DistPartialTest, ACompressionThatSomeServersHaveMakesRoomForAnother) {
+  RunJob(1, [&](int, KVStore& store, Engine& engine) {
+    kept_.Keep(Kind::kSetCompression, 1);
+    EXPECT_THAT(MessageOf<TimeoutError>(
+                    [&] { store.SetGradientCompression({.type = "1bit", .threshold = 0}); }),
+                AllOf(HasSubstr("set_gradient_compression"), HasSubstr("server 1")));
+    kept_.Release();
+    store.SetGradientCompression({.type = "2bit", .threshold = 0.5});
+    store.Init("k", Filled(engine, 0));
+    store.Push("k", Filled(engine, 0.75));
+    EXPECT_EQ(Pulled(store, engine), All(0.5));
+  });
+}
+
 // Whoever waits for all parts sees no value of which some are of the first Init and some of the
 // second.
 TEST_P(DistPartialTest, AnInitOfSomePartsSaysSoAndTheNextOneIsWhole) {

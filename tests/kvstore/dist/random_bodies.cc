@@ -182,7 +182,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kRemove, 0, false, nullptr},
     {Kind::kOpenStore, 0, false, "OpenStoreBody"},
     {Kind::kSetOptimizer, kFlagFailed, false, "OptimizerBody"},
-    {Kind::kSetCompression, 0, false, "CompressionBody"},
+    {Kind::kSetCompression, kFlagFailed, false, "CompressionBody"},
     {Kind::kCommand, 0, false, "CommandBody"},
     {Kind::kLoadStates, 0, true, "StatesBody"},
     {Kind::kCloseStore, 0, false, "CloseStoreBody"},

@@ -231,6 +231,7 @@ class NoControl : public ServerControl {
   void SetParameters(std::uint32_t /*store*/, std::uint64_t /*version*/,
                      const OptimizerBody& /*optimizer*/) override {}
   void SetCompression(std::uint32_t /*store*/, const CompressionOptions& /*options*/) override {}
+  void DropCompression(std::uint32_t /*store*/) override {}
   bool Start(const ControlId& /*id*/, const Message& /*request*/,
              ControlResult* /*result*/) override {
     return true;

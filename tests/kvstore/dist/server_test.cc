@@ -811,6 +811,34 @@ TEST(ServerMachine, EqualCompressionsAreOneAndDifferentOnesAnError) {
   EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "compression 1bit"));
 }
 
+// Likewise.
+TEST(ServerMachine, ACompressionThatIsTakenBackMakesRoomForAnother) {
+  SmallJob job(2);
+  const auto submit = [&](int rank, const std::string& type, std::uint8_t flags) {
+    return job.Submit(rank, {.kind = Kind::kSetCompression,
+                             .part = ControlPart(0),
+                             .flags = flags,
+                             .meta = Encode(CompressionBody{{.type = type, .threshold = 0.5}})});
+  };
+  std::vector<std::uint64_t> requests = {submit(0, "1bit", kFlagFailed)};  // has never come here
+  for (const int rank : {0, 1}) requests.push_back(submit(rank, "1bit", 0));
+  requests.push_back(submit(1, "2bit", kFlagFailed));  // which was refused
+  requests.push_back(submit(0, "1bit", kFlagFailed));
+  requests.push_back(submit(0, "1bit", kFlagFailed));  // once more
+  job.Run();
+  const auto different = submit(0, "2bit", 0);
+  job.Run();
+  EXPECT_THAT(job.ErrorOf(different), HasSubstr("is type 1bit, threshold 0.5, as worker 1 has set"))
+      << "another rank has it";
+  requests.push_back(submit(1, "1bit", kFlagFailed));
+  job.Run();
+  requests.push_back(submit(0, "2bit", 0));
+  job.Run();
+  for (const auto request : requests) EXPECT_EQ(job.ErrorOf(request), "");
+  EXPECT_THAT(job.control().calls, ElementsAre("open 0 dist_sync", "compression 1bit",
+                                               "drop compression", "compression 2bit"));
+}
+
 TEST(ServerMachine, PushesOfAnOptimizerThatCannotBeSetFail) {
   SmallJob job(2);
   job.control().fail = "optimizer";

@@ -50,6 +50,7 @@ class RecordedControl : public ServerControl {
   void SetCompression(std::uint32_t /*store*/, const CompressionOptions& options) override {
     Note("compression " + options.type);
   }
+  void DropCompression(std::uint32_t /*store*/) override { calls.emplace_back("drop compression"); }
   bool Start(const ControlId& id, const Message& request, ControlResult* result) override {
     last = id;
     CommandBody body;

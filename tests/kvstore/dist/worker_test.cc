@@ -624,29 +624,47 @@ TEST(WorkerMachine, ParametersThatTimeOutBeforeTheyAreSentAreSentAllTheSame) {
   EXPECT_EQ(job.ValueOf(push), Values({8}));
 }
 
-// It may be set yet, if the deadline is over, and would be in the way of the next one.
-TEST(WorkerMachine, AnOptimizerIsTakenBackThoughTheDeadlineHasPassed) {
+namespace {
+
+// What is set, and then taken back, behind a command that takes longer than both have time.
+void SetAndTakeBackTooLate(Request request) {
   SmallJob job(1);
-  constexpr std::uint64_t kOptimizer = std::uint64_t{1} << 32;
   job.control().deferred = true;
   job.Control(0, Kind::kCommand, Encode(CommandBody{.body = "long"}));
   job.Run();
+  request.part = ControlPart(0);
+  request.deadline = job.now + seconds(1);
   for (const std::uint8_t flags : {std::uint8_t{0}, kFlagFailed}) {
-    job.Submit(0, {.kind = Kind::kSetOptimizer,
-                   .part = ControlPart(0),
-                   .flags = flags,
-                   .version = kOptimizer,
-                   .meta = Encode(OptimizerBody{.name = "sum"}),
-                   .deadline = job.now + seconds(1)});
+    request.flags = flags;
+    job.Submit(0, request);
   }
   job.Advance(seconds(2));
   job.Do(ServerNodeOf(0),
          [&](Outputs& out) { job.server(0).OnControlDone(job.now, job.control().last, {}, out); });
-  EXPECT_EQ(job.queue.size(), 1u);
+  ASSERT_EQ(job.queue.size(), 1u) << "the command's answer";
+  job.Deliver(job.queue.front());
+  job.queue.pop_front();
+  ASSERT_EQ(job.queue.size(), 1u);
+  EXPECT_EQ(job.queue.front().message.kind, request.kind);
+  EXPECT_EQ(job.queue.front().message.flags, kFlagFailed);
   job.Run();
   const auto& taken = job.control().calls;
   EXPECT_THAT(taken, testing::ElementsAre("open 0 dist_sync", "command long"));
   EXPECT_THAT(job.worker(0).DescribeState(job.now), HasSubstr("0 open requests"));
+}
+
+}  // namespace
+
+// It may be set yet, if the deadline is over, and would be in the way of the next one.
+TEST(WorkerMachine, AnOptimizerIsTakenBackThoughTheDeadlineHasPassed) {
+  SetAndTakeBackTooLate({.kind = Kind::kSetOptimizer,
+                         .version = std::uint64_t{1} << 32,
+                         .meta = Encode(OptimizerBody{.name = "sum"})});
+}
+
+TEST(WorkerMachine, ACompressionIsTakenBackThoughTheDeadlineHasPassed) {
+  SetAndTakeBackTooLate({.kind = Kind::kSetCompression,
+                         .meta = Encode(CompressionBody{{.type = "1bit", .threshold = 1}})});
 }
 
 // Otherwise the rounds of its array's parts would be out of step from then on.
