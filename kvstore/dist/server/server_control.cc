@@ -49,8 +49,9 @@ void ArrayControl::OpenStore(std::uint32_t store, const std::string& type) {
 
 void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
                                 const OptimizerBody& optimizer) {
-  const std::optional<Set>& before = optimizers_[store].latest;
-  const bool same = before && before->optimizer.name == optimizer.name &&
+  std::map<std::uint64_t, Set>& of_store = optimizers_[store];
+  const Set* const before = of_store.empty() ? nullptr : &of_store.rbegin()->second;
+  const bool same = before != nullptr && before->optimizer.name == optimizer.name &&
                     before->optimizer.parameters == optimizer.parameters;
   ServerUpdater updater = same ? before->updater : ServerUpdater();
   if (!same && IsForeignOptimizer(optimizer.name)) {
@@ -63,19 +64,18 @@ void ArrayControl::SetOptimizer(std::uint32_t store, std::uint64_t version,
     updater = program_.optimizers(optimizer.name);
   }
   parts_.SetOptimizer(store, version, Make(optimizer, updater), same, updater);
-  Optimizers& of_store = optimizers_[store];
-  of_store.before = std::exchange(of_store.latest, Set{optimizer, std::move(updater)});
+  of_store.insert_or_assign(GenerationOf(version), Set{optimizer, std::move(updater)});
 }
 
 void ArrayControl::DropOptimizer(std::uint32_t store, std::uint64_t version) {
   parts_.DropOptimizer(store, version);
-  Optimizers& of_store = optimizers_[store];
-  of_store.latest = std::exchange(of_store.before, std::nullopt);
+  optimizers_[store].erase(GenerationOf(version));
 }
 
 void ArrayControl::SetParameters(std::uint32_t store, std::uint64_t version,
                                  const OptimizerBody& optimizer) {
-  Set& set = *optimizers_[store].latest;
+  // Another rank may have set the next one already.
+  Set& set = optimizers_.at(store).at(GenerationOf(version));
   parts_.SetOptimizer(store, version, Make(optimizer, set.updater), /*keeps_states=*/true,
                       set.updater);
   set.optimizer = optimizer;

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <map>
 #include <string>
 #include <unordered_map>
 
@@ -41,10 +41,6 @@ class ArrayControl final : public ServerControl {
     OptimizerBody optimizer;
     ServerUpdater updater;  // of one that is not heddle's
   };
-  struct Optimizers {
-    std::optional<Set> latest;
-    std::optional<Set> before;  // should that be dropped
-  };
 
   void QueueCommand(const ControlId& id, const CommandBody& command);
   void QueueStates(const ControlId& id, const Message& request);
@@ -55,8 +51,9 @@ class ArrayControl final : public ServerControl {
   const ServerProgram program_;
   const UnderLock under_lock_;
   const Ended ended_;
-  const Var commands_;                                        // keeps them in order
-  std::unordered_map<std::uint32_t, Optimizers> optimizers_;  // by store
+  const Var commands_;  // keeps them in order
+  // By store and generation.
+  std::unordered_map<std::uint32_t, std::map<std::uint64_t, Set>> optimizers_;
 };
 
 }  // namespace heddle::kvstore::dist

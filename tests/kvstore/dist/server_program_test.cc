@@ -455,6 +455,37 @@ TEST(ServerProgram, AnOptimizerThatNobodyHasIsRefused) {
   MessageOrNone([] { Engine::Default().WaitForAll(); });
 }
 
+// Rank 1 is ahead: rank 0's change is of the optimizer before.
+TEST(ServerProgram, ParametersOfAnEarlierOptimizerChangeNothingOfTheNextOne) {
+  std::atomic<int> made{0};
+  const ServerOptimizers optimizers = [&](std::string_view) -> ServerUpdater {
+    ++made;
+    return {.update = [](const ServerUpdate&) { ADD_FAILURE() << "the push is of the other one"; }};
+  };
+  Job job({.num_workers = 2, .program = {.optimizers = optimizers}});
+  job.RunWorkers("dist_async", [&](int rank, KVStore& store, Engine& engine) {
+    const OptimizerPtr sgd = MakeOptimizer("sgd", {{"learning_rate", 1}});
+    const NDArray ones = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
+    const auto set_next = [&] { store.SetOptimizer(MakeForeignOptimizer("own", {})); };
+    store.Init("w", ones);
+    store.SetOptimizer(sgd);
+    store.Barrier();
+    if (rank == 1) set_next();
+    store.Barrier();
+    if (rank == 0) {
+      sgd->Set("rescale_grad", 0.25);
+      store.Push("w", ones);
+      const NDArray out({3}, DType::kFloat32, Cpu(), engine);
+      store.Pull("w", out);
+      EXPECT_EQ(out.ToVector<float>(), std::vector<float>(3, 0.75F));
+      set_next();
+    }
+    store.Barrier();
+    set_next();  // once more, which is the one that is there
+  });
+  EXPECT_EQ(made, 1);
+}
+
 // Of the servers, which are asked in turn, the first takes it.
 TEST(ServerProgram, AnOptimizerThatALaterServerRefusesMakesRoomForAnother) {
   constexpr std::int64_t kCount = 50'000;  // over all servers
