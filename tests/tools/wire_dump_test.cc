@@ -177,6 +177,12 @@ TEST(WireDumpCommand, AFolderIsToldFromAnEmptyCapture) {
   EXPECT_THAT(result.output, HasSubstr("/: cannot be read: Is a directory"));
 }
 
+TEST(WireDumpCommand, StandardInputThatCannotBeReadIsToldFromAnEmptyCapture) {
+  const ProgramResult result = RunProgram({"/bin/sh", "-c", "\"$0\" wire-dump - < /", kHeddle});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.output, HasSubstr("standard input: cannot be read: Is a directory"));
+}
+
 TEST(WireDumpCommand, AMissingFileIsNamed) {
   const ProgramResult result = RunProgram({kHeddle, "wire-dump", "/no/such/capture"});
   EXPECT_NE(result.status, 0);

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
 #include <limits>
 #include <memory>
 #include <span>
@@ -30,7 +28,8 @@ struct DumpOptions {
   std::uint64_t payload_bytes = 16;
 };
 
-void Dump(std::istream& in, const std::string& name, const DumpOptions& options) {
+// A stream of C: std::cin does not tell an error from the end.
+void Dump(std::FILE* in, const std::string& name, const DumpOptions& options) {
   kvstore::dist::WireLimits limits;
   limits.payload_bytes_max = std::numeric_limits<std::uint64_t>::max();  // nothing is kept of it
   std::uint64_t count = 0;
@@ -38,16 +37,17 @@ void Dump(std::istream& in, const std::string& name, const DumpOptions& options)
     ++count;
     fmt::print("{:>9}  {}\n", record.offset, DescribeRecord(record));
   });
-  std::vector<char> buffer(1 << 16);
-  while (in) {
-    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    if (!stream.Feed(std::as_bytes(std::span(buffer).first(in.gcount())))) {
+  std::vector<std::byte> buffer(1 << 16);
+  for (std::size_t bytes = buffer.size(); bytes == buffer.size();) {
+    bytes = std::fread(buffer.data(), 1, buffer.size(), in);
+    const int error = errno;
+    if (!stream.Feed(std::span(buffer).first(bytes))) {
       throw IoError(fmt::format("{}: {}", name, stream.why()));
     }
-  }
-  if (in.bad()) {
-    throw IoError(
-        fmt::format("{}: cannot be read: {}", name, std::generic_category().message(errno)));
+    if (std::ferror(in) != 0) {
+      throw IoError(
+          fmt::format("{}: cannot be read: {}", name, std::generic_category().message(error)));
+    }
   }
   fmt::print("{} messages\n", count);
   const std::string missing = stream.Missing();
@@ -55,13 +55,14 @@ void Dump(std::istream& in, const std::string& name, const DumpOptions& options)
 }
 
 void Run(const DumpOptions& options) {
-  if (options.input == "-") return Dump(std::cin, "standard input", options);
-  std::ifstream file(options.input, std::ios::binary);
-  if (!file) {
+  if (options.input == "-") return Dump(stdin, "standard input", options);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
+      std::fopen(options.input.c_str(), "rbe"), &std::fclose);
+  if (file == nullptr) {
     throw IoError(fmt::format("{}: cannot be opened: {}", options.input,
                               std::generic_category().message(errno)));
   }
-  Dump(file, options.input, options);
+  Dump(file.get(), options.input, options);
 }
 
 }  // namespace
