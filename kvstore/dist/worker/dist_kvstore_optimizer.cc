@@ -51,6 +51,7 @@ std::vector<std::pair<std::string, double>> WithoutRates(
 
 void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   if (optimizer == nullptr) throw InvalidArgument("SetOptimizer: expected an optimizer, got null");
+  engine::CheckMayWait("SetOptimizer");  // else it would take back what it has not asked for
   const auto parameters = ParametersOf(*optimizer);
   std::uint64_t version = 0;
   {
@@ -251,6 +252,7 @@ void DistKVStore::SetGradientCompression(const CompressionOptions& options) {
     fresh = NewCompressor(options, compressor_.get(), pushed_);
   }
   if (fresh == nullptr) return;
+  engine::CheckMayWait("SetGradientCompression");
   constexpr std::string_view kWhat = "set_gradient_compression";
   const std::string meta = Encode(CompressionBody{fresh->options()});
   try {

@@ -22,6 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/kvstore/dist/forwarding_transport.h"
 #include "tests/kvstore/dist/job.h"
 #include "tests/message_of.h"
 #include "tests/sanitized.h"
@@ -951,6 +952,48 @@ TEST_P(DistStoreTest, CallsThatWaitSendNothingFromInsideAnOp) {
     EXPECT_EQ(passed.get_future().wait_for(std::chrono::milliseconds(50)),
               std::future_status::timeout);
     store.Barrier();
+  });
+}
+
+namespace {
+
+class CountedSets final : public ForwardingTransport {
+ public:
+  CountedSets(std::unique_ptr<Transport> transport, std::atomic<int>& sent)
+      : ForwardingTransport(std::move(transport)), sent_(sent) {}
+
+  SendId Send(NodeId to, Message message, std::function<void()> sent) override {
+    const bool is_set =
+        message.kind == Kind::kSetOptimizer || message.kind == Kind::kSetCompression;
+    sent_ += is_set ? 1 : 0;
+    return ForwardingTransport::Send(to, std::move(message), std::move(sent));
+  }
+
+ private:
+  std::atomic<int>& sent_;
+};
+
+}  // namespace
+
+// What one thread asks for inside an op must not take back what another one sets meanwhile.
+TEST_P(DistStoreTest, WhatIsRefusedInsideAnOpIsNotTakenBack) {
+  std::atomic<int> sent{0};
+  Job job({.network = GetParam(), .wrap = [&](std::unique_ptr<Transport> transport) {
+             return std::make_unique<CountedSets>(std::move(transport), sent);
+           }});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    const auto refused = [&](const std::string& name, const std::function<void()>& call) {
+      std::string error;
+      engine.Push({.name = "outer", .writes = {engine.NewVar()}}, [&] { error = ErrorOf(call); });
+      engine.WaitForAll();
+      EXPECT_THAT(
+          error, testing::AllOf(testing::HasSubstr(name), testing::HasSubstr("inside op 'outer'")));
+    };
+    refused("SetOptimizer", [&] { store.SetOptimizer(MakeOptimizer("sgd", {})); });
+    refused("SetGradientCompression", [&] { store.SetGradientCompression({.type = "2bit"}); });
+    EXPECT_EQ(sent, 0);
+    store.SetGradientCompression({.type = "1bit"});
+    EXPECT_EQ(sent, 1);
   });
 }
 
