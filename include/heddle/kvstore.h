@@ -153,7 +153,7 @@ struct KVStoreOptions {
 // these could not carry is added to the device's next push of the key.
 struct CompressionOptions {
   std::string type;        // "2bit": the threshold, its negative or nothing; "1bit": 1 or -1
-  double threshold = 0.5;  // 2bit: above 0; 1bit: any
+  double threshold = 0.5;  // 2bit: above 0; 1bit: finite
 };
 std::vector<std::string_view> CompressionTypes();  // sorted
 
@@ -345,9 +345,10 @@ class KVStore {
   virtual void SaveOptimizerStates(const std::string& file, bool with_optimizer = false);
   // Takes the states of a file in place of those that are, for later pushes, and gives the
   // optimizer the parameters, schedule and multipliers if they are there. Training goes on with the
-  // same bits as if it had never stopped. InvalidState without an optimizer; IoError for a file
-  // that cannot be read, is damaged or of another version; InvalidArgument for states of another
-  // optimizer, or of other keys, shapes or dtypes than those of the store. Nothing is changed then.
+  // same bits as if it had never stopped, but for what compression had kept back. InvalidState
+  // without an optimizer; IoError for a file that cannot be read, is damaged or of another version;
+  // InvalidArgument for states of another optimizer, or of other keys, shapes or dtypes than those
+  // of the store. Nothing is changed then.
   virtual void LoadOptimizerStates(const std::string& file);
 
   // Compresses what later pushes send; pulls and Init stay whole. Each key and sender (a device, or

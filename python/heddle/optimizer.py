@@ -522,6 +522,7 @@ class _Native(Optimizer):
                  sym: None = None, begin_num_update: int = 0, param_dict: "dict | None" = None, **parameters) -> None:
         _check_symbol(sym)
         _check_scheduler(lr_scheduler)
+        self._check_names(parameters)
         given = []
         for name, value in parameters.items():
             value = self._number(name, value)
@@ -534,9 +535,6 @@ class _Native(Optimizer):
         native = _core.make_optimizer(self._name, given)
         object.__setattr__(self, "_native", native)
         object.__setattr__(self, "_parameters", {name for name, _ in native.parameters()})
-        for name, value in parameters.items():
-            if value is None and name not in _OF_BASE and _RENAMED.get(name, name) not in self._parameters:
-                _core.make_optimizer(self._name, [(name, 0.0)])  # which says what it may be called
         set_ = object.__setattr__
         set_(self, "begin_num_update", begin_num_update)
         self._take_counts({})
@@ -550,6 +548,16 @@ class _Native(Optimizer):
             if learning_rate is not None:
                 _set_base(lr_scheduler, learning_rate)
             self.lr_scheduler = lr_scheduler
+
+    def _check_names(self, parameters: dict) -> None:
+        own = {name for name, _ in _core.make_optimizer(self._name, []).parameters()}
+        for name, value in parameters.items():
+            if _RENAMED.get(name, name) in own or (value is None and name in _OF_BASE):
+                continue
+            aliases = {alias for alias, parameter in _RENAMED.items() if parameter in own}
+            known = sorted({*own, *aliases, "begin_num_update", "lr_scheduler", "param_dict", "param_idx2name"})
+            raise InvalidArgument(f"optimizer {self._name}: unknown parameter {name!r}: did you mean "
+                                  f"{_nearest(name, known, 0)[0]!r}? Expected one of {', '.join(known)}")
 
     @staticmethod
     def _number(name: str, value) -> "float | None":

@@ -765,6 +765,20 @@ def test_arguments_that_are_none_are_known_ones():
             make(sym=3)
     with pytest.raises(mx.InvalidArgument, match="unknown parameter 'momentun': did you mean 'momentum'"):
         mx.optimizer.SGD(momentun=None)
+
+
+def test_misspelt_arguments_are_named_whatever_their_values():
+    scheduler = mx.lr_scheduler.FactorScheduler(10)
+    for given, meant in (({"lr_schedule": scheduler}, "lr_scheduler"), ({"lr_schedule": None}, "lr_scheduler"),
+                         ({"param_idx2nam": {}}, "param_idx2name"), ({"wdd": 0.1}, "wd"), ({"lrs": 0.1}, "lr"),
+                         ({"momentun": "much"}, "momentum"), ({"lazy": True}, "lazy_update")):
+        with pytest.raises(mx.InvalidArgument, match=f"unknown parameter '{next(iter(given))}': did you mean '{meant}'"):
+            mx.optimizer.SGD(**given)
+    with pytest.raises(mx.InvalidArgument, match="unknown parameter 'beta': did you mean 'beta[12]'"):
+        mx.optimizer.create("adam", beta=0.5)
+
+
+def test_base_arguments_may_be_none():
     assert mx.optimizer.Test(wd=None, clip_gradient=None).rescale_grad == 1
 
 
