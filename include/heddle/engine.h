@@ -448,10 +448,11 @@ class Engine {
 // exception of it leaves the wait, which then has changed nothing. For hosts that take signals in
 // code of their own. Scopes nest, the innermost counts. `check` may do anything but wait.
 //
-// A push that waits for room, or on the serial engine for another thread's body to end, may be in
-// the middle of a call that pushes several ops, all of which have to come. So an exception ends
-// that wait and is kept, at the end of the scope by the outer one: later pushes enter beyond the
-// bound and leave their ops to that thread, the next wait throws it, or the host takes it at last.
+// A push that waits for room, or on the serial engine for its turn, or between ops that it runs,
+// may be in the middle of a call that pushes several ops, all of which have to come. So an
+// exception ends that and is kept, at the end of the scope by the outer one: later pushes enter
+// beyond the bound and leave ops to the thread that runs some, the next wait throws it, or the host
+// takes it.
 class WaitCheckScope {
  public:
   using Check = void (*)();
