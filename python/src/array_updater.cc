@@ -17,6 +17,7 @@
 #include "engine/room.h"
 #include "kvstore/array_kernels.h"
 #include "kvstore/checks.h"
+#include "kvstore/optimizer/fixed_parameters.h"
 #include "kvstore/optimizer/update_plan.h"
 #include "kvstore/row_sparse_update.h"
 #include "ops/dispatch.h"
@@ -178,6 +179,7 @@ void ArrayUpdater::SaveStates(const std::string& file, bool with_optimizer) cons
   kvstore::OptimizerStates states;
   states.optimizer = optimizer_->name();
   states.multi_precision = plan->multi_precision;
+  states.fixed = kvstore::FixedParameters(*optimizer_);
   if (with_optimizer) states.settings = kvstore::SettingsOf(*optimizer_);
   struct Saved {
     std::optional<Var> guard;
@@ -220,7 +222,7 @@ void ArrayUpdater::LoadStates(const std::string& file, Engine& engine,
   const std::shared_ptr<const internal::UpdatePlan> plan = optimizer_->plan();
   const kvstore::OptimizerStates states =
       kvstore::ReadStates(file, optimizer_->name(), *plan->rule, engine);
-  kvstore::CheckMultiPrecision(file, states, *plan);
+  kvstore::CheckFixedParameters(file, states, *optimizer_);
   if (states.settings) kvstore::CheckSettings(file, *states.settings, *optimizer_);
   std::map<Key, Slot> slots;
   for (const kvstore::KeyStates& key : states.keys) {

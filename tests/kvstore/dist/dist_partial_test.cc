@@ -9,10 +9,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -238,6 +240,47 @@ TEST_P(DistPartialTest, AnInitOfRowsIsMadeWhole) {
     EXPECT_EQ(out.ToDense().ToVector<float>(), All(2));
     Forget(engine);
   });
+}
+
+// Of each part two pushes go, and the third waits for the other worker, who waits for this one.
+TEST(DistPartialPushes, OfAWorkerThatHasLeftFailTheirRound) {
+  std::promise<void> left;
+  Job job({.network = Network::kTcp,
+           .num_workers = 2,
+           .num_servers = 2,
+           .op_deadline = std::chrono::seconds(3)});
+  const auto work = [&](int rank, const std::function<void(KVStore&, const NDArray&)>& body) {
+    const std::shared_ptr<WorkerNode> node = job.Join(rank);
+    {
+      Engine engine(EngineOptions::FromEnvironment());
+      const NDArray ones = NDArray::Full({kCount}, 1, DType::kFloat32, Cpu(), engine);
+      const auto store = Job::NewStore(node, engine, "dist_sync");
+      store->Init("k", ones);
+      body(*store, ones);
+    }
+    node->Close();
+  };
+  std::thread first([&] {
+    work(0, [](KVStore& store, const NDArray& ones) {
+      for (int round = 0; round < 3; ++round) store.Push("k", ones);
+    });
+    left.set_value();
+  });
+  work(1, [&](KVStore& store, const NDArray& ones) {
+    left.get_future().wait();
+    const auto round = [&] {
+      store.Push("k", ones);
+      const NDArray out({kCount}, DType::kFloat32, Cpu(), ones.engine());
+      store.Pull("k", out);
+      return out.ToVector<float>();
+    };
+    EXPECT_EQ(round(), std::vector<float>(kCount, 2));
+    EXPECT_EQ(round(), std::vector<float>(kCount, 2));
+    EXPECT_THAT(MessageOf<OpError>(round),
+                AllOf(HasSubstr("round 3"), HasSubstr("worker 0"), HasSubstr("has left the job")));
+    EXPECT_EQ(round(), std::vector<float>(kCount, 1));
+  });
+  first.join();
 }
 
 }  // namespace
