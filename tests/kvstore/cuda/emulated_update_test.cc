@@ -212,8 +212,8 @@ TEST_F(EmulatedUpdate, AStepOfResNet50TakesAtMostSixteenLaunches) {
       run.count = static_cast<std::size_t>(size);
       runs.push_back(run);
       copies.push_back({run.weight, address(size), run.count * 4});
-      pushes.Add(Gpu(0), engine::kNoOp, runs.size() - 1, size * 4, 1);
-      pulls.Add(Gpu(0), engine::kNoOp, copies.size() - 1, size * 4, 1);
+      pushes.Add(Gpu(0), engine::kNoOp, /*copies=*/false, runs.size() - 1, size * 4, 1);
+      pulls.Add(Gpu(0), engine::kNoOp, /*copies=*/false, copies.size() - 1, size * 4, 1);
     }
     pushes.Flush();
     pulls.Flush();
