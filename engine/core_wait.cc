@@ -129,6 +129,13 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline, C
     leader_ = nullptr;
     AppointLeaderLocked();  // P1, P3
   }
+  // It may have been woken, or sent to look, each time before it came to that.
+  if (checks && error == nullptr && HasPassed(timer->due)) {
+    lock_.unlock();
+    error = WaitChecks::Call();
+    lock_.lock();
+    *timer = CheckTimer();
+  }
   if (error != nullptr) {
     EnsureWorkerLocked();  // as in ThrowLateLocked
     std::rethrow_exception(error);

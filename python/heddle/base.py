@@ -17,7 +17,10 @@ if _asked and not os.environ.get("HEDDLE_ENGINE"):  # empty is unset
     if _name not in _ENGINES:
         _why = f"MXNET_ENGINE_TYPE: expected one of {', '.join(_ENGINES)}, got {_asked!r}"
         # The command, which Python finds in this package, says what is wrong in its own way.
-        if os.path.basename(sys.argv[0] if sys.argv else "") in ("-m", "heddle"):
+        _program = os.path.basename(sys.argv[0] if sys.argv else "")
+        if _program == "-m" and "-m" in sys.orig_argv:  # of a module that Python looks for
+            _program = sys.orig_argv[sys.orig_argv.index("-m") + 1].partition(".")[0]
+        if _program == "heddle":
             sys.exit(f"heddle: {_why}")
         raise InvalidArgument(_why)
     os.environ["HEDDLE_ENGINE"] = _ENGINES[_name]

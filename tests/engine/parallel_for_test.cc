@@ -305,18 +305,22 @@ TEST_P(ParallelForTest, AWaitThatHelpsEndsAtItsDeadlineAndByItsCheck) {
 TEST_P(ParallelForTest, AWaitThatHelpsAgainAndAgainMakesItsCheck) {
   if (GetParam().options.type != "threaded") GTEST_SKIP() << "the wait runs the op itself";
   struct Left {};
-  for (const bool all : {false, true}) {
+  for (const int round : {0, 1, 2, 3}) {
+    const bool all = round % 2 == 0;
+    const std::chrono::milliseconds block(round / 2);  // the work of a block
     Engine engine(GetParam().options);
     const Var x = engine.NewVar("x");
-    std::atomic<bool> left = false;
+    std::atomic<bool> left = false, ended = false;
     std::latch started(1);
     engine.Push({.name = "splits", .writes = {x}}, [&] {
       started.count_down();
-      for (int i = 0; i < 2000 && !left; ++i) {
-        engine.ParallelFor(4, 1, [](std::int64_t, std::int64_t) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the work of a block
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (!left && std::chrono::steady_clock::now() < end) {
+        engine.ParallelFor(4, 1, [&](std::int64_t, std::int64_t) {
+          if (block.count() > 0) std::this_thread::sleep_for(block);
         });
       }
+      ended = true;
     });
     started.wait();
     {
@@ -327,6 +331,7 @@ TEST_P(ParallelForTest, AWaitThatHelpsAgainAndAgainMakesItsCheck) {
         EXPECT_THROW(engine.WaitForVar(x), Left);
       }
     }
+    EXPECT_FALSE(ended);
     left = true;
     engine.WaitForAll();
   }

@@ -2,6 +2,7 @@
 // gives the same order again.
 #include <heddle/engine.h>
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -235,6 +236,39 @@ TEST_P(WithoutWorkersTest, ACheckMayLeaveAWaitWhileAnotherThreadIsInABody) {
   engine.WaitForAll();
   EXPECT_EQ(runs, 2);
   EXPECT_EQ(engine.version(x), 2u);
+}
+
+// Whoever runs them gives up its turn after each, which wakes the wait, and takes it at once again.
+TEST_P(WithoutWorkersTest, ShortOpsOfAnotherThreadDoNotKeepAWaitFromItsCheck) {
+  struct Left : std::exception {};
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x");
+  Hold hold(engine, {.name = "hold", .writes = {x}});
+  std::atomic<bool> running = false, left = false, ended = false;
+  std::thread other([&] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!left && std::chrono::steady_clock::now() < end) {
+      const Var y = engine.NewVar("y");
+      engine.Push({.name = "short", .writes = {y}}, [] {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(3);
+        while (std::chrono::steady_clock::now() < until) {
+        }
+      });
+      engine.WaitForVar(y);
+      running = true;
+    }
+    ended = true;
+  });
+  while (!running) std::this_thread::yield();
+  {
+    const WaitCheckScope checked(std::chrono::milliseconds(20), [] { throw Left(); });
+    EXPECT_THROW(engine.WaitForVar(x), Left);
+  }
+  EXPECT_FALSE(ended);
+  left = true;
+  other.join();
+  hold.Release();
+  engine.WaitForAll();
 }
 
 }  // namespace

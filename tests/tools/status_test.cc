@@ -153,7 +153,9 @@ TEST(Status, ColumnsAreAsWideAsWhatIsInThem) {
   RunningProgram scheduler({HEDDLE_COMMAND, "scheduler"}, job);
   RunningProgram server({HEDDLE_COMMAND, "server"}, named);
   std::string output;
-  while (output.find(name) == std::string::npos && !HasFailure()) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (output.find(name) == std::string::npos && !HasFailure() &&
+         std::chrono::steady_clock::now() < end) {
     const ProgramResult result =
         RunProgram({HEDDLE_COMMAND, "status", "127.0.0.1:" + port}, {kSecret});
     EXPECT_EQ(result.status, 0) << result.output;

@@ -287,7 +287,8 @@ class WorkerMachine {
   static bool KeepsRound(const Part& part, const Open& open, bool held_up);
   void GiveUp(Time now, const Part& part, Open& open, bool sent, Outputs& out);
   static bool StaysUnsent(const Part& part, const Open& open);
-  std::vector<LeaveBody> DropLatePushes(Time now, Outputs& out);  // for each server
+  // For each server; drops none while some are on their way.
+  std::vector<LeaveBody> DropLatePushes(Time now, Outputs& out);
   bool DropTimedOut(Part& part, Outputs& out);
   void Warn(Time now, Part& part, Outputs& out);
   void AskWhy(const Part& part, Outputs& out) const;

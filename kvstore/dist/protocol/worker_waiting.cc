@@ -148,13 +148,19 @@ bool WorkerMachine::StaysUnsent(const Part& part, const Open& open) {
   return open.stays && IsPush(open.request.kind) && !(part.async && open.request.one_of_several);
 }
 
-// Unless some are on their way: the others' credit may yet come for more of them. Other parts of an
-// array count on each to have its round, and fail it, as the servers are told. What has ended
+// Unless some are on their way: the others' credit may yet come for more of them. Nor before all
+// servers have the parameters that the pushes are of, since these will tell of them. Other parts of
+// an array count on each to have its round, and fail it, as the servers are told. What has ended
 // behind them ends with the worker.
 std::vector<LeaveBody> WorkerMachine::DropLatePushes(Time now, Outputs& out) {
   std::vector<LeaveBody> bodies(servers_.size());
   std::uint64_t unsent = 0;
+  bool knows_all = true;  // the parameters that the pushes are of
   ForEachPart(*this, [&](const Part& part) {
+    for (std::size_t i = 0; i < part.open.size(); ++i) {
+      const Open& open = part.open[i];
+      knows_all = knows_all && (open.answered || open.request.kind != Kind::kSetParameters);
+    }
     std::vector<LeaveBody::Push>& missing = bodies[static_cast<std::size_t>(part.server)].missing;
     for (std::size_t i = part.sent; i < part.open.size(); ++i) {
       const Open& open = part.open[i];
@@ -163,7 +169,7 @@ std::vector<LeaveBody> WorkerMachine::DropLatePushes(Time now, Outputs& out) {
       if (open.request.one_of_several) missing.push_back({part.id, open.request.version});
     }
   });
-  if (unsent < late_pushes_) return bodies;
+  if (unsent < late_pushes_ || !knows_all) return bodies;
   late_pushes_ = 0;
   ForEachPart(*this, [&](Part& part) {
     const std::size_t before = part.open.size();

@@ -687,8 +687,10 @@ TEST_F(ArrayPartsTest, AKeyCostsAsMuchHoweverManyThereAre) {
   };
   const auto first = create(0);
   std::uint64_t key = kTimed;
-  for (; key + kTimed < kKeys; key += kTimed) create(key);
-  EXPECT_LT(create(key), 8 * first + std::chrono::milliseconds(50));
+  for (; key + 3 * kTimed < kKeys; key += kTimed) create(key);
+  // The machine may pause in one of them.
+  const auto last = std::min({create(key), create(key + kTimed), create(key + 2 * kTimed)});
+  EXPECT_LT(last, 8 * first + std::chrono::milliseconds(50));
 }
 
 TEST_F(ArrayPartsTest, StatesThatDoNotFitAreRefusedAndChangeNothing) {

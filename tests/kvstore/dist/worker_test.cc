@@ -463,6 +463,37 @@ TEST(WorkerMachine, AWorkerThatLeavesWaitsForNoPushThatHasTimedOutBeforeItWasSen
   }
 }
 
+// All servers have to know what the pushes tell of that do not come.
+TEST(WorkerMachine, ParametersGoBeforeAWorkerLeavesWithPushesThatHaveTimedOut) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  constexpr std::uint64_t kOptimizer = std::uint64_t{1} << 32;
+  const std::string sum = Encode(OptimizerBody{.name = "sum"});
+  const auto control = [&](Kind kind, std::string meta, std::uint64_t version = 0) {
+    return job.Submit(0, {.kind = kind,
+                          .part = ControlPart(1),
+                          .version = version,
+                          .meta = std::move(meta),
+                          .deadline = job.now + seconds(1)});
+  };
+  control(Kind::kOpenStore, Encode(OpenStoreBody{.type = "dist_sync"}));
+  control(Kind::kSetOptimizer, sum, kOptimizer);
+  job.Run();
+  job.control().deferred = true;
+  control(Kind::kCommand, Encode(CommandBody{.body = "long"}));
+  job.Run();
+  control(Kind::kSetParameters, sum, kOptimizer + 1);
+  PushTwiceAndLate(job, /*one_of_several=*/true);
+  job.CloseStore(0);
+  const auto leave = job.Leave(0);
+  job.Run();
+  EXPECT_FALSE(job.Answered(leave));
+  job.Do(ServerNodeOf(0),
+         [&](Outputs& out) { job.server(0).OnControlDone(job.now, job.control().last, {}, out); });
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(leave), "");
+}
+
 TEST(WorkerMachine, AWorkerThatLeavesIsNotAwaitedForWhatItsCloseHasAnnounced) {
   SmallJob job(2);
   for (std::uint32_t part = 0; part < 2; ++part) {
