@@ -439,8 +439,9 @@ def test_ctrl_c_wins_over_the_error_that_came_meanwhile(run_python):
         answers = threading.Thread(target=answer)
         answers.start()
         result = run_python("""
-import ctypes, functools
+import ctypes, functools, signal
 import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
 calls = [functools.partial(ctypes.pythonapi.PyErr_SetInterrupt), functools.partial(mx.kv.KVStore, 'dist_sync', True)]
 try:
     list(map(functools.partial.__call__, calls))  # no line of Python in between, which would raise by itself
