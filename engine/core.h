@@ -500,6 +500,7 @@ class EngineCore {
   Op* DrainButLastLocked() REQUIRES(lock_);
   bool CheckIsDueLocked(CheckTimer* timer) const REQUIRES(lock_);
   std::exception_ptr CallCheckLocked(Executor& executor, CheckTimer* timer) REQUIRES(lock_);
+  std::exception_ptr CallCheckLocked(CheckTimer* timer) REQUIRES(lock_);
   void WaitForVarLocked(VarState* var, std::optional<Deadline> deadline,
                         engine::WaitFence* fence = nullptr) REQUIRES(lock_);
   void WaitForReadsLocked(VarState* var, std::optional<Deadline> deadline) REQUIRES(lock_);

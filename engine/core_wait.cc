@@ -116,12 +116,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline, C
       lock_.lock();
     }
     if (waiter.woken() || HasPassed(deadline)) break;
-    if (checks && HasPassed(until)) {
-      lock_.unlock();
-      error = WaitChecks::Call();
-      lock_.lock();
-      *timer = CheckTimer();
-    }
+    if (checks && HasPassed(until)) error = CallCheckLocked(timer);
   }
   (waiter.previous != nullptr ? waiter.previous->next : waiters_) = waiter.next;
   if (waiter.next != nullptr) waiter.next->previous = waiter.previous;
@@ -130,12 +125,7 @@ bool EngineCore::SleepLocked(Waiter& waiter, std::optional<Deadline> deadline, C
     AppointLeaderLocked();  // P1, P3
   }
   // It may have been woken, or sent to look, each time before it came to that.
-  if (checks && error == nullptr && HasPassed(timer->due)) {
-    lock_.unlock();
-    error = WaitChecks::Call();
-    lock_.lock();
-    *timer = CheckTimer();
-  }
+  if (checks && error == nullptr && HasPassed(timer->due)) error = CallCheckLocked(timer);
   if (error != nullptr) {
     EnsureWorkerLocked();  // as in ThrowLateLocked
     std::rethrow_exception(error);
@@ -155,10 +145,15 @@ bool EngineCore::CheckIsDueLocked(CheckTimer* timer) const {
 std::exception_ptr EngineCore::CallCheckLocked(Executor& executor, CheckTimer* timer) {
   LeaveGpuLocked(executor);
   EnsureWorkerLocked();
+  std::exception_ptr error = CallCheckLocked(timer);
+  if (error != nullptr) EnsureWorkerLocked();  // as in ThrowLateLocked
+  return error;
+}
+
+std::exception_ptr EngineCore::CallCheckLocked(CheckTimer* timer) {
   lock_.unlock();
   std::exception_ptr error = WaitChecks::Call();
   lock_.lock();
-  if (error != nullptr) EnsureWorkerLocked();  // as in ThrowLateLocked
   *timer = CheckTimer();
   return error;
 }
