@@ -11,5 +11,5 @@ jobs="$(nproc)"
 tools/setup.sh
 cmake --preset dev
 cmake --build --preset dev --parallel "$jobs"
-# Twice as many: many tests wait for a deadline, or for another process.
-ctest --preset dev --parallel "$((2 * jobs))" "$@"
+# Three times as many: many tests wait for a deadline, or for another process.
+ctest --preset dev --parallel "$((3 * jobs))" "$@"
