@@ -289,7 +289,9 @@ void EngineCore::WaitForVarLocked(VarState* var, std::optional<Deadline> deadlin
           &error);
       if (error != nullptr) std::rethrow_exception(error);
       if (reached()) break;
-      if (again || AwaitPublishedLocked()) continue;
+      // Once it is late it takes nothing more from the inbox, where there may be something for
+      // ever.
+      if (again || (!HasPassed(deadline) && AwaitPublishedLocked())) continue;
     } else if (HasPlaceLocked()) {
       Op* op = HolderOf(var);
       // Of a GPU op that is held back: the one whose turn it is on its stream.
@@ -484,7 +486,7 @@ bool EngineCore::WaitForEpochLocked(std::uint32_t epoch, std::optional<Deadline>
           },
           &error);
       if (EpochEndedLocked(epoch)) break;
-      if (again || AwaitPublishedLocked()) continue;
+      if (again || (!HasPassed(deadline) && AwaitPublishedLocked())) continue;  // as above
     } else if (!deadline && HelpedLocked(executor, &timer, is_of_epoch)) {
       check_if_due();
       continue;

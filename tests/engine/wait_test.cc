@@ -500,6 +500,32 @@ TEST_P(WaitTest, ALateWaitCostsNoMoreWhenManyOpsArePending) {
   EXPECT_TRUE(Contains(message, "closed")) << message;
 }
 
+// On engines without workers the thread that waits had run the parent, and waited for ever for
+// somebody to take the child from the inbox.
+TEST_P(WaitTest, ALateWaitEndsAlthoughTheOpThatItRanHasPushed) {
+  Engine engine(GetParam().options);
+  const Var x = engine.NewVar("x"), y = engine.NewVar("y"), z = engine.NewVar("z");
+  const std::function<void(Deadline)> waits[] = {
+      [&](Deadline deadline) { engine.WaitForAll(deadline); },
+      [&](Deadline deadline) { engine.WaitForVar(z, deadline); },
+      [&](Deadline deadline) { engine.WaitForReadsAndWrites(z, deadline); },
+  };
+  for (const auto& wait : waits) {
+    Hold start(engine, {.name = "start", .writes = {x}});
+    Hold stuck(engine, {.name = "stuck", .writes = {y}});
+    const Deadline deadline = milliseconds(50);
+    engine.Push({.name = "parent", .reads = {x}, .writes = {x}}, [&] {
+      while (Deadline::Clock::now() < deadline.time()) std::this_thread::yield();
+      engine.Push({.name = "child"}, [] {});
+    });
+    engine.Push({.name = "last", .reads = {x, y}, .writes = {z}}, [] {});
+    start.Release();
+    EXPECT_THROW(wait(deadline), TimeoutError);
+    stuck.Release();
+    engine.WaitForAll();
+  }
+}
+
 TEST_P(WaitTest, ADeadlineInThePastStillSeesWhatIsPending) {
   Engine engine(GetParam().options);
   const Var x = engine.NewVar("x");
