@@ -32,12 +32,16 @@ class WaitChecks {
          scope = scope->outer_) {
       if (scope->error_ != nullptr) return scope->TakeError();
     }
+    // What it pushes is none of the push that waits here for room.
+    const Deadline* const room = std::exchange(engine::tls_context.room_deadline, nullptr);
+    std::exception_ptr error;
     try {
       engine::tls_context.wait_check->check_();
     } catch (...) {
-      return std::current_exception();
+      error = std::current_exception();
     }
-    return nullptr;
+    engine::tls_context.room_deadline = room;
+    return error;
   }
 
   // For what waits outside the engine, as often as it can: throws what Call returns.

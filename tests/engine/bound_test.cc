@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -171,6 +172,38 @@ TEST_P(BoundTest, AnExceptionOfTheCheckEndsTheWaitForRoomAndIsKept) {
   busy->Release();
   engine.WaitForAll();
   EXPECT_EQ(runs, 6);
+}
+
+// The check of a push with a deadline pushes without one. That gave up when the deadline passed.
+TEST_P(BoundTest, ThePushOfACheckHasNoDeadline) {
+  if (GetParam().options.type != "threaded")
+    GTEST_SKIP() << "a push at the bound runs what is busy";
+  static thread_local Engine* pushed_to;
+  Engine engine(Bounded(2));
+  const Var gate = engine.NewVar("gate");
+  const std::unique_ptr<Blocker> busy = Occupy(engine, gate, /*bytes=*/0);
+  engine.Push({.name = "blocked", .reads = {gate}, .writes = {gate}}, [] {});
+  const Deadline deadline = std::chrono::milliseconds(20);
+  std::thread releaser([&] {
+    while (Deadline::Clock::now() < deadline.time() + std::chrono::milliseconds(30)) {
+      std::this_thread::yield();
+    }
+    busy->Release();
+  });
+  {
+    WaitCheckScope checked(std::chrono::milliseconds(1), [] {
+      if (Engine* const to = std::exchange(pushed_to, nullptr))
+        to->Push({.name = "of_check"}, [] {});
+    });
+    pushed_to = &engine;
+    try {
+      engine.Push(
+          {.name = "late"}, [] {}, deadline);
+    } catch (const TimeoutError&) {  // or there is room by now
+    }
+    EXPECT_EQ(checked.TakeError(), nullptr);
+  }
+  releaser.join();
 }
 
 // A deadline bounds the wait for room and nothing else: a push that finds room does not look at it.
