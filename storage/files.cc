@@ -30,6 +30,8 @@ namespace {
 
 using storage::kHeaderBytesMax;
 using storage::kHeaderLengthBytes;
+using storage::Quoted;
+using storage::Shown;
 using storage::TensorEntry;
 using storage::TensorHeader;
 
@@ -68,8 +70,8 @@ void CheckBools(const std::string& file, const TensorEntry& tensor, const void* 
   const auto* const bad =
       std::find_if(begin, begin + bytes, [](std::uint8_t value) { return value > 1; });
   if (bad == begin + bytes) return;
-  throw E(
-      fmt::format("{}: array '{}': expected bools of 0 or 1, found {}", file, tensor.name, *bad));
+  throw E(fmt::format("{}: array {}: expected bools of 0 or 1, found {}", file, Quoted(tensor.name),
+                      *bad));
 }
 
 std::vector<Piece> PiecesOf(const SaveJob& job) {
@@ -176,8 +178,8 @@ class Parts {
   NDArray Take(const std::string& name) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second->empty()) {
-      throw IoError(
-          fmt::format("{}: expected an array '{}' of a row-sparse one, found none", file_, name));
+      throw IoError(fmt::format("{}: expected an array {} of a row-sparse one, found none", file_,
+                                Quoted(name)));
     }
     return std::exchange(*found->second, NDArray());
   }
@@ -201,15 +203,16 @@ RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const
   const char* const end = rows.data() + rows.size();
   const auto [stop, error] = std::from_chars(rows.data(), end, num_rows);
   if (error != std::errc() || stop != end || num_rows < 0) {
-    throw IoError(fmt::format("{}: row-sparse array '{}': expected a number of rows, found '{}'",
-                              file, name, rows));
+    throw IoError(fmt::format("{}: row-sparse array {}: expected a number of rows, found {}", file,
+                              Quoted(name), Quoted(rows)));
   }
   if (ids.dtype() != DType::kInt64 || ids.shape().ndim() != 1 || shape.empty() ||
       shape[0] != ids.size()) {
     throw IoError(fmt::format(
-        "{}: row-sparse array '{}': expected int64 ids and as many rows, found {} of shape {} and "
+        "{}: row-sparse array {}: expected int64 ids and as many rows, found {} of shape {} and "
         "rows of shape {}",
-        file, name, Name(ids.dtype()), ToString(ids.shape()), ToString(values.shape())));
+        file, Quoted(name), Name(ids.dtype()), Shown(ToString(ids.shape())),
+        Shown(ToString(values.shape()))));
   }
   shape[0] = num_rows;
   try {
@@ -221,7 +224,8 @@ RowSparseNDArray JoinOne(const std::string& file, const std::string& name, const
     }
     return array;
   } catch (const InvalidArgument& problem) {
-    throw IoError(fmt::format("{}: row-sparse array '{}': {}", file, name, problem.what()));
+    throw IoError(
+        fmt::format("{}: row-sparse array {}: {}", file, Quoted(name), Shown(problem.what())));
   }
 }
 
@@ -346,8 +350,8 @@ ArrayFile LoadArrays(const std::string& file, Device device, Engine& engine) {
 std::vector<NDArray> LoadArrayList(const std::string& file, Device device, Engine& engine) {
   ArrayFile loaded = LoadArrays(file, device, engine);
   if (!loaded.row_sparse.empty()) {
-    throw IoError(fmt::format("{}: expected a list of dense arrays, found row-sparse '{}'", file,
-                              loaded.row_sparse[0].name));
+    throw IoError(fmt::format("{}: expected a list of dense arrays, found row-sparse {}", file,
+                              Quoted(loaded.row_sparse[0].name)));
   }
   std::vector<NDArray> list(loaded.arrays.size());
   for (auto& [name, array] : loaded.arrays) {
@@ -355,8 +359,8 @@ std::vector<NDArray> LoadArrayList(const std::string& file, Device device, Engin
     const std::errc error = std::from_chars(name.data(), name.data() + name.size(), index).ec;
     // Names differ, so each index below the count comes once; "01" is not a name that we write.
     if (error != std::errc() || index >= list.size() || std::to_string(index) != name) {
-      throw IoError(fmt::format("{}: expected a list, names \"0\" to \"{}\", found '{}'", file,
-                                static_cast<std::int64_t>(list.size()) - 1, name));
+      throw IoError(fmt::format("{}: expected a list, names \"0\" to \"{}\", found {}", file,
+                                static_cast<std::int64_t>(list.size()) - 1, Quoted(name)));
     }
     list[index] = std::move(array);
   }

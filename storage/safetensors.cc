@@ -40,13 +40,6 @@ std::string_view FileNameOf(DType dtype) {
   return std::ranges::find(kDTypeNames, dtype, &DTypeName::dtype)->name;
 }
 
-// Names from a file in messages: hostile ones are cut.
-std::string Quoted(std::string_view text) {
-  constexpr std::size_t kShown = 80;
-  return text.size() <= kShown ? fmt::format("'{}'", text)
-                               : fmt::format("'{}...'", CutAtLetter(text, kShown));
-}
-
 // Takes the header from the JSON parser's events. Knows where it is, so anything else than
 // {name: {"dtype": text, "shape": [n...], "data_offsets": [n, n]}..., "__metadata__": {text:
 // text...}} stops at once; no document tree is built from what a hostile file says.
@@ -245,7 +238,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     try {
       tensor.shape = Shape(*shape_);
     } catch (const InvalidArgument& error) {
-      Fail("a possible shape", error.what());
+      Fail("a possible shape", Shown(error.what()));
     }
     tensor.begin = offsets_->front();
     tensor.end = offsets_->back();
@@ -297,6 +290,13 @@ void CheckPlaces(const TensorHeader& header, std::int64_t data_bytes, const std:
 }
 
 }  // namespace
+
+std::string Shown(std::string_view text) {
+  constexpr std::size_t kShown = 80;
+  return fmt::format("{}{}", CutAtLetter(text, kShown), text.size() <= kShown ? "" : "...");
+}
+
+std::string Quoted(std::string_view text) { return fmt::format("'{}'", Shown(text)); }
 
 std::string EncodeHeader(const TensorHeader& header) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

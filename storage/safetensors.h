@@ -31,6 +31,10 @@ struct TensorHeader {
   FileMetadata metadata;
 };
 
+// What a file says, in messages: hostile names and shapes are cut.
+std::string Shown(std::string_view text);
+std::string Quoted(std::string_view text);
+
 // The bytes before the data, the length included; padded with spaces to a multiple of 8.
 // InvalidArgument if a name or a text of the metadata is not UTF-8, or if the JSON exceeds
 // kHeaderBytesMax.

@@ -189,6 +189,28 @@ TEST_P(Files, WithBadRowSparseArraysAreRefused) {
   ExpectRefused(file_of("9223372036854775807", "e.row_ids", "I64", "[1,1]", -5), "row id -5");
 }
 
+// What the file says of itself may be of any length.
+TEST_P(Files, AreRefusedInMessagesOfBoundedLength) {
+  const std::string name(100'000, 'n');
+  const auto refuse = [&](std::string header, const std::string& data, bool as_list) {
+    while (header.size() % 8 != 0) header += ' ';
+    std::string bytes;
+    for (int i = 0; i < 8; ++i) bytes += static_cast<char>(header.size() >> (8 * i));
+    WriteBytes(file_, bytes + header + data);
+    const std::string message = MessageOf<IoError>(
+        [&] { as_list ? (void)LoadArrayList(file_, Cpu(), engine_) : (void)Load(file_); });
+    EXPECT_LT(message.size(), 300u + file_.size());
+  };
+  const std::string byte = R"(":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]})";
+  refuse("{\"" + name + byte + "}", "\x02", false);
+  refuse("{\"" + name + byte + "}", "\x01", true);
+  refuse("{\"__metadata__\":{\"heddle.row_sparse." + name + "\":\"3\"}}", "", false);
+  const std::string parts = R"("e.row_ids":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]},)"
+                            R"("e.rows":{"dtype":"BOOL","shape":[1],"data_offsets":[1,2]}})";
+  refuse(R"({"__metadata__":{"heddle.row_sparse.e":")" + name + "\"}," + parts,
+         std::string(2, '\0'), false);
+}
+
 TEST_P(Files, RefuseRowSparseArraysThatDoNotFit) {
   const RowSparseNDArray array({3, 1}, DType::kFloat32, Cpu(), engine_);
   const auto refused = [&](const std::function<void()>& call) {

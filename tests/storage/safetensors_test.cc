@@ -145,6 +145,16 @@ TEST(SafetensorsHeader, CutsLongNamesInMessages) {
   EXPECT_LT(message.size(), 300u);
 }
 
+// One of a file of 100 MB was as long as the file.
+TEST(SafetensorsHeader, CutsLongShapesInMessages) {
+  std::string shape = "[2";
+  for (int i = 0; i < 100'000; ++i) shape += ",2";
+  const std::string message = MessageOf<IoError>(
+      [&] { Parse(R"({"w":{"dtype":"F32","shape":)" + shape + R"(],"data_offsets":[0,8]}})", 8); });
+  EXPECT_TRUE(Contains(message, "expected a possible shape, found shape (2, 2, 2")) << message;
+  EXPECT_LT(message.size(), 300u);
+}
+
 TEST(SafetensorsHeader, IsNotEncodedWithTextThatIsNotUtf8) {
   TensorHeader header;
   header.tensors.push_back({"\xff", DType::kFloat32, Shape{0}, 0, 0});
