@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "tests/small_files.h"
 #include "tools/heddle/process_tree.h"
 
 namespace heddle::tools {
@@ -150,6 +152,19 @@ TEST(LineSink, WhatIsOpenForReadingAloneIsNotWrittenTo) {
   sink.Append("", "one");
   sink.WriteSome();
   EXPECT_EQ(sink.error(), EBADF);
+}
+
+// ulimit -f, of which the whole job used to die.
+TEST(LineSink, AFileThatMayNotGrowIsAnErrorLikeOthers) {
+  EXPECT_EQ(WithSmallFiles(2,
+                           [] {
+                             FILE* const file = std::tmpfile();
+                             LineSink sink(fileno(file));
+                             sink.Append("", "one");
+                             sink.WriteSome();
+                             return sink.empty() ? sink.error() : 0;
+                           }),
+            EFBIG);
 }
 
 TEST_F(LineRelayTest, WithoutAReaderAllIsDropped) {

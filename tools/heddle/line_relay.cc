@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,6 +13,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/file_size_signal.h"
 
 namespace heddle::tools {
 namespace {
@@ -38,11 +41,14 @@ LineSink::LineSink(int fd) : fd_(fd) {
   struct stat file {};
   if (fstat(fd, &file) != 0) return;
   is_socket_ = S_ISSOCK(file.st_mode);
+  is_file_ = S_ISREG(file.st_mode);
   reopened_ = OpenAnew(fd, file.st_mode);
 }
 
 ssize_t LineSink::Write(const char* data, std::size_t bytes) const {
   if (is_socket_) return send(fd_, data, bytes, MSG_DONTWAIT);
+  std::optional<NoFileSizeSignal> no_signal;
+  if (is_file_) no_signal.emplace();
   return write(reopened_ ? reopened_.get() : fd_, data, bytes);
 }
 
@@ -75,9 +81,7 @@ void LineSink::WriteSome() {
 }
 
 int LineSink::error() const {
-  struct stat file {};
-  const bool is_file = fstat(fd_, &file) == 0 && S_ISREG(file.st_mode);
-  const bool reader_gone = error_ == EPIPE || error_ == ECONNRESET || (error_ == EIO && !is_file);
+  const bool reader_gone = error_ == EPIPE || error_ == ECONNRESET || (error_ == EIO && !is_file_);
   return reader_gone ? 0 : error_;
 }
 

@@ -43,6 +43,7 @@ class LineSink {
   int fd_;
   FileDescriptor reopened_;  // the same pipe or terminal, for writes that do not block; may be none
   bool is_socket_ = false;
+  bool is_file_ = false;
   std::string text_;
   int error_ = 0;
 };
