@@ -126,8 +126,8 @@ class DistKVStore final : public KVStore, private UnsentCalls {
                         Places* push_of) EXCLUDES(mutex_);
   void CheckPushLocked(std::string_view call, const KeyPush& push,
                        const internal::UpdatePlan* plan) const REQUIRES(mutex_);
-  void TakeBack(std::string_view what, Kind kind, const std::string& meta,
-                std::uint64_t version = 0) const;
+  void SetOnServers(const std::string& what, Kind kind, const std::string& meta,
+                    std::uint64_t version) EXCLUDES(mutex_);
   void TellParametersLocked(const internal::UpdatePlan& plan, Outputs* out) REQUIRES(mutex_);
   void CheckPull(std::string_view call, const KeyArrays& pair, const DistKey& key) const;
   void TellIgnored(DistKey& key) EXCLUDES(mutex_);
@@ -189,6 +189,13 @@ class DistKVStore final : public KVStore, private UnsentCalls {
   std::shared_ptr<const internal::UpdatePlan> told_plan_ GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, double>> told_ GUARDED_BY(mutex_);  // its parameters
   std::uint64_t version_ GUARDED_BY(mutex_) = 0;
+  // What threads of this worker set on all servers, see SetOnServers: by kind and version.
+  struct Setting {
+    int calls = 0;                  // under way
+    bool is_set = false;            // by one of them
+    std::set<std::string> asked{};  // the meta of each
+  };
+  std::map<std::pair<Kind, std::uint64_t>, Setting> settings_ GUARDED_BY(mutex_);
   std::int64_t num_update_ GUARDED_BY(mutex_) = 0;  // the most updates of any key
   std::shared_ptr<const Compressor> compressor_ GUARDED_BY(mutex_);
   std::uint64_t list_calls_ GUARDED_BY(mutex_) = 0;

@@ -60,14 +60,10 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   }
   const std::string what = fmt::format("set_optimizer {}", optimizer->name());
   const std::string meta = Encode(OptimizerBody{std::string(optimizer->name()), parameters});
-  try {
-    CallServersInTurn(what, Kind::kSetOptimizer, meta, version);
-  } catch (...) {
-    TakeBack(what, Kind::kSetOptimizer, meta, version);
-    throw;
-  }
+  SetOnServers(what, Kind::kSetOptimizer, meta, version);
   const auto plan = optimizer->plan();
   const engine::CallLock lock(mutex_, "a store");
+  if (version < version_) return;  // another thread has gone on from it meanwhile
   // As on the servers, which keep the states for an equal one.
   const bool is_equal =
       optimizer_ != nullptr && optimizer_->name() == optimizer->name() && told_ == parameters;
@@ -83,17 +79,44 @@ void DistKVStore::SetOptimizer(std::shared_ptr<Optimizer> optimizer) {
   whole_row_sparse_ = NeedsWholeKey(*plan, /*row_sparse=*/true);
 }
 
-// What could not be set on all servers some may have, or get yet if the deadline has passed. They
-// hear this behind it, and the worker's next call, of an optimizer of the same version, behind
-// this.
-void DistKVStore::TakeBack(std::string_view what, Kind kind, const std::string& meta,
-                           std::uint64_t version) const {
-  std::vector<Request> requests = ControlRequests(what, kind, meta, version);
-  for (Request& request : requests) request.flags = kFlagFailed;
+// What could not be set on all servers some may have, or get yet if the deadline has passed. It is
+// taken back: they hear this behind it, and the worker's next call, of an optimizer of the same
+// version, behind this. Servers know the worker, not its threads: where several set the same at
+// once, nothing is taken back unless all of them have failed, nor before the last has ended.
+void DistKVStore::SetOnServers(const std::string& what, Kind kind, const std::string& meta,
+                               std::uint64_t version) {
+  const std::pair id(kind, version);
+  {
+    const engine::CallLock lock(mutex_, "a store");
+    Setting& setting = settings_[id];
+    setting.asked.insert(meta);
+    ++setting.calls;
+  }
+  std::exception_ptr error;
+  try {
+    CallServersInTurn(what, kind, meta, version);
+  } catch (...) {
+    error = std::current_exception();
+  }
   Outputs out;
-  StartCall(
-      *link_, std::move(requests), [](std::exception_ptr, std::vector<Message>) {}, &out);
+  {
+    const engine::CallLock lock(mutex_, "a store");
+    const auto found = settings_.find(id);
+    Setting& setting = found->second;
+    setting.is_set |= error == nullptr;
+    if (--setting.calls == 0) {
+      if (setting.is_set) setting.asked.clear();
+      for (const std::string& asked : setting.asked) {
+        std::vector<Request> requests = ControlRequests(what, kind, asked, version);
+        for (Request& request : requests) request.flags = kFlagFailed;
+        StartCall(
+            *link_, std::move(requests), [](std::exception_ptr, std::vector<Message>) {}, &out);
+      }
+      settings_.erase(found);
+    }
+  }
   link_->Carry(out);
+  if (error != nullptr) std::rethrow_exception(error);
 }
 
 // Pushes that come now are of the optimizer as it is now.
@@ -255,12 +278,7 @@ void DistKVStore::SetGradientCompression(const CompressionOptions& options) {
   engine::CheckMayWait("SetGradientCompression");
   constexpr std::string_view kWhat = "set_gradient_compression";
   const std::string meta = Encode(CompressionBody{fresh->options()});
-  try {
-    CallServersInTurn(kWhat, Kind::kSetCompression, meta);
-  } catch (...) {
-    TakeBack(kWhat, Kind::kSetCompression, meta);
-    throw;
-  }
+  SetOnServers(std::string(kWhat), Kind::kSetCompression, meta, /*version=*/0);
   const engine::CallLock lock(mutex_, "a store");
   compressor_ = fresh;
 }
