@@ -594,6 +594,7 @@ void SchedulerMachine::OnStatus(Time now, NodeId from, Outputs& out) {
   const bool barrier = phase_ == Phase::kRunning && come_to_next_ > 0;
   const std::string waits = barrier ? WhoHasCome(now) : WhatWaits(now);
   out.Send(from, {.kind = Kind::kStatusReply,
+                  .sequence = barriers_done_,
                   .meta = Encode(TextBody{!joined         ? Status(now)
                                           : waits.empty() ? "nothing waits at the scheduler"
                                                           : waits})});

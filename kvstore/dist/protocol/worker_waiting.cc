@@ -359,7 +359,8 @@ void WorkerMachine::CheckBarriers(Time now, Outputs& out) {
 
 void WorkerMachine::OnFactsOfBarriers(Time now, const Message& message, Outputs& out) {
   TextBody body;
-  if (!Decode(message.meta, &body)) return;
+  // Of another barrier: news of the end of one are lost, or have overtaken this.
+  if (message.sequence != barriers_done_ || !Decode(message.meta, &body)) return;
   barrier_facts_ = std::move(body.text);
   for (std::uint64_t i = 0; i < barriers_.size(); ++i) {
     if (!std::exchange(barriers_[i].warns, false) || barriers_[i].ended) continue;

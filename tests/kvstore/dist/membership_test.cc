@@ -367,6 +367,10 @@ TEST_F(SchedulerTest, WhoAsksIsToldWhatWaits) {
   EXPECT_FALSE(status.contains("failure"));
   EXPECT_THAT(LogOf(Lose(Worker(-99))), IsEmpty());  // it has what it came for
 
+  Say(Worker(1), Kind::kBarrier, 0);
+  EXPECT_EQ(Say(Worker(0), Kind::kStatus).messages.at(0).message.sequence, 1u)
+      << "barriers are done";
+
   scheduler_->OnConnected(Worker(-98), "10.0.0.78:1");
   EXPECT_THAT(LogOf(Lose(Worker(-98))), HasSubstr("which had not joined"));
   Lose(Worker(1));

@@ -25,6 +25,7 @@ using std::chrono::seconds;
 using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
+using testing::Not;
 using Values = std::vector<std::int64_t>;
 
 std::size_t CountOf(const SmallJob& job, Kind kind) {
@@ -804,6 +805,36 @@ TEST(WorkerMachine, ALaterBarrierIsSaidToWaitForTheFirst) {
   EXPECT_EQ(
       out.log[1].second,
       "barrier 1 has waited 10.0 s: barrier 0 is not done: come: worker 0; missing: worker 1");
+}
+
+// The scheduler may be a barrier ahead, where the news of the end of the last one are lost; and a
+// barrier behind, where they have overtaken what it has said before.
+TEST(WorkerMachine, WhatTheSchedulerSaysOfAnotherBarrierIsNotShown) {
+  SmallJob job(2);
+  for (int i = 0; i < 3; ++i) {
+    job.CallBarrier(0, Time{0});
+    job.OpenBarrier(0);
+  }
+  WorkerMachine& worker = job.worker(0);
+  const auto hear = [&](Kind kind, std::uint64_t sequence, const std::string& text = {}) {
+    Outputs out;
+    worker.OnMessage(job.now, kTheScheduler,
+                     {.kind = kind,
+                      .sequence = sequence,
+                      .meta = text.empty() ? std::string() : Encode(TextBody{text})},
+                     out);
+    return out;
+  };
+  hear(Kind::kBarrierDone, 0);
+  Outputs out;
+  worker.OnTime(job.now += seconds(10), out);
+  for (const std::uint64_t other : {0, 2}) {
+    EXPECT_TRUE(hear(Kind::kStatusReply, other, "missing: worker 5").log.empty()) << other;
+  }
+  EXPECT_THAT(worker.DescribeState(job.now), Not(HasSubstr("worker 5")));
+  const Outputs said = hear(Kind::kStatusReply, 1, "missing: worker 1");
+  ASSERT_EQ(said.log.size(), 2u);
+  EXPECT_EQ(said.log[0].second, "barrier 1 has waited 10.0 s: missing: worker 1");
 }
 
 TEST(WorkerMachine, TheFactsOfATimeoutAreAskedForAgainCloseToTheDeadline) {
