@@ -151,7 +151,8 @@ bool WorkerMachine::StaysUnsent(const Part& part, const Open& open) {
 // Unless some are on their way: the others' credit may yet come for more of them. Nor before all
 // servers have the parameters that the pushes are of, since these will tell of them. Other parts of
 // an array count on each to have its round, and fail it, as the servers are told. What has ended
-// behind them ends with the worker.
+// behind them ends with the worker; so does the removal of the key, before which the servers would
+// have to hear of these pushes.
 std::vector<LeaveBody> WorkerMachine::DropLatePushes(Time now, Outputs& out) {
   std::vector<LeaveBody> bodies(servers_.size());
   std::uint64_t unsent = 0;
@@ -174,8 +175,11 @@ std::vector<LeaveBody> WorkerMachine::DropLatePushes(Time now, Outputs& out) {
   ForEachPart(*this, [&](Part& part) {
     const std::size_t before = part.open.size();
     bool is_behind = false;
-    part.open.RemoveFrom(part.sent, [&](const Open& open) {
+    part.open.RemoveFrom(part.sent, [&](Open& open) {
       is_behind = is_behind || StaysUnsent(part, open);
+      if (is_behind && open.request.kind == Kind::kRemove) {
+        End(open, nullptr, {.kind = Kind::kDone}, out);
+      }
       return is_behind && open.ended;
     });
     if (part.sent == part.open.size()) StopWaitingForBytes(part);

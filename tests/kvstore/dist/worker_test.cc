@@ -532,6 +532,36 @@ TEST(WorkerMachine, AWorkerThatLeavesIsNotAwaitedForWhatItsCloseHasAnnounced) {
   EXPECT_THAT(job.log, testing::IsEmpty());
 }
 
+// Which, if it went before the leave, would have a round go on without a push that other parts may
+// have. The worker that leaves has not heard yet that it may send that push.
+TEST(WorkerMachine, AKeyThatIsRemovedBehindPushesThatDoNotComeGoesWithTheWorker) {
+  SmallJob job(2);
+  for (int rank = 0; rank < 2; ++rank) job.Init(rank, 0, {0});
+  job.Run();
+  PushTwiceAndLate(job, /*one_of_several=*/true);
+  std::vector<std::uint64_t> rounds;
+  for (int round = 0; round < 3; ++round) {
+    rounds.push_back(job.PushPull(1, 0, {10}));
+    while (!job.queue.empty()) {
+      SmallJob::Envelope envelope = std::move(job.queue.front());
+      job.queue.pop_front();
+      if (envelope.to != WorkerNodeOf(0)) job.Deliver(std::move(envelope));
+    }
+  }
+  EXPECT_EQ(job.ValueOf(rounds[1]), Values({11}));
+  EXPECT_FALSE(job.Answered(rounds[2]));
+  const auto remove = job.Submit(0, {.kind = Kind::kRemove, .part = SmallJob::IdOf(0)});
+  const auto leave = job.Leave(0);
+  job.Run();
+  EXPECT_EQ(job.ErrorOf(remove), "");
+  EXPECT_EQ(job.ErrorOf(leave), "");
+  EXPECT_THAT(job.ErrorOf(rounds[2]), HasSubstr("the push of worker 0"));
+  const auto fourth = job.PushPull(1, 0, {10});
+  job.Run();
+  EXPECT_EQ(job.ValueOf(fourth), Values({10}));
+  EXPECT_THAT(job.log, testing::IsEmpty());
+}
+
 TEST(WorkerMachine, WorkersThatLeaveWithPushesThatHaveTimedOutDoNotWaitForOneAnother) {
   SmallJob job(2);
   for (std::uint32_t part = 0; part < 2; ++part) {
