@@ -17,4 +17,7 @@ inline constexpr std::uint64_t kRequestsAheadMax = 64;
 // the worker asks before it sends (kAsk).
 inline constexpr std::uint64_t kUnfinishedBytesMax = std::uint64_t{1} << 30;
 
+// Pushes that a worker may name to a server as missing when it leaves.
+inline constexpr std::uint64_t kMissingPushesMax = std::uint64_t{1} << 20;
+
 }  // namespace heddle::kvstore::dist

@@ -110,12 +110,13 @@ void ServerMachine::AddContribution(Part& part, std::int32_t rank, Contribution&
 
 // False: the rank has said of no push to the round that it does not come.
 bool ServerMachine::AddMissing(Part& part, std::int32_t rank) {
-  const RankState& state = part.Of(rank);
+  RankState& state = part.Of(rank);
   if (!WorkerOf(rank).left || !state.extra) return false;
+  std::vector<std::uint64_t>& versions = state.extra->missing;
   const std::uint64_t place = part.rounds - state.pushes;
-  if (place >= state.extra->missing.size()) return false;
-  Contribution missing{
-      .message = {.kind = Kind::kPush, .rank = rank, .version = state.extra->missing[place]}};
+  if (place >= versions.size()) return false;
+  Contribution missing{.message = {.kind = Kind::kPush, .rank = rank, .version = versions[place]}};
+  if (place + 1 == versions.size()) versions = {};  // none is wanted any more
   missing.error = std::make_unique<ErrorBody>(
       ErrorBody{.code = ErrorBody::Code::kTimeout,
                 .message = "its deadline passed before it could be sent, and the worker has left "

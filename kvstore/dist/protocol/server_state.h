@@ -165,6 +165,7 @@ struct ServerMachine::Worker {
   Incarnation incarnation = 0;
   std::string address;
   bool left = false;
+  std::uint64_t missing = 0;  // pushes that it has named when it left
   boost::container::flat_map<std::uint32_t, std::uint32_t> closed{};  // stores, and how often
   bool asks = false;  // has reached the byte cap: wants to hear of each complete round
   std::optional<Time> heard;

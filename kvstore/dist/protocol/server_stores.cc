@@ -320,9 +320,17 @@ void ServerMachine::Leave(Time now, const Message& message, Outputs& out) {
   if (!message.meta.empty() && !Decode(message.meta, &body)) {
     throw InvalidArgument("the pushes that do not come cannot be read");
   }
+  Worker& worker = WorkerOf(message.rank);
+  if (worker.missing + body.missing.size() > kMissingPushesMax) {
+    throw InvalidArgument(fmt::format("worker {} names {} pushes as missing: expected at most {}",
+                                      message.rank, worker.missing + body.missing.size(),
+                                      kMissingPushesMax));
+  }
   for (const LeaveBody::Push& push : body.missing) {
     const Store& store = OpenedStore(push.part.store);
-    if (push.part.part == kControlPart || store.async) {
+    const auto part = parts_.find(push.part);
+    const bool has_rounds = part != parts_.end() && part->second->created && !store.async;
+    if (!has_rounds || part->second->Of(message.rank).removed) {
       throw InvalidArgument(fmt::format("worker {} names pushes of store {}, part {}, as missing",
                                         message.rank, push.part.store, push.part.part));
     }
@@ -336,6 +344,7 @@ void ServerMachine::Leave(Time now, const Message& message, Outputs& out) {
   for (const LeaveBody::Push& push : body.missing) {
     PartOf(push.part).Of(message.rank).Extra().missing.push_back(push.version);
   }
+  worker.missing += body.missing.size();
   if (!body.more) Left(now, message.rank, out);
 }
 

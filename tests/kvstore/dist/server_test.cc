@@ -1162,6 +1162,41 @@ TEST(ServerMachine, ALeaveThatNamesWhatCannotBeMissingIsRefused) {
   }
 }
 
+// Whoever names pushes to what is not there, or without end, takes no memory for it.
+TEST(ServerMachine, PushesThatDoNotComeAreOfPartsThatAreThereAndNotWithoutEnd) {
+  SmallJob job(2);
+  for (const int rank : {0, 1}) job.Init(rank, 0, {0});
+  job.Run();
+  std::uint64_t sequence = 1;
+  const auto leave = [&](const LeaveBody& body) {
+    job.Do(ServerNodeOf(0), [&](Outputs& out) {
+      job.server().OnMessage(job.now, WorkerNodeOf(1),
+                             {.kind = Kind::kLeave,
+                              .rank = 1,
+                              .incarnation = SmallJob::IncarnationOf(1),
+                              .part = ControlPart(0),
+                              .sequence = sequence++,
+                              .meta = Encode(body)},
+                             out);
+    });
+    EXPECT_EQ(job.queue.size(), 1u);
+    ErrorBody error;
+    if (job.queue.front().message.kind == Kind::kError) {
+      EXPECT_TRUE(Decode(job.queue.front().message.meta, &error));
+    }
+    job.queue.clear();
+    return error.message;
+  };
+  EXPECT_THAT(leave({.more = true, .missing = {{SmallJob::IdOf(1), 0}}}), HasSubstr("part 1"));
+  LeaveBody many{.more = true, .missing = {}};
+  many.missing.assign(32768, {SmallJob::IdOf(0), 0});
+  for (std::uint64_t named = 0; named < kMissingPushesMax; named += many.missing.size()) {
+    EXPECT_EQ(leave(many), "") << named;
+  }
+  EXPECT_THAT(leave({.more = true, .missing = {{SmallJob::IdOf(0), 0}}}),
+              HasSubstr("1048577 pushes as missing: expected at most 1048576"));
+}
+
 // Warnings.
 
 TEST(ServerMachine, APushThatWaitsForItsOptimizerBehindALateOneIsNamed) {
