@@ -12,10 +12,12 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
 #include "engine/fork.h"
 #include "engine/may_wait.h"
 #include "kvstore/checks.h"
 #include "kvstore/dist/protocol/bodies.h"
+#include "kvstore/dist/protocol/wire.h"
 #include "kvstore/dist/worker/call_batch.h"
 #include "kvstore/dist/worker/control_call.h"
 #include "kvstore/dist/worker/dist_kvstore.h"
@@ -287,6 +289,16 @@ void CheckKind(std::string_view call, KeyRef name, const DistKey& key, bool row_
       key.is_row_sparse() ? "row-sparse" : "dense", row_sparse ? "row-sparse" : "dense"));
 }
 
+// Before anything of the call is sent.
+void CheckName(std::string_view call, const DistKey& key) {
+  const std::size_t bytes = Encode(InitBody{key.InfoOf(key.parts().front())}).size();
+  if (bytes <= kMetaBytesMax) return;
+  constexpr std::size_t kShownMax = 100;
+  throw InvalidArgument(fmt::format(
+      "{}: key {}...: expected one that takes, with its shape, at most {} bytes, got {} bytes",
+      call, CutAtLetter(*key.name(), kShownMax), kMetaBytesMax, bytes));
+}
+
 // For all of them, whatever becomes of the first.
 void WaitForEach(Engine& engine, std::span<const Var> vars) {
   std::exception_ptr error;
@@ -355,6 +367,7 @@ void DistKVStore::InitChecked(std::string_view call, std::span<const KeyArrays> 
       keys.push_back(std::make_shared<DistKey>(link_, store_, pair.key.ToKey(), value.shape(),
                                                value.dtype(), kRowSparse, whole,
                                                initialising.removals(keys.size())));
+      CheckName(call, *keys.back());
     });
   }
   if (link_->rank() == 0) {

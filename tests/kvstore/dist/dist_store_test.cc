@@ -1023,6 +1023,21 @@ TEST_P(DistStoreTest, BadInputIsNamedAndChangesNothing) {
   });
 }
 
+// One of the others could be initialised, but could not be again with the rest of the list.
+TEST_P(DistStoreTest, AListWithAKeyThatIsTooLongToBeSentInitialisesNone) {
+  Job job({.network = GetParam()});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    const std::vector<std::string> keys = {"w", std::string(2 << 20, 'k')};
+    const NDArray ones = Filled(engine, 3, 1);
+    const std::string error = ErrorOf([&] { store.Init(keys, std::vector{ones, ones}); });
+    EXPECT_NE(error.find("Init: key 'kkk"), std::string::npos) << error;
+    EXPECT_NE(error.find("at most 1048576 bytes"), std::string::npos) << error;
+    EXPECT_LT(error.size(), 300u);
+    EXPECT_FALSE(store.Contains("w"));
+    store.Init("w", ones);
+  });
+}
+
 // One call wins, on all servers, whatever overtakes what; the others are told of both.
 TEST_P(DistStoreTest, OfDifferentOptimizersOfSeveralRanksTheFirstCountsEverywhere) {
   constexpr int kWorkers = 3;
