@@ -56,9 +56,14 @@ void ArrayParts::Create(const PartId& id, const PartInfo& info, const Payload& v
     part->value = Value::Make(part->ToArray(value));
   }
   found_ = nullptr;  // it may move
-  Count(*part);
+  const auto place = parts_.emplace(id, part).first;
+  try {
+    Count(*part);
+  } catch (...) {  // std::bad_alloc
+    parts_.erase(place);
+    throw;
+  }
   if (HasOtherLife(*part)) ForgetState(*part);
-  parts_.emplace(id, std::move(part));
   if (self_ && info.num_parts > 1) ++cut_arrays_.at({id.store, id.key}).parts;
 }
 
