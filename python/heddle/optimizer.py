@@ -374,7 +374,12 @@ class Optimizer:
     # Copies have a native half of their own, or none until a store asks for it.
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name not in ("_native", "_stores")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_native", "_stores")}
+        if "_loaded_counts" in state:  # not of a class of one's own that does not make the base
+            state["_loaded_counts"] = dict(self._loaded_counts)
+            state["_all_index_update_counts"] = {
+                device: dict(counts) for device, counts in list(self._all_index_update_counts.items())}
+        return state
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)

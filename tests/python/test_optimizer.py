@@ -1195,6 +1195,22 @@ def test_copies_are_optimizers_of_their_own():
             assert out.asscalar() == (-0.125 if optimizer is made else -0.5)
 
 
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+@pytest.mark.parametrize("make", [mx.optimizer.SGD, lambda **options: Momentum(momentum=0.0, **options)])
+def test_a_copy_counts_by_itself(make, again):
+    """One by copy.copy shared its counts with the original: what one updated moved the schedule of the other."""
+    first, weight = make(lr_scheduler=ByStep()), mx.nd.zeros((1,))
+    updater = mx.optimizer.get_updater(first)
+    updater("w", mx.nd.ones((1,)), weight)
+    second, others_weight = again(first), mx.nd.zeros((1,))
+    other = mx.optimizer.get_updater(second)
+    for _ in range(3):
+        other("w", mx.nd.ones((1,)), others_weight)
+    updater("w", mx.nd.ones((1,)), weight)
+    assert (first.num_update, first._counts(), second.num_update, second._counts()) == (2, {"w": 2}, 4, {"w": 4})
+    numpy.testing.assert_allclose([weight.asscalar(), others_weight.asscalar()], [-1.5, -1 / 2 - 1 / 3 - 1 / 4], rtol=1e-6)
+
+
 def test_a_built_in_optimizer_with_an_update_of_ones_own_runs_it():
     """The store used to run the built-in update."""
 
