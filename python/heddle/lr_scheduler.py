@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 from . import _core
-from .error import InvalidArgument
+from .error import InvalidArgument, InvalidType
 
 
 def _whole(name: str, value: Any) -> int:
@@ -23,6 +23,19 @@ def _whole(name: str, value: Any) -> int:
         number = None
     if number is None or isinstance(value, str) or number != value or abs(number) >= 2**63:
         raise InvalidArgument(f"expected {name} to be a whole number of updates, got {value!r}")
+    return number
+
+
+def _real(name: str, value: Any) -> float:
+    """`value` as a number for the C++ library."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = None
+    except OverflowError as error:
+        raise InvalidArgument(f"expected {name} to be a number that a float can hold: {error}") from error
+    if number is None or isinstance(value, str):
+        raise InvalidType(f"expected {name} to be a number, got {value!r}")
     return number
 
 
@@ -38,7 +51,7 @@ class LRScheduler:
         warmup_steps = _whole("warmup_steps", warmup_steps)
         if warmup_steps < 0:
             raise InvalidArgument(f"expected warmup_steps of at least 0, got {warmup_steps}")
-        if warmup_begin_lr > base_lr:
+        if _real("warmup_begin_lr", warmup_begin_lr) > _real("base_lr", base_lr):
             raise InvalidArgument(f"expected warmup_begin_lr of at most base_lr {base_lr}, got {warmup_begin_lr}")
         if warmup_mode not in ("linear", "constant"):
             raise InvalidArgument(f"expected a warmup_mode of linear, constant, got {warmup_mode!r}")
@@ -68,7 +81,10 @@ class _Native(LRScheduler):
         raise NotImplementedError
 
     def _warmup(self) -> tuple:
-        return self.warmup_steps, self.warmup_begin_lr, self.warmup_mode == "constant"
+        return self.warmup_steps, _real("warmup_begin_lr", self.warmup_begin_lr), self.warmup_mode == "constant"
+
+    def _base(self) -> float:
+        return _real("base_lr", self.base_lr)
 
     def get_warmup_lr(self, num_update: float) -> float:
         """The rate during the warm-up."""
@@ -122,7 +138,8 @@ class FactorScheduler(_Native):
         self._schedule()  # checks the numbers
 
     def _schedule(self):
-        return _core.factor_schedule(self.step, self.factor, self.stop_factor_lr, self.base_lr, *self._warmup())
+        return _core.factor_schedule(self.step, _real("factor", self.factor), _real("stop_factor_lr", self.stop_factor_lr),
+                                     self._base(), *self._warmup())
 
 
 class MultiFactorScheduler(_Native):
@@ -131,11 +148,13 @@ class MultiFactorScheduler(_Native):
     def __init__(self, step: Sequence[int], factor: float = 1, base_lr: float = 0.01, warmup_steps: int = 0,
                  warmup_begin_lr: float = 0, warmup_mode: str = "linear") -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if isinstance(step, str) or not isinstance(step, Iterable):
+            raise InvalidType(f"expected step to be a list of numbers of updates, got {step!r}")
         self.step, self.factor = [_whole("step", one) for one in step], factor
         self._schedule()
 
     def _schedule(self):
-        return _core.multi_factor_schedule(self.step, self.factor, self.base_lr, *self._warmup())
+        return _core.multi_factor_schedule(self.step, _real("factor", self.factor), self._base(), *self._warmup())
 
 
 class PolyScheduler(_Native):
@@ -149,7 +168,8 @@ class PolyScheduler(_Native):
         self._schedule()
 
     def _schedule(self):
-        return _core.poly_schedule(self.max_update, self.power, self.final_lr, self.base_lr, *self._warmup())
+        return _core.poly_schedule(self.max_update, _real("pwr", self.power), _real("final_lr", self.final_lr), self._base(),
+                                   *self._warmup())
 
     def _between(self, num_update):
         return self.final_lr + (self.base_lr - self.final_lr) * (1 - self._progress(num_update, self.max_update)) ** self.power
@@ -166,7 +186,7 @@ class CosineScheduler(_Native):
         self._schedule()
 
     def _schedule(self):
-        return _core.cosine_schedule(self.max_update, self.final_lr, self.base_lr, *self._warmup())
+        return _core.cosine_schedule(self.max_update, _real("final_lr", self.final_lr), self._base(), *self._warmup())
 
     def _between(self, num_update):
         angle = math.pi * self._progress(num_update, self.max_update)

@@ -576,6 +576,8 @@ class _Native(Optimizer):
             return float(value)
         except (TypeError, ValueError) as error:
             raise InvalidType(f"{name}: expected a number, got {value!r}") from error
+        except OverflowError as error:
+            raise InvalidArgument(f"{name}: expected a number that a float can hold: {error}") from error
 
     def _check_begin(self, begin_num_update) -> None:
         if begin_num_update:

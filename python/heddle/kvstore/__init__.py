@@ -172,6 +172,8 @@ class KVStore(_core.KVStore, KVStoreBase):
         except (TypeError, ValueError) as error:
             raise InvalidType(f"set_gradient_compression: expected a number as threshold, got {threshold!r}"
                               ) from error
+        except OverflowError as error:
+            raise InvalidArgument(f"set_gradient_compression: expected a threshold that a float can hold: {error}") from error
         self._set_gradient_compression(str(kind), number)
 
     def save_optimizer_states(self, fname: "str | bytes | os.PathLike", dump_optimizer: bool = False) -> None:
