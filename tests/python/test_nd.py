@@ -423,6 +423,11 @@ def test_what_makes_arrays_has_mxnets_names_of_arguments():
     assert mx.nd.sparse.array(source_array=rows).indices.asnumpy().tolist() == [2]
     assert mx.nd.full(shape=(2,), val=3).asnumpy().tolist() == [3, 3]
     assert mx.nd.arange(start=1, stop=4, step=2, repeat=2).asnumpy().tolist() == [1, 1, 3, 3]
+    assert mx.nd.arange(1, 4, 2, 1, None, mx.cpu(1), "int8").context == mx.cpu(1)
+    with pytest.raises(mx.InvalidType, match="infer_range: expected None, False or True, got .*Context"):
+        mx.nd.arange(1, 4, 2, 1, mx.cpu(1))
+    out = mx.nd.zeros((2,), dtype="int32")
+    assert mx.nd.full((2,), 3, out=out) is out and out.asnumpy().tolist() == [3, 3]
 
 
 def test_a_misspelt_argument_is_no_array_of_another_dtype():

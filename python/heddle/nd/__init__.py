@@ -618,9 +618,10 @@ def ones(shape, ctx: "Context | None" = None, dtype=None) -> NDArray:
     return full(shape, 1, ctx, dtype)
 
 
-def full(shape, val, ctx: "Context | None" = None, dtype=None, _type: type = NDArray) -> NDArray:
+def full(shape, val, ctx: "Context | None" = None, dtype=None, out: "NDArray | None" = None,
+         _type: type = NDArray) -> NDArray:
     """An array of which each element is `val`."""
-    return _core.full(_type, _dims(shape), val, _dtype._code_of(dtype), _context._code_of(ctx))
+    return _into(out, _core.full(_type, _dims(shape), val, _dtype._code_of(dtype), _context._code_of(ctx)))
 
 
 def empty(shape, ctx: "Context | None" = None, dtype=None) -> NDArray:
@@ -628,8 +629,12 @@ def empty(shape, ctx: "Context | None" = None, dtype=None) -> NDArray:
     return _core.empty(NDArray, _dims(shape), _dtype._code_of(dtype), _context._code_of(ctx))
 
 
-def arange(start, stop=None, step=1.0, repeat: int = 1, ctx: "Context | None" = None, dtype=None) -> NDArray:
-    """Numbers from `start`, or 0, up to but without `stop`, each `repeat` times."""
+def arange(start, stop=None, step=1.0, repeat: int = 1, infer_range: "bool | None" = None,
+           ctx: "Context | None" = None, dtype=None) -> NDArray:
+    """Numbers from `start`, or 0, up to but without `stop`, each `repeat` times. `infer_range` has no effect, as with
+    MXNet."""
+    if not isinstance(infer_range, (bool, type(None))):  # the context, as it used to come here
+        raise InvalidType(f"arange: infer_range: expected None, False or True, got {type(infer_range).__name__}")
     if stop is None:
         start, stop = 0, start
     if step == 0:
