@@ -43,6 +43,8 @@ class ndarray(_nd.NDArray):
         return super(ndarray, self.astype("float32")).__truediv__(divisor)
 
     def __rtruediv__(self, other: object, /) -> Self:
+        if isinstance(other, _nd.NDArray):  # one of heddle.nd, which would cut the quotient
+            return _core.view_as(type(self), other) / self
         return super(ndarray, self.astype("float32") if _is_whole(self) else self).__rtruediv__(other)
 
     def __itruediv__(self, other: object, /) -> Self:

@@ -515,6 +515,17 @@ def test_quotients_of_whole_numbers_are_floats_in_np(dtype):
         assert (mx.nd.array(x, dtype=dtype) / 2).asnumpy().tolist() == [0] * 4
 
 
+def test_an_array_of_nd_over_one_of_np_is_divided_as_np_does():
+    """As the other way round; the quotients of integers were cut."""
+    a, b = mx.nd.array([1, 3], dtype="int32"), mx.np.array([2, 2], dtype="int32")
+    for quotient, expected in ((a / b, [0.5, 1.5]), (b / a, [2, 2 / 3]), (a[0] / b, [0.5, 0.5])):
+        assert type(quotient) is mx.np.ndarray and quotient.dtype == numpy.float32
+        numpy.testing.assert_allclose(quotient.asnumpy(), expected, rtol=1e-6)
+    assert (mx.nd.ones((2,)) / mx.np.ones((2,))).asnumpy().tolist() == [1, 1]
+    with pytest.raises(mx.InvalidArgument, match="expected dtype float32, got int32"):
+        mx.nd.ones((2,)) / b
+
+
 def test_quotients_of_floats_keep_their_dtype_in_np():
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         a = mx.np.array([1.0, 3.0], dtype=dtype)
