@@ -107,7 +107,7 @@ const std::shared_ptr<KVStore>& Open(const PyStore& self) {
 
 // f(store) without the GIL. A store that is closed meanwhile, by another thread or by the updater
 // that f calls, lives until f has returned, and ends here, without the GIL too.
-template <class Scope = Blocking, class F>
+template <class F>
 auto Using(const PyStore& self, const F& f) {
   struct Used {
     ~Used() { LetGo(store); }
@@ -115,7 +115,7 @@ auto Using(const PyStore& self, const F& f) {
   };
   engine::CheckNotForked("a store");
   std::shared_ptr<KVStore> store = Open(self);
-  const Scope scope;
+  const Blocking blocking;
   const Used used = {std::move(store)};
   return f(*used.store);
 }
@@ -452,14 +452,13 @@ void BindData(nb::class_<PyStore>& type) {
           "contains",
           [](const PyStore& self, nb::handle key) {
             const KeyRef one = ToKey("contains", key);
-            return Using<Unlocked>(self, [&](KVStore& store) { return store.Contains(one); });
+            return Using(self, [&](KVStore& store) { return store.Contains(one); });
           },
           nb::arg("key").none(), "Whether the store has the key.")
       .def(
           "keys",
           [](const PyStore& self) {
-            const std::vector<Key> found =
-                Using<Unlocked>(self, [](KVStore& store) { return store.Keys(); });
+            const std::vector<Key> found = Using(self, [](KVStore& store) { return store.Keys(); });
             nb::list keys;
             for (const Key& key : found) keys.append(FromKey(key));
             return keys;
@@ -487,7 +486,7 @@ void BindControl(nb::class_<PyStore>& type) {
       .def("_forms",
            [](const PyStore& self) -> nb::object {
              std::vector<kvstore::KeyForm> found;
-             const bool is_local = Using<Unlocked>(self, [&](KVStore& store) {
+             const bool is_local = Using(self, [&](KVStore& store) {
                const auto* const local = dynamic_cast<kvstore::LocalKVStore*>(&store);
                if (local != nullptr) found = local->Forms();
                return local != nullptr;
@@ -552,7 +551,7 @@ void BindControl(nb::class_<PyStore>& type) {
       .def_prop_ro(
           "num_dead_nodes",
           [](const PyStore& self) {
-            return Using<Unlocked>(self, [](KVStore& store) { return store.NumDeadNodes(); });
+            return Using(self, [](KVStore& store) { return store.NumDeadNodes(); });
           },
           "How many nodes of the job are dead.")
       .def_prop_ro(

@@ -525,6 +525,37 @@ def test_ctrl_c_ends_an_exit_that_waits_for_other_workers(tmp_path):
     assert ended["scheduler 0"][0] == 1, ended["scheduler 0"]
 
 
+@pytest.mark.parametrize("look", ["'other' in kv", "kv.keys()"])
+def test_ctrl_c_leaves_a_look_for_keys(tmp_path, monkeypatch, look):
+    """It was deaf until the server had answered, or was lost."""
+    monkeypatch.setenv("HEDDLE_HEARTBEAT_MS", "60000")
+    ended = Job(tmp_path, f"""
+        import os, pathlib, signal, threading, time
+        import heddle as mx
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pid = pathlib.Path({str(tmp_path / "pid")!r})
+        if os.environ["DMLC_ROLE"] == "server":
+            pid.write_text(str(os.getpid()))
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.ones((2,)))
+        server, ended = int(pid.read_text()), threading.Event()
+        os.kill(server, signal.SIGSTOP)
+        def interrupt():
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+            print("at once" if ended.wait(10) else "late")
+            os.kill(server, signal.SIGCONT)
+        thread = threading.Thread(target=interrupt)
+        try:
+            thread.start()
+            {look}
+        except KeyboardInterrupt:
+            ended.set()
+        thread.join()
+    """, workers=1).finish(timeout=100)
+    assert ended["worker 0"][:2] == (0, "at once"), ended["worker 0"]
+
+
 @pytest.mark.parametrize("wait", ["kv.barrier()", "kv.close()", "del kv"])
 def test_other_threads_run_while_a_worker_waits_for_the_others(tmp_path, wait):
     """Worker 1 goes on once a thread of worker 0, which waits for it, has made a file."""
