@@ -161,7 +161,8 @@ SameClass InPlace(Self self, nb::handle other, const F& f) {
   if (const PyArray* array = AsArray(other)) {
     const NDArray& b = array->array;
     Computed([&] {
-      f(a, a.shape() == b.shape() || b.size() > a.size() ? b : BroadcastTo(b, a.shape()));
+      const bool repeats = a.shape() != b.shape() && (b.size() <= a.size() || a.size() == 0);
+      f(a, repeats ? BroadcastTo(b, a.shape()) : b);
     });
     return nb::borrow(self);
   }

@@ -161,6 +161,17 @@ def test_arrays_without_elements_have_parts(shape, seed):
     assert mx.nd.zeros((2, 6))[0, -10::-1].shape == mx.nd.arange(6)[-10::-1].shape == (0,)
 
 
+def test_one_element_repeats_to_none():
+    """In place it was an error, where a + b is none."""
+    a, one = mx.nd.zeros((0, 3)), mx.nd.ones((1,))
+    assert (a + one).shape == (0, 3)
+    a += one
+    a[2:] -= mx.nd.ones((1, 3))
+    assert a.shape == (0, 3)
+    with pytest.raises(mx.InvalidArgument, match=r"expected shape \(0, 3\), got \(2,\)"):
+        a *= mx.nd.ones((2,))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arithmetic_of_every_dtype(dtype, seed):
     generator = numpy.random.default_rng(seed)
