@@ -83,6 +83,7 @@ void Blocking::LookForSignals() {
   if (!entrance) return;
   const nb::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  engine::CheckNotForked("heddle");  // a handler may have forked, and have returned in the child
 }
 
 void Blocking::Leave(std::exception_ptr error) {

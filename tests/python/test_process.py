@@ -514,6 +514,41 @@ print(statuses, (a + 1).asnumpy()[0, 0])
 """, timeout=900), "{16} 2.0")
 
 
+def test_a_child_that_a_handler_forks_during_a_wait_leaves_it(run_python):
+    """It waited for ever for threads that it does not have."""
+    check(run_python("""
+import os, signal, threading, time
+import heddle as mx
+a = mx.nd.zeros((4,))
+started, ended = threading.Event(), threading.Event()
+def hold():
+    started.set()
+    ended.wait(600)
+mx.engine.push(hold, writes=[a])
+started.wait()
+def wait_for(child):
+    for _ in range(200):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+def fork(*_):
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(wait_for(child)))
+        ended.set()
+signal.signal(signal.SIGALRM, fork)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+parent = os.getpid()
+try:
+    print(a.asnumpy()[0])
+except mx.InvalidState as error:
+    os._exit(7 if os.getpid() != parent and "forked" in str(error) else 1)
+"""), "7\n0.0")
+
+
 def test_a_child_draws_random_numbers_whatever_other_threads_were_doing(run_python):
     """The lock of the stream was held in it for ever."""
     check(run_python("""
