@@ -3,6 +3,7 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -314,6 +315,16 @@ struct DeviceGroup::CollectiveOp {
 
 void DeviceGroup::Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
                         std::vector<Collective> collectives, int priority) {
+  for (std::span<Collective> rest = collectives; !rest.empty();) {
+    const std::span<Collective> call = rest.first(std::min(rest.size(), kCallMax));
+    QueueCall(group, name, {std::move_iterator(call.begin()), std::move_iterator(call.end())},
+              priority);
+    rest = rest.subspan(call.size());
+  }
+}
+
+void DeviceGroup::QueueCall(const std::shared_ptr<DeviceGroup>& group, OpName name,
+                            std::vector<Collective> collectives, int priority) {
   std::vector<VarRef> reads, writes;
   for (const Collective& collective : collectives) {
     const NDArray& root = collective.arrays[collective.root];

@@ -169,9 +169,14 @@ class DeviceGroup {
 
   const std::vector<int>& devices() const { return devices_; }
 
-  // Queues all of `collectives` as one group of NCCL's. What one of them writes, no other touches.
-  // If an input of one is poisoned, or there is no memory for it, what that one writes will be, and
-  // nothing else; of several processes, all of this group.
+  // So many collectives are one call, a list of more is several: an op names 65 535 variables at
+  // most, two or three for each array. A number of its own, for all processes have to cut a list
+  // alike, whatever devices they have.
+  static constexpr std::size_t kCallMax = 1024;
+
+  // Queues `collectives`, each call as one group of NCCL's. What one of them writes, no other
+  // touches. If an input of one is poisoned, or there is no memory for it, what that one writes
+  // will be, and nothing else; of several processes, all of this group.
   // Errors, at the waits: NcclError; TimeoutError with the name of the op and its devices; of
   // several processes NetworkError, if one is gone or has failed.
   static void Queue(const std::shared_ptr<DeviceGroup>& group, OpName name,
@@ -215,6 +220,8 @@ class DeviceGroup {
               const DeviceGroupOptions& options, std::optional<GroupPlace> place);
   ~DeviceGroup();
 
+  static void QueueCall(const std::shared_ptr<DeviceGroup>& group, OpName name,
+                        std::vector<Collective> collectives, int priority);
   void CheckDevices() const;
   void Open() EXCLUDES(issue_mutex_, mutex_);
   void ConnectLocked() REQUIRES(issue_mutex_);

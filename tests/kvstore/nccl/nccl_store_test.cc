@@ -78,6 +78,44 @@ TEST_P(NcclStoreTest, AListCallIsOneGroupOfNccl) {
   EXPECT_EQ(nccl->broadcasts(), 8);
 }
 
+// An op names 65 535 variables at most, and each key of a call has one for each array.
+TEST(NcclStoreListTest, AListOfManyKeysIsSeveralGroups) {
+  constexpr int kGpus = 8, kKeys = 8200;
+  const auto gpu = std::make_shared<SimStoreGpu>(kGpus, TestSeed());
+  gpu->set_turns_max(0);
+  EngineOptions options = EngineOptions::FromEnvironment();
+  options.gpu_driver = gpu;
+  Engine engine(options);
+  const auto nccl = std::make_shared<SimNccl>(gpu);
+  const std::unique_ptr<KVStore> store = std::make_unique<NcclKVStore>(
+      engine, nccl, KVStore::Create("device", engine), kvstore::DeviceGroupOptions{});
+  const auto arrays = [&] {
+    std::vector<NDArray> all;
+    for (int i = 0; i < kGpus; ++i) all.emplace_back(Shape{1}, DType::kFloat32, Gpu(i), engine);
+    return all;
+  };
+  std::vector<Key> keys;
+  std::vector<std::vector<NDArray>> values;
+  for (int key = 0; key < kKeys; ++key) {
+    keys.emplace_back(key);
+    values.push_back(arrays());
+  }
+  const std::vector<int> some = {0, 1023, 1024, kKeys - 1};
+  for (const int key : some) {
+    for (const NDArray& array : values[static_cast<std::size_t>(key)]) array.Fill(key);
+  }
+  store->Push(keys, values);
+  for (const int key : some) {
+    const std::vector<NDArray> out = arrays();
+    store->Pull(key, out);
+    for (const NDArray& array : out) {
+      EXPECT_EQ(array.ToVector<float>(), std::vector(1, static_cast<float>(kGpus * key)));
+    }
+  }
+  EXPECT_EQ(nccl->reductions(), kGpus * kKeys);
+  EXPECT_EQ(nccl->groups(), 9 + 4);
+}
+
 TEST_P(NcclStoreTest, AFirstPushMakesAKey) {
   store->Push(7, OnDevices(1));
   store->Push(7, OnDevices(2));
