@@ -117,8 +117,12 @@ Allocator& Gpus::Pool(Device device) {
 
 std::vector<Allocator*> Gpus::PoolsOf(DeviceType type) {
   Check({type, 0});
-  std::vector<Allocator*> made;
   const MutexLock lock(mutex_);
+  return PoolsOfLocked(type);
+}
+
+std::vector<Allocator*> Gpus::PoolsOfLocked(DeviceType type) {
+  std::vector<Allocator*> made;
   for (const auto& pool : pools_[static_cast<std::size_t>(type)]) {
     if (pool != nullptr) made.push_back(pool.get());
   }
@@ -127,8 +131,9 @@ std::vector<Allocator*> Gpus::PoolsOf(DeviceType type) {
 
 void Gpus::Configure(DeviceType type, const MemoryOptions& options) {
   CheckMemoryOptions(options);
-  const std::vector<Allocator*> made = PoolsOf(type);
+  Check({type, 0});
   const MutexLock lock(mutex_);
+  const std::vector<Allocator*> made = PoolsOfLocked(type);
   std::unique_ptr<const MemoryOptions>& known = options_[static_cast<std::size_t>(type)];
   if (!made.empty() && known->allocator != options.allocator) {
     throw InvalidState(fmt::format("{} memory already comes from allocator '{}', got '{}'",

@@ -56,6 +56,7 @@ class Gpus {
   static constexpr std::size_t kTypes = 3;
 
   std::vector<Allocator*> PoolsOf(DeviceType type);
+  std::vector<Allocator*> PoolsOfLocked(DeviceType type) REQUIRES(mutex_);
 
   internal::GpuDriver& driver_;
   const ops::GpuKernels* const own_kernels_;  // of simulated devices

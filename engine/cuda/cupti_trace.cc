@@ -161,15 +161,15 @@ class CuptiTracer {
             CUPTI_DRIVER_TRACE_CBID_cuThreadExchangeStreamCaptureMode}) {
         cupti_.Check(cupti_.enable_driver_call(call, 0), "cuptiActivityEnableDriverApi");
       }
+      {
+        const MutexLock lock(mutex_);
+        flusher_stop_ = false;
+      }
+      flusher_ = std::thread([this] { Flush(); });
     } catch (...) {
       DisableKinds();
       throw;
     }
-    {
-      const MutexLock lock(mutex_);
-      flusher_stop_ = false;
-    }
-    flusher_ = std::thread([this] { Flush(); });
   }
   void Disable() noexcept REQUIRES(control_mutex_) {
     {
@@ -276,7 +276,7 @@ class CuptiTracer {
     sink->second->OnWork(work);
   }
 
-  const Cupti cupti_;
+  const Cupti cupti_{};
   Mutex control_mutex_;  // one Start or Stop at a time; taken before mutex_
   int running_ GUARDED_BY(control_mutex_) = 0;
   CUpti_SubscriberHandle subscriber_ GUARDED_BY(control_mutex_) = nullptr;
