@@ -20,6 +20,7 @@
 #include "kvstore/gpu_work.h"
 #include "kvstore/optimizer_states.h"
 #include "kvstore/update_state.h"
+#include "kvstore/updater_mutex.h"
 #include "ops/store_mode.h"
 
 namespace heddle::kvstore {
@@ -316,7 +317,7 @@ class StoredValue {
   RowSparseNDArray far_rows_ GUARDED_BY(together_mutex_);
   std::unique_ptr<Replacement> replacement_ GUARDED_BY(together_mutex_);  // null: none, or queued
 
-  Mutex updater_mutex_;  // held from the sum of a push to the end of its updater
+  UpdaterMutex updater_mutex_;  // held from the sum of a push to the end of its updater
   std::atomic<std::thread::id> updater_thread_;
   // What the updater gets; empty until a push of the kind.
   NDArray merged_ GUARDED_BY(updater_mutex_);

@@ -581,7 +581,7 @@ void StoredValue::CallUpdater(const std::shared_ptr<StoredValue>& self,
   // No body runs in the pushes here: it might push the key as well, and come for the lock. Nor do
   // they wait for room that such bodies, which wait for the lock, are to make.
   const NoWaitScope no_wait;
-  MutexLock lock(v.updater_mutex_);
+  const UpdaterLock lock(v.updater_mutex_);
   v.updater_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   struct Leave {
     std::atomic<std::thread::id>& thread;

@@ -195,6 +195,32 @@ TEST_P(UpdaterTest, BodiesOfOpsMayPushTheKeyMeanwhile) {
   EXPECT_EQ(Pulled(*store, "k"), All(2));
 }
 
+// That updater may run for ever: it used to be waited for whatever the check said.
+TEST_P(UpdaterTest, ACheckLeavesAWaitForTheUpdaterOfAnotherThread) {
+  store->Init("k", Full(0));
+  std::latch entered(1), left(1);
+  std::atomic<bool> is_first = true;
+  store->SetUpdater([&](KeyRef, const NDArray& input, const NDArray& stored) {
+    if (is_first.exchange(false)) {
+      entered.count_down();
+      left.wait();
+    }
+    stored += input;
+  });
+  const NDArray one = Full(1);
+  std::thread other([&] { store->Push("k", one); });
+  entered.wait();
+  {
+    const WaitCheckScope scope(std::chrono::milliseconds(1),
+                               [] { throw std::runtime_error("enough"); });
+    EXPECT_EQ(MessageOf<std::runtime_error>([&] { store->Push("k", one); }), "enough");
+  }
+  left.count_down();
+  other.join();
+  store->Push("k", one);
+  EXPECT_EQ(Pulled(*store, "k"), All(2));
+}
+
 // Nor for the room that they are to make.
 TEST(UpdaterAtTheBound, BodiesOfOpsMayPushTheKeyMeanwhile) {
   for (const std::string type : {"threaded", "serial", "seeded"}) {

@@ -283,6 +283,39 @@ print('interrupted')
 """.replace("PUSH", push), HEDDLE_MAX_PENDING_OPS="200", timeout=100), "interrupted")
 
 
+@pytest.mark.parametrize("push", ["kv.push('w', one)", "kv.pushpull('w', one)", "kv.push(['v', 'w'], [one, one])"])
+def test_ctrl_c_leaves_a_push_that_waits_for_the_updater_of_another_thread(run_python, push):
+    """It was deaf until that updater had returned. The keys of a list that come before are pushed."""
+    check(run_python("""
+import os, signal, threading, time
+import heddle as mx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+one, out = mx.nd.ones((2,)), mx.nd.zeros((2,))
+kv = mx.kv.create('local')
+kv.init(['v', 'w'], [mx.nd.zeros((2,))] * 2)
+entered, ended, first = threading.Event(), threading.Event(), [True]
+def update(key, value, stored):
+    if key == 'w' and first.pop():
+        entered.set()
+        print('at once' if ended.wait(10) else 'late')
+    stored += value
+kv._set_updater(update)
+other = threading.Thread(target=kv.push, args=('w', one))
+other.start()
+entered.wait()
+threading.Thread(target=lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    PUSH
+except KeyboardInterrupt:
+    ended.set()
+other.join()
+first.append(False)
+kv.push('w', one)
+kv.pull('w', out)
+print(out.asnumpy()[0])
+""".replace("PUSH", push), timeout=50), "at once\n2.0")
+
+
 def test_ctrl_c_leaves_an_updater_that_waits_while_there_is_no_room(run_python):
     """What follows a failed updater in the store's queue used to wait for room."""
     check(run_python("""
