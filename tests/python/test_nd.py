@@ -458,6 +458,18 @@ def test_indexing_by_arrays_waits_and_copies():
     same(a, x)
 
 
+def test_an_element_has_one_axis_however_it_is_named():
+    """One that an array named, or what converts to an index, had none."""
+    class Two:
+        def __index__(self):
+            return 2
+
+    a, one = mx.nd.arange(6).reshape((2, 3)), numpy.array(1)
+    for element in (a[1, 2], a[1, numpy.array(2)], a[one, numpy.array(2)], a[1, Two()], a[one][Two()]):
+        assert element.shape == (1,) and element.asscalar() == 5
+    assert mx.np.arange(6)[numpy.array(5)].shape == () and mx.nd.array(3)[()].shape == ()
+
+
 def test_indices_out_of_range_are_index_errors():
     a = mx.nd.zeros((3, 4))
     for key in (3, -4, (0, 4), (0, 0, 0)):

@@ -359,7 +359,7 @@ class NDArray(_core.Array):
         ranges = _ranges(self.shape, key)
         if ranges is None:
             made: Any = array(self.asnumpy()[_numpy_key(key)], ctx=self.context, dtype=self.dtype, _type=type(self))
-            return made
+            return made._reshape([1]) if self.ndim and not made.ndim and not self._has_scalars else made
         view = _view(self, ranges)
         if view is not None:
             return view._reshape([1]) if self.ndim and not view.ndim and not self._has_scalars else view
