@@ -143,12 +143,13 @@ class RowSparseNDArray(_core.RowSparse):
         return self if not copy and code == self._dtype else self._astype(code)
 
     def __radd__(self, other):
-        return _core.add_dense_row_sparse(other, self) if isinstance(other, _core.Array) else NotImplemented
+        if not isinstance(other, _core.Array):
+            return NotImplemented
+        made = _core.add_dense_row_sparse(other, self)
+        return made if type(other) is _nd.NDArray else _core.view_as(type(other), made)
 
     def __add__(self, other):
-        if isinstance(other, _core.Array):
-            return _core.add_dense_row_sparse(other, self)
-        return super().__add__(other)
+        return self.__radd__(other) if isinstance(other, _core.Array) else super().__add__(other)
 
     def __sub__(self, other):
         return self + _negative(other) if isinstance(other, (_core.Array, _core.RowSparse)) else NotImplemented

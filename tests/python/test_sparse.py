@@ -218,6 +218,14 @@ def test_the_truth_of_an_array_is_that_of_its_one_element():
     assert not mx.nd.sparse.zeros("row_sparse", (1, 1)) and mx.nd.sparse.row_sparse_array(([[2]], [0]), (1, 1))
 
 
+def test_sums_with_arrays_of_np_are_arrays_of_np():
+    """They were of heddle.nd, and compared and printed so."""
+    rows, dense = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(2, 2)), mx.np.ones((2, 2))
+    for total, expected in ((dense + rows, [2, 3]), (rows + dense, [2, 3]), (dense - rows, [0, -1]), (rows - dense, [0, 1])):
+        assert type(total) is mx.np.ndarray and total[1].asnumpy().tolist() == expected
+    assert type(rows + mx.nd.ones((2, 2))) is type(mx.nd.ones((2, 2)) + rows) is mx.nd.NDArray
+
+
 def test_all_of_an_array_is_the_array():
     a = mx.nd.sparse.row_sparse_array(([[1, 2]], [1]), shape=(3, 2))
     assert a[:] is a and a[...] is a and a[0:3] is a
