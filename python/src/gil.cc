@@ -21,7 +21,7 @@ namespace {
 std::atomic<bool> is_ending = false;
 std::atomic<int> entering = 0;
 std::atomic<int> updaters = 0;  // Locked of all threads
-std::atomic<int> running = 0;   // RunningOp of all threads
+std::atomic<int> running = 0;   // RunningOp of all threads, but those of Locked
 
 thread_local bool ends_the_interpreter = false;
 thread_local int running_ops = 0;
@@ -104,23 +104,21 @@ Unlocked::~Unlocked() {
 Locked::Locked() {
   const Entrance entrance;
   if (!entrance) throw InvalidState("the call runs Python code, and the interpreter is ending");
-  ++updaters;  // before EndThreads goes on
-  running_.emplace();
+  running_.emplace(RunningOp::Of::kUpdater);  // before EndThreads goes on
   held_.emplace();
 }
 
 Locked::~Locked() {
   held_.reset();
   running_.reset();
-  --updaters;
 }
 
-RunningOp::RunningOp() {
+RunningOp::RunningOp(Of of) : count_(of == Of::kUpdater ? updaters : running) {
   ++running_ops;
-  ++running;
+  ++count_;
 }
 RunningOp::~RunningOp() {
-  --running;
+  --count_;
   --running_ops;
 }
 

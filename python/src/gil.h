@@ -8,6 +8,8 @@
 // cannot be kept from it: what ends the interpreter waits for it (AwaitUpdaters, AwaitRunningOps).
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <optional>
 
 #include <nanobind/nanobind.h>
@@ -20,8 +22,9 @@ namespace nb = nanobind;
 // are on their way. With the GIL.
 void EndThreads();
 
-// Waits for the code that other threads run under a Locked, or under a RunningOp. Without the GIL,
-// in a Blocking: throws what the handler of a signal raises.
+// Waits for the code that other threads run under a Locked, or under a RunningOp that is no
+// Locked's, for half a minute at most. Without the GIL, in a Blocking: throws what the handler of a
+// signal raises.
 void AwaitUpdaters();
 void AwaitRunningOps();
 
@@ -54,10 +57,14 @@ class Unlocked {
 // interpreter waits for ops.
 class RunningOp {
  public:
-  RunningOp();
+  enum class Of : std::uint8_t { kOp, kUpdater };
+  explicit RunningOp(Of of = Of::kOp);
   ~RunningOp();
   RunningOp(const RunningOp&) = delete;
   RunningOp& operator=(const RunningOp&) = delete;
+
+ private:
+  std::atomic<int>& count_;
 };
 
 // Holds the GIL while it lives, for an updater, which may call heddle. InvalidState once the

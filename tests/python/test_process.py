@@ -731,6 +731,24 @@ sys.exit(5)
         assert (result.returncode, result.stdout, result.stderr) == (5, "", "")
 
 
+def test_updaters_that_do_not_end_are_waited_for_half_a_minute(run_python):
+    """They were twice: for a minute."""
+    check(run_python("""
+import threading
+import heddle as mx
+begun = threading.Event()
+def stay(key, value, stored):
+    begun.set()
+    threading.Event().wait()
+kv = mx.kv.create()
+kv.init('w', mx.nd.zeros((4,)))
+kv._set_updater(stay)
+for _ in range(2):
+    threading.Thread(target=kv.push, args=('w', mx.nd.ones((4,))), daemon=True).start()
+begun.wait()
+""", timeout=50))
+
+
 def test_an_updater_that_runs_at_exit_is_finished(run_python):
     check(run_python("""
 import threading, time
