@@ -91,16 +91,17 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
   if (!locked) {
     error = errno;
     what = error == EWOULDBLOCK ? "another engine is writing to it" : "cannot be locked";
-  } else if (ftruncate(file_, 0) != 0) {
-    error = errno;
-    what = "cannot be emptied";
   } else if ((error = posix_fallocate(file_, 0, kTraceHeaderBytes)) != 0) {
-    what = "no room for its header";
+    what = "cannot hold its header";
   } else {
     void* const map = mmap(nullptr, bytes_max_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (map == MAP_FAILED) {
       error = errno;
       what = "cannot be mapped";
+    } else if (ftruncate(file_, kTraceHeaderBytes) != 0) {  // last: until here an old trace stays
+      error = errno;
+      what = "cannot be emptied";
+      munmap(map, bytes_max_);
     } else {
       map_ = static_cast<std::byte*>(map);
       mapped_bytes_ = bytes_max_;
@@ -110,6 +111,7 @@ TraceWriter::TraceWriter(const std::string& path, std::int64_t bytes_max)
     close(file_);
     ThrowIo(path_, what, error);
   }
+  std::memset(map_, 0, kTraceHeaderBytes);
   TraceFileHeader& head = header();
   std::memcpy(head.magic, kTraceMagic, sizeof(kTraceMagic));
   head.version = kTraceVersion;

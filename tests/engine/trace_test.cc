@@ -444,6 +444,15 @@ TEST_F(TraceWriterTest, ReplacesAnOlderFile) {
   EXPECT_TRUE(Parse(path()).chunks.empty());
 }
 
+// It was empty then.
+TEST_F(TraceWriterTest, AnOlderFileStaysIfTheNewOneCannotBeMapped) {
+  const std::string old(100'000, 'x');
+  { std::ofstream(path()) << old; }
+  EXPECT_THROW(TraceWriter(path(), std::int64_t{1} << 60), IoError);
+  std::ifstream file(path());
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), old);
+}
+
 TEST_F(TraceWriterTest, ANameWithAZeroByteIsRefused) {
   EXPECT_THROW(TraceWriter(path() + std::string("\0more", 5), kPlenty), IoError);
   EXPECT_FALSE(std::filesystem::exists(path()));
