@@ -543,6 +543,11 @@ TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
   const ProgramResult plot = RunProgram({kHeddle, "bench", "--plot", "bench.pdf"});
   EXPECT_EQ(plot.status, 1);
   EXPECT_THAT(plot.output, HasSubstr(".png or .svg"));
+  // The plot took the place of the results.
+  const ProgramResult same =
+      RunProgram({kHeddle, "bench", "--json", "bench.svg", "--plot", "bench.svg"});
+  EXPECT_EQ(same.status, 1);
+  EXPECT_THAT(same.output, HasSubstr("expected another file"));
   const ProgramResult size = RunProgram({kHeddle, "bench", "--sizes", "7"});
   EXPECT_EQ(size.status, 1);
   EXPECT_EQ(size.output, "heddle: array size: expected a positive multiple of 4 bytes, got 7\n");
@@ -559,9 +564,11 @@ TEST(BenchCommand, BadOptionsAreErrorsThatSayWhatWasExpected) {
   EXPECT_EQ(workers.status, 1);
   EXPECT_THAT(workers.output, HasSubstr("--workers: Value 0 not in range"));
   // Of several workers each would wait for rounds that the others do not make.
-  const ProgramResult job = RunProgram({kHeddle, "bench", "--store", "dist_sync"});
-  EXPECT_EQ(job.status, 1);
-  EXPECT_THAT(job.output, HasSubstr("expected a type for one process"));
+  for (const std::string type : {"dist_sync", "Dist_Sync"}) {
+    const ProgramResult job = RunProgram({kHeddle, "bench", "--store", type});
+    EXPECT_EQ(job.status, 1);
+    EXPECT_THAT(job.output, HasSubstr("expected a type for one process"));
+  }
 }
 
 TEST(WireDumpCommand, BytesToShowAreAWholeNumber) {

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "kvstore/registry.h"
+
 namespace heddle::tools {
 namespace {
 
@@ -118,7 +120,7 @@ std::vector<BenchResult> RunBench(const BenchOptions& options,
   for (const std::string& type : options.stores) {
     // Each size takes a store of its own, and as many rounds as fit into the time: workers of a job
     // would wait for each other's.
-    if (type.starts_with("dist")) {
+    if (kvstore::LowerCase(type).starts_with("dist")) {
       throw InvalidArgument(fmt::format(
           "store: expected a type for one process, such as local, device or nccl, got {}", type));
     }

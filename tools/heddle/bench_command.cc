@@ -100,6 +100,10 @@ void PrintRow(const BenchResult& result) {
 }
 
 void Run(const BenchCommand& options) {
+  if (!options.json.empty() && options.json == options.plot) {
+    throw InvalidArgument(
+        fmt::format("{}: expected another file for the plot than for the results", options.json));
+  }
   if (!options.json.empty()) CheckWritable(options.json);
   if (!options.plot.empty()) {
     CheckPlot(options.plot);
