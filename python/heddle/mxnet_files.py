@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from typing import NoReturn
 
@@ -24,6 +26,8 @@ def is_one(name: str) -> bool:
     if "\0" in name:  # which the library refuses, as it does when it saves
         return False
     try:
+        if stat.S_ISFIFO(os.stat(name).st_mode):  # as it does this, which to open would wait for a writer
+            return False
         with open(name, "rb") as file:
             head = file.read(16)
     except OSError as error:

@@ -4,6 +4,7 @@ import base64
 import copy
 import gc
 import json
+import os
 import pickle
 import random
 import struct
@@ -990,6 +991,14 @@ def test_names_that_no_file_can_have_are_named(tmp_path):
             use()
     mx.nd.save(bytes(file), one)
     assert mx.nd.load(bytes(file))[0].asscalar() == 1
+
+
+def test_pipes_are_refused(tmp_path):
+    """To load one waited for somebody who writes to it."""
+    os.mkfifo(tmp_path / "pipe")
+    for use in (lambda: mx.nd.save(tmp_path / "pipe", mx.nd.ones((1,))), lambda: mx.nd.load(tmp_path / "pipe")):
+        with pytest.raises(mx.IoError, match="pipe: expected a regular file"):
+            use()
 
 
 def mxnet_array(values, code, magic=0xF993FAC9):
