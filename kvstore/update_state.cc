@@ -24,10 +24,9 @@ namespace {
 
 using internal::UpdateStateType;
 
+// Where there are no rows, they may be of a length that cannot be counted.
 std::int64_t RowLength(const Shape& shape) {
-  std::int64_t length = 1;
-  for (std::size_t axis = 1; axis < shape.ndim(); ++axis) length *= shape[axis];
-  return length;
+  return shape.ndim() == 0 || shape[0] == 0 ? 1 : shape.size() / shape[0];
 }
 
 // FNV-1a over the bytes of the text, or of the integer from the lowest byte up.
