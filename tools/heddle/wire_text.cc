@@ -185,6 +185,8 @@ std::optional<std::string> TextOfBody(const Message& message) {
       return TextOf<CommandBody>(meta);
     case Kind::kCloseStore:
       return TextOf<CloseStoreBody>(meta);
+    case Kind::kKeys:
+      return TextOf<KeysBody>(meta);
     case Kind::kLeave:
       return TextOf<LeaveBody>(meta);
     case Kind::kAsk:

@@ -133,7 +133,9 @@ struct CommandBody {  // kCommand
   std::string body;
 };
 
-struct KeysBody {  // answers kKeys
+// Answers kKeys, which asks for those behind the last of such a list; without meta: from the first
+// on. As many as a message takes, in order; none: there are no more.
+struct KeysBody {
   std::vector<Key> keys;
 };
 

@@ -262,7 +262,7 @@ class ServerMachine {
   std::exception_ptr WhyNoStates(std::uint32_t store, std::int32_t rank) const;
   void StartStates(Outputs& out);
   void EndControl(Part& part, const ControlId& id, ControlResult result, Outputs& out);
-  std::string KeysOf(std::uint32_t store, std::int32_t rank) const;
+  std::string KeysOf(const Message& message) const;
   void Leave(Time now, const Message& message, Outputs& out);
   void Left(Time now, std::int32_t rank, Outputs& out);
   void CloseStore(const Message& message);

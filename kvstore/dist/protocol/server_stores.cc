@@ -2,12 +2,15 @@
 #include <heddle/error.h>
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "kvstore/dist/protocol/server_state.h"
+#include "kvstore/dist/protocol/wire.h"
 
 namespace heddle::kvstore::dist {
 
@@ -60,7 +63,8 @@ void ServerMachine::ApplyControl(Time now, Part& part, const Message& message, O
       break;
     case Kind::kKeys: {
       Message answer = AnswerTo(message, Kind::kDone);
-      answer.meta = KeysOf(message.part.store, message.rank);
+      error = ErrorOf([&] { answer.meta = KeysOf(message); });
+      if (error) break;
       SendAnswer(part, std::move(answer), out);
       return;
     }
@@ -304,15 +308,31 @@ void ServerMachine::EndControl(Part& part, const ControlId& id, ControlResult re
   SendAnswer(part, std::move(answer), out);
 }
 
-std::string ServerMachine::KeysOf(std::uint32_t store, std::int32_t rank) const {
-  KeysBody body;
-  for (const auto& [id, part] : parts_) {
-    if (id.store != store || !part->created || part->Of(rank).removed) continue;
-    body.keys.push_back(part->info.key);
+std::string ServerMachine::KeysOf(const Message& message) const {
+  KeysBody before;
+  if (!message.meta.empty() && (!Decode(message.meta, &before) || before.keys.empty())) {
+    throw InvalidArgument("keys: those before cannot be read");
   }
-  std::sort(body.keys.begin(), body.keys.end());
-  body.keys.erase(std::unique(body.keys.begin(), body.keys.end()), body.keys.end());
-  return Encode(body);
+  const auto bytes_of = [none = Encode(KeysBody{}).size()](const Key& key) {
+    return Encode(KeysBody{{key}}).size() - none;
+  };
+  std::set<Key> keys;
+  std::size_t bytes = Encode(KeysBody{}).size();
+  bool is_full = false;
+  for (const auto& [id, part] : parts_) {
+    if (id.store != message.part.store || !part->created || part->Of(message.rank).removed) {
+      continue;
+    }
+    const Key& key = part->info.key;
+    if (!before.keys.empty() && !(before.keys.back() < key)) continue;
+    if (is_full && !keys.empty() && *keys.rbegin() < key) continue;
+    if (!keys.insert(key).second) continue;
+    for (bytes += bytes_of(key); bytes > kMetaBytesMax; is_full = true) {
+      bytes -= bytes_of(*keys.rbegin());
+      keys.erase(std::prev(keys.end()));
+    }
+  }
+  return Encode(KeysBody{{keys.begin(), keys.end()}});
 }
 
 void ServerMachine::Leave(Time now, const Message& message, Outputs& out) {

@@ -166,10 +166,19 @@ std::vector<Key> DistKVStore::Keys() const {
   engine::CheckMayWait("keys");
   engine().WaitForReadsAndWrites(removing_);
   std::set<Key> keys;
-  for (const Message& answer : CallServers("keys", Kind::kKeys, {})) {
-    KeysBody body;
-    if (!Decode(answer.meta, &body)) throw NetworkError("keys: an answer cannot be read");
-    keys.insert(body.keys.begin(), body.keys.end());
+  std::vector<Request> requests = ControlRequests("keys", Kind::kKeys, /*meta=*/{}, /*version=*/0);
+  while (!requests.empty()) {
+    const std::vector<Message> answers = CallAndWait(engine(), *link_, requests);
+    std::vector<Request> next;
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+      KeysBody body;
+      if (!Decode(answers[i].meta, &body)) throw NetworkError("keys: an answer cannot be read");
+      if (body.keys.empty()) continue;
+      next.push_back(requests[i]);
+      next.back().meta = Encode(KeysBody{{body.keys.back()}});
+      keys.insert(body.keys.begin(), body.keys.end());
+    }
+    requests = std::move(next);
   }
   std::erase_if(keys, [this](const Key& key) { return IsUnfinished(key); });
   return {keys.begin(), keys.end()};

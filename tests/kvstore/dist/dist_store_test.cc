@@ -1023,6 +1023,20 @@ TEST_P(DistStoreTest, BadInputIsNamedAndChangesNothing) {
   });
 }
 
+// Names of more than a MiB in all.
+TEST_P(DistStoreTest, KeysNamesAllHoweverManyThereAre) {
+  Job job({.network = GetParam(), .num_servers = 2});
+  job.RunWorkers("dist_sync", [](int, KVStore& store, Engine& engine) {
+    std::vector<std::string> names;
+    for (int i = 0; i < 40; ++i) {
+      names.push_back(std::string(100'000, static_cast<char>('A' + i)));
+    }
+    store.Init(names, std::vector<NDArray>(names.size(), Filled(engine, 1, 1)));
+    const std::vector<Key> expected(names.begin(), names.end());
+    EXPECT_TRUE(store.Keys() == expected);
+  });
+}
+
 // One of the others could be initialised, but could not be again with the rest of the list.
 TEST_P(DistStoreTest, AListWithAKeyThatIsTooLongToBeSentInitialisesNone) {
   Job job({.network = GetParam()});

@@ -186,6 +186,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kCommand, 0, false, "CommandBody"},
     {Kind::kLoadStates, 0, true, "StatesBody"},
     {Kind::kCloseStore, 0, false, "CloseStoreBody"},
+    {Kind::kKeys, 0, false, "KeysBody"},
     {Kind::kLeave, 0, false, "LeaveBody"},
     {Kind::kAcks, 0, false, "AcksBody"},
     {Kind::kValue, kFlagRowSparse, true, nullptr},

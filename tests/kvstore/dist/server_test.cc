@@ -920,6 +920,46 @@ TEST(ServerMachine, ControlRequestsHappenOnceAndAreAnsweredAgain) {
   EXPECT_THAT(body.keys, ElementsAre(Key(std::string("a"))));
 }
 
+// And those that this worker has removed are none of its own.
+TEST(ServerMachine, MoreKeysThanAMessageHoldsAreToldOneMessageAfterTheOther) {
+  SmallJob job(1);
+  std::vector<Key> expected;
+  for (std::uint64_t number = 0; number < 30; ++number) {
+    const Key key = std::string(100'000, static_cast<char>('a' + number));
+    job.Submit(
+        0, {.kind = Kind::kInit,
+            .part = {.store = 0, .part = 0, .key = number},
+            .meta = Encode(InitBody{{.key = key, .shape = {1}, .dtype = DType::kInt64, .end = 1}}),
+            .payload = PayloadOf({1})});
+    if (number % 10 == 9) {
+      job.Submit(0, {.kind = Kind::kRemove, .part = {.store = 0, .part = 0, .key = number}});
+    } else {
+      expected.push_back(key);
+    }
+  }
+  job.Run();
+  std::vector<Key> keys;
+  for (KeysBody body;;) {
+    const auto asked =
+        job.Control(0, Kind::kKeys, keys.empty() ? "" : Encode(KeysBody{{keys.back()}}));
+    job.Run();
+    ASSERT_EQ(job.ErrorOf(asked), "");
+    ASSERT_TRUE(Decode(job.AnswerOf(asked).meta, &body));
+    if (body.keys.empty()) break;
+    EXPECT_LE(body.keys.size(), 10u);
+    keys.insert(keys.end(), body.keys.begin(), body.keys.end());
+  }
+  EXPECT_EQ(keys, expected);
+  for (const std::string& wrong : {std::string("noise"), Encode(KeysBody{})}) {
+    EXPECT_THAT(job.ErrorOf([&] {
+      const auto asked = job.Control(0, Kind::kKeys, wrong);
+      job.Run();
+      return asked;
+    }()),
+                HasSubstr("cannot be read"));
+  }
+}
+
 TEST(ServerMachine, MoreThanAMessageHoldsIsAnErrorRatherThanALostConnection) {
   SmallJob job(1);
   const std::string much(kMetaBytesMax, 'x');
