@@ -86,12 +86,17 @@ WholeArray ArrayParts::WholeOf(const PartId& id) {
 bool ArrayParts::RunPass(std::span<const PartId> ids, const UpdateBy& by, int pass, OthersSums sums,
                          PassResult* /*result*/) {
   const PartId first = ids.front();
+  const Rule* const rule = RuleOf(first.store, by.version);
+  if (pass == 0 && rule == nullptr) {
+    throw InvalidState(fmt::format("key {}: the optimizer of its update has been taken back",
+                                   ToString(KeyRef(Find(first).info.key))));
+  }
   std::shared_ptr<Whole>& whole = wholes_[{first.store, first.key}];
   if (pass == 0) {
     whole = std::make_shared<Whole>();
     for (const PartId& id : ids) whole->parts.push_back(parts_.at(id));
     std::ranges::sort(whole->parts, {}, [](const auto& each) { return each->id.part; });
-    whole->rule = *RuleOf(first.store, by.version);
+    whole->rule = *rule;
     whole->rates = RatesOf(*whole->parts[0], whole->rule, by);
     whole->placed = PlaceOf(*whole->parts[0]);
   }

@@ -604,6 +604,24 @@ TEST_F(ArrayPartsTest, CodesOfACompressionThatIsDroppedAreNotRead) {
   EXPECT_EQ(MessageOf([&] { parts_.Add(id, push, /*first=*/true); }), refusal);
 }
 
+// A worker that does not keep to the protocol may say any.
+TEST_F(ArrayPartsTest, AVersionOfNoOptimizerIsThatOfTheDefaultUpdater) {
+  const PartId id{0, 0, 1};
+  const auto floats = [&](float value) {
+    return Received(BytesOf(NDArray::Full({3}, value, DType::kFloat32, Cpu(), engine_)));
+  };
+  parts_.Create(id, {Key("w"), Shape{3}, DType::kFloat32, false, 1, 0, 3}, floats(0));
+  EXPECT_FALSE(parts_.UpdatesWhole(id, 1));
+  PassResult result;
+  EXPECT_EQ(MessageOf<InvalidState>([&] {
+              parts_.RunPass({&id, 1}, {.version = 1}, 0, {}, &result);
+            }),
+            "key 'w': the optimizer of its update has been taken back");
+  const Message push{.kind = Kind::kPush, .part = id, .payload = floats(7)};
+  Push(id, {&push, 1}, {.version = 1});
+  EXPECT_EQ(BytesOf(parts_.Read(id, {.kind = Kind::kPull, .part = id})), BytesOf(floats(7)));
+}
+
 TEST_F(ArrayPartsTest, StatesOfAnOptimizerThatIsDroppedAreNotThoseOfTheNextOne) {
   const std::uint64_t version = std::uint64_t{1} << 32;
   const PartId id{0, 0, 1};
