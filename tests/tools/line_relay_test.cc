@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 
 #include "tests/small_files.h"
 #include "tools/heddle/process_tree.h"
+#include "tools/testing/temp_folder.h"
 
 namespace heddle::tools {
 namespace {
@@ -156,10 +156,12 @@ TEST(LineSink, WhatIsOpenForReadingAloneIsNotWrittenTo) {
 
 // ulimit -f, of which the whole job used to die.
 TEST(LineSink, AFileThatMayNotGrowIsAnErrorLikeOthers) {
+  const TempFolder folder;
+  const FileDescriptor file(
+      open((folder / "output").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
   EXPECT_EQ(WithSmallFiles(2,
-                           [] {
-                             FILE* const file = std::tmpfile();
-                             LineSink sink(fileno(file));
+                           [&] {
+                             LineSink sink(file.get());
                              sink.Append("", "one");
                              sink.WriteSome();
                              return sink.empty() ? sink.error() : 0;
