@@ -1,7 +1,10 @@
 #include "tests/engine/random_program.h"
 
+#include <heddle/error.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -81,7 +84,8 @@ class Maker {
     if (!options_.waits || Draw(100) != 0) return;
     constexpr Step::Kind kKinds[] = {Step::Kind::kWaitForVar, Step::Kind::kWaitForVar,
                                      Step::Kind::kWaitForReadsAndWrites, Step::Kind::kWaitForAll};
-    steps.push_back({kKinds[Draw(4)], first + Draw(count)});
+    const int within_us = Draw(2) == 0 ? Draw(200) : -1;
+    steps.push_back({kKinds[Draw(4)], first + Draw(count), within_us});
   }
 
  private:
@@ -237,11 +241,19 @@ class Runner {
           if (!expected_.empty()) Expect(step.index);
           break;
         case Step::Kind::kWaitForVar:
-          engine_.WaitForVar(vars_[step.index]);
+          if (!EndsInTime(step, [&](auto... deadline) {
+                engine_.WaitForVar(vars_[step.index], deadline...);
+              })) {
+            break;
+          }
           CheckValue(step.index);
           break;
         case Step::Kind::kWaitForReadsAndWrites:
-          engine_.WaitForReadsAndWrites(vars_[step.index]);
+          if (!EndsInTime(step, [&](auto... deadline) {
+                engine_.WaitForReadsAndWrites(vars_[step.index], deadline...);
+              })) {
+            break;
+          }
           CheckValue(step.index);
           if (!expected_.empty() && cells_[step.index].readers != 0) {
             Complain(
@@ -249,12 +261,26 @@ class Runner {
           }
           break;
         case Step::Kind::kWaitForAll:
-          engine_.WaitForAll();
-          if (!expected_.empty()) {
+          if (EndsInTime(step, [&](auto... deadline) { engine_.WaitForAll(deadline...); }) &&
+              !expected_.empty()) {
             for (int var = 0; var < program_.num_vars; ++var) CheckValue(var);
           }
           break;
       }
+    }
+  }
+
+  template <class Wait>
+  static bool EndsInTime(const Step& step, Wait wait) {
+    if (step.within_us < 0) {
+      wait();
+      return true;
+    }
+    try {
+      wait(std::chrono::microseconds(step.within_us));
+      return true;
+    } catch (const TimeoutError&) {
+      return false;
     }
   }
 

@@ -29,7 +29,8 @@ struct ProgramOp {
 // One step of a pushing thread: push an op or wait.
 struct Step {
   enum class Kind { kPush, kWaitForVar, kWaitForReadsAndWrites, kWaitForAll } kind = Kind::kPush;
-  int index = 0;  // op or var
+  int index = 0;       // op or var
+  int within_us = -1;  // of a wait: its deadline, which may well pass; -1: none
 };
 
 struct Program {
