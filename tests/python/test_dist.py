@@ -540,6 +540,9 @@ def test_ctrl_c_leaves_a_look_for_keys(tmp_path, monkeypatch, look):
         kv.init("w", mx.nd.ones((2,)))
         server, ended = int(pid.read_text()), threading.Event()
         os.kill(server, signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{{server}}/task")
+        while any(") T " not in task.read_text() for task in tasks.glob("*/stat")):
+            time.sleep(0.01)  # until then it may still answer
         def interrupt():
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGINT)

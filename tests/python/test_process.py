@@ -303,8 +303,8 @@ kv._set_updater(update)
 other = threading.Thread(target=kv.push, args=('w', one))
 other.start()
 entered.wait()
-threading.Thread(target=lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGINT))).start()
 try:
+    threading.Thread(target=lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGINT))).start()
     PUSH
 except KeyboardInterrupt:
     ended.set()
