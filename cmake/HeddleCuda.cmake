@@ -20,7 +20,12 @@ set(WITH_NCCL OFF)
 if(cuda_wanted STREQUAL "OFF")
   set(HEDDLE_CUDA_VERSION "off")
 else()
+  # Where this is 3.25 or more, the module of CMake 3.25 takes for granted that there is libnvToolsExt, which CUDA 13 has
+  # no more, and ends the configure.
+  set(minimum "${CMAKE_MINIMUM_REQUIRED_VERSION}")
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit 12 QUIET)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION "${minimum}")
   set(cuda_why "no CUDA Toolkit of version 12 or newer was found")
   if(CUDAToolkit_FOUND)
     # Code for the A100's and the H100's generation, and PTX that later ones translate for themselves.
