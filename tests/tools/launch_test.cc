@@ -604,13 +604,16 @@ TEST_F(LaunchCauseTest, WhereNobodyElseFailsTheSchedulersEndCounts) {
 class LaunchedJobCauseTest : public LaunchTest {
  protected:
   static constexpr const char* kAborted = "134";
+  // A sanitizer looks for leaks at the end of a process, on a busy machine for longer than the
+  // launcher waits for the end of the cause.
+  static constexpr const char* kNoLeakCheck = "--env=LSAN_OPTIONS=detect_leaks=0";
 
   ProgramResult RunJob(const std::string& worker) const {
     return RunProgram(JobCommand(std::string(kHeddle) + " scheduler", worker));
   }
   Strings JobCommand(const std::string& scheduler, const std::string& worker) const {
-    return Launch({"-n", "3", "-s", "2", "--scheduler-command", scheduler, "--server-command",
-                   std::string(kHeddle) + " server"},
+    return Launch({"-n", "3", "-s", "2", "--grace", "60", kNoLeakCheck, "--scheduler-command",
+                   scheduler, "--server-command", std::string(kHeddle) + " server"},
                   Shell(worker));
   }
   // Ends because another process fails.
