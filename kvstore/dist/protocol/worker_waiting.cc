@@ -45,6 +45,7 @@ struct AskTimes {
 };
 
 constexpr std::size_t kShownMax = 20;  // parts, and barriers
+constexpr int kLooksAWarning = 32;     // at most, in the time of a warning
 
 }  // namespace
 
@@ -73,7 +74,8 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
       open.warn_at = now + options_.warn_after;
       Warn(now, part, out);
     }
-    WakeAt(open.warn_at);
+    // Each look is at all that is open: not for each of many that have come one after the other.
+    WakeAt(std::max(open.warn_at, now + options_.warn_after / kLooksAWarning));
     const Time deadline = open.request.deadline;
     if (open.ended || deadline == Time{0}) continue;
     const AskTimes ask(open.submitted, deadline);

@@ -907,6 +907,31 @@ TEST(WorkerMachine, WhoAsksForItsStateIsToldOfThePartsThatHaveWaitedLongest) {
   EXPECT_TRUE(job.log.empty());
 }
 
+// A look is at all that is open: it would have no time left, once many that have been pushed one
+// after the other have waited for the warning time.
+TEST(WorkerMachine, LooksAtVeryManyThatWaitNoMoreOftenThanAtOne) {
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  const Time begun = job.now;
+  for (int i = 0; i < 2000; ++i) {
+    job.Push(0, 0, {i});
+    job.now += std::chrono::milliseconds(1);
+  }
+  job.Run();
+  const Time end = begun + 2 * WorkerOptions().warn_after;
+  int looks = 0;
+  while (job.worker(0).next_time() < end) {
+    job.now = *job.worker(0).next_time();
+    job.Do(WorkerNodeOf(0), [&](Outputs& out) { job.worker(0).OnTime(job.now, out); });
+    job.Run();
+    ++looks;
+  }
+  EXPECT_THAT(job.log, Contains(HasSubstr("has waited 10.")));
+  EXPECT_LE(looks, 40);
+}
+
 // The server answers nothing, not even who is missing: what the worker knows itself is said.
 TEST(WorkerMachine, OfASilentServerItSaysTheRoundAndWhenItWasLastHeard) {
   SmallJob job(1);
