@@ -112,6 +112,9 @@ class DistKVStore final : public KVStore, private UnsentCalls {
   std::optional<Described> Describe(std::string_view call, KeyRef key) const EXCLUDES(mutex_);
   bool AllPartsAreThere(std::string_view call, const Described& described) const;
   std::uint64_t RemovalsLocked(KeyRef key) const REQUIRES(mutex_);
+  KeyPtr Made(const Described& described) const;
+  // Those of the store that this worker has not used so far; it does not use them now either.
+  std::vector<KeyPtr> UnusedKeys(std::string_view call) const EXCLUDES(mutex_);
   // Null if the key was removed once more meanwhile: what was described is over.
   KeyPtr Insert(const Described& described) EXCLUDES(mutex_);
 
@@ -162,8 +165,8 @@ class DistKVStore final : public KVStore, private UnsentCalls {
                          std::uint64_t version = 0) const;
   std::vector<Message> SavedStates() const;
   std::function<bool(const PartStates&)> IsOfThisLife() const EXCLUDES(mutex_);
-  void AddUntouchedKeys(std::map<Key, KeyPtr>* keys, std::vector<KeyStates>* states) const
-      EXCLUDES(mutex_);
+  void AddUntouchedKeys(std::string_view call, std::map<Key, KeyPtr>* keys,
+                        std::vector<KeyStates>* states) const EXCLUDES(mutex_);
   std::vector<Request> ControlRequests(std::string_view what, Kind kind, const std::string& meta,
                                        std::uint64_t version) const;
 

@@ -74,15 +74,18 @@ std::uint64_t DistKVStore::RemovalsLocked(KeyRef key) const {
   return found != removals_.end() ? found->second : 0;
 }
 
+KeyPtr DistKVStore::Made(const Described& described) const {
+  const PartInfo& info = described.info;
+  return std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
+                                   /*whole=*/info.num_parts == 1, described.removals);
+}
+
 KeyPtr DistKVStore::Insert(const Described& described) {
   const PartInfo& info = described.info;
   const engine::CallLock lock(mutex_, "a store");
   if (RemovalsLocked(info.key) != described.removals) return nullptr;
-  auto fresh =
-      std::make_shared<DistKey>(link_, store_, info.key, info.shape, info.dtype, info.row_sparse,
-                                /*whole=*/info.num_parts == 1, described.removals);
   string_keys_ = std::holds_alternative<std::string>(info.key);
-  return keys_.emplace(info.key, std::move(fresh)).first->second;
+  return keys_.emplace(info.key, Made(described)).first->second;
 }
 
 // All parts are at their servers: one has told of the key, the others may still be on their way
@@ -113,6 +116,17 @@ bool DistKVStore::AllPartsAreThere(std::string_view call, const Described& descr
 bool DistKVStore::IsUnfinished(KeyRef key) const {
   const engine::CallLock lock(mutex_, "a store");
   return !unfinished_.empty() && unfinished_.contains(KeyId(key, RemovalsLocked(key)));
+}
+
+std::vector<KeyPtr> DistKVStore::UnusedKeys(std::string_view call) const {
+  std::vector<KeyPtr> unused;
+  for (const Key& key : Keys()) {
+    if (FindKnown(call, key) != nullptr) continue;
+    std::optional<Described> described = Describe(call, key);
+    while (described && !AllPartsAreThere(call, *described)) described = Describe(call, key);
+    if (described) unused.push_back(Made(*described));
+  }
+  return unused;
 }
 
 // A rank that has not initialised the key asks for its shape and dtype at its first use.

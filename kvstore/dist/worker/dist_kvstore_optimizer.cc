@@ -225,10 +225,14 @@ void DistKVStore::SaveOptimizerStates(const std::string& file, bool with_optimiz
 }
 
 // A key that no push has come to had no states to save: it starts anew.
-void DistKVStore::AddUntouchedKeys(std::map<Key, KeyPtr>* keys,
+void DistKVStore::AddUntouchedKeys(std::string_view call, std::map<Key, KeyPtr>* keys,
                                    std::vector<KeyStates>* states) const {
-  const engine::CallLock lock(mutex_, "a store");
-  for (const auto& [name, key] : keys_) {
+  std::vector<KeyPtr> all = UnusedKeys(call);
+  {
+    const engine::CallLock lock(mutex_, "a store");
+    for (const auto& [name, key] : keys_) all.push_back(key);
+  }
+  for (const KeyPtr& key : all) {
     if (!keys->emplace(key->key(), key).second) continue;
     KeyStates& fresh = states->emplace_back();
     fresh.key = key->key();
@@ -251,7 +255,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
     if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
     if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
   }
-  if (!IsForeignOptimizer(optimizer->name())) AddUntouchedKeys(&keys, &states.keys);
+  if (!IsForeignOptimizer(optimizer->name())) AddUntouchedKeys(kCall, &keys, &states.keys);
   const std::vector<ServerStates> cut =
       CutStates(states.keys, [&](const KeyStates& key) -> DistKey& { return *keys.at(key.key); });
   std::vector<Request> requests;

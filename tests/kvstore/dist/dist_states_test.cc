@@ -130,6 +130,34 @@ TEST(DistStates, AFileReplacesAllStates) {
   });
 }
 
+// Also those of a key that the worker that loads has never used; not of one that it has removed.
+TEST(DistStates, AFileReplacesTheStatesOfKeysThatOnlyOthersHaveUsed) {
+  const tools::TempFolder folder;
+  Job job({.num_workers = 2, .num_servers = 2});
+  job.RunWorkers("dist_async", [&](int rank, KVStore& store, Engine& engine) {
+    const std::string file = folder / "states.safetensors";
+    store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}, {"momentum", 0.5}}));
+    store.Init("removed", Array(engine, {3}, 0));
+    if (rank == 0) {
+      store.Init("a", Array(engine, {3}, 0));
+      store.SaveOptimizerStates(file, /*with_optimizer=*/false);
+      for (const char* const key : {"a", "removed"}) store.Push(key, Array(engine, {3}, 1));
+    } else {
+      store.Remove("removed");
+    }
+    store.Barrier();
+    if (rank == 1) store.LoadOptimizerStates(file);
+    store.Barrier();
+    if (rank != 0) return;
+    std::vector<float> pulled;
+    for (const char* const key : {"a", "removed"}) {
+      store.Push(key, Array(engine, {3}, 1));
+      PullTo(&pulled, store, engine, key, {3});
+    }
+    EXPECT_THAT(pulled, ::testing::ElementsAre(-2, -2, -2, -2.5, -2.5, -2.5));
+  });
+}
+
 TEST(DistStates, OneNumberARowIsSavedForEveryWidthOfRows) {
   const tools::TempFolder folder;
   for (const std::int64_t width : {0, 1, 2, 5000}) {
