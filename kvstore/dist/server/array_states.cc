@@ -214,6 +214,7 @@ void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const
   }
   std::vector<std::pair<Part*, std::unique_ptr<UpdateState>>> loaded;
   std::vector<std::pair<KeyRef, NDArray>> own;
+  std::vector<KeyRef> fresh;  // of those that the updater keeps itself
   ArrayReader reader(arrays, engine_);
   for (const PartStates& saved : states.parts) {
     const auto found = parts_.find(saved.part);
@@ -221,7 +222,9 @@ void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const
       ThrowUnfit(fmt::format("key {}, part {}: expected a part of this server",
                              ToString(KeyRef(saved.info.key)), saved.part.part));
     }
-    if (updater.update) {
+    if (updater.update && saved.arrays.empty()) {
+      fresh.emplace_back(found->second->info.key);
+    } else if (updater.update) {
       own.emplace_back(found->second->info.key, LoadOwn(saved, &reader));
     } else {
       loaded.emplace_back(found->second.get(), LoadState(saved, *rule->plan, &reader));
@@ -235,6 +238,8 @@ void ArrayParts::LoadStates(std::uint32_t store, const StatesBody& states, const
     updater.load_state(key, {static_cast<const char*>(state.const_data()),
                              static_cast<std::size_t>(state.bytes())});
   }
+  if (!updater.forget) return;
+  for (const KeyRef& key : fresh) updater.forget(key);
 }
 
 bool ArrayParts::HasOtherLife(const Part& part) const {

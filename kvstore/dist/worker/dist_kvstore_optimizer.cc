@@ -19,7 +19,6 @@
 #include "kvstore/dist/worker/dist_kvstore.h"
 #include "kvstore/dist/worker/dist_states.h"
 #include "kvstore/optimizer/fixed_parameters.h"
-#include "kvstore/optimizer/foreign.h"
 
 namespace heddle::kvstore::dist {
 
@@ -255,7 +254,7 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
     if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
     if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
   }
-  if (!IsForeignOptimizer(optimizer->name())) AddUntouchedKeys(kCall, &keys, &states.keys);
+  AddUntouchedKeys(kCall, &keys, &states.keys);
   const std::vector<ServerStates> cut =
       CutStates(states.keys, [&](const KeyStates& key) -> DistKey& { return *keys.at(key.key); });
   std::vector<Request> requests;

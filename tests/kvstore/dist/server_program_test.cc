@@ -355,6 +355,29 @@ TEST(ServerProgram, StatesThatAServerKeepsToItselfAreRefused) {
   });
 }
 
+TEST(ServerProgram, AFileReplacesAllStatesOfItsOptimizers) {
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
+  Growing growing;
+  Job job({.num_servers = 2, .program = {.optimizers = growing.optimizers()}});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    const NDArray one = NDArray::Ones({3}, DType::kFloat32, Cpu(), engine);
+    store.SetOptimizer(MakeForeignOptimizer("growing", {{"learning_rate", 1}, {"scale", 1}}));
+    for (const char* const key : {"a", "b"}) store.Init(key, one);
+    store.Push("a", one);
+    store.SaveOptimizerStates(file);
+    store.Push("b", one);
+    store.LoadOptimizerStates(file);
+    EXPECT_EQ(growing.num_kept(), 1U) << "the file has none of b";
+    for (const char* const key : {"a", "b"}) {
+      store.Push(key, one);
+      const NDArray out = NDArray::Zeros({3}, DType::kFloat32, Cpu(), engine);
+      store.Pull(key, out);
+      EXPECT_EQ(out.ToVector<float>()[0], key == std::string("a") ? 1 - (1 + 2) : 1 - (1 + 1));
+    }
+  });
+}
+
 TEST(ServerProgram, ItsOptimizersForgetKeysThatAreResetOrRemoved) {
   Growing growing;
   Job job({.program = {.optimizers = growing.optimizers()}});
