@@ -250,7 +250,12 @@ void DistKVStore::LoadOptimizerStates(const std::string& file) {
   if (states.settings) CheckSettings(file, *states.settings, *optimizer);
   std::map<Key, KeyPtr> keys;
   for (const KeyStates& key : states.keys) {
-    const KeyPtr& found = keys[key.key] = Find(kCall, key.key);
+    const auto [place, is_first] = keys.try_emplace(key.key, Find(kCall, key.key));
+    if (!is_first) {
+      throw InvalidArgument(fmt::format("{}: {}: expected each key once, got {} twice", kCall, file,
+                                        ToString(KeyRef(key.key))));
+    }
+    const KeyPtr& found = place->second;
     if (key.shape != found->shape()) ThrowShape(kCall, key.key, found->shape(), key.shape);
     if (key.dtype != found->dtype()) ThrowDType(kCall, key.key, found->dtype(), key.dtype);
   }

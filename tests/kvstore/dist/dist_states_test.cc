@@ -1,10 +1,12 @@
 // What the optimizer knows of a key, at the worker and at the servers, is a local store's.
 #include <heddle/error.h>
+#include <heddle/files.h>
 #include <heddle/kvstore.h>
 #include <heddle/optimizer.h>
 #include <heddle/row_sparse.h>
 #include <heddle/schedule.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -155,6 +157,26 @@ TEST(DistStates, AFileReplacesTheStatesOfKeysThatOnlyOthersHaveUsed) {
       PullTo(&pulled, store, engine, key, {3});
     }
     EXPECT_THAT(pulled, ::testing::ElementsAre(-2, -2, -2, -2.5, -2.5, -2.5));
+  });
+}
+
+TEST(DistStates, AFileThatHasAKeyTwiceIsRefused) {
+  const tools::TempFolder folder;
+  const std::string file = folder / "states.safetensors";
+  Job job({.num_servers = 2});
+  job.RunWorkers("dist_sync", [&](int, KVStore& store, Engine& engine) {
+    store.SetOptimizer(MakeOptimizer("sgd", {{"learning_rate", 1}}));
+    store.Init("w", Array(engine, {3}, 0));
+    store.Push("w", Array(engine, {3}, 1));
+    store.SaveOptimizerStates(file);
+    // Without momentum there are no arrays, only what the text says.
+    std::string text = LoadArrays(file, Cpu(), engine).metadata.at("heddle.optimizer_states");
+    const std::size_t begin = text.find("\"keys\":[") + 8;
+    const std::string entry = text.substr(begin, text.find("}]", begin) + 1 - begin);
+    text.insert(begin, entry + ",");
+    SaveArrays(file, std::vector<NamedArray>(), {{"heddle.optimizer_states", text}});
+    EXPECT_THAT(MessageOf<InvalidArgument>([&] { store.LoadOptimizerStates(file); }),
+                ::testing::HasSubstr(file + ": expected each key once, got 'w' twice"));
   });
 }
 
