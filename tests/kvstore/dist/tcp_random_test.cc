@@ -241,7 +241,7 @@ TEST_P(TcpRandom, AMixOfMessagesArrivesWholeAndOnce) {
   for (int i = 0; i < (GetParam() || kSanitized ? 2 : 6); ++i) {
     RunJob({.seed = random(),
             .nodes = 3 + static_cast<int>(random() % 3),
-            .messages = 150,
+            .messages = kSanitized ? 60 : 150,
             .threads = 1 + static_cast<int>(random() % 2),
             .same_priority = i % 2 == 0,
             .bytes_max = std::size_t{1} << 20,
@@ -254,7 +254,7 @@ TEST_P(TcpRandom, LongMessagesBothWaysDoNotBlockOneAnother) {
   Random random(TestSeed());
   RunJob({.seed = random(),
           .nodes = 3,
-          .messages = 40,
+          .messages = kSanitized ? 15 : 40,
           .threads = 2,
           .same_priority = false,
           .bytes_max = std::size_t{12} << 20,
@@ -286,7 +286,7 @@ TEST_P(TcpRandom, AnEndInTheMidstIsToldToAll) {
   for (int i = 0; i < (GetParam() || kSanitized ? 2 : 5); ++i) {
     const Job job{.seed = random(),
                   .nodes = 4,
-                  .messages = 100,
+                  .messages = kSanitized ? 50 : 100,
                   .threads = 1,
                   .same_priority = true,
                   .bytes_max = std::size_t{1} << 20,
