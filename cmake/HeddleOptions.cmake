@@ -41,6 +41,10 @@ endif()
 
 if(HEDDLE_SANITIZE)
   set(flags -fsanitize=${HEDDLE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  if(HEDDLE_SANITIZE STREQUAL "address,undefined")
+    # Accesses beyond an object, which the address sanitizer sees: a tenth of the compile time.
+    list(APPEND flags -fno-sanitize=object-size)
+  endif()
   add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${flags}>")
   add_link_options(-fsanitize=${HEDDLE_SANITIZE})
 endif()
