@@ -134,6 +134,7 @@ void WorkerMachine::Enqueue(Time now, Request&& request, Outputs& out) {
   open.warn_at = now + options_.warn_after;
   WakeAt(open.warn_at);
   if (const Time deadline = open.request.deadline; deadline != Time{0}) {
+    part.timed = true;
     WakeAt(now + (deadline - now) / 2);
   }
   if (IsPush(open.request.kind)) {

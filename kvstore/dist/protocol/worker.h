@@ -200,6 +200,7 @@ class WorkerMachine {
     bool async = false;
     bool waits_for_bytes = false;  // is in its server's `waiting`
     bool warned = false;           // the server was asked for the facts of a warning
+    bool timed = false;            // has had requests with a deadline
     std::optional<Time> asked;     // when a kAsk for the first unsent push was sent last
     std::size_t sent = 0;          // of open, from its front
     std::uint64_t next = 0;        // sequence number

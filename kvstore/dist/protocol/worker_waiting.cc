@@ -62,9 +62,12 @@ void WorkerMachine::OnTime(Time now, Outputs& out) {
   SendLeaves(now, out);
 }
 
+// Without deadlines the first that waits has waited longest, and the next one may follow it before
+// the next look: no others matter. The node's lock is held, and there may be millions.
 void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
   bool held_up = false;  // by a push whose value has not come
   bool kept = false;     // the place of one that has ended
+  int seen = 0;
   for (std::size_t i = 0; i < part.open.size(); ++i) {
     Open& open = part.open[i];
     held_up |= open.request.awaits_value || (open.stays && i >= part.sent);
@@ -74,8 +77,9 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
       open.warn_at = now + options_.warn_after;
       Warn(now, part, out);
     }
-    // Each look is at all that is open: not for each of many that have come one after the other.
+    // With deadlines a look is at all: not for each of many that have come one after the other.
     WakeAt(std::max(open.warn_at, now + options_.warn_after / kLooksAWarning));
+    if (!part.timed && ++seen == 2) break;
     const Time deadline = open.request.deadline;
     if (open.ended || deadline == Time{0}) continue;
     const AskTimes ask(open.submitted, deadline);
@@ -92,7 +96,7 @@ void WorkerMachine::CheckOpen(Time now, Part& part, Outputs& out) {
       WakeAt(ask.Next(open.asked_why));
     }
   }
-  const bool dropped = DropTimedOut(part, out);
+  const bool dropped = part.timed && DropTimedOut(part, out);
   if (held_up || kept || dropped) Pump(now, part, out);
 }
 

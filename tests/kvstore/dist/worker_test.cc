@@ -932,6 +932,27 @@ TEST(WorkerMachine, LooksAtVeryManyThatWaitNoMoreOftenThanAtOne) {
   EXPECT_LE(looks, 40);
 }
 
+// Heartbeats come from the thread that looks.
+TEST(WorkerMachine, ALookAtVeryManyThatWaitTakesNoTime) {
+  constexpr int kPushes = 100'000;
+  SmallJob job(2);
+  job.Init(0, 0, {0});
+  job.Init(1, 0, {0});
+  job.Run();
+  for (int i = 0; i < kPushes; ++i) job.Push(0, 0, {i});
+  job.Run();
+  auto shortest = std::chrono::steady_clock::duration::max();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(job.worker(0).next_time().has_value());
+    job.now = *job.worker(0).next_time();
+    Outputs out;
+    const auto begun = std::chrono::steady_clock::now();
+    job.worker(0).OnTime(job.now, out);
+    shortest = std::min(shortest, std::chrono::steady_clock::now() - begun);
+  }
+  EXPECT_LT(shortest, std::chrono::microseconds(200));
+}
+
 // The server answers nothing, not even who is missing: what the worker knows itself is said.
 TEST(WorkerMachine, OfASilentServerItSaysTheRoundAndWhenItWasLastHeard) {
   SmallJob job(1);
