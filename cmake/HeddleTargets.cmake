@@ -16,9 +16,15 @@ target_link_libraries(heddle_internal INTERFACE ${heddle_cuda_libraries})
 
 configure_file("${PROJECT_SOURCE_DIR}/base/build_info.h.in"
                "${PROJECT_BINARY_DIR}/generated/base/build_info.h" @ONLY)
+# What goes into shared libraries has its own, the first found; programs need none, and are compiled alike with
+# CUDA and without.
 set(HEDDLE_LARGE_TLS ${WITH_CUDA})
 configure_file("${PROJECT_SOURCE_DIR}/engine/tls_model.h.in"
+               "${PROJECT_BINARY_DIR}/generated/shared/engine/tls_model.h" @ONLY)
+set(HEDDLE_LARGE_TLS ON)
+configure_file("${PROJECT_SOURCE_DIR}/engine/tls_model.h.in"
                "${PROJECT_BINARY_DIR}/generated/engine/tls_model.h" @ONLY)
+set(heddle_shared_headers "${PROJECT_BINARY_DIR}/generated/shared")
 
 # heddle_cache_precompiled(<owner> <headers>)
 # Lets ccache find again what was compiled with the precompiled headers of target <owner>, also from another
@@ -97,6 +103,7 @@ function(heddle_add_library name)
   endif()
   add_library(${name} OBJECT ${arg_SOURCES})
   target_link_libraries(${name} PUBLIC heddle_internal ${arg_LIBS})
+  target_include_directories(${name} BEFORE PRIVATE "${heddle_shared_headers}")
   heddle_precompile_headers(${name} library)
   heddle_compile_together(${name} 8)
   set_property(GLOBAL APPEND PROPERTY HEDDLE_OBJECT_LIBRARIES ${name})

@@ -5,7 +5,7 @@
 // every thread's first block, of which the loader keeps some 1.5 KiB for what a program loads when
 // it runs, such as Python's modules. The static CUDA runtime has 4 KiB of thread-local variables:
 // libraries with it use the model that they are compiled with. Programs that link heddle are not
-// concerned: their linker makes it one load anyway.
+// concerned: their linker makes it one load anyway, so their sources name no model.
 #pragma once
 
 #include "engine/tls_model.h"
