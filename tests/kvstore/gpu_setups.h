@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "tests/kvstore/sim_store_gpu.h"
 #include "tests/kvstore/support.h"
 
