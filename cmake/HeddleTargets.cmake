@@ -204,14 +204,12 @@ function(heddle_add_test_objects name)
 endfunction()
 
 # heddle_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <seconds>]
-#                 [EACH_TEST] [KERNELS])
+#                 [EACH_TEST])
 # A GoogleTest program; each of its suites becomes a ctest of its own, named <name>.<suite>, labelled
 # with the folder if not otherwise. A process a suite, not a test: starting thousands of processes
 # cost more than their tests. EACH_TEST: each test, for long ones that should run side by side.
-# Of the sanitizers the one for undefined behaviour looks at the library, not at tests, which would take half as long
-# again to compile; KERNELS: at them too, since they compile kernels.
 function(heddle_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "EACH_TEST;KERNELS" "TIMEOUT" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EACH_TEST" "TIMEOUT" "SOURCES;LIBS;LABELS")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
   endif()
@@ -221,9 +219,6 @@ function(heddle_add_test name)
   heddle_add_executable(${name} SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:heddle_hang_report>
                         LIBS ${arg_LIBS} GTest::gtest_main GTest::gmock)
   heddle_compile_together(${name} 4)
-  if(HEDDLE_SANITIZE MATCHES "undefined" AND NOT arg_KERNELS)
-    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize=undefined>)
-  endif()
   if("gpu" IN_LIST arg_LABELS)
     if(NOT TARGET gpu_tests)
       add_custom_target(gpu_tests)
